@@ -16,7 +16,7 @@ from typing import Any
 
 from posttrain.verify.mathematics.choices import multiple_choice
 from posttrain.verify.mathematics.countdown import countdown
-from posttrain.verify.mathematics.presets import aime, gsm8k, math, math_quick, numeric
+from posttrain.verify.mathematics.presets import aime, gsm8k, in_time, math, numeric
 
 COUNT = 3000
 WORDS = "She buys some of them and sells the others to her friends at the market, so that a few are left. "
@@ -33,10 +33,14 @@ def main() -> None:
         ("`math`, boxed integer, another gold", math, [(f"\\boxed{{{n}}}", n + "1") for n in numbers]),
         ("`math`, a solution of 1,000 characters", math, [(WORDS * 10 + f"So \\boxed{{{n}}}.", n) for n in numbers]),
         ("`math`, fractions", math, [(f"$\\boxed{{\\frac{{{a}}}{{{b}}}}}$", f"{a}/{b}") for a, b in fractions]),
-        ("`math`, surds", math_quick, [(f"\\boxed{{{a}\\sqrt{{{b}}}}}", f"\\sqrt{{{a * a * b}}}") for a, b in roots]),
+        (
+            "`math`, surds",
+            in_time(math),
+            [(f"\\boxed{{{a}\\sqrt{{{b}}}}}", f"\\sqrt{{{a * a * b}}}") for a, b in roots],
+        ),
         (
             "`math`, polynomials",
-            math_quick,
+            in_time(math),
             [(f"\\boxed{{(x+{a})({b}-y)}}", f"{b}x-xy+{a * b}-{a}y") for a, b in roots],
         ),
         ("`numeric`, in a sentence", numeric, [(f"The answer is {n} dollars.", n) for n in numbers]),

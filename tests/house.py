@@ -7,6 +7,7 @@ a circle of imports.
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parent.parent / "src" / "posttrain"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("cache", "control_groups", "files", "importing", "sources"),
+    ("cache", "control_groups", "files", "heartbeat", "importing", "sources"),
     ("functional",),
     ("types",),
     ("algorithms",),
@@ -45,13 +46,13 @@ READING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "train/loop.py": ("train_step", "minibatches"),
         "experience/assemble.py": ("assemble", "with_rewards"),
         "train/advantages.py": ("Remembering", "OfExperience", "without_truncated"),
-        "train/trainer.py": ("Trainer.update",),
+        "train/trainer.py": ("Trainer.update", "Trainer._gradient"),
         "algorithms/grpo.py": (),
         "functional/ratios.py": ("token_ratio", "clipped_surrogate"),
     },
     "DPO": {
         "train/loop.py": ("train_step", "minibatches"),
-        "train/trainer.py": ("Trainer.update",),
+        "train/trainer.py": ("Trainer.update", "Trainer._gradient"),
         "algorithms/dpo.py": (),
         "functional/preferences.py": ("logistic", "smoothed", "divergence_score"),
     },
@@ -104,6 +105,7 @@ def imports_of(file: Path, modules: Mapping[str, Path]) -> Iterator[Import]:
                 yield Import(file, node.lineno, name, id(node) in guarded)
 
 
+@functools.cache
 def all_imports() -> list[Import]:
     modules = {module_of(file): file for file in SOURCE.rglob("*.py")}
     return [found for file in sorted(modules.values()) for found in imports_of(file, modules)]

@@ -6,6 +6,7 @@ Each rule is a function from a syntax tree to complaints, and is shown a line th
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -57,6 +58,7 @@ LONGEST_FUNCTION, LONGEST_ALGORITHM = 60, 150
 Rule = Callable[[ast.Module], Iterator[str]]
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -226,7 +228,7 @@ def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno} trusts what it reads: {name}"
 
 
-RUN_PROGRAMS = {"sandbox/inside/program.py", "programs/driver.py", "programs/bundle.py"}
+RUN_PROGRAMS = {"sandbox/inside/program.py", "programs/driver.py", "programs/bench.py"}
 """Of verify/: what runs foreign code in a process that was confined for it, and what packs our own code for there."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 import posttrain as pt
 from posttrain.algorithms import ALGORITHMS, DPO, GRPO, PPO
@@ -50,7 +51,7 @@ SETTINGS: Mapping[str, Sequence[str]] = {
 }
 
 
-@pytest.mark.parametrize("key", SETTINGS)
+@catalogue("key", SETTINGS)
 def test_an_algorithm_has_its_settings(key):
     assert set(SETTINGS[key]) <= inspect.signature(ALGORITHMS[key]).parameters.keys()
 

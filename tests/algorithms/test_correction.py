@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from tests.conftest import pad
-from tests.loops import over
 from torch import Tensor
 
 from posttrain.algorithms import GRPO, REINFORCE, RLOO, PolicyGradient
@@ -132,12 +132,12 @@ WORKED = [
 ]
 
 
-@over(("correction", "expected"), WORKED)
+@pytest.mark.parametrize(("correction", "expected"), WORKED)
 def test_worked_losses(t, correction: Correction, expected: float):
     assert evaluate(t, TokenMean(correction=correction))[0] == pytest.approx(expected, rel=1e-8)
 
 
-@over(("correction", "expected"), WORKED)
+@pytest.mark.parametrize(("correction", "expected"), WORKED)
 def test_worked_losses_in_float32(t, correction: Correction, expected: float):
     batch = sampled(t)
     single = {
@@ -158,13 +158,17 @@ OTHER_SCORES = {
     "mean_k2": (0.1, [[1] * 3, [1] * 2, [1] * 4, [0]]),
     "max_k2": (0.004, [[0] * 3, [0] * 2, [1] * 4, [0]]),
     "max_k3": (0.3, [[1] * 3, [1] * 2, [1] * 4, [0]]),
-    "total_variation": (0.08, [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
+    "total_variation": (0.05, [[1, 1, 1], [0, 1], [1, 1, 1, 1], [0]]),
+    "mean_total_variation": (0.05, [[1] * 3, [1] * 2, [1] * 4, [0]]),
+    "binary_kl": (0.012, [[1, 1, 1], [0, 1], [1, 1, 1, 1], [0]]),
+    "mean_binary_kl": (0.012, [[1] * 3, [1] * 2, [1] * 4, [0]]),
 }
 """delta is 0.02, -0.1, 0 | 0.6, 0 | 0.02, -0.05, 0.05, -0.02 | 1.3: k2 is at most 0.005, 0.18, 0.00125 and 0.845, and
-its sums are 0.0052, 0.18, 0.0029 and 0.845; |p - q| is 0.0891 for the last token and at most 0.0611 for the others."""
+its sums are 0.0052, 0.18, 0.0029 and 0.845. |p - q| is 0.0891 for the last completion, 0.0611 and 0 for the second and
+at most 0.0317 for the others; the larger binary KL is 0.0743, 0.0222 and 0, and at most 0.0023."""
 
 
-@over(
+@pytest.mark.parametrize(
     ("correction", "kept"),
     [
         (Correction(action="reject", low=1 / 1.5, high=1 / 0.5), [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
@@ -228,7 +232,7 @@ def test_the_largest_log_ratios_leave_until_the_second_moment_is_small():
 # Limits
 
 
-@over("name", get_args(CorrectionName))
+@catalogue("name", get_args(CorrectionName))
 def test_a_sampler_that_agrees_with_the_trainer_needs_no_correction(t, name: CorrectionName):
     for plain in (GRPO(kl_coef=0.1), RLOO(), TokenMean()):
         if name in ("bypass",) and "old" not in plain.needs:
@@ -264,8 +268,8 @@ def test_on_policy_the_gradient_is_the_truncated_weight_times_the_advantage(t):
     torch.testing.assert_close(gradient_BT[t.mask_BT], expected_BT[t.mask_BT], rtol=1e-12, atol=0)
 
 
-@over("unreported", [math.nan, math.inf, -math.inf])
-@over("name", [name for name in NAMED if name != "a3po"])
+@catalogue("unreported", [math.nan, math.inf, -math.inf])
+@catalogue("name", [name for name in NAMED if name != "a3po"])
 def test_a_token_that_the_sampler_did_not_report_has_ratio_1_and_is_counted(t, name, unreported: float):
     sampling_BT, agreeing_BT = SAMPLING.clone(), SAMPLING.clone()
     sampling_BT[0, 1] = unreported
@@ -310,7 +314,7 @@ def test_worked_diagnostics(t):
         assert {name: float(metrics[name]) for name in expected} == pytest.approx(expected, rel=1e-8)
 
 
-@over(
+@pytest.mark.parametrize(
     ("correction", "expected"),
     [
         (Correction(action="full"), {"is/ess_fraction": 7.303956415 / 10, "is/truncated_fraction": 0}),
@@ -343,7 +347,7 @@ def test_every_metric_has_a_formula(t):
 # What is asked of the machinery
 
 
-@over(
+@pytest.mark.parametrize(
     ("correction", "needs"),
     [
         ("tis", {"old"}),
@@ -358,7 +362,7 @@ def test_weights_that_depend_on_each_other_need_a_look_before_the_update(correct
     assert GRPO(correction=correction).needs == needs
 
 
-@over(("name", "at_trainer"), [("tis", True), ("none", True), ("bypass", False), ("a3po", False)])
+@pytest.mark.parametrize(("name", "at_trainer"), [("tis", True), ("none", True), ("bypass", False), ("a3po", False)])
 def test_only_an_anchor_at_the_trainer_needs_its_pass(name, at_trainer: bool):
     assert GRPO(correction=name).anchors_at_trainer is at_trainer
 
@@ -377,7 +381,7 @@ def test_every_name_stands_for_something():
     assert {"auto", "none", *NAMED} == set(get_args(CorrectionName))
 
 
-@over(
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"high": -1}, r"correction.high = -1; allowed: greater than 0"),
@@ -422,7 +426,9 @@ def test_a_correction_without_the_samplers_numbers_is_refused(t):
         evaluate(t, GRPO(correction="tis"), t.batch())
 
 
-@over(("level", "weights_B"), [("sequence", [4 / 3, 2 / 3]), ("geometric", [4 / 3, 2 / 3]), ("token", [10 / 9, 5 / 9])])
+@pytest.mark.parametrize(
+    ("level", "weights_B"), [("sequence", [4 / 3, 2 / 3]), ("geometric", [4 / 3, 2 / 3]), ("token", [10 / 9, 5 / 9])]
+)
 def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B):
     """Weights 2 and 1 of completions of four tokens and of one: the mean of completions is 3/2, that of tokens 9/5."""
     mask_BT = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
@@ -452,7 +458,7 @@ def test_weights_and_several_rules_act_at_once(t):
     assert torch.equal(alone.correction_BT[t.mask_BT], (expected > 0)[t.mask_BT].double()), "rules without a weight"
 
 
-@over(
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"score": "sum_k3", "low": 0.1}, "high without low: the score is a divergence"),

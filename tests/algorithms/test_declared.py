@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.loops import over
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import ALGORITHMS
 
@@ -11,7 +11,7 @@ def built(key, **settings):
     return ALGORITHMS[key](**settings)
 
 
-@over("key", ALGORITHMS)
+@catalogue("key", ALGORITHMS)
 def test_every_algorithm_answers_every_question(key):
     algorithm = built(key)
     has = algorithm.__dataclass_fields__

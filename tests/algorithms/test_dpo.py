@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tests.algorithms.preference_data import AT_REFERENCE, P_FLOAT32, P, PairFixture, one_pair
-from tests.loops import over
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.cdpo import CDPO
 from posttrain.algorithms.dpo import DPO
@@ -68,7 +68,7 @@ def test_label_smoothing_is_cdpo():
     assert P.loss(DPO(label_smoothing=0.1)) == P.loss(CDPO(label_smoothing=0.1))
 
 
-@over(
+@pytest.mark.parametrize(
     ("divergence", "expected"),
     [("forward_kl", 0.6815586297), ("jensen_shannon", 0.6882898555), ("alpha", 0.6842092924)],
 )
@@ -81,7 +81,7 @@ def test_alpha_0_is_the_forward_kl_and_near_1_the_reverse_kl():
     assert P.loss(DPO(divergence="alpha", alpha=1 - 1e-7)) == pytest.approx(P.loss(DPO()), rel=1e-6)
 
 
-@over(("tail_weight", "expected"), [(0.3, 0.6777673008), (1.0, 0.6881596805)])
+@pytest.mark.parametrize(("tail_weight", "expected"), [(0.3, 0.6777673008), (1.0, 0.6881596805)])
 def test_worked_length_desensitised_loss(tail_weight, expected):
     """Five tokens against three: the last two of the chosen answer count 0.3."""
     mask_BT = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
@@ -91,8 +91,8 @@ def test_worked_length_desensitised_loss(tail_weight, expected):
     assert loss.item() == pytest.approx(expected, rel=1e-8)
 
 
-@over("divergence", ["reverse_kl", "forward_kl", "jensen_shannon", "alpha"])
-@over("log_ratio", [50.0, -50.0, 1e4, -1e4])
+@catalogue("divergence", ["reverse_kl", "forward_kl", "jensen_shannon", "alpha"])
+@catalogue("log_ratio", [50.0, -50.0, 1e4, -1e4])
 def test_far_from_the_reference_everything_stays_finite(divergence, log_ratio):
     step = one_pair(log_ratio, -log_ratio).evaluate(DPO(divergence=divergence))
     assert step.loss.isfinite()
@@ -117,7 +117,7 @@ def test_rows_that_are_no_pairs_are_refused():
         DPO().loss(torch.zeros(2, 2), batch, count_totals(batch))
 
 
-@over(
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"beta": 0}, r"dpo.beta = 0; allowed: greater than 0"),

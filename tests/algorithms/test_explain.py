@@ -1,13 +1,14 @@
 """`explain`: every algorithm, under every name that people use, from what its class declares; and its page."""
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
-from tests.loops import over
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import ALGORITHMS, Algorithm, ComposedPolicyGradient, PolicyGradient
 from posttrain.algorithms.composition.tables import TABLES
@@ -15,16 +16,17 @@ from posttrain.algorithms.declared import told_in
 from posttrain.algorithms.off_policy.apply import CORRECTION_METRICS
 from posttrain.algorithms.off_policy.correction import NAMED, Correction
 from posttrain.errors import ConfigError
-from posttrain.explain import Explanation, explain, find, options_of_choices, write_docs
+from posttrain.explain import Explanation, explain, find, options_of_choices
 from posttrain.explain.correction import correction_page, is_correction
+from posttrain.explain.page import write_docs
 from posttrain.types import Batch, Experience, Outputs, Tokens, count_totals
 
 OPTIONS = options_of_choices()
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
-every_key = over("key", ALGORITHMS)
+every_key = catalogue("key", ALGORITHMS)
 
 
-@over(
+@pytest.mark.parametrize(
     ("name", "key"),
     [
         ("grpo", "grpo"),
@@ -46,7 +48,7 @@ def test_an_algorithm_is_known_by_many_names(name: str, key: str):
     assert find(name) == key
 
 
-@over(
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("gppo", r"^there is no algorithm 'gppo'\n  Did you mean ppo\? `posttrain explain` lists them all.$"),
@@ -64,7 +66,7 @@ def test_an_unknown_name_gets_a_suggestion_and_not_all_of_the_names(name: str, m
 # What is told
 
 
-@over("name", ["decoupled_ppo", "Decoupled PPO", "decoupled", "docs/algorithms/decoupled_ppo.md"])
+@pytest.mark.parametrize("name", ["decoupled_ppo", "Decoupled PPO", "decoupled", "docs/algorithms/decoupled_ppo.md"])
 def test_decoupled_ppo_is_explained_like_an_algorithm_although_it_is_a_correction(name: str):
     told = explain(name)
     assert told.choices["correction"] == "decoupled"
@@ -123,7 +125,7 @@ def test_settings_of_its_own_come_first():
     ]
 
 
-@over(
+@pytest.mark.parametrize(
     ("key", "needs"),
     [
         (
@@ -300,4 +302,18 @@ def test_the_open_composition_shows_what_each_option_is():
 def test_the_committed_pages_are_the_generated_ones(tmp_path: Path):
     written = {path.name: path.read_text(encoding="utf-8") for path in write_docs(tmp_path)}
     committed = {path.name: path.read_text(encoding="utf-8") for path in PAGES.glob("*.md")}
-    assert committed == written, "run: python -m posttrain.explain docs/algorithms"
+    assert committed == written, "run: python -m posttrain.explain.page docs/algorithms"
+
+
+def test_each_command_that_a_page_names_can_be_run():
+    """`python -m NAME` in docs, README and messages of tests: a module with a main guard, or a package with one."""
+    root = PAGES.parent.parent
+    texts = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "tests").rglob("*.py")]
+    command = re.compile(r"python -m ((?:posttrain|tests|benchmarks)[\w.]*\w)")
+    named = {name for path in texts for name in command.findall(path.read_text("utf-8"))}
+    assert {"posttrain.explain.page", "posttrain.config.page"} <= named
+    for name in sorted(named):
+        place = root / ("src" if name.startswith("posttrain") else "") / name.replace(".", "/")
+        script = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+        assert script.is_file(), name
+        assert place.is_dir() or 'if __name__ == "__main__":' in script.read_text("utf-8"), name

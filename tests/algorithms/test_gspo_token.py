@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from tests.conftest import pad
-from tests.loops import over
 
 from posttrain.algorithms import GSPO, GSPOToken
 from posttrain.errors import ConfigError
@@ -32,8 +32,8 @@ def test_worked_loss_and_gradient(t, assert_ragged):
     assert_ragged(logprobs_BT.grad, expected)
 
 
-@over("settings", [{}, {"clip_low": 0.05, "clip_high": 0.05}, {"clip_low": 0.2, "clip_high": 0.2}])
-@over("kl_coef", [0.0, 0.1])
+@catalogue("settings", [{}, {"clip_low": 0.05, "clip_high": 0.05}, {"clip_low": 0.2, "clip_high": 0.2}])
+@catalogue("kl_coef", [0.0, 0.1])
 def test_with_one_advantage_per_completion_value_and_gradient_are_those_of_gspo(t, settings: dict, kl_coef: float):
     results = []
     for cls in (GSPO, GSPOToken):

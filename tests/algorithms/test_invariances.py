@@ -19,7 +19,7 @@ from tests.algorithms.variants import (
     WEIGHED_BY_THE_POLICY,
 )
 from tests.algorithms.variants import VARIANTS as ALGORITHMS
-from tests.loops import over
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import RLOO, Algorithm, DrGRPO, PolicyGradient
@@ -28,8 +28,8 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Totals, count_t
 NAN = float("nan")
 P, G, T = 3, 4, 7
 
-every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-group_relative = pytest.mark.parametrize("algorithm", [ALGORITHMS[n] for n in GROUP_RELATIVE], ids=GROUP_RELATIVE)
+every_algorithm = catalogue("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+group_relative = catalogue("algorithm", [ALGORITHMS[n] for n in GROUP_RELATIVE], ids=GROUP_RELATIVE)
 anything = st.integers(0, 10_000)
 few_examples = settings(max_examples=8)  # of each of 76 variants: the data of all of them together are many
 
@@ -210,7 +210,7 @@ def test_padding_columns_do_not_matter(algorithm: Algorithm, seed: int, columns:
     assert_same_metrics(wide_metrics, metrics)
 
 
-@over("name", ALGORITHMS)
+@catalogue("name", ALGORITHMS)
 def test_rows_with_empty_masks_do_not_matter(name: str):
     algorithm, experience = ALGORITHMS[name], make_experience()
     outputs, batch = make_outputs(experience), make_batch(algorithm, experience)
@@ -228,7 +228,7 @@ def test_rows_with_empty_masks_do_not_matter(name: str):
 
 
 @every_algorithm
-@over("hidden", [NAN, torch.inf, -torch.inf, 0.0, 1e30])
+@catalogue("hidden", [NAN, torch.inf, -torch.inf, 0.0, 1e30])
 def test_what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, hidden: float):
     """Everywhere at once: log-probabilities, entropies, advantages. The gradient there is exactly 0."""
 
@@ -275,8 +275,8 @@ def test_nothing_scored_is_zero_and_not_nan(algorithm: Algorithm):
 
 
 @every_algorithm
-@over("difference", [100.0, -100.0])
-@over("dtype", [torch.float32, torch.float64])
+@catalogue("difference", [100.0, -100.0])
+@catalogue("dtype", [torch.float32, torch.float64])
 def test_a_log_ratio_of_100_stays_finite(algorithm: Algorithm, difference: float, dtype: torch.dtype):
     experience = make_experience()
     assert experience.old_logprobs_BT is not None
@@ -350,8 +350,8 @@ def test_shifted_rewards_are_the_same_and_scaled_rewards_scale(
 
 
 @group_relative
-@over("group_size", [2, 3, 6, 7, 16, 33])
-@over("reward", [0.1, 0.9, 1 / 3, 100.7, -1e6, 0.0])
+@catalogue("group_size", [2, 3, 6, 7, 16, 33])
+@catalogue("reward", [0.1, 0.9, 1 / 3, 100.7, -1e6, 0.0])
 def test_equal_float32_rewards_get_exactly_zero(algorithm: PolicyGradient, group_size: int, reward: float):
     """Although their float32 mean may be another number."""
     experience = Experience.from_rewards(
@@ -387,7 +387,7 @@ PATHWISE = [name for name, a in ALGORITHMS.items() if "corrected" not in name an
 PATHWISE = [name for name in PATHWISE if name not in WEIGHED_BY_THE_POLICY]
 
 
-@over("algorithm", [ALGORITHMS[name] for name in PATHWISE], ids=PATHWISE)
+@catalogue("algorithm", [ALGORITHMS[name] for name in PATHWISE], ids=PATHWISE)
 def test_gradients_agree_with_finite_differences(algorithm: Algorithm):
     experience = make_experience()
     outputs, batch = make_outputs(experience), make_batch(algorithm, experience)

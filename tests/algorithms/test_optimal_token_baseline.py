@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from tests.loops import over
+from tests.catalogue import catalogue
 from torch import Tensor
 
+from posttrain import presets
 from posttrain.algorithms import ComposedPolicyGradient
 from posttrain.errors import ConfigError
 from posttrain.functional.baselines import optimal_token_baseline
@@ -59,7 +60,7 @@ def test_an_answer_without_a_reward_is_in_no_baseline():
     assert advantages([1.0, float("nan")]) == [[0, 0, 0], [0, 0, 0]], "one answer is left: a group without signal"
 
 
-@over("seed", range(5))
+@catalogue("seed", range(5))
 def test_it_is_the_weighted_mean_of_the_returns_of_those_that_have_such_a_token(seed: int):
     """Tokens are counted within their completion, whatever stands between them; the weighted errors sum to 0."""
     generator = torch.Generator().manual_seed(seed)
@@ -77,6 +78,14 @@ def test_it_is_the_weighted_mean_of_the_returns_of_those_that_have_such_a_token(
             expected = float(total / sum(weight.values())) if len(having) > 1 else 0.0
             assert [float(found_BT[row, places[row][t]]) for row in having] == pytest.approx([expected] * len(having))
     assert (found_BT[~mask_BT] == 0).all()
+
+
+def test_the_preset_of_verl_has_these_advantages_and_the_clip_of_its_loss():
+    algorithm = presets["verl-otb"]
+    assert isinstance(algorithm, ComposedPolicyGradient)
+    assert algorithm.advantages(two_answers([0.0, 1.0])).tolist() == advantages([0.0, 1.0])
+    read = {name: algorithm.values[name] for name in ("clip_low", "clip_high", "dual_clip", "kl_coef", "gamma")}
+    assert read == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "kl_coef": 0.0, "gamma": 1.0}
 
 
 def test_without_the_squared_probabilities_it_says_what_is_missing():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.algorithms.preference_data import P_FLOAT32, P, PairFixture
-from tests.loops import over
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.orpo import ORPO
 from posttrain.errors import ConfigError
@@ -26,9 +26,9 @@ def test_the_odds_ratio_alone_is_the_difference_between_two_weights():
     assert odds_term == pytest.approx((0.7301296203 + 0.4310833692) / 2, rel=1e-8)
 
 
-@over("dtype", [torch.float32, torch.float64])
-@over("chosen", [0.0, -1e-10, -1e-7, -50.0])
-@over("rejected", [0.0, -1e-7, -50.0])
+@catalogue("dtype", [torch.float32, torch.float64])
+@catalogue("chosen", [0.0, -1e-10, -1e-7, -50.0])
+@catalogue("rejected", [0.0, -1e-7, -50.0])
 def test_certain_and_hopeless_answers_stay_finite(dtype, chosen, rejected):
     pair = PairFixture([chosen], [rejected], [0], [0], [1], [1], dtype)
     step = pair.evaluate(ORPO())
@@ -42,7 +42,7 @@ def test_beyond_certain_only_the_likelihood_has_a_gradient():
     assert step.gradient_BT[0, 1].item() == -1
 
 
-@over(("normalization", "nll"), [("token_mean", 2.01875), ("sequence_mean", 2.015), ("sum", 16.15)])
+@pytest.mark.parametrize(("normalization", "nll"), [("token_mean", 2.01875), ("sequence_mean", 2.015), ("sum", 16.15)])
 def test_the_likelihood_is_averaged_as_named(normalization, nll):
     odds_term = 0.1 * (0.7301296203 + 0.4310833692) / 2
     assert P.loss(ORPO(nll_normalization=normalization)) == pytest.approx(nll + odds_term, rel=1e-8)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.loops import over
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import PassAtK
 from posttrain.errors import ConfigError
@@ -18,14 +18,14 @@ def answers(n: int, c: int, dtype: torch.dtype = torch.float64) -> Experience:
     return one_token_each((torch.arange(n)[None] < c).to(dtype))
 
 
-@over(("dtype", "rtol"), [(torch.float64, 1e-5), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-5), (torch.float32, 1e-5)])
 def test_worked_advantages(dtype: torch.dtype, rtol: float):
     """n = 8, c = 3, k = 4; printed for epsilon 0, which is exact in tests/functional/test_baselines.py."""
     expected = torch.tensor([0.2773500981] * 3 + [-0.1664100589] * 5, dtype=dtype)
     torch.testing.assert_close(PassAtK(k=4).advantages(answers(8, 3, dtype)).flatten(), expected, rtol=rtol, atol=0)
 
 
-@over("c", range(9))
+@catalogue("c", range(9))
 def test_advantages_sum_to_zero_and_are_zero_when_every_four_hold_a_correct_answer(c: int):
     advantages_B1 = PassAtK(k=4).advantages(answers(8, c))
     assert advantages_B1.sum().item() == pytest.approx(0, abs=1e-12)

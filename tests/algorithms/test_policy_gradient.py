@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from tests.algorithms.compositions import SETTINGS
-from tests.loops import over
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import (
@@ -85,13 +85,13 @@ def test_worked_luspo(t):
     assert learnt(t, LUSPO(clip_low=0.2, clip_high=0.2))[0] == pytest.approx(0.3069409282, rel=1e-8)
 
 
-@over("algorithm", [LitePPO(), LUSPO(), OPO(), GPG()], ids=lambda a: a.key)
+@pytest.mark.parametrize("algorithm", [LitePPO(), LUSPO(), OPO(), GPG()], ids=lambda a: a.key)
 def test_equal_rewards_have_advantages_of_exactly_zero_in_a_row(algorithm: PolicyGradient):
     experience = one_token_each(torch.full((2, 7), 0.1))
     assert (algorithm.advantages(experience) == 0).all()
 
 
-@over("cls", [LitePPO, LUSPO, OPO, GPG])
+@pytest.mark.parametrize("cls", [LitePPO, LUSPO, OPO, GPG])
 def test_a_row_compares_within_a_group(cls):
     with pytest.raises(ConfigError, match=rf"(?s)group_size = 1, but {cls.key} compares.*at least 2"):
         cls().advantages(one_token_each(torch.tensor([[0.7]])))
@@ -100,7 +100,7 @@ def test_a_row_compares_within_a_group(cls):
 # Aggregations
 
 
-@over(
+@pytest.mark.parametrize(
     ("aggregation", "given", "expected"),
     [
         ("token_mean", {}, 0.146589988),
@@ -114,7 +114,7 @@ def test_worked_aggregations(t, aggregation: str, given: dict, expected: float):
     assert loss == pytest.approx(expected, rel=1e-8)
 
 
-@over(
+@pytest.mark.parametrize(
     ("aggregation", "given", "counting", "excluding"),
     [
         ("sequence_mean", {}, -0.2479293053, -0.330572407),
@@ -150,7 +150,7 @@ def at_start(t) -> Batch:
     return replace(t.batch(), old_logprobs_BT=None)
 
 
-@over(
+@pytest.mark.parametrize(
     ("one", "other"),
     [
         (GRPO(), GSPO()),
@@ -178,7 +178,7 @@ def test_gspo_token_is_gspo_where_a_completion_has_one_advantage(t):
         torch.testing.assert_close(learnt(t, one)[1], learnt(t, other)[1], rtol=1e-10, atol=1e-14)
 
 
-@over("bound", [1.3, 1.5, 3.0, 4.0])
+@pytest.mark.parametrize("bound", [1.3, 1.5, 3.0, 4.0])
 def test_trls_two_sided_clip_is_the_dual_clip(t, bound: float):
     """TRL holds the ratio below delta in the branch that is not clipped; delta is above 1 + clip_high."""
     logprobs_BT, mask_BT, advantages_BT = t.logprobs_BT, t.mask_BT, t.advantages_BT
@@ -205,7 +205,7 @@ def test_the_gradient_of_kimi_k2_is_2_tau_times_that_of_k15(t):
 # Refusals
 
 
-@over(
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"ratio": "none"}, r"(?s)ratio = none, trust_region = clip.*Set ratio = token"),
@@ -241,7 +241,7 @@ READ_BY_ALL = ("max_completion_length", "top_entropy_quantile")
 PARAMETERS = [name for name in Parameters.__annotations__ if name not in READ_BY_ALL]
 
 
-@over("name", PARAMETERS)
+@catalogue("name", PARAMETERS)
 def test_a_parameter_that_nothing_reads_is_refused(name: str):
     """In the first of these compositions that does not read it."""
     beside, value = SETTINGS[name]
@@ -254,13 +254,12 @@ def test_a_parameter_that_nothing_reads_is_refused(name: str):
 
 def test_each_parameter_is_read_by_some_choice_and_says_where_its_default_comes_from():
     read = {name for table in TABLES.values() for option in table.values() for name in option.reads}
-    sources = ComposedPolicyGradient.card.sources
     assert read == set(Parameters.__annotations__)
-    assert set(sources) == read | set(TABLES)
+    assert set(ComposedPolicyGradient.card.sources) == read | set(TABLES)
     assert set(SETTINGS) == {f.name for f in fields(ComposedPolicyGradient)}
 
 
-@over(
+@pytest.mark.parametrize(
     ("given", "needs"),
     [
         ({}, {"old"}),

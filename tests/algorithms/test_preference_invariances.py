@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.algorithms.preference_data import NAN, Evaluated, evaluate, random_step
 from tests.algorithms.test_invariances import merge
-from tests.loops import over
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import ALGORITHMS
@@ -48,8 +48,8 @@ VARIANTS: dict[str, Algorithm] = {
     for key, variants in OTHER_SETTINGS.items()
     for given in variants
 }
-every_variant = pytest.mark.parametrize("algorithm", VARIANTS.values(), ids=VARIANTS)
-every_class = over("cls", PREFERENCE_ALGORITHMS.values(), ids=PREFERENCE_ALGORITHMS)
+every_variant = catalogue("algorithm", VARIANTS.values(), ids=VARIANTS)
+every_class = catalogue("cls", PREFERENCE_ALGORITHMS.values(), ids=PREFERENCE_ALGORITHMS)
 few_examples = settings(max_examples=15)
 seeds = st.integers(0, 10_000)
 
@@ -147,7 +147,7 @@ def test_a_unit_with_an_empty_row_changes_nothing(algorithm: Algorithm):
 
 
 @every_variant
-@over("hidden", [NAN, torch.inf, -torch.inf, 1e30])
+@catalogue("hidden", [NAN, torch.inf, -torch.inf, 1e30])
 def test_what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, hidden: float):
     def with_fill(fill: float) -> Evaluated:
         logprobs_BT, batch = random_step(algorithm.data_kind, 0)
@@ -180,8 +180,8 @@ def test_an_all_masked_step_is_zero_and_not_nan(algorithm: Algorithm):
 
 
 @every_variant
-@over("difference", [100.0, -100.0])
-@over("dtype", [torch.float32, torch.float64])
+@catalogue("difference", [100.0, -100.0])
+@catalogue("dtype", [torch.float32, torch.float64])
 def test_a_log_ratio_of_100_per_token_stays_finite(algorithm: Algorithm, difference: float, dtype: torch.dtype):
     logprobs_BT, batch = random_step(algorithm.data_kind, 0)
     logprobs_BT = logprobs_BT.detach().to(dtype).requires_grad_()
@@ -214,7 +214,7 @@ def test_gradients_agree_with_finite_differences(algorithm: Algorithm):
         assert difference == pytest.approx(gradient_BT[b, t].item(), rel=1e-6, abs=1e-6 * scale)
 
 
-@over("comparison", ["paired", "unpaired"])
+@pytest.mark.parametrize("comparison", ["paired", "unpaired"])
 def test_sorting_has_the_gradient_of_the_sorted_loss(comparison: str):
     """A small step does not change who is matched with whom: also the loss that sorts anew agrees."""
     algorithm = PREFERENCE_ALGORITHMS["aot"](comparison=comparison)
@@ -274,7 +274,7 @@ ANOTHER = {
 READ_ONLY_WITH = {("dpo", "alpha"): {"divergence": "alpha"}, ("dpop", "nll_normalization"): {"alpha": 1.0}}
 
 
-@over(
+@pytest.mark.parametrize(
     ("cls", "setting"),
     [(cls, f.name) for cls in PREFERENCE_ALGORITHMS.values() for f in fields(cls)],  # type: ignore[arg-type]
     ids=lambda value: value if isinstance(value, str) else value.key,

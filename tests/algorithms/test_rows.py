@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 from tests.algorithms.test_invariances import gradients, make_batch, make_experience, make_outputs
 from tests.algorithms.variants import VARIANTS
-from tests.loops import over
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import ALGORITHMS, ComposedPolicyGradient, PolicyGradient
@@ -93,8 +93,8 @@ def numbers(algorithm: PolicyGradient, experience: Experience) -> list[Tensor]:
     return [batch.advantages_BT, batch.completion_mask_BT.double(), loss, gradients(outputs, loss)]
 
 
-@over("seed", [0, 1, 2])
-@over("name", VARIANTS_OF_THE_FAMILY)
+@catalogue("seed", [0, 1, 2])
+@catalogue("name", VARIANTS_OF_THE_FAMILY)
 def test_each_algorithm_is_its_row(name: str, seed: int):
     algorithm, experience = VARIANTS_OF_THE_FAMILY[name], make_experience(seed)
     row = as_row(algorithm)
@@ -109,7 +109,7 @@ def test_every_algorithm_has_a_variant_that_is_tried():
     assert set(FAMILY) - tried == {"policy_gradient"}
 
 
-@over("key", FAMILY)
+@catalogue("key", FAMILY)
 def test_the_card_names_choices_that_exist(key: str):
     choices = FAMILY[key].card.choices
     assert tuple(choices) == CHOICES
@@ -117,7 +117,7 @@ def test_the_card_names_choices_that_exist(key: str):
     assert all(choices[name] in TABLES[name] for name in TABLES)
 
 
-@over("name", VARIANTS_OF_THE_FAMILY)
+@catalogue("name", VARIANTS_OF_THE_FAMILY)
 def test_a_row_asks_for_what_its_algorithm_asks_for(name: str):
     algorithm = VARIANTS_OF_THE_FAMILY[name]
     row, signal = as_row(algorithm), getattr(algorithm, "dynamic_sampling", False)

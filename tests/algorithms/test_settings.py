@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
-from tests.loops import over
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import (
@@ -35,7 +35,7 @@ from posttrain.algorithms.base import NEEDS, DataKind, Need
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Outputs, count_totals
 
-every_class = over("cls", ALGORITHMS.values(), ids=ALGORITHMS)
+every_class = catalogue("cls", ALGORITHMS.values(), ids=ALGORITHMS)
 
 
 @every_class
@@ -64,7 +64,7 @@ def test_settings_are_keyword_only():
         GRPO(0.2)  # type: ignore[misc]
 
 
-@over(
+@pytest.mark.parametrize(
     ("cls", "given", "message"),
     [
         (
@@ -98,7 +98,7 @@ def test_a_setting_that_cannot_be_meant_is_refused(cls: type[Algorithm], given: 
         cls(**given)
 
 
-@over(
+@pytest.mark.parametrize(
     ("algorithm", "needs"),
     [
         (REINFORCE(), set()),
@@ -169,8 +169,8 @@ CLIPPED = [cls for cls in CLIPPED if cls.card.choices["trust_region"] in ("none"
 """GMPO clips in log space, and CISPO a weight."""
 
 
-@over("cls", CLIPPED, ids=lambda cls: cls.key)
-@over(("ratio", "advantage", "expected"), [(1.5, +1.0, -1.3), (0.5, -1.0, +0.9)])
+@pytest.mark.parametrize("cls", CLIPPED, ids=lambda cls: cls.key)
+@pytest.mark.parametrize(("ratio", "advantage", "expected"), [(1.5, +1.0, -1.3), (0.5, -1.0, +0.9)])
 def test_each_bound_of_the_clip_is_its_own_setting(cls: type, ratio: float, advantage: float, expected: float):
     """One completion of one token, clip_low 0.1 and clip_high 0.3: here all clipped losses are the same."""
     names = {f.name for f in fields(cls)}
@@ -268,7 +268,7 @@ ONE_VALUE_ONLY: dict[tuple[str, str], Any] = {("distillation", "divergence"): "f
 """Settings whose other values are refused with the reason."""
 
 
-@over(
+@pytest.mark.parametrize(
     ("cls", "setting"),
     [
         (cls, f.name)

@@ -11,7 +11,7 @@ import torch
 from tests.algorithms.test_invariances import make_batch, make_experience, make_outputs
 from tests.algorithms.test_preference_invariances import VARIANTS as PREFERENCE_LOSSES
 from tests.algorithms.variants import VARIANTS
-from tests.loops import over
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import GRPO, RLOO, PolicyGradient
@@ -61,7 +61,7 @@ RECORDS: dict[type, Callable[..., Any]] = {
 CAST = {"chosen_B": torch.tensor([True, True, False, False])}
 
 
-@over("record", RECORDS)
+@pytest.mark.parametrize("record", RECORDS)
 def test_every_tensor_of_every_record_must_have_its_shape(record):
     given = {name: CAST.get(name, right(letters)) for name, letters in shaped(record).items()}
     assert len(given) >= 2
@@ -90,7 +90,7 @@ BUILDERS: dict[str, tuple[Callable[..., Batch], dict[str, str]]] = {
 }
 
 
-@over("name", BUILDERS)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_every_way_to_build_a_batch_refuses_other_shapes(name):
     build, letters = BUILDERS[name]
     given = {argument: right(shape) for argument, shape in letters.items()}
@@ -107,7 +107,7 @@ def test_every_way_to_build_a_batch_refuses_other_shapes(name):
             Batch.from_experience(experience, other)
 
 
-@over("name", VARIANTS)
+@catalogue("name", VARIANTS)
 def test_every_policy_gradient_refuses_outputs_of_another_shape(name):
     algorithm, experience = VARIANTS[name], make_experience()
     batch, outputs = make_batch(algorithm, experience), make_outputs(experience)
@@ -119,7 +119,7 @@ def test_every_policy_gradient_refuses_outputs_of_another_shape(name):
                 algorithm.loss(replace(outputs, **{field: other}), batch, totals)
 
 
-@over("name", PREFERENCE_LOSSES)
+@catalogue("name", PREFERENCE_LOSSES)
 def test_every_preference_loss_refuses_outputs_of_another_shape(name):
     algorithm, ones_BT = PREFERENCE_LOSSES[name], torch.ones(B, T)
     batch = Batch.from_pairs(ones_BT, -ones_BT)
@@ -137,7 +137,7 @@ def test_every_preference_loss_refuses_outputs_of_another_shape(name):
 # Masks of numbers, no tokens, no prompts
 
 
-@over("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
 def test_a_mask_of_ones_and_zeros_is_a_mask(dtype):
     experience = make_experience()
     given: dict[str, Any] = {field.name: getattr(experience, field.name) for field in fields(experience)}
@@ -150,8 +150,8 @@ def test_a_mask_of_ones_and_zeros_is_a_mask(dtype):
     assert count_totals(replace(batch, completion_mask_BT=batch.completion_mask_BT.to(dtype))) == count_totals(batch)
 
 
-@over("value", [0.5, 2.0, -1.0, float("nan")])
-@over("name", ["completion_mask_BT", "scored_PG", "truncated_PG"])
+@catalogue("value", [0.5, 2.0, -1.0, float("nan")])
+@catalogue("name", ["completion_mask_BT", "scored_PG", "truncated_PG"])
 def test_anything_else_in_a_mask_is_refused(name, value):
     given = {"completion_mask_BT": right("BT"), "scored_PG": right("PG"), "truncated_PG": right("PG")}
     given[name][0, 0] = value
@@ -159,8 +159,8 @@ def test_anything_else_in_a_mask_is_refused(name, value):
         Experience.from_rewards(right("PG"), **given)
 
 
-@over("name", VARIANTS)
-@over("prompts", [0, P])
+@catalogue("name", VARIANTS)
+@catalogue("prompts", [0, P])
 def test_a_step_without_a_token_has_a_loss_of_0_and_not_nan(name, prompts):
     algorithm, experience = VARIANTS[name], make_experience()
     rows, tokens = (0, 7) if not prompts else (12, 0)
@@ -181,8 +181,8 @@ def test_a_step_without_a_token_has_a_loss_of_0_and_not_nan(name, prompts):
 # Rewards without bound
 
 
-@over("name", [name for name, a in VARIANTS.items() if isinstance(a, PolicyGradient)])
-@over("value", [float("inf"), -float("inf"), 1e30, -1e30, 1e308])
+@catalogue("name", [name for name, a in VARIANTS.items() if isinstance(a, PolicyGradient)])
+@catalogue("value", [float("inf"), -float("inf"), 1e30, -1e30, 1e308])
 def test_a_reward_without_bound_is_an_error_and_never_a_group_without_signal(name, value):
     experience = make_experience()
     rewards_PG = experience.rewards_PG.clone()
@@ -204,8 +204,8 @@ def test_it_is_refused_in_every_reward_and_passes_where_it_is_not_scored():
     assert GRPO().advantages(replace(experience, rewards_PG=unscored_PG)).isfinite().all()
 
 
-@over("largest", [1.0, 1e3, 1e15])
-@over("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("largest", [1.0, 1e3, 1e15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_largest_reward_that_passes_has_the_advantage_that_it_should(largest, dtype):
     rewards_PG = torch.tensor([[largest, 0.0, 0.0, 0.0]], dtype=dtype)
     experience = Experience.from_rewards(rewards_PG, completion_mask_BT=torch.ones(4, 1))

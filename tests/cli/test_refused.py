@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.catalogue import catalogue
 from tests.lab.experiments.test_children import RUN
 
 from posttrain import environment
@@ -73,7 +74,7 @@ def test_so_is_the_page_of_the_explorer(folder, capfd, place):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("number", [*FIXES, errno.ENOSPC])
+@catalogue("number", [*FIXES, errno.ENOSPC])
 def test_every_kind_of_it_names_the_path_the_reason_and_a_way_out(number):
     found = refusal(OSError(number, os.strerror(number), "out/run.yaml"), ["--out=out/run.yaml"])
     assert isinstance(found, DoesNotFit if number == errno.ENOSPC else ConfigError)

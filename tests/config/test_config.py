@@ -13,6 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import ALGORITHMS, GRPO
 from posttrain.algorithms.off_policy.correction import NAMED, Correction
@@ -980,7 +981,7 @@ def test_each_rule_has_its_case():
     assert set(BROKEN) == {rule.__name__ for rule in RULES}
 
 
-@pytest.mark.parametrize("rule", BROKEN)
+@catalogue("rule", BROKEN)
 def test_a_broken_rule_is_told_with_given_allowed_and_fix(rule):
     overrides, message = BROKEN[rule]
     with pytest.raises(ConfigError) as caught:
@@ -1003,7 +1004,7 @@ def test_all_broken_rules_are_told_at_once():
     assert message.startswith("3 problems in the configuration")
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "overrides",
     [
         ["algorithm=reinforce", "sampling.group_size=1"],
@@ -1027,7 +1028,7 @@ def test_what_is_allowed_passes(overrides):
     check(load(*overrides))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@catalogue("name", ALGORITHMS)
 def test_every_algorithm_can_be_named_with_nothing_else(name):
     config = load(f"algorithm={name}")
     assert config.algorithm.build().key == name
@@ -1036,7 +1037,7 @@ def test_every_algorithm_can_be_named_with_nothing_else(name):
 # --- presets ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@catalogue("name", PRESETS)
 def test_a_preset_consists_of_settings(name):
     config = load_config(beside(name) | {"train": {"steps": 1}}).config
     check(config)
@@ -1070,12 +1071,21 @@ def test_the_meaning_of_a_preset_is_pinned():
         "checkpoint.every": 20,
         "checkpoint.keep": 5,
     }
-    parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "openrlhf-group-norm", "openrlhf-reinforce"}
-    parity |= {"areal-decoupled", "trl-dpo", "trl-ipo", "openrlhf-ipo", "trl-kto", "trl-orpo", "trl-simpo"}
+    parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "verl-otb", "openrlhf-group-norm"}
+    parity |= {
+        "openrlhf-reinforce",
+        "areal-decoupled",
+        "trl-dpo",
+        "trl-ipo",
+        "openrlhf-ipo",
+        "trl-kto",
+        "trl-orpo",
+        "trl-simpo",
+    }
     assert set(PRESETS) == {"smoke", "safe", *parity}  # their numbers: tests/algorithms/test_presets.py
 
 
-@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if "algorithm" in preset])
+@catalogue("name", [name for name, preset in PRESETS.items() if "algorithm" in preset])
 def test_a_preset_with_an_algorithm_does_not_mix_with_another_one(name):
     mixed = beside(name) | {"algorithm": "grpo", "train": {"steps": 1}}
     own = dict(PRESETS[name]["algorithm"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tests.catalogue import catalogue
 from tests.engines.policies import (
     EOS,
     SIZES,
@@ -122,7 +123,7 @@ def _changed(change: str) -> Any:
     return block
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "change",
     [
         "another activation",

@@ -54,7 +54,7 @@ def settings(folder: Path, algorithm: str, name: str) -> dict[str, object]:
         "data": {"train": str(folder / f"{rows}.jsonl"), "eval_fraction": 0.2},
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-4},
-        "evaluation": {"prompts": 2, "samples": 1},
+        "evaluation": {"writing": 0, "prompts": 2, "samples": 1},
         "checkpoint": {"every": 0},
         "output": str(folder / f"{algorithm} {name}"),
         "report": False,

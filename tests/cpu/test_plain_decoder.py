@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from tests.catalogue import catalogue
 from tests.engines.policies import (
     EOS,
     SIZES,
@@ -501,10 +502,10 @@ def test_joined_layers_give_what_they_give_one_by_one(kind, bias):
 
 
 @needs_kernels
-@pytest.mark.parametrize("outputs", [(32, 48, 16), (80,), (24, 5), (24, 8)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
+@catalogue("outputs", [(32, 48, 16), (80,), (24, 5), (24, 8)])
+@catalogue("dtype", [torch.float32, torch.bfloat16])
+@catalogue("bias", [False, True])
+@catalogue("packed", [False, True])
 def test_layers_of_whole_registers_are_multiplied_by_a_kernel(outputs, dtype, bias, packed):
     """Packed float32 weights are oneDNN's; the kernel for bfloat16 is not on every processor."""
     layers = [nn.Linear(6, n, bias=bias, dtype=dtype).requires_grad_(False) for n in outputs]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 from tests.data.samples import jsonl, rows_of
 
 from posttrain.config import DataConfig
@@ -33,7 +34,7 @@ def read(rows: list[dict[str, Any]], kind: Any) -> list[Any]:
     return [form.read(row) for row in given]
 
 
-@pytest.mark.parametrize("couple", COUPLES)
+@catalogue("couple", COUPLES)
 def test_pairs_are_recognised_by_what_their_columns_are_called(couple):
     for prompt in PROMPTS:
         row = {"id": 7, prompt: "a?", couple[1]: "no", couple[0]: "yes", "chosen_model": "m1", "rejected_model": "m2"}
@@ -98,8 +99,8 @@ def test_no_verdict_is_read_as_both_a_tie_and_a_side_of_its_own(verdict):
         assert is_tie(verdict) in (True, False)
 
 
-@pytest.mark.parametrize("prompt", ["question", "instruction", "query"])
-@pytest.mark.parametrize("answer", ["response", "output", "reply"])
+@catalogue("prompt", ["question", "instruction", "query"])
+@catalogue("answer", ["response", "output", "reply"])
 def test_labels_and_ratings_are_recognised_too(prompt, answer):
     for label in ("label", "is_correct", "thumbs_up"):
         (found,) = read([{prompt: "a?", answer: "b", label: True}], "labels")

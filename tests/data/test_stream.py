@@ -342,7 +342,7 @@ def trained(folder: Path, path: str, algorithm: str, name: str, **overrides: Any
         "algorithm": algorithm,
         "data": {"train": path, "eval_fraction": 0.2},
         "train": {"steps": 4, "prompts_per_step": 4, "learning_rate": 1e-3},
-        "evaluation": {"prompts": 4, "samples": 0},
+        "evaluation": {"writing": 0, "prompts": 4, "samples": 0},
         "output": str(folder / name),
         "report": False,
     }

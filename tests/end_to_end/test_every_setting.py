@@ -50,7 +50,7 @@ PLAIN: dict[str, Any] = {
     "rewards": [NUMERIC],
     "sampling": {"group_size": 4, "max_completion_length": 4},
     "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-2},
-    "evaluation": {"prompts": 4, "samples": 1},
+    "evaluation": {"writing": 0, "prompts": 4, "samples": 1},
     "checkpoint": {"every": 0},
     "guards": {"max_truncated": 1.0},
     "report": False,
@@ -144,6 +144,9 @@ GAMED = SEEN_AT_ONCE | {
 }
 """What is paid for is what the check forbids, and it is learned in a few steps."""
 FAILS_MORE = SEEN_AT_ONCE | {"rewards": [reward("fails_at_several_sevens")], "guards.max_unscored": 1.0}
+READS = {"name": "exact_match", "settings": {"extract": "(.)"}, "weight": 0.0}
+ALIKE = SEEN_AT_ONCE | {"rewards": [reward("sevens"), READS]}
+"""The first character is read as the answer, and becomes a 7 whatever the gold is."""
 HELD = {"algorithm.kl_coef": 0.01, "train.steps": 62, "evaluation.samples": 0, "guards.no_signal_steps": 99}
 STALE = {"train.publish_every": 2, "train.learning_rate": 0.05}
 """The second step learns from what the weights of the first wrote."""
@@ -338,7 +341,7 @@ CASES = [
     Case("evaluation.max_completion_length", 2, "answers/baseline"),
     Case("evaluation.confidence", 0.5, "evaluation/baseline/greedy/score/low"),
     Case("evaluation.forgetting", "text.txt", "evaluation/forgetting"),
-    Case("evaluation.writing", 0, "evaluation/writing"),
+    Case("evaluation.writing", 2, "evaluation/writing"),
     Case("checkpoint.every", 1, "files"),
     Case("checkpoint.keep", 1, "files"),
     Case("guards.max_unscored", 0.0, refused="RewardError: step 1: .* got no reward", given=FAILING | UNMEASURED),
@@ -371,7 +374,7 @@ CASES = [
     Case("alarms.distinct_ratio", 1.0, "events", given=GAMED),
     Case("alarms.compression_ratio", 1.01, "events", given=GAMED),
     Case("alarms.template", None, "events", given=FAILS_MORE),
-    Case("alarms.concentration", None, "events", given=FAILS_MORE),
+    Case("alarms.concentration", None, "events", given=ALIKE),
     Case("alarms.entropy_ratio", 0.99, "events", given=GAMED),
     Case("alarms.kl_ratio", 1.01, "events", given=HELD),
     Case("alarms.failures", None, "events", given=FAILS_MORE),
@@ -666,12 +669,16 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
         yield pytest.param(case, id=case.setting, marks=[pytest.mark.slow] if repeated else [])
 
 
+ENDS_THE_PROCESS = {"guards.stalled_minutes"}
+"""tests/faults/test_stalls.py shows it, in processes of its own."""
+
+
 def test_every_setting_has_a_case():
     """A new setting fails here until it has a line above. A judge of check is the section that it is in rewards."""
     settings = {doc.path for doc in describe_fields() if not doc.path.startswith("check.N.judge.")}
     settings |= {f"{key}.{name}" for key, algorithm in ALGORITHMS.items() for name in attributes(algorithm)}
     settings |= {f"algorithm.correction.{setting.name}" for setting in fields(Correction)}
-    assert {case.setting for case in CASES} == settings
+    assert {case.setting for case in CASES} | ENDS_THE_PROCESS == settings
 
 
 def test_without_a_change_nothing_differs(place):

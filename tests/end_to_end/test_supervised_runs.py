@@ -35,6 +35,7 @@ def train(answers: Path, output: Path, *, algorithm: Any = "sft", **changes: Any
         "train": {"steps": 20, "prompts_per_step": 16, "learning_rate": 3e-3},
         "output": str(output),
         "report": False,
+        "evaluation": {"writing": 0},
     }
     return posttrain.train(settings, **changes)
 

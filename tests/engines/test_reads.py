@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from tests.catalogue import catalogue
 from tests.engines.policies import CONFIGS, lora_model, tiny_model
 from torch import nn
 
@@ -25,7 +25,7 @@ class Calls:
         self.count += 1
 
 
-@pytest.mark.parametrize("name", sorted(name for name in CONFIGS if "experts" not in name))
+@catalogue("name", sorted(name for name in CONFIGS if "experts" not in name))
 def test_a_model_that_reads_every_parameter_is_run_once(name):
     model = tiny_model(name)
     calls = Calls(model)

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from tests.engines.policies import CONFIGS, lora_model, tiny_model
 
 from posttrain.engines.weights import copy_weights, merged_tensors, named_tensors, plain_copy
@@ -19,7 +20,7 @@ def outputs(model: torch.nn.Module) -> torch.Tensor:
         return model.eval()(input_ids=IDS).logits
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@catalogue("name", CONFIGS)
 def test_a_plain_copy_computes_what_the_policy_computes_and_shares_no_memory(name):
     policy = tiny_model(name)
     twin = plain_copy(policy, None)

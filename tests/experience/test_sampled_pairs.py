@@ -151,7 +151,7 @@ def config(folder: Path, name: str, reward: str = "vowels") -> dict[str, Any]:
         "sampled_pairs": {},
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 12, "prompts_per_step": 32, "learning_rate": 3e-3},
-        "evaluation": {"prompts": 15, "samples": 4},
+        "evaluation": {"writing": 0, "prompts": 15, "samples": 4},
         "checkpoint": {"every": 4},
         "output": str(folder / name),
         "report": False,

@@ -63,7 +63,7 @@ def settings(folder: Path, algorithm: str, data: str, **changes: Any) -> dict[st
         "algorithm": algorithm,
         "data": {"train": str(folder / data), "eval_fraction": 0.25},
         "train": {"steps": 2, "prompts_per_step": 4, "learning_rate": 1e-2},
-        "evaluation": {"samples": 0, "prompts": 6},
+        "evaluation": {"writing": 0, "samples": 0, "prompts": 6},
         "guards": {"max_truncated": 1.0},
         "report": False,
         **changes,

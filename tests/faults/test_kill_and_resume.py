@@ -44,7 +44,7 @@ def write_config(folder: Path, name: str, algorithm: str) -> Path:
         "sampling": {"group_size": 4, "max_completion_length": 8},
         "train": {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 1e-3, "minibatches": 2},
         "lora": {"rank": 4, "dropout": 0.1} if name.startswith("lora") else None,
-        "evaluation": {"prompts": 2, "samples": 1},
+        "evaluation": {"writing": 0, "prompts": 2, "samples": 1},
         "checkpoint": {"every": 1, "keep": 2},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / name),

@@ -39,7 +39,7 @@ def write_pipeline(folder: Path, name: str) -> Path:
     shared = {
         "model": {"path": str(folder / "model"), "device": "cpu"},
         "sampling": {"group_size": 2, "max_completion_length": 6},
-        "evaluation": {"prompts": 2, "samples": 0},
+        "evaluation": {"writing": 0, "prompts": 2, "samples": 0},
         "checkpoint": {"every": 2, "keep": 2},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / name),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.loops import over
+from tests.catalogue import catalogue
 
 from posttrain.functional.baselines import (
     batch_mean,
@@ -48,7 +48,7 @@ def test_group_statistics(rewards_PG):
     assert batch_mean(rewards_PG, scored_PG).item() == pytest.approx(8 / 12)
 
 
-@over(
+@pytest.mark.parametrize(
     ("epsilon", "first", "second"),
     [
         (1e-4, 0.8658754298, [-1.018703294, 1.358271059, 0, -0.3395677648]),
@@ -90,7 +90,7 @@ def test_seven_float32_rewards_of_a_tenth_do_not_cancel_by_themselves():
     assert (center_by_group(rewards_PG, all_scored(rewards_PG)) == 0).all()
 
 
-@over(("difference", "signal"), [(1e-6, True), (1e-9, False)])
+@pytest.mark.parametrize(("difference", "signal"), [(1e-6, True), (1e-9, False)])
 def test_rewards_that_differ_by_more_than_rounding_have_signal(difference: float, signal: bool):
     rewards_PG = torch.tensor([[0.5, 0.5 + difference]], dtype=torch.float64)
     assert has_signal(rewards_PG, all_scored(rewards_PG)).item() is signal
@@ -248,7 +248,7 @@ def test_a_reward_that_does_not_apply_is_in_no_statistic_of_its_own():
     )
 
 
-@over("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_group_without_signal_in_any_reward_stays_exactly_zero(dtype: torch.dtype):
     rewards_KPG = torch.tensor([[[1.0, 0.0, 0.3], [0.1, 0.1, 0.1]], [[0.2, 0.2, 0.2], [0.7, 0.7, 0.7]]], dtype=dtype)
     advantages_PG = sum_of_normalised(rewards_KPG, torch.tensor([1.0, 0.3]), torch.ones(2, 3).bool())
@@ -269,7 +269,7 @@ def test_worked_pass_at_k_advantages():
     assert_printed(advantages_PG, [[0.2773500981] * 3 + [-0.1664100589] * 5])
 
 
-@over("n", [2, 3, 5, 7])
+@pytest.mark.parametrize("n", [2, 3, 5, 7])
 def test_pass_at_k_advantages_are_averages_over_subsets_and_sum_to_zero(n: int):
     """Every subset of k is one group whose reward is that of its best answer; normalised over all groups (ddof 0)."""
     for k, c in itertools.product(range(1, n + 1), range(n + 1)):
@@ -314,7 +314,7 @@ def per_token(values_PG: torch.Tensor, lengths_PG: torch.Tensor) -> tuple[torch.
     return torch.where(mask_BT, values_PG.reshape(-1, 1), NAN), mask_BT
 
 
-@over(("how", "expected"), BY_SEQUENCE, ids=str)
+@pytest.mark.parametrize(("how", "expected"), BY_SEQUENCE, ids=str)
 def test_worked_whitening(rewards_PG, lengths_PG, how: dict, expected: list[float]):
     x_BT, mask_BT = per_token(rewards_PG, lengths_PG)
     right, wrong, *second = expected
@@ -323,7 +323,7 @@ def test_worked_whitening(rewards_PG, lengths_PG, how: dict, expected: list[floa
     assert torch.equal(white_BT, torch.where(mask_BT, white_BT[:, :1], 0.0))
 
 
-@over("over", ["tokens", "sequences"])
+@pytest.mark.parametrize("over", ["tokens", "sequences"])
 def test_the_mean_is_subtracted_restored_or_kept(rewards_PG, lengths_PG, over):
     x_BT, mask_BT = per_token(rewards_PG, lengths_PG)
     subtracted, restored, kept = (
@@ -334,9 +334,9 @@ def test_the_mean_is_subtracted_restored_or_kept(rewards_PG, lengths_PG, over):
     torch.testing.assert_close(kept / subtracted, x_BT[mask_BT] / (x_BT[mask_BT] - mean))
 
 
-@over("population", [False, True])
-@over("over", ["tokens", "sequences"])
-@over("mask", [[[False, False]], [[True, False]], [[True, True]]], ids=["none", "one", "two equal"])
+@catalogue("population", [False, True])
+@catalogue("over", ["tokens", "sequences"])
+@catalogue("mask", [[[False, False]], [[True, False]], [[True, True]]], ids=["none", "one", "two equal"])
 def test_what_does_not_vary_has_no_scale(mask: list, over, population: bool):
     """Not nan, and not a division by 1e-4: 0 when the mean is subtracted, unchanged when it stays."""
     x_BT, mask_BT = torch.full((1, 2), 0.7), torch.tensor(mask)

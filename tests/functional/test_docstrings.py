@@ -3,7 +3,7 @@
 import doctest
 import importlib
 
-from tests.loops import over
+from tests.catalogue import catalogue
 
 MODULES = [
     "posttrain.functional.preferences",
@@ -17,7 +17,7 @@ MODULES = [
 ]
 
 
-@over("name", MODULES)
+@catalogue("name", MODULES)
 def test_examples_in_docstrings_run(name: str):
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted > 0

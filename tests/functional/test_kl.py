@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.loops import over
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.functional.kl import KL_ESTIMATORS, k1, k2, k3, kl_estimate
@@ -41,7 +41,7 @@ def two_outcomes() -> tuple[Tensor, Tensor, Tensor]:
     return theta, policy_V, torch.tensor([0.4, 0.6], dtype=torch.float64).log()
 
 
-@over(
+@pytest.mark.parametrize(
     ("name", "values", "expected"),
     [
         ("k1", [0.5596157879, -0.6931471806], 0.1837868974),
@@ -57,7 +57,7 @@ def test_values_over_two_outcomes(name: str, values: list[float], expected: floa
     assert (policy_V.exp() * estimates_V).sum().item() == pytest.approx(expected, rel=1e-8)
 
 
-@over(
+@pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("k1", 0.0),
@@ -75,7 +75,7 @@ def test_gradients_over_two_outcomes(name: str, expected: float):
     assert torch.autograd.grad(estimate, theta)[0].item() == pytest.approx(expected, rel=1e-8, abs=1e-12)
 
 
-@over("name", ["k1_corrected", "k2_corrected", "k3_corrected"])
+@pytest.mark.parametrize("name", ["k1_corrected", "k2_corrected", "k3_corrected"])
 def test_the_corrected_gradient_holds_off_policy(name: str):
     """Outcomes drawn from another policy, [0.5, 0.5]: the same expectation, through the ratio."""
     theta, policy_V, ref_V = two_outcomes()
@@ -87,7 +87,7 @@ def test_the_corrected_gradient_holds_off_policy(name: str):
 # Fixture T
 
 
-@over(
+@pytest.mark.parametrize(
     ("estimator", "per_token", "per_sequence"),
     [(k1, 0.072, 0.1616666667), (k2, 0.05372, 0.08893958333), (k3, 0.05115298934, 0.07964645785)],
 )
@@ -111,7 +111,7 @@ def gradient_of_sum(t, estimate) -> Tensor:
     return torch.autograd.grad(estimate(*inside).sum(), logprobs_BT)[0]
 
 
-@over(
+@pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("k2", GRADIENT_K2),
@@ -132,7 +132,7 @@ def test_k3_times_a_differentiable_ratio_has_the_corrected_gradient(t, assert_ra
     assert_ragged(gradient_BT, GRADIENT_RHO_K3)
 
 
-@over("name", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
 def test_correcting_the_gradient_keeps_the_value(t, name: str):
     plain_BT = kl_estimate(name, t.logprobs_BT, t.ref_BT)[t.mask_BT]
     corrected_BT = kl_estimate(f"{name}_corrected", t.logprobs_BT, t.ref_BT, t.old_BT)[t.mask_BT]
@@ -149,9 +149,9 @@ def test_k3_of_a_large_difference_is_capped_at_10():
     assert k3(delta, torch.zeros_like(delta)).item() == 10.0
 
 
-@over("dtype", [torch.float32, torch.float64])
-@over("difference", [100.0, -100.0, -1e4])
-@over("name", [*KL_ESTIMATORS, *(f"{name}_corrected" for name in KL_ESTIMATORS)])
+@catalogue("dtype", [torch.float32, torch.float64])
+@catalogue("difference", [100.0, -100.0, -1e4])
+@catalogue("name", [*KL_ESTIMATORS, *(f"{name}_corrected" for name in KL_ESTIMATORS)])
 def test_a_difference_of_100_is_finite_in_value_and_gradient(name: str, difference: float, dtype: torch.dtype):
     logprobs = torch.full((2,), difference, dtype=dtype, requires_grad=True)
     zero = torch.zeros(2, dtype=dtype)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.loops import over
+from tests.catalogue import catalogue
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -44,9 +44,9 @@ def test_entropy_of_the_reference_is_reproduced():
     assert logprobs_N.item() == pytest.approx(2 - math.log(sum(math.exp(z) for z in z_V.tolist())), rel=1e-12)
 
 
-@over("chunk_tokens", [1, 4, 11, 1024])
-@over("temperature", [1.0, 0.6])
-@over("with_bias", [True, False])
+@catalogue("chunk_tokens", [1, 4, 11, 1024])
+@catalogue("temperature", [1.0, 0.6])
+@catalogue("with_bias", [True, False])
 def test_values_and_gradients_equal_the_plain_definition_in_any_chunking(chunk_tokens, temperature, with_bias):
     *parameters, targets_N = inputs(with_bias=with_bias)
     leaves = [p for p in parameters if p is not None]
@@ -64,7 +64,7 @@ def test_values_and_gradients_equal_the_plain_definition_in_any_chunking(chunk_t
     torch.testing.assert_close(actual_grads, expected_grads, rtol=1e-11, atol=1e-12)
 
 
-@over("with_entropy", [True, False])
+@pytest.mark.parametrize("with_entropy", [True, False])
 def test_gradients_agree_with_finite_differences(with_entropy):
     hidden_ND, weight_VD, bias_V, targets_N = inputs()
     assert bias_V is not None
@@ -79,7 +79,7 @@ def test_gradients_agree_with_finite_differences(with_entropy):
     assert torch.autograd.gradcheck(function, leaves, rtol=1e-6, atol=1e-8)
 
 
-@over("trained", ["hidden", "weight", "bias"])
+@pytest.mark.parametrize("trained", ["hidden", "weight", "bias"])
 def test_only_what_is_trained_gets_a_gradient(trained):
     hidden_ND, weight_VD, bias_V, targets_N = inputs()
     leaves = {"hidden": hidden_ND, "weight": weight_VD, "bias": bias_V}
@@ -176,7 +176,7 @@ def wide_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return hidden_ND, weight_VD, bias_V, torch.randint(WIDE_V, (WIDE_N,), generator=generator)
 
 
-@over("largest", [0, WIDE_V - 1])
+@pytest.mark.parametrize("largest", [0, WIDE_V - 1])
 def test_a_vocabulary_of_several_tiles_gives_the_same_numbers(largest):
     """Whether the largest logit is in the first tile, where all others are below it, or in the last."""
     *leaves, targets_N = wide_inputs()
@@ -216,7 +216,7 @@ def test_how_many_logits_are_kept_for_the_backward_pass_changes_no_bit(dtype, mo
         assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-@over("ruled_out", [slice(0, 2500), slice(1500, None)])
+@pytest.mark.parametrize("ruled_out", [slice(0, 2500), slice(1500, None)])
 def test_a_tile_in_which_every_token_is_ruled_out_adds_nothing(ruled_out):
     hidden_ND, weight_VD, bias_V, _ = wide_inputs()
     bias_V[ruled_out] = -math.inf
@@ -276,7 +276,7 @@ def test_log_probabilities_and_entropy_may_be_differentiated_apart():
     torch.testing.assert_close(only_entropy, expected)
 
 
-@over("function", ["linear", "generic"])
+@pytest.mark.parametrize("function", ["linear", "generic"])
 def test_no_position_at_all_gives_nothing_and_a_gradient_of_zero(function):
     hidden_ND = torch.zeros(0, D, requires_grad=True)
     weight_VD = torch.randn(V, D)
@@ -293,7 +293,7 @@ def test_no_position_at_all_gives_nothing_and_a_gradient_of_zero(function):
     assert hidden_ND.grad is not None
 
 
-@over("chunk_tokens", [3, 1024])
+@pytest.mark.parametrize("chunk_tokens", [3, 1024])
 def test_a_soft_capped_head_goes_through_the_generic_path_with_the_same_gradients(chunk_tokens):
     hidden_ND, weight_VD, bias_V, targets_N = inputs()
     linear = nn.Linear(D, V, dtype=torch.float64)
@@ -332,7 +332,7 @@ def test_the_generic_path_keeps_no_logits_for_the_backward_pass():
     assert max(kept, default=0) <= weight_VD.numel()
 
 
-@over("temperature", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_a_temperature_that_cannot_divide_logits_is_refused(temperature):
     hidden_ND, weight_VD, bias_V, targets_N = inputs()
     with pytest.raises(ValueError, match="must be greater than 0"):
@@ -344,8 +344,8 @@ def test_an_empty_chunk_is_refused():
         chunked_logprobs(*inputs(), chunk_tokens=0)
 
 
-@over("head", ["linear", "any"])
-@over("grad", [False, True])
+@pytest.mark.parametrize("head", ["linear", "any"])
+@pytest.mark.parametrize("grad", [False, True])
 def test_the_flag_says_whether_the_target_is_the_most_likely_token_and_changes_nothing_else(head, grad):
     hidden_ND, weight_VD, bias_V, targets_N = inputs()
     logits_NV = hidden_ND @ weight_VD.T + bias_V

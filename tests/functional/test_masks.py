@@ -5,8 +5,9 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
-from tests.loops import over
+from tests.catalogue import catalogue
 
 from posttrain.functional import masks
 from posttrain.functional.masks import last_token, masked, until_eos
@@ -14,7 +15,7 @@ from posttrain.functional.masks import last_token, masked, until_eos
 EOS = 2
 
 
-@over(
+@pytest.mark.parametrize(
     ("ids", "eos_ids", "expected"),
     [
         ([5, 6, EOS, 7], {EOS}, [1, 1, 1, 0]),
@@ -43,7 +44,7 @@ def test_the_last_token_is_the_last_one_that_is_masked_in():
     assert last_token(mask_BT).int().tolist() == [[0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
 
 
-@over("hidden", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("hidden", [float("nan"), float("inf"), -float("inf")])
 def test_what_the_mask_hides_is_exactly_zero(hidden: float):
     x_BT = torch.tensor([[1.5, hidden]], dtype=torch.float64, requires_grad=True)
     y_BT = masked(x_BT, torch.tensor([[True, False]]))
@@ -71,13 +72,14 @@ def with_a_mask() -> dict[str, Callable[..., object]]:
     return found
 
 
-@over("name", with_a_mask())
+@catalogue("name", with_a_mask())
 def test_a_mask_of_ones_and_zeros_does_what_a_mask_of_bools_does(name):
     """An index of whole numbers takes rows, so that a mask of those would pass for other tokens."""
     function = with_a_mask()[name]
     mask_BT = torch.tensor([[1, 1, 0, 1], [0, 0, 1, 1], [1, 0, 0, 0]]).bool()
     x_BT = torch.linspace(-2, 1, 12).reshape(3, 4)
     numbers = {"gamma": 0.9, "lam": 0.8, "high": 0.5, "bound": 0.1, "share": 0.3, "tokens": 5, "sequences": 3}
+    numbers |= {"group_size": 3}
     numbers |= {"length": 4, "cov_low": -9.0, "cov_high": 9.0}
     shapes = {"B": x_BT[:, 0], "B1": x_BT[:, :1], "BT": x_BT.flip(0)}
     given: dict[str, object] = {}

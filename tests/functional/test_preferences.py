@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from tests.algorithms.preference_data import P
-from tests.loops import over
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms.pairs import pairs_of
@@ -44,7 +44,7 @@ def numbers(*values: float, dtype: torch.dtype = torch.float64) -> Tensor:
 # log(1 - exp(a)) and odds
 
 
-@over(
+@pytest.mark.parametrize(
     ("a", "exact"),
     [
         (-1e-10, -23.02585093),
@@ -71,7 +71,7 @@ def test_float32_keeps_what_the_plain_formula_loses():
     assert gradient.tolist() == pytest.approx([-1e10, -1e8], rel=1e-5)
 
 
-@over("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_odds_and_their_gradient_are_finite_everywhere(dtype):
     average = numbers(0, -1e-12, -1e-7, -1e-3, -0.69314718, -0.7, -50, -1e4, dtype=dtype).requires_grad_()
     odds = log_odds(average)
@@ -81,7 +81,7 @@ def test_odds_and_their_gradient_are_finite_everywhere(dtype):
     assert gradient[:2].tolist() == [0, 0]  # a is held at -1e-7
 
 
-@over("p", [0.01, 0.3, 0.5, 0.9, 0.9999])
+@pytest.mark.parametrize("p", [0.01, 0.3, 0.5, 0.9, 0.9999])
 def test_log_odds_are_the_log_of_the_odds(p):
     average = numbers(math.log(p)).requires_grad_()
     assert log_odds(average).item() == pytest.approx(math.log(p / (1 - p)), rel=1e-9, abs=1e-12)
@@ -92,8 +92,8 @@ def test_log_odds_are_the_log_of_the_odds(p):
 # Links
 
 
-@over("link", LINKS.values(), ids=LINKS)
-@over("dtype", [torch.float32, torch.float64])
+@catalogue("link", LINKS.values(), ids=LINKS)
+@catalogue("dtype", [torch.float32, torch.float64])
 def test_links_are_finite_with_their_gradient_for_any_margin(link, dtype):
     h_N = numbers(-1e6, -1e3, -50, -1, 0, 1, 50, 1e3, 1e6, dtype=dtype).requires_grad_()
     loss_N = link(h_N)
@@ -102,7 +102,7 @@ def test_links_are_finite_with_their_gradient_for_any_margin(link, dtype):
     assert gradient_N.isfinite().all()
 
 
-@over("link", LINKS.values(), ids=LINKS)
+@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
 def test_gradients_of_links_agree_with_finite_differences(link):
     h_N = numbers(-30, -2, -0.31, -0.02, 0.02, 0.4, 0.9, 3, 30).requires_grad_()  # away from the hinge's kink
     (gradient_N,) = torch.autograd.grad(link(h_N).sum(), h_N)
@@ -111,7 +111,7 @@ def test_gradients_of_links_agree_with_finite_differences(link):
     torch.testing.assert_close(gradient_N, difference_N, rtol=1e-6, atol=1e-8)
 
 
-@over("link", ["logistic", "hinge", "discopop"])
+@pytest.mark.parametrize("link", ["logistic", "hinge", "discopop"])
 def test_more_margin_is_less_loss(link):
     h_N = torch.linspace(-5, 5, 101, dtype=torch.float64)
     rising = LINKS[link](h_N).diff() > 0
@@ -163,7 +163,7 @@ def test_tokens_beyond_the_shorter_answer_are_weighed():
     assert weighted_2NT[mask_2NT].tolist() == [1, 1, 0.5, 1, 1]
 
 
-@over("divergence", ["reverse_kl", "forward_kl", "jensen_shannon", "alpha"])
+@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "jensen_shannon", "alpha"])
 def test_divergence_scores_rise_with_the_log_ratio_are_0_at_the_reference_and_finite(divergence):
     r = torch.linspace(-15, 15, 61, dtype=torch.float64)
     assert (divergence_score(r, divergence).diff() > 0).all()
@@ -188,7 +188,7 @@ def test_a_shaped_reward_is_steeper_for_unlikely_answers():
 # Matching
 
 
-@over("seed", range(3))
+@pytest.mark.parametrize("seed", range(3))
 def test_matching_by_rank_is_the_cheapest_transport(seed):
     """No exchange of two partners makes the squared distances smaller."""
     generator = torch.Generator().manual_seed(seed)

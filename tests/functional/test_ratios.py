@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.loops import over
+from tests.catalogue import catalogue
 
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import (
@@ -61,8 +61,8 @@ def test_the_ratio_of_a_single_token_is_its_own_at_every_level(t):
         assert ratio(*one_token)[0, 0].item() == pytest.approx(3.669296668)
 
 
-@over("advantage", [1.0, 0.0, -1.0])
-@over("ratio", [0.7, 1.0, 1.5])
+@catalogue("advantage", [1.0, 0.0, -1.0])
+@catalogue("ratio", [0.7, 1.0, 1.5])
 def test_what_is_said_to_be_stopped_has_no_gradient(ratio: float, advantage: float):
     u, a = torch.tensor(ratio, requires_grad=True), torch.tensor(advantage)
     (gradient,) = torch.autograd.grad(clipped_surrogate(u, a, 0.2, 0.2), u)
@@ -87,8 +87,8 @@ def test_on_policy_the_ratio_is_one_and_carries_the_policy_gradient(t):
         assert (gradients[0] == 1).all()
 
 
-@over("dtype", [torch.float32, torch.float64])
-@over("difference", [100.0, -100.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("difference", [100.0, -100.0, 1e4])
 def test_a_log_ratio_out_of_bounds_is_finite_and_has_no_gradient(difference: float, dtype: torch.dtype):
     old_BT = torch.zeros(1, 3, dtype=dtype)
     logprobs_BT = torch.full_like(old_BT, difference).requires_grad_()
@@ -112,7 +112,7 @@ def test_no_gradient_reaches_the_old_policy():
     assert old_BT.grad is None
 
 
-@over(
+@pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "gradient"),
     [
         (0.7, +1.0, -0.7, -1.0),
@@ -135,7 +135,7 @@ def test_the_clip_stops_only_what_has_gone_too_far_in_its_own_direction(ratio, a
     assert u.grad.item() == pytest.approx(gradient)
 
 
-@over(
+@pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "gradient"),
     [
         (0.7, -1.0, 0.8, 0.0),
@@ -161,7 +161,7 @@ def test_the_bounds_are_two_settings():
     assert clipped_surrogate(torch.tensor(0.5).double(), penalty, 0.1, 0.28).item() == pytest.approx(0.9)
 
 
-@over("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_at_ratio_one_all_clips_have_the_gradient_of_the_ratio(advantage: float):
     """Also with a band of no width."""
     for clip, dual_clip in ((0.2, None), (0.2, 3.0), (0.0, None)):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from tests.tiny import tiny_model, tiny_tokenizer
 
 from posttrain.cache import code_key, tokenizer_key
@@ -102,6 +103,6 @@ def test_code_is_told_by_every_byte_of_its_modules(tmp_path):
     code_key.cache_clear()
 
 
-@pytest.mark.parametrize("module", [*COMPUTING, *JUDGE_CODE, *REFERENCE_CODE, STREAM_CODE])
+@catalogue("module", [*COMPUTING, *JUDGE_CODE, *REFERENCE_CODE, STREAM_CODE])
 def test_the_code_that_names_depend_on_is_there(module):
     assert list((Path(identity.__file__).parent.parent).glob(module))

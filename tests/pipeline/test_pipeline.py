@@ -62,7 +62,7 @@ def settings(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     shared = {
         "model": {"path": str(folder / "model"), "device": "cpu"},
         "sampling": {"group_size": 2, "max_completion_length": 6},
-        "evaluation": {"prompts": 4, "samples": 0},
+        "evaluation": {"writing": 0, "prompts": 4, "samples": 0},
         "checkpoint": {"every": 0},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / name),

@@ -23,21 +23,22 @@ def judge(case: Case, **options) -> Verdict:
     return VERIFIERS[case.verifier](case.completion, case.gold, **options)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.missed], ids=lambda case: case.key.split()[-1])
-def test_a_completion_earns_what_it_deserves(case, tmp_path, monkeypatch):
+def test_a_completion_earns_what_it_deserves(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    start = time.process_time()
-    verdict = judge(case)
-    assert verdict.score == float(case.accept), verdict
-    assert time.process_time() - start < 5  # comes back at all: no case needs a clock
-    if case.reason is not None:
-        assert verdict.reason == case.reason, verdict
-    assert not list(Path(tmp_path).iterdir()), "model text was executed"
+    for case in CASES:
+        if case.missed:
+            continue
+        start = time.process_time()
+        verdict = judge(case)
+        assert verdict.score == float(case.accept), (case.key, verdict)
+        assert time.process_time() - start < 5, case.key  # comes back at all: no case needs a clock
+        assert case.reason in (None, verdict.reason), (case.key, verdict)
+        assert not list(Path(tmp_path).iterdir()), f"model text was executed: {case.key}"
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.option], ids=lambda case: case.key.split()[-1])
-def test_a_matter_of_policy_follows_its_option(case):
-    assert judge(case, **case.option).score == float(not case.accept)
+def test_a_matter_of_policy_follows_its_option():
+    wrong = [case.key for case in CASES if case.option and judge(case, **case.option).score == float(case.accept)]
+    assert wrong == []
 
 
 def test_at_most_one_deserved_reward_of_the_published_half_is_missed():
@@ -48,12 +49,12 @@ def test_at_most_one_deserved_reward_of_the_published_half_is_missed():
             assert judge(case).score == 0.0, f"{case.key} is accepted by now: correct the battery"
 
 
-@pytest.mark.parametrize("gold", MALFORMED_GOLDS, ids=repr)
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_nothing_is_earned_for_a_gold_that_is_none(gold, verifier):
-    for completion in ("", r"\boxed{}", r"\boxed{7}", "None", "nan"):
-        with pytest.raises(DataError):
-            VERIFIERS[verifier](completion, gold)
+def test_nothing_is_earned_for_a_gold_that_is_none(verifier):
+    for gold in MALFORMED_GOLDS:
+        for completion in ("", r"\boxed{}", r"\boxed{7}", "None", "nan"):
+            with pytest.raises(DataError):
+                VERIFIERS[verifier](completion, gold)
 
 
 def test_a_completion_that_was_cut_is_called_truncated():
@@ -69,29 +70,23 @@ def test_a_verdict_says_what_it_judged_and_how_long_it_took():
 
 
 @pytest.mark.parametrize("verifier", ["math", "gsm8k"])
-@pytest.mark.parametrize("completion", SAID_WRONG + BOXED_WRONG)
-def test_what_is_no_single_answer_earns_nothing(completion, verifier):
-    verdict = VERIFIERS[verifier](completion, "7")
-    assert verdict.score == 0.0, verdict
+def test_what_is_no_single_answer_earns_nothing(verifier):
+    assert [said for said in SAID_WRONG + BOXED_WRONG if VERIFIERS[verifier](said, "7").score != 0.0] == []
 
 
-@pytest.mark.parametrize(("gold", "completion"), OTHER_WRONG)
-def test_another_answer_earns_nothing(gold, completion):
-    assert presets.math(completion, gold).score == 0.0
+def test_another_answer_earns_nothing():
+    assert [(gold, said) for gold, said in OTHER_WRONG if presets.math(said, gold).score != 0.0] == []
 
 
-@pytest.mark.parametrize("verifier", ["math", "gsm8k"])
-@pytest.mark.parametrize("completion", SAID_RIGHT)
-def test_one_answer_earns_its_reward_however_it_is_said(completion, verifier):
-    verdict = VERIFIERS[verifier](completion, "18")
-    if verifier == "math" and verdict != 1.0 and presets.math(completion, "18", words=True) == 1.0:
-        return  # a noun behind the number, which takes the option
-    assert verdict.score == 1.0, verdict
+def test_one_answer_earns_its_reward_however_it_is_said():
+    """With `math` a noun behind the number takes the option."""
+    missed = [said for said in SAID_RIGHT if presets.math(said, "18").score != 1.0]
+    assert [said for said in missed if presets.math(said, "18", words=True).score != 1.0] == []
+    assert [said for said in SAID_RIGHT if presets.gsm8k(said, "18").score != 1.0] == []
 
 
-@pytest.mark.parametrize(("gold", "completion"), OTHER_RIGHT)
-def test_the_same_answer_earns_its_reward(gold, completion):
-    assert presets.math(completion, gold).score == 1.0
+def test_the_same_answer_earns_its_reward():
+    assert [(gold, said) for gold, said in OTHER_RIGHT if presets.math(said, gold).score != 1.0] == []
 
 
 def test_algebra_follows_the_options():
@@ -156,11 +151,11 @@ def test_what_would_hold_up_the_training_is_left_to_a_worker(monkeypatch):
     assert len(dear) == 3
     for case in dear:
         start = time.process_time()
-        assert presets.math_quick(case.completion, case.gold) is None
+        assert presets.in_time(presets.math)(case.completion, case.gold) is None
         assert presets.in_time(presets.gsm8k)(case.completion, case.gold) is None
         assert time.process_time() - start < 6  # it was 18 s
     monkeypatch.setattr(guard, "QUICK_SECONDS", 10.0)  # a slow machine, or one that collects garbage, takes longer
-    assert presets.math_quick(r"\boxed{7}", "7").reason == "correct"
+    assert presets.in_time(presets.math)(r"\boxed{7}", "7").reason == "correct"
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)

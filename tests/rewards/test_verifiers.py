@@ -11,7 +11,7 @@ from posttrain.rewards import exact_match, math, numeric, regex
 from posttrain.rewards.verifiers import BUILTINS
 from posttrain.verify.mathematics import guard
 from posttrain.verify.mathematics.golds import math_gold
-from posttrain.verify.mathematics.presets import math_quick
+from posttrain.verify.mathematics.presets import in_time
 
 MATH = Path(__file__).parents[3] / "shared" / "data" / "math"
 needs_data = pytest.mark.skipif(not MATH.is_dir(), reason="the shared data folder is not there")
@@ -132,8 +132,8 @@ def unhurried(monkeypatch):
 @pytest.mark.usefixtures("unhurried")
 def test_only_algebra_goes_to_a_worker():
     for completion, gold in [("#### 1,000", "1000.0"), (r"\boxed{x^2}", "1000"), (r"\boxed{(x+1)^2}", "x^2+2x+1")]:
-        assert math_quick(completion, gold) is not None
-    assert math_quick(r"\boxed{\sec^2 y}", r"\tan^2 y + 1") is None
+        assert in_time(math)(completion, gold) is not None
+    assert in_time(math)(r"\boxed{\sec^2 y}", r"\tan^2 y + 1") is None
 
 
 def test_no_model_text_is_executed(tmp_path):
@@ -165,5 +165,5 @@ def test_a_gold_answer_of_the_wrong_kind_says_so():
 def test_every_gold_of_gsm8k_and_svamp_is_a_number_and_right_for_itself(file, column):
     for row in rows(file):
         text = f"Therefore the answer is ${math_gold(row[column])}."
-        assert numeric(text, row[column]) == math_quick(text, row[column]) == 1.0
+        assert numeric(text, row[column]) == in_time(math)(text, row[column]) == 1.0
         assert numeric(f"\\boxed{{{math_gold(row[column])}1}}", row[column]) == 0.0

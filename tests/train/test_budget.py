@@ -31,7 +31,7 @@ def train(folder: Path, name: str, **overrides) -> Run:
         "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 5, "prompts_per_step": 2, "learning_rate": 0.01},
-        "evaluation": {"prompts": 3, "samples": 0, "every": 2},
+        "evaluation": {"writing": 0, "prompts": 3, "samples": 0, "every": 2},
         "checkpoint": {"every": 2},
         "guards": {"max_truncated": 1.0, "no_signal_steps": 99},
         "output": str(folder / name),

@@ -54,7 +54,7 @@ def settings(folder: Path, name: str, **train) -> dict[str, object]:
         "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 4, "prompts_per_step": 2, "learning_rate": 1e-3, **train},
-        "evaluation": {"prompts": 3, "samples": 1},
+        "evaluation": {"writing": 0, "prompts": 3, "samples": 1},
         "checkpoint": {"every": 2, "keep": 9},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / name),

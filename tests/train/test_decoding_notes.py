@@ -19,7 +19,7 @@ def warnings_of(tmp_path, model):
             "rewards": [{"function": f"{tmp_path / 'rewards.py'}:length"}],
             "sampling": {"group_size": 2, "max_completion_length": 4},
             "train": {"steps": 1, "prompts_per_step": 2},
-            "evaluation": {"prompts": 2, "samples": 1},
+            "evaluation": {"writing": 0, "prompts": 2, "samples": 1},
             "guards": {"max_truncated": 1.0},
             "output": str(tmp_path / "run"),
         }

@@ -42,7 +42,7 @@ def settings(model: Path, output: Path, **more: Any) -> dict[str, Any]:
         "train": {"steps": 1, "prompts_per_step": 4, "learning_rate": 1e-3},
         "sampling": {"max_completion_length": 4, "group_size": 2},
         "guards": {"max_truncated": 1.0},
-        "evaluation": {"samples": 0, "prompts": 4},
+        "evaluation": {"writing": 0, "samples": 0, "prompts": 4},
         "output": str(output),
         "report": False,
         **more,

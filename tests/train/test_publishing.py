@@ -37,7 +37,7 @@ def train(folder: Path, name: str, **overrides) -> Run:
         "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 6, "prompts_per_step": 2, "learning_rate": 0.01, "publish_every": 3},
-        "evaluation": {"prompts": 3, "samples": 1},
+        "evaluation": {"writing": 0, "prompts": 3, "samples": 1},
         "checkpoint": {"every": 1, "keep": 9},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / name),

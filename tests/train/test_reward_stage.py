@@ -58,7 +58,7 @@ def config(folder: Path, name: str) -> dict:
         },
         "sampling": {"group_size": 4, "max_completion_length": 5},
         "train": {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 5e-3},
-        "evaluation": {"prompts": 10, "samples": 0},
+        "evaluation": {"writing": 0, "prompts": 10, "samples": 0},
         "checkpoint": {"every": 4},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / name),

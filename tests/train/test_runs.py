@@ -34,7 +34,7 @@ def train(folder, name, **overrides):
         "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-3},
-        "evaluation": {"prompts": 2, "samples": 0},
+        "evaluation": {"writing": 0, "prompts": 2, "samples": 0},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / name),
         "report": False,

@@ -70,7 +70,7 @@ def begun(tmp_path: Path, model: Path, algorithm: str, **data: Any) -> Path:
         "rewards": [{"function": f"{tmp_path / 'rewards.py'}:reward"}],
         "sampling": {"max_completion_length": 4, "group_size": 2},
         "guards": {"max_truncated": 1.0},
-        "evaluation": {"samples": 0},
+        "evaluation": {"writing": 0, "samples": 0},
     }
     pt.train(
         {

@@ -41,7 +41,7 @@ def begun(tmp_path: Path, model: Path) -> Path:
         "rewards": [{"function": f"{tmp_path / 'mine.py'}:reward", "weight": 2.0}],
         "sampling": {"max_completion_length": 4, "group_size": 2},
         "guards": {"max_truncated": 1.0},
-        "evaluation": {"samples": 0},
+        "evaluation": {"writing": 0, "samples": 0},
         "train": {"steps": 1, "prompts_per_step": 4},
         "output": str(tmp_path / "run"),
         "report": False,

@@ -267,7 +267,7 @@ def online(folder: Path, model: Path, name: str, **changes: Any) -> dict[str, An
         "rewards": [{"model": str(model)}],
         "sampling": {"group_size": 8, "max_completion_length": 8},
         "train": {"steps": 20, "prompts_per_step": 6, "learning_rate": 5e-3},
-        "evaluation": {"samples": 0},
+        "evaluation": {"writing": 0, "samples": 0},
         "guards": {"max_truncated": 1.0, "max_unscored": 1.0},
         "output": str(folder / name),
         "report": False,

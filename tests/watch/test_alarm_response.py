@@ -165,7 +165,7 @@ def gamed(folder, **alarms):
         "check": [{"function": f"{folder / 'functions.py'}:rejects", "label": "sound"}],
         "sampling": {"group_size": 8, "max_completion_length": 6},
         "train": {"steps": 6, "prompts_per_step": 4, "learning_rate": 3e-3},
-        "evaluation": {"prompts": 8, "samples": 0, "every": 2},
+        "evaluation": {"writing": 0, "prompts": 8, "samples": 0, "every": 2},
         "checkpoint": {"every": 2},
         "guards": {"max_truncated": 1.0},
         "alarms": {"gap": 0.05, "reference_steps": 1, "disagreement_ratio": None, "length_correlation": None} | alarms,

@@ -63,7 +63,7 @@ def config_of(folder, name, check="rejects", **alarms) -> dict:
         "check": [{"function": f"{folder / 'functions.py'}:{check}", "label": "sound"}] if check else [],
         "sampling": {"group_size": 8, "max_completion_length": 6},
         "train": {"steps": 8, "prompts_per_step": 4, "learning_rate": 3e-3},
-        "evaluation": {"prompts": 4, "samples": 0},
+        "evaluation": {"writing": 0, "prompts": 4, "samples": 0},
         "checkpoint": {"every": 2, "keep": 1},
         "guards": {"max_truncated": 1.0},
         "alarms": ({"cusum_limit": 17, "baseline_disagreement": 0.01} if check else {}) | alarms,
@@ -235,7 +235,7 @@ def test_a_run_that_was_killed_fires_where_the_other_did(folder, gamed, killed_a
 @pytest.mark.slow
 def test_an_evaluation_that_a_kill_cut_off_is_made_up_for(folder):
     """It comes after the checkpoint of its step: killed between the two, the resumed run measures first."""
-    settings = {"evaluation": {"prompts": 4, "samples": 0, "every": 2}}
+    settings = {"evaluation": {"writing": 0, "prompts": 4, "samples": 0, "every": 2}}
     whole = posttrain.train(config_of(folder, "evaluated") | settings)
     config = config_of(folder, "evaluated-killed") | settings
     killed = KILLED.replace("api.one_step = and_die", SAVES_AND_DIES)
@@ -273,7 +273,7 @@ def test_a_check_is_no_reward_and_what_it_says_are_no_scores():
 
 
 def test_nothing_that_trains_names_the_check():
-    """Who may hold it: where it is made, the measure, the alarms. What it judges with is read by the measure alone."""
+    """Who may hold it: where it is made, and the alarms. What it judges with is read where the measure is made."""
     holders, readers = set(), set()
     for path in SOURCE.rglob("*.py"):
         name = path.relative_to(SOURCE).as_posix()

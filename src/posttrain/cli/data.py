@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from posttrain.cli.output import AsJson, answer
+from posttrain.cli.output import AnswerColumn, AsJson, answer
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ def check(
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
     ] = None,
-    answer_column: Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")] = None,
+    answer_column: AnswerColumn = None,
     column: Annotated[
         list[str] | None, typer.Option(help="What the data calls a column, for example chosen=better; more than once.")
     ] = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from posttrain.cli.output import AsJson, answer
+from posttrain.cli.output import AnswerColumn, AsJson, PromptColumn, answer
 from posttrain.importing import uncollected
 
 
@@ -20,8 +20,8 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Held-out data: file, glob, dataset name or task:NAME.")] = None,
     reward: Annotated[list[str] | None, typer.Option(help="Name, path.py:function or YAML entry; repeatable.")] = None,
     check: Annotated[list[str] | None, typer.Option(help="Independent check, named like a reward; repeatable.")] = None,
-    prompt: Annotated[str | None, typer.Option(help='Prompt column, or a template: "{Body} {Question}".')] = None,
-    answer_column: Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")] = None,
+    prompt: PromptColumn = None,
+    answer_column: AnswerColumn = None,
     samples: Annotated[
         int | None, typer.Option("--samples", "-k", min=0, help="Sampled answers per prompt; 0: greedy only.")
     ] = None,

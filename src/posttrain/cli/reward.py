@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from posttrain.cli.output import AsJson, answer
+from posttrain.cli.output import AnswerColumn, AsJson, PromptColumn, answer
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -19,24 +19,27 @@ if TYPE_CHECKING:
 
 reward_app = typer.Typer(help="Test and audit a reward before it is trained on.", no_args_is_help=True)
 
+Subject = Annotated[
+    str, typer.Argument(metavar="CONFIG|REWARD", help="A run's YAML or TOML file; or a name, path.py:function.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of a file.")
+]
+Data = Annotated[str | None, typer.Option(help="Of a reward by itself: file, glob, dataset or task:NAME.")]
 FAILED = 1
 """Exit code of a test or an audit in which something failed."""
 
 
 @reward_app.command("test", no_args_is_help=True)
 def try_out(
-    subject: Annotated[
-        str, typer.Argument(metavar="CONFIG|REWARD", help="A run's YAML or TOML file; or a name, path.py:function.")
-    ],
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of a file.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="Of a reward by itself: file, glob, dataset or task:NAME.")] = None,
+    subject: Subject,
+    settings: Settings = None,
+    data: Data = None,
     model: Annotated[
         str | None, typer.Option(help="Model whose answers are scored; default: that of the file.")
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help='Prompt column, or a template: "{Body} {Question}".')] = None,
-    answer_column: Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")] = None,
+    prompt: PromptColumn = None,
+    answer_column: AnswerColumn = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts that the model answers.")] = 32,
     samples: Annotated[
         int | None, typer.Option("--samples", "-k", min=2, help="Its answers to each; default: sampling.group_size.")
@@ -68,15 +71,11 @@ def try_out(
 
 @reward_app.command("audit", no_args_is_help=True)
 def audit(
-    subject: Annotated[
-        str, typer.Argument(metavar="CONFIG|REWARD", help="A run's YAML or TOML file; or a name, path.py:function.")
-    ],
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of a file.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="Of a reward by itself: file, glob, dataset or task:NAME.")] = None,
-    prompt: Annotated[str | None, typer.Option(help='Prompt column, or a template: "{Body} {Question}".')] = None,
-    answer_column: Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")] = None,
+    subject: Subject,
+    settings: Settings = None,
+    data: Data = None,
+    prompt: PromptColumn = None,
+    answer_column: AnswerColumn = None,
     kind: Annotated[
         str | None, typer.Option(help="What it rewards: exact, literal, judge, code, format, length.")
     ] = None,

@@ -107,14 +107,17 @@ A_SLIP = 0.75
 """From this likeness on, a name is another one with a slip of the keys in it."""
 
 
-def nearest_algorithm(given: str, known: Mapping[str, str] | None = None) -> tuple[str, str]:
+def nearest_algorithm(
+    given: str, known: Mapping[str, str] | None = None, *, spelt: str | None = None
+) -> tuple[str, str]:
     """(what is allowed, how to fix it) for a name that no algorithm has: the one that was probably meant, and not all
-    of them. `known` are other names, and the key of each."""
+    of them. `known` are other names, and the key of each; `spelt` is the given one in their spelling."""
     names, everything = known or {key: key for key in ALGORITHMS}, "`posttrain explain` lists them all."
     if same := value_of_ours("algorithm.name", given):
         return "", f"{same} {everything}"
-    close = nearest(given, names)
-    if close is None or SequenceMatcher(None, given, close).ratio() < A_SLIP:
+    spelt = spelt or given
+    close = nearest(spelt, names)
+    if close is None or SequenceMatcher(None, spelt, close).ratio() < A_SLIP:
         everything += (
             f" One of your own is known where posttrain.algorithms.ALGORITHMS[{given!r}] = its class was run, and "
             f"everywhere once its package has an entry point of the group {ENTRY_POINTS}."

@@ -14,6 +14,7 @@ would be 1. Each says everything it stands for, so that no default of ours can m
     trl-dapo             TRL's default, loss_type = "dapo": the mean over all tokens of the step
     trl-rloo             TRL's RLOO: the ratio of the whole completion, clipped, and the KL in its reward
     verl-grpo            verl's adv_estimator = grpo with its loss "vanilla", which always has a dual clip of 3
+    verl-otb             verl's adv_estimator = optimal_token_baseline with the same loss
     openrlhf-group-norm  OpenRLHF's group_norm: k1 in the reward of each token, after the normalisation
     openrlhf-reinforce   OpenRLHF's reinforce: returns whitened over tokens, squares divided by n
     areal-decoupled      AReaL's decoupled PPO over group-normalised rewards, its weight masked above 5
@@ -25,7 +26,8 @@ would be 1. Each says everything it stands for, so that no default of ours can m
     trl-simpo            TRL's CPO with loss_type = "simpo" and cpo_alpha = 0, without which it adds a likelihood term
 
 Not reproduced: OpenRLHF clips normalised rewards to +-10 (groups of about a hundred and more); AReaL's recipe for GSM8K
-normalises a second time over the batch; TRL logs the KL as ratio * k3, whose gradient is that of k3_corrected here.
+normalises a second time over the batch; TRL logs the KL as ratio * k3, whose gradient is that of k3_corrected here;
+verl's optimal token baseline trains the end of the longest of several answers with equal rewards.
 """
 
 from __future__ import annotations

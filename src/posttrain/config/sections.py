@@ -348,6 +348,9 @@ class GuardConfig(Part):
     """Steps in a row above max_truncated."""
     publish_tolerance: Positive | None = None
     """Nats per token that trainer and sampler may differ by after the weights were published. null: by precision."""
+    stalled_minutes: Positive | None = 30.0
+    """Minutes that may pass without a token, a micro-batch, a reward or anything on file. Then the process ends, with
+    the stack of each thread in stalled.txt; `posttrain resume` continues the run. null: no limit."""
 
 
 class AlarmConfig(Part):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from posttrain.engines.sampler import SamplingSettings
 from posttrain.engines.sampling import StopStrings, UniformStream, choose, is_whole, token_logprobs, uniforms
+from posttrain.heartbeat import beat
 from posttrain.models.acceleration import acceleration
 from posttrain.models.compute import PLAIN, Compute
 from posttrain.types import FinishReason
@@ -163,6 +164,7 @@ class Engine:
         ids_B = torch.zeros(0, dtype=torch.long, device=device)
         while queue or running:
             arrivals = self._admit(queue, running)
+            beat("a token was drawn")
             logits_BV = self.rows.step(ids_B, arrivals)
             ids_B, logprobs_B = self.choose(logits_BV, running)
             if ended := self._record(running, ids_B.tolist(), logprobs_B.tolist()):

@@ -45,7 +45,7 @@ from posttrain.report.heldout import measure_of
 from posttrain.report.lines import evaluation_line
 from posttrain.report.spans import show_change, span
 from posttrain.report.store import mapping
-from posttrain.rewards.step_model import load_model_reward
+from posttrain.rewards.model import load_model_reward
 
 SCORED: tuple[Kind, ...] = ("pairs", "ratings", "steps")
 LIKE: Mapping[Kind, str] = {"pairs": "simpo", "labels": "kto", "examples": "sft"}

@@ -9,7 +9,7 @@ from posttrain.rewards.verifiers import BUILTINS
 from posttrain.verify.mathematics.choices import choice_of
 from posttrain.verify.mathematics.extract import Reader, extract
 from posttrain.verify.mathematics.numeric import WORDS, number_of
-from posttrain.verify.mathematics.prose import Number
+from posttrain.verify.mathematics.values import Number
 
 if TYPE_CHECKING:
     from posttrain.rewards import RewardSet
@@ -72,7 +72,7 @@ _READERS: dict[str, Extract] = {
 
 
 def _spelled(number: Number) -> str:
-    return f"{number.value}{'%' if number.percent else ''}"
+    return f"{number.value * 100}%" if number.percent else str(number.value)
 
 
 def _spelled_alike(one: str, other: str) -> bool:

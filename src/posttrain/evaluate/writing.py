@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -141,7 +140,6 @@ class WithWriting:
         measured = self.measure(folder, name)
         if name.startswith("step"):
             return measured
-        started = time.perf_counter()
         drawn = "greedy" in measured.get(name, {})
         answers = answers_on_file(folder, name) if drawn else self.answer(self.asked.prompts)
         text, text_bytes = self.score_text()
@@ -157,7 +155,6 @@ class WithWriting:
                 "given": given_measures(self.asked.given),
                 **{side: writing_measures(one, self.confidence) for side, one in sides.items() if one is not None},
                 **({} if before is None else {"difference": writing_changes(before, now, self.confidence)}),
-                "seconds": time.perf_counter() - started,
             },
         }
 

@@ -3,7 +3,7 @@
 Nothing is written down twice: the formula is the docstring of the algorithm's file, settings come from its fields, and
 what a setting makes it need is found by trying.
 
-`python -m posttrain.explain docs/algorithms` writes the pages anew.
+`page.py` writes the pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -29,7 +29,7 @@ from posttrain.algorithms.off_policy.correction import NAMED
 from posttrain.algorithms.settings import attributes
 from posttrain.config.algorithm import nearest_algorithm
 from posttrain.errors import ConfigError
-from posttrain.explain.correction import DECOUPLED, correction_page, correction_settings
+from posttrain.explain.correction import DECOUPLED, correction_settings
 
 DATA: dict[DataKind, str] = {
     "prompts": "prompts and a reward; completions are sampled during training",
@@ -165,14 +165,14 @@ class Explanation:
         return "\n".join(_wrapped(f"{name:<13}{text}", 2, hanging=13) for name, text in lines.items())
 
     def to_markdown(self) -> str:
-        settings = _table(
+        settings = table(
             ("setting", "type", "default", "meaning", "source of the default"),
             [(f"`{s.name}`", s.type, f"`{_value(s.default)}`", s.doc, s.source) for s in self.settings],
         )
-        needs = _table(("need", "when", "meaning"), [(f"`{n.name}`", n.when, n.meaning) for n in self.needs])
-        metrics = _table(("metric", "formula"), [(f"`{name}`", formula) for name, formula in self.metrics.items()])
+        needs = table(("need", "when", "meaning"), [(f"`{n.name}`", n.when, n.meaning) for n in self.needs])
+        metrics = table(("metric", "formula"), [(f"`{name}`", formula) for name, formula in self.metrics.items()])
         parts = [
-            "<!-- generated from the class: python -m posttrain.explain docs/algorithms -->",
+            "<!-- generated from the class: python -m posttrain.explain.page docs/algorithms -->",
             f"# {self.title}",
             f"`{self.config}` · {self.paper}",
             self.summary,
@@ -186,7 +186,7 @@ class Explanation:
             needs if self.needs else "Needs nothing beside the policy's own log-probabilities.",
             "Models in memory:\n\n" + _bullets(self.models),
             "## Choices",
-            _table(("choice", "here"), list(self.choices.items())),
+            table(("choice", "here"), list(self.choices.items())),
             *_option_tables(self.options),
             "## How it differs from the paper and from other implementations",
             _bullets(self.differs) if self.differs else "It does not.",
@@ -205,7 +205,7 @@ def explain(name: str) -> Explanation:
     ('dr_grpo', 'dr_grpo', 'rloo')
     """
     if (key := find(name)) == DECOUPLED_KEY:
-        return _decoupled()
+        return decoupled_ppo()
     cls = ALGORITHMS[key]
     card = cls.card
     return Explanation(
@@ -234,7 +234,7 @@ def options_of_choices() -> dict[str, dict[str, str]]:
     return {choice: options for choice, options in told_in("options").items() if choice != "correction"}
 
 
-def _decoupled() -> Explanation:
+def decoupled_ppo() -> Explanation:
     """Decoupled PPO is a correction that each algorithm takes: told like one, because people look for it by name."""
     correction, metrics = NAMED["decoupled"], clip_formulas() | RATIO_METRICS | CORRECTION_METRICS
     told = card(DECOUPLED_KEY, metrics)
@@ -273,67 +273,8 @@ def find(name: str) -> str:
     wanted = _plain(path.stem if path.suffix in (".py", ".md") else name)
     if wanted in known:
         return known[wanted]
-    allowed, fix = nearest_algorithm(wanted, known)
+    allowed, fix = nearest_algorithm(name, known, spelt=wanted)
     raise ConfigError(given=f"there is no algorithm {name!r}", allowed=allowed, fix=fix)
-
-
-def write_docs(folder: str | Path) -> list[Path]:
-    """Write one page per algorithm and an index into `folder`; returns the files."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    explanations = [explain(key) for key in ALGORITHMS]
-    pages = {f"{e.key}.md": e.to_markdown() for e in (*explanations, _decoupled())}
-    pages |= {"README.md": _index(explanations), "correction.md": correction_page()}
-    for name, text in pages.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in pages]
-
-
-def _index(explanations: list[Explanation]) -> str:
-    rows = [
-        (f"[`{e.key}`]({e.key}.md)", e.summary, ", ".join(f"{n.name} ({n.when})" for n in e.needs) or "nothing more")
-        for e in explanations
-    ]
-    return (
-        "<!-- generated from the classes: python -m posttrain.explain docs/algorithms -->\n\n"
-        "# Algorithms\n\nThe same from the command line: `posttrain explain grpo`.\n\n"
-        + _table(("algorithm", "idea", "needs"), rows)
-        + "\n\n"
-        + _policy_gradients(explanations)
-        + "\n\n"
-        + _preference_losses(explanations)
-        + "\n"
-    )
-
-
-def _matrix(explanations: list[Explanation], choices: Sequence[str]) -> str:
-    """The algorithms that are made of these choices, with what each has chosen."""
-    those = [e for e in explanations if set(choices) <= set(e.choices)]
-    return _table(
-        ("algorithm", *choices), [(f"[`{e.key}`]({e.key}.md)", *(e.choices[name] for name in choices)) for e in those]
-    )
-
-
-def _policy_gradients(explanations: list[Explanation]) -> str:
-    """The policy-gradient family as what it is: points in a product of choices."""
-    named = ["baseline", "normalisation", "ratio", "trust_region", "kl", "aggregation", "filter", "shaping"]
-    return (
-        "## One family\n\n"
-        "Every policy-gradient method is one point in a product of nine choices. These are the names that\n"
-        "`policy_gradient` takes, so that any other point can be had from a config; the ninth,\n"
-        "[correction](correction.md), any of them takes (off-policy weights and masks, "
-        "[decoupled PPO](decoupled_ppo.md)).\nA test holds each algorithm to its row.\n\n"
-        + _matrix(explanations, named)
-    )
-
-
-def _preference_losses(explanations: list[Explanation]) -> str:
-    return (
-        "## Preference losses\n\n"
-        "Each is a score of an answer, a margin made of scores, a link that makes a loss of the margin, and what is\n"
-        "added to it. What the reference says is computed once, before the first step.\n\n"
-        + _matrix(explanations, ["score", "reference", "margin", "link", "extra"])
-    )
 
 
 def _plain(name: str) -> str:
@@ -499,9 +440,9 @@ def _pairs(told: dict[str, str]) -> list[str]:
 
 def _option_tables(options: dict[str, dict[str, str]]) -> Iterator[str]:
     for choice, abouts in options.items():
-        yield _table((choice, "what it is"), [(f"`{name}`", about) for name, about in abouts.items()])
+        yield table((choice, "what it is"), [(f"`{name}`", about) for name, about in abouts.items()])
 
 
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     cells = [header, ("---",) * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)

@@ -12,7 +12,7 @@ from posttrain.algorithms.off_policy.apply import CORRECTION_METRICS
 from posttrain.algorithms.off_policy.correction import DEFAULTS, NAMED, Correction
 
 _HEAD = """\
-<!-- generated from the classes: python -m posttrain.explain docs/algorithms -->
+<!-- generated from the classes: python -m posttrain.explain.page docs/algorithms -->
 
 # Off-policy correction
 

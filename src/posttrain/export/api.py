@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig
 
-from posttrain.errors import ConfigError, DoesNotFit, ExportError
+from posttrain.errors import ConfigError, DoesNotFit, ExportError, ModelError
 from posttrain.export import replay as replay_script
 from posttrain.export.card import write_card
 from posttrain.export.compare import Replay, compare
@@ -165,12 +166,27 @@ def _dtype_of(origin: Origin) -> str:
 def _writer(to: str, origin: Origin) -> Callable[[LoadedModel, Path, str], Written]:
     """How the folder is filled. Raises what is wrong with the form before anything is computed."""
     if to == "gguf":
-        from posttrain.export.gguf import require, write_gguf
+        _require_gguf(origin)
+        from posttrain.export.gguf.writer import write_gguf
 
-        require(origin)
         return lambda loaded, folder, dtype: write_gguf(merged(loaded), folder, name=origin.name, dtype=dtype)
     facts = ScoringFacts.read(Path(origin.model.path)) if origin.head != "tokens" else None
     return lambda loaded, folder, dtype: write_hf(merged(loaded), origin.head, folder, dtype=dtype, facts=facts)
+
+
+def _require_gguf(origin: Origin) -> None:
+    """Raises ModelError without the package gguf, and ConfigError for a model that scores."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError(
+            given="--to gguf needs the package gguf, which is not installed",
+            fix="Run: pip install 'posttrain[gguf]'",
+        )
+    if origin.head != "tokens":
+        raise ConfigError(
+            given=f"{origin.name} scores rows, and --to gguf writes language models",
+            allowed="hf",
+            fix="Export with --to hf.",
+        )
 
 
 def _free() -> None:

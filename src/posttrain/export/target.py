@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all: written beside its place, renamed at the end."""
+"""The folder of an export: it appears whole or not at all, written beside its place and renamed at the end."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from posttrain.heartbeat import beat
 from posttrain.models.packing import Family, alone, find_families, needed_tokens
 from posttrain.types import Batch
 
@@ -175,5 +176,6 @@ def microbatches(batch: Batch, tokens_per_microbatch: int, *, share: bool = True
     units = [unit for unit in batch.units if any(trains[row] for row in unit)]
     families = find_families(batch.tokens.input_ids_BT, needed_B) if share else alone(needed_B)
     for part in plan_units(units, families, needed_B.tolist(), tokens_per_microbatch):
+        beat("a micro-batch began")
         rows = [row for place in part for row in units[place]]
         yield rows, batch.rows(rows)

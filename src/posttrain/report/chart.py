@@ -1,4 +1,4 @@
-"""One drawn plot: its lines, what it says to those who do not see it, and the values to read off."""
+"""The curated plots, and a drawn one: its lines, its text for those who do not see it, the values to read off."""
 
 from __future__ import annotations
 

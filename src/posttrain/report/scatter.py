@@ -1,9 +1,7 @@
-"""Points over one quantity each, as SVG text: what was tried, what came of it, and where it turns.
+"""Points as SVG text: what was tried and what came of it; what something costs against how good it is.
 
 Shapes say what colours say: a dot that ended well, a faint dot that was stopped early, a cross that collapsed, a ring
 around the best.
-
-What something costs against how good it is: a point per thing compared, with its interval, and who is not beaten.
 """
 
 from __future__ import annotations

@@ -34,36 +34,11 @@ if TYPE_CHECKING:
     from posttrain.verify.verdict import Verdict
 
 __all__ = [
-    "Failure",
-    "Reward",
-    "RewardSet",
-    "Scores",
-    "Verdict",
-    "aime",
-    "arora_zanette",
-    "build_rewards",
-    "check_gold",
-    "cosine",
-    "countdown",
-    "enforce_limit",
-    "exact_match",
-    "finished",
-    "format_tags",
-    "fuzzy_match",
-    "gsm8k",
-    "json_schema",
-    "kimi_length",
-    "l1_exact",
-    "l1_max",
-    "math",
-    "math500",
-    "math_lenient",
-    "multiple_choice",
-    "numeric",
-    "regex",
-    "soft_overlong",
-    "svamp",
-]
+    "Failure", "Reward", "RewardSet", "Scores", "Verdict", "aime", "arora_zanette", "build_rewards", "check_gold",
+    "cosine", "countdown", "enforce_limit", "exact_match", "finished", "format_tags", "fuzzy_match", "gsm8k",
+    "json_schema", "kimi_length", "l1_exact", "l1_max", "math", "math500", "math_lenient", "multiple_choice",
+    "numeric", "regex", "soft_overlong", "svamp",
+]  # fmt: skip
 
 _PLACES = {
     **dict.fromkeys(("format_tags", "json_schema"), "rewards.format"),

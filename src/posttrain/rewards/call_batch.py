@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.errors import RewardError
+from posttrain.heartbeat import beat
 from posttrain.rewards.calls import Outcome
 from posttrain.rewards.components import Component, Row
 from posttrain.rewards.scores import Failure
@@ -50,6 +51,7 @@ class CallBatch:
 
     def settle(self, outcomes: Sequence[Outcome], judgements: Sequence[Judgement] = ()) -> None:
         """Enter the outcomes of the open calls, in their order, and what a judge said for them."""
+        beat("rewards came back")
         for number, outcome in zip(self.open, outcomes, strict=True):
             self._outcomes[number] = outcome
         self.judgements, self.asked = tuple(judgements), outcomes

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Outcome, Runner, Signature, run_call
-from posttrain.rewards.gates import GATE_STATE, Gate, GateLike
+from posttrain.rewards.gates import GATE_STATE, Gate
 from posttrain.rewards.load import Target
 from posttrain.rewards.missing import missing_column
 from posttrain.rewards.pool import Job
 from posttrain.rewards.verifiers import Builtin
 
 if TYPE_CHECKING:  # the records import torch, which a reward worker does not need
-    from posttrain.config import JudgeConfig
+    from posttrain.config import CheckConfig, JudgeConfig, RewardConfig
+    from posttrain.config.scorers import GateConfig
     from posttrain.rewards.judge import Judge
     from posttrain.rewards.model import ModelReward
     from posttrain.types import Completion, Prompt
@@ -26,29 +27,6 @@ GIVEN_NAMES = frozenset({"prompt", "prompts", "completion", "completions", "comp
 
 Unit = Literal["row", "group", "all"]
 """One completion, those of one prompt, or those of the whole step."""
-
-
-class RewardLike(Protocol):
-    """What is read of a configured reward: `posttrain.config.RewardConfig` has it, and so has `Reward`."""
-
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def function(self) -> str | Callable[..., Any] | None: ...
-    @property
-    def model(self) -> str | None: ...
-    @property
-    def judge(self) -> JudgeConfig | Mapping[str, Any] | None: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def timeout(self) -> float: ...
-    @property
-    def settings(self) -> Mapping[str, Any]: ...
-    @property
-    def label(self) -> str | None: ...
-    @property
-    def gate(self) -> GateLike | str | Mapping[str, Any] | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +49,12 @@ class Reward:
     """Keyword arguments of every call."""
     label: str | None = None
     """Its name in metrics and messages; by default that of the function."""
-    gate: GateLike | str | Mapping[str, Any] | None = None
+    gate: GateConfig | Gate | str | Mapping[str, Any] | None = None
     """Label of the reward that has to reach 1, or another `at_least`, for this one to count: see `gates.py`."""
+
+
+RewardLike: TypeAlias = "RewardConfig | CheckConfig | Reward"
+"""A reward as a config declares it, or as Python code writes it."""
 
 
 class Row(NamedTuple):

@@ -8,8 +8,9 @@ when it is done with the last ones. What computes in this process with the train
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from posttrain.rewards.calls import Outcome, Runner
 
@@ -20,24 +21,23 @@ if TYPE_CHECKING:
     from posttrain.rewards.worker_process import Task
 
 
-class Dispatcher(Protocol):
+class Dispatcher(ABC):
     """Fills the batches of one component."""
 
+    @abstractmethod
     def add(self, batch: CallBatch) -> None:
         """Begin with it as soon as its turn has come. Raises what an earlier batch has run into."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - nothing is held back
         """There will be no more batches."""
-        ...
 
+    @abstractmethod
     def wait(self) -> None:
         """Until all batches are filled; raises what kept one from it."""
-        ...
 
+    @abstractmethod
     def abandon(self) -> None:
         """Stop: nobody will look at the batches."""
-        ...
 
 
 def open_dispatcher(component: Component, pool: WorkerPool) -> Dispatcher:
@@ -51,7 +51,7 @@ def open_dispatcher(component: Component, pool: WorkerPool) -> Dispatcher:
     return LastDispatcher(component)
 
 
-class PoolDispatcher:
+class PoolDispatcher(Dispatcher):
     """Calls in worker processes, queued in the order of arrival."""
 
     def __init__(self, component: Component, pool: WorkerPool) -> None:
@@ -60,9 +60,6 @@ class PoolDispatcher:
 
     def add(self, batch: CallBatch) -> None:
         self._begun.append((batch, self._pool.submit(self._component.job(batch.open_calls))))
-
-    def close(self) -> None:
-        """Nothing was held back."""
 
     def wait(self) -> None:
         while self._begun:
@@ -74,7 +71,7 @@ class PoolDispatcher:
         self._pool.abandon(task for _, task in self._begun)
 
 
-class ThreadDispatcher:
+class ThreadDispatcher(Dispatcher):
     """Sheets filled by a thread, as many at a time as have arrived."""
 
     def __init__(self, fill: Callable[[Sequence[CallBatch]], None], *, held: bool = False, spare: bool = False) -> None:
@@ -183,7 +180,7 @@ class JudgeDispatcher(ThreadDispatcher):
             batch.settle(*graded)
 
 
-class LastDispatcher:
+class LastDispatcher(Dispatcher):
     """A model in this process, once nothing is sampled any more: in the thread that waits."""
 
     def __init__(self, component: Component) -> None:
@@ -192,9 +189,6 @@ class LastDispatcher:
 
     def add(self, batch: CallBatch) -> None:
         self._sheets.append(batch)
-
-    def close(self) -> None:
-        """Nothing to begin with."""
 
     def wait(self) -> None:
         for batch in self._sheets:

@@ -10,23 +10,17 @@ What is compared is the other reward's own score, before its weight and its own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ConfigError
 
+if TYPE_CHECKING:
+    from posttrain.config.scorers import GateConfig
+
 GATE_STATE = "correct"
 """The parameter by which a function learns whether its gate is open, for each completion; it is then not gated."""
-
-
-class GateLike(Protocol):
-    """What is read of a configured gate: `posttrain.config.GateConfig` has it, and so has `Gate`."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def at_least(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +31,7 @@ class Gate:
     at_least: float = 1.0
 
     @staticmethod
-    def of(given: GateLike | str | Mapping[str, Any] | None) -> Gate | None:
+    def of(given: GateConfig | Gate | str | Mapping[str, Any] | None) -> Gate | None:
         """A label alone stands for a score of at least 1."""
         if given is None:
             return None
@@ -59,29 +53,3 @@ class Gate:
         (True, False, None)
         """
         return None if score is None else score >= self.at_least
-
-
-class Gated(Protocol):
-    @property
-    def label(self) -> str: ...
-    @property
-    def gate(self) -> Gate | None: ...
-    @property
-    def receives_gate(self) -> bool: ...
-
-
-Some = TypeVar("Some", bound=Gated)
-
-
-def in_waves(components: Sequence[Some]) -> list[list[Some]]:
-    """Components that can be computed side by side, and after them those that are told what came of them."""
-    by_label = {component.label: component for component in components}
-
-    def depth(component: Gated) -> int:
-        return 1 + depth(by_label[component.gate.label]) if component.receives_gate and component.gate else 0
-
-    depths = [depth(component) for component in components]
-    return [
-        [component for component, found in zip(components, depths, strict=True) if found == level]
-        for level in sorted(set(depths))
-    ]

@@ -97,8 +97,10 @@ def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Componen
 
 
 def _load_model(reward: RewardLike, folder: Path | None, device: str) -> Component:
-    from posttrain.rewards.model import FORM  # imports torch and transformers
-    from posttrain.rewards.step_model import load_model_reward
+    from posttrain.rewards.model import (
+        FORM,  # imports torch and transformers
+        load_model_reward,
+    )
 
     assert reward.model is not None
     common = {"weight": float(reward.weight), "timeout": float(reward.timeout), "settings": dict(reward.settings)}

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from posttrain.rewards.call_batch import CallBatch, Read, check_scale, read_all
 from posttrain.rewards.components import Component, Row
 from posttrain.rewards.dispatch import Dispatcher, LastDispatcher, open_dispatcher
-from posttrain.rewards.gates import in_waves
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.scores import Scores, behind_gate, weighted_sum
 
@@ -202,3 +201,17 @@ def is_open(component: Component, read: Mapping[str, Read]) -> list[bool | None]
 def _grouped(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
     """A flat list of rows as one list per prompt."""
     return [list(values[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+
+
+def in_waves(components: Sequence[Component]) -> list[list[Component]]:
+    """Components that can be computed side by side, and after them those that are told what came of them."""
+    by_label = {component.label: component for component in components}
+
+    def depth(component: Component) -> int:
+        return 1 + depth(by_label[component.gate.label]) if component.receives_gate and component.gate else 0
+
+    depths = [depth(component) for component in components]
+    return [
+        [component for component, found in zip(components, depths, strict=True) if found == level]
+        for level in sorted(set(depths))
+    ]

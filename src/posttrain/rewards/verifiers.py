@@ -124,11 +124,11 @@ BUILTINS: dict[str, Builtin] = {
     },
     "code": Builtin(function=code, target="posttrain.verify.programs:code", golds=COLUMNS, runner=CodeRunner),
     **{
-        name: Builtin(function=function, target=f"{_ALGEBRA}:{name}", quick=quick, training=_BOX)
-        for name, function, quick in (
-            ("math", presets.math, presets.math_quick),
-            ("math500", presets.math500, presets.math500_quick),
-            ("math_lenient", presets.math_lenient, presets.math_lenient_quick),
+        name: Builtin(function=function, target=f"{_ALGEBRA}:{name}", quick=presets.in_time(function), training=_BOX)
+        for name, function in (
+            ("math", presets.math),
+            ("math500", presets.math500),
+            ("math_lenient", presets.math_lenient),
         )
     },
     **{

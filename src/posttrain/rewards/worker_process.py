@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posttrain.heartbeat import beat
 from posttrain.rewards import wire
 from posttrain.rewards.calls import ASYNC_GRACE, Outcome, Signature, timed_out
 from posttrain.rewards.descendants import MARK, kill_tree, new_mark
@@ -65,6 +66,7 @@ class Task:
         return self._over.is_set()
 
     def settle(self, number: int, outcome: Outcome) -> None:
+        beat("a reward came back")
         """Enter the outcome of a call."""
         self._outcomes[number] = outcome
         if len(self._outcomes) == len(self.job.calls):

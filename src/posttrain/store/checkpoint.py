@@ -28,6 +28,7 @@ from torch import Tensor
 
 from posttrain.errors import CheckpointError, DoesNotFit
 from posttrain.files import MAY_PASS, NO_ROOM, PATIENCE, errno_of, sync
+from posttrain.heartbeat import beat
 
 MANIFEST, SEAL = "manifest.json", "manifest.sha256"
 TENSORS, PLAIN = "tensors.safetensors", "plain.json"
@@ -454,6 +455,7 @@ def _seal_line(manifest: bytes) -> str:
 
 
 def _sha256(path: Path) -> str:
+    beat("a checkpoint is written or verified")
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

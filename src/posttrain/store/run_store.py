@@ -56,6 +56,7 @@ from posttrain.files import (
     write_durably,
     write_sealed,
 )
+from posttrain.heartbeat import beat
 
 EventKind = Literal[
     "start", "compute", "data", "checkpoint", "warning", "guard",
@@ -310,10 +311,12 @@ class RunStore:
             return []
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        beat(f"{name} was written")
         with _explained(self.folder):
             append(self.folder / name, _dump(row) + b"\n")
 
     def _replace(self, name: str, content: bytes) -> Path:
+        beat(f"{name} was written")
         with _explained(self.folder):
             write_durably(self.folder / name, content)
         return self.folder / name

@@ -50,6 +50,7 @@ from posttrain.train.respond import respond, untold
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
 from posttrain.train.tracking import tracking
+from posttrain.train.watchdog import Watchdog
 
 MOSTLY_REJECTED = 0.5
 """Share of tokens that an off-policy correction may reject before a warning says so."""
@@ -248,9 +249,9 @@ def carry_out(run: Run) -> Run:
         same_settings.put_on_file(run)
         if "baseline" not in run.evaluation:  # else rewards have judged before
             same_rewards.put_on_file(run)
-    if not run.reached:
-        run.trainer.rehearse(run.feed.longest())
-    with finishing_steps(run) as interrupted:
+    with Watchdog(run.store, config.guards.stalled_minutes), finishing_steps(run) as interrupted:
+        if not run.reached:
+            run.trainer.rehearse(run.feed.longest())
         if run.step == 0 and "baseline" not in run.evaluation:  # later weights are no baseline
             run.view.begins("measuring the baseline on held-out rows")
             run.measure_model("baseline")

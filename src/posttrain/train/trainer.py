@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.config import CriticConfig, RunConfig
+from posttrain.heartbeat import beat
 from posttrain.models.adapters import trainable_parameters
 from posttrain.models.microbatches import Split
 from posttrain.models.save import save_model
@@ -93,6 +94,7 @@ class Trainer:
         log, loss_sum = MetricLog(), 0.0
         self.loaded.model.train()  # dropout of the adapters; everything else computes without it
         for micro in self.ranks.even(micros):
+            beat("a micro-batch of an update began")
             outputs = self.forward(micro)
             loss, metrics = self.algorithm.loss(outputs, micro, totals)
             self.numbers.observe_loss(loss, outputs, micro, step)

@@ -7,10 +7,14 @@ and whether an independent score moved with it, cries at every run that learns.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from posttrain.watch.answers import FEW_TOKENS
 from posttrain.watch.course import Course
@@ -24,6 +28,7 @@ CERTAIN = 3.0
 INFRASTRUCTURE = ("timeout", "error", "ambiguous")
 Read = Callable[[Mapping[str, float]], float]
 """The number of a step; nan where it is missing."""
+Limit = Callable[[float, float], float]
 Gate = Callable[[Step, "AlarmConfig"], bool]
 """May a change at this step be a bad one?"""
 
@@ -86,7 +91,7 @@ class Compared:
     kind: AlarmKind
     what: str
     read: Read
-    limit: Callable[[float, float], float]
+    limit: Limit
     """(start, setting) -> the value that is too high, or too low for what `falls`."""
     gate: Gate
     falls: bool = False
@@ -96,121 +101,61 @@ def times(start: float, given: float) -> float:
     return given * start
 
 
+def plus(start: float, given: float) -> float:
+    return start + given
+
+
 def longer(start: float, given: float) -> float:
     """Three tokens in place of two are 1.5 times as many, and nothing to tell of."""
     return max(given * start, start + FEW_TOKENS)
 
 
-def plus(start: float, given: float) -> float:
-    return start + given
+def above_zero(start: float, given: float) -> float:
+    return max(start, 0.0) + given
 
 
-TABLE: Mapping[str, Compared] = {
-    "longer_pays": Compared(
-        setting="length_correlation",
-        kind="length_correlation",
-        what="longer answers to a prompt get more reward: the rank correlation of reward and length",
-        read=metric("text/length_correlation"),
-        limit=lambda start, given: max(start, 0.0) + given,
-        gate=paid_and_unproved,
-    ),
-    "shorter_pays": Compared(
-        setting="length_correlation",
-        kind="length_correlation",
-        what="shorter answers to a prompt get more reward: the rank correlation of reward and length",
-        read=metric("text/length_correlation"),
-        limit=lambda start, given: min(start, 0.0) - given,
-        gate=paid_and_unproved,
-        falls=True,
-    ),
-    "length": Compared(
-        setting="length_ratio",
-        kind="length",
-        what="the mean length of the answers",
-        read=metric("completions/mean_length"),
-        limit=longer,
-        gate=longer_for_its_own_sake,
-    ),
-    "truncation": Compared(
-        setting="truncated",
-        kind="truncation",
-        what="the share of truncated answers",
-        read=metric("completions/clipped_ratio"),
-        limit=lambda start, given: max(given, 2 * start),
-        gate=unproved,
-    ),
-    "repetition": Compared(
-        setting="distinct_ratio",
-        kind="repetition",
-        what="the share of distinct sequences of four tokens",
-        read=metric("text/distinct_4grams"),
-        limit=times,
-        gate=paid_and_unproved,
-        falls=True,
-    ),
-    "compression": Compared(
-        setting="compression_ratio",
-        kind="compression",
-        what="how far the answers can be compressed",
-        read=metric("text/compression"),
-        limit=times,
-        gate=paid_and_unproved,
-    ),
-    "same_start": Compared(
-        setting="template",
-        kind="template",
-        what="the share of answers to different prompts with the same first 30 tokens",
-        read=metric("text/same_start"),
-        limit=plus,
-        gate=paid_and_unproved,
-    ),
-    "same_end": Compared(
-        setting="template",
-        kind="template",
-        what="the share of answers to different prompts with the same last 30 tokens",
-        read=metric("text/same_end"),
-        limit=plus,
-        gate=paid_and_unproved,
-    ),
-    "concentration": Compared(
-        setting="concentration",
-        kind="concentration",
-        what="the share of answers with one and the same value, beyond that of the most common gold answer,",
-        read=metric("text/concentration"),
-        limit=plus,
-        gate=unproved,
-    ),
-    "entropy": Compared(
-        setting="entropy_ratio",
-        kind="entropy",
-        what="the entropy in nats per token",
-        read=metric("entropy"),
-        limit=times,
-        gate=disproved,
-        falls=True,
-    ),
-    "failures": Compared(
-        setting="failures",
-        kind="failures",
-        what="the share of answers that were not scored, timed out, failed or were ambiguous",
-        read=failing,
-        limit=plus,
-        gate=always,
-    ),
-    "no_signal": Compared(
-        setting="no_signal",
-        kind="no_signal",
-        what="the share of groups whose rewards do not differ",
-        read=metric("frac_reward_zero_std"),
-        limit=lambda start, given: max(start, given),
-        gate=without_profit,
-    ),
+def below_zero(start: float, given: float) -> float:
+    return min(start, 0.0) - given
+
+
+def at_least_twice(start: float, given: float) -> float:
+    return max(given, 2 * start)
+
+
+def the_larger(start: float, given: float) -> float:
+    return max(start, given)
+
+
+GATES: Mapping[str, Gate] = {
+    gate.__name__: gate
+    for gate in (paid_and_unproved, unproved, disproved, without_profit, longer_for_its_own_sake, always)
 }
+LIMITS: Mapping[str, Limit] = {
+    limit.__name__: limit for limit in (times, plus, longer, above_zero, below_zero, at_least_twice, the_larger)
+}
+
+
+@functools.cache
+def table() -> Mapping[str, Compared]:
+    """Name -> row, as comparisons.yaml has them."""
+    told = yaml.safe_load(Path(__file__).with_name("comparisons.yaml").read_text(encoding="utf-8"))
+    return {
+        name: Compared(
+            setting=row["setting"],
+            kind=row.get("kind", name),
+            what=row["what"],
+            read=failing if row["metric"] == "failing" else metric(row["metric"]),
+            limit=LIMITS[row["limit"]],
+            gate=GATES[row["gate"]],
+            falls=row.get("falls", False),
+        )
+        for name, row in told.items()
+    }
 
 
 def comparisons(config: AlarmConfig) -> dict[str, Comparison]:
     """Those that are not switched off, by name."""
-    return {name: Comparison(row, config) for name, row in TABLE.items() if getattr(config, row.setting) is not None}
+    return {name: Comparison(row, config) for name, row in table().items() if getattr(config, row.setting) is not None}
 
 
 class Comparison:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.catalogue import catalogue
 from tests.lab.advise.situations import table
 from tests.lab.advise.written import EXAMPLES, sections, written
 
@@ -17,7 +18,7 @@ RENEW = "python -m tests.lab.advise.written docs/advise.md; python -m tests.lab.
 PARTS = sections() | {"situations": table()}
 
 
-@pytest.mark.parametrize("name", PARTS)
+@catalogue("name", PARTS)
 def test_the_page_is_the_generated_one(name):
     text = PAGE.read_text(encoding="utf-8")
     assert written(text, {name: PARTS[name]}) == text, RENEW

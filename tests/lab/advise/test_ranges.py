@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.catalogue import catalogue
 from tests.tiny import tiny_model
 
 import posttrain as pt
@@ -129,7 +130,7 @@ def test_passes_over_what_is_not_here_are_not_known():
     assert facts_of(offline("dpo"))["passes"] is None
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@catalogue("path", RECIPES, ids=lambda path: path.stem)
 def test_our_recipes_are_within_the_ranges(path):
     stages = read_pipeline(path).stages if holds_stages(path) else ()
     configs = [stage.with_models(dict.fromkeys(stage.uses.values(), "tiny:sort")).config for stage in stages]

@@ -22,7 +22,7 @@ RUN = {
     "rewards": [{"name": "exact_match"}],
     "sampling": {"group_size": 4, "max_completion_length": 8},
     "train": {"steps": 3, "prompts_per_step": 4},
-    "evaluation": {"prompts": 16, "samples": 0},
+    "evaluation": {"writing": 0, "prompts": 16, "samples": 0},
     "checkpoint": {"every": 1},
     "report": False,
 }
@@ -78,7 +78,7 @@ def test_a_child_dies_with_whoever_started_it(tmp_path: Path):
         "start_child(json.loads(sys.argv[1]), Path(sys.argv[2])).wait()"
     )
     settings = '{"model": "tiny:sort", "algorithm": "grpo", "data": {"train": "task:sort"}, "rewards": '
-    settings += '[{"name": "exact_match"}], "train": {"steps": 100000}, "evaluation": {"prompts": 16}}'
+    settings += '[{"name": "exact_match"}], "train": {"steps": 100000}, "evaluation": {"writing": 0, "prompts": 16}}'
     parent = subprocess.Popen([sys.executable, "-c", script, settings, str(tmp_path / "run")], env=os.environ.copy())
     until(lambda: (tmp_path / "run" / "config.yaml").exists())
     (child,) = psutil.Process(parent.pid).children()

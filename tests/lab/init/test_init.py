@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.catalogue import catalogue
 
 from posttrain.cli import run
 from posttrain.config import check, load_config
@@ -90,8 +91,8 @@ def test_the_advisor_and_the_project_understand_each_others_words():
         assert advise(data=kind).best is not None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tiny", [True, False])
+@catalogue("kind", KINDS)
+@catalogue("tiny", [True, False])
 def test_the_sample_holds_out_what_it_does_not_train_on_and_is_the_same_each_time(kind, tiny):
     rows = sample(kind, tiny=tiny)
     assert rows == sample(kind, tiny=tiny)

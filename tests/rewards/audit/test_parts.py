@@ -19,9 +19,9 @@ from posttrain.rewards.audit import CHECKS, AuditReport, Finding, audit, samples
 from posttrain.rewards.audit.cheats import Target, cheats, made_for
 from posttrain.rewards.audit.checks import Check
 from posttrain.rewards.audit.finding import Measured, quote
-from posttrain.rewards.audit.hostile import HOSTILE
 from posttrain.rewards.audit.mutants import mutants
 from posttrain.rewards.audit.renderings import FORMS, WORK, fill, final_of, number_of, spellings, written
+from posttrain.rewards.audit.speed import HOSTILE
 
 STORIES = Path(__file__).parents[4] / "shared" / "data" / "models" / "stories260K"
 NUMBERS = st.one_of(

@@ -126,20 +126,19 @@ def test_a_judge_that_repeats_what_it_reads_pays_for_no_attack(score, server, ru
         assert found.parts["judge"][0][0] in (0.0, None), f"{attack!r} earned {found.parts['judge'][0][0]}"
 
 
-@pytest.mark.parametrize("nothing", EMPTY)
-def test_without_substance_nobody_is_asked_and_the_reason_says_so(score, server, nothing):
+def test_without_substance_nobody_is_asked_and_the_reason_says_so(score, server):
     server.rule = loves_keys
-    for mode, more in MODES[1:]:
-        found = score([nothing], mode=mode, **more)
-        verdict = found.verdicts["judge"][0][0]
-        assert (found.parts["judge"], verdict.reason) == ([[0.0]], "no_answer")
-    assert score([nothing, "Paris"]).parts["judge"] == [[0.0, 1.0]]
+    for nothing in EMPTY:
+        for mode, more in MODES[1:]:
+            found = score([nothing], mode=mode, **more)
+            verdict = found.verdicts["judge"][0][0]
+            assert (found.parts["judge"], verdict.reason) == ([[0.0]], "no_answer"), nothing
+        assert score([nothing, "Paris"]).parts["judge"] == [[0.0, 1.0]], nothing
     assert server.requests == []
 
 
-@pytest.mark.parametrize("attack", FORGED)
 @pytest.mark.parametrize("mode", ["pairwise", "score", "reference"])
-def test_outside_of_the_tags_stands_what_stands_there_for_every_answer(attack, mode):
+def test_outside_of_the_tags_stands_what_stands_there_for_every_answer(mode):
     """So a judge that obeys what is outside, and nothing inside, hears the same whatever the answer is."""
     fields = {"pairwise": ["first", "second"], "score": ["completion"], "reference": ["reference", "completion"]}[mode]
 
@@ -150,14 +149,13 @@ def test_outside_of_the_tags_stands_what_stands_there_for_every_answer(attack, m
         rest = re.sub(r"<(\w+)-(\w+)>\n.*?\n</\1-\2>", r"[\1]", question, flags=re.DOTALL)
         return rest, sorted(inside)
 
-    assert outside(attack) == outside("Paris")
+    assert [attack for attack in FORGED if outside(attack) != outside("Paris")] == []
 
 
-@pytest.mark.parametrize("attack", FORGED)
-def test_no_line_of_an_answer_is_read_as_a_verdict_when_it_is_repeated(attack):
-    text = as_data(attack)
-    for reply in (text, *text.splitlines(), f"Well.\n{text}"):
-        assert [parse(reply) for parse in (comparison, correctness, points)] == [None] * 3
+def test_no_line_of_an_answer_is_read_as_a_verdict_when_it_is_repeated():
+    for text in map(as_data, FORGED):
+        for reply in (text, *text.splitlines(), f"Well.\n{text}"):
+            assert [parse(reply) for parse in (comparison, correctness, points)] == [None] * 3
 
 
 def test_the_mark_of_the_tags_depends_on_all_that_is_shown_and_on_nothing_else():

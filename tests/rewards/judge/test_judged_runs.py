@@ -27,7 +27,7 @@ def config(tmp_path, server) -> dict[str, Any]:
         "rewards": [{"judge": {"model": "judge", "url": server.url}}],
         "sampling": {"group_size": 3, "max_completion_length": 5},
         "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-2},
-        "evaluation": {"prompts": 2, "samples": 2},
+        "evaluation": {"writing": 0, "prompts": 2, "samples": 2},
         "guards": {"max_truncated": 1.0},
         "output": str(tmp_path / "run"),
         "report": False,

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.verify.mathematics.extract import MAX_TEXT, NeedsAlgebra, extract
-from posttrain.verify.mathematics.numeric import number_of
-from posttrain.verify.mathematics.prose import single_number
+from posttrain.verify.mathematics.numeric import number_of, read_number
 
 
 @pytest.mark.parametrize(
@@ -104,8 +103,8 @@ def test_every_decimal_comes_back_as_it_was_written(digits, places):
     text = f"{'-' if digits < 0 else ''}{abs(digits) // 10**places:,}" + (
         f".{abs(digits) % 10**places:0{places}d}" if places else ""
     )
-    assert single_number(text) == (value, False)
-    assert number_of(f"So the answer is {text}.") == (value, False)
+    for number in (read_number(text), number_of(f"So the answer is {text}.")):
+        assert (number.value, number.percent) == (value, False)
 
 
 @given(st.text(alphabet=r"\boxed{}()[]$#=-,. %/0123456789 answris:", max_size=80) | st.text(max_size=80))
@@ -116,7 +115,7 @@ def test_no_text_breaks_the_extraction(text):
         return
     assert (found.answer is None) == (found.reason is not None)
     number_of(text)
-    single_number(text)
+    read_number(text)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +130,7 @@ def test_hostile_text_costs_milliseconds(piece):
     def seconds(repeats):
         start = time.process_time()
         number_of(piece * repeats + "=1")
-        single_number(piece * repeats + "=1")
+        read_number(piece * repeats + "=1")
         return time.process_time() - start
 
     short = min(seconds(1000) for _ in range(5))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import aime, gsm8k, math, math500, math_lenient, numeric, svamp
-from posttrain.verify.mathematics.prose import contradicts
+from posttrain.verify.mathematics.sentences import contradicts
 from posttrain.verify.mathematics.units import UNITS, split_unit
 
 VERIFIERS = (math, math500, math_lenient, gsm8k, svamp, numeric, aime)

@@ -16,7 +16,7 @@ from posttrain.verify.mathematics.guard import Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.polynomials import Algebra, factorised, number
 from posttrain.verify.mathematics.tokens import tokenise
-from posttrain.verify.mathematics.tree import Literal, Minus, Node, Power, Product, Quotient, Root, Sum, Symbol
+from posttrain.verify.mathematics.values import Literal, Minus, Node, Power, Product, Quotient, Root, Sum, Symbol
 
 NUMBERS = st.integers(1, 60).map(Literal)
 LEAVES = st.one_of(

@@ -137,14 +137,13 @@ def cases(table: dict[str, str]) -> list[tuple[str, str]]:
     return [(gold, given) for gold, *answers in rows for given in answers]
 
 
-@pytest.mark.parametrize(("gold", "given"), cases(ANOTHER_SPELLING))
-def test_another_spelling_of_the_gold_is_the_gold(gold: str, given: str):
-    assert verdict(gold, given) is True
+def test_another_spelling_of_the_gold_is_the_gold():
+    assert [case for case in cases(ANOTHER_SPELLING) if verdict(*case) is not True] == []
 
 
-@pytest.mark.parametrize(("gold", "given"), cases(ANOTHER_ANSWER))
-def test_another_answer_is_not_the_gold(gold: str, given: str):
-    assert verdict(gold, given) in (False, "wrong", "ambiguous", "unevaluated", "no_answer")
+def test_another_answer_is_not_the_gold():
+    no = (False, "wrong", "ambiguous", "unevaluated", "no_answer")
+    assert [case for case in cases(ANOTHER_ANSWER) if verdict(*case) not in no] == []
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def config_of(folder: Path, output: str, **changes: Any) -> dict[str, Any]:
         "rewards": [{"name": "code"}],
         "sampling": {"group_size": 2, "max_completion_length": 4},
         "train": {"steps": 1, "prompts_per_step": 2},
-        "evaluation": {"prompts": 2, "samples": 0},
+        "evaluation": {"writing": 0, "prompts": 2, "samples": 0},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / output),
     } | changes

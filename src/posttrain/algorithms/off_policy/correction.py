@@ -18,6 +18,7 @@ from posttrain.algorithms.settings import NonNegative, Positive, settings
 from posttrain.errors import ConfigError
 from posttrain.functional.corrections import (
     LEVELS,
+    OVER,
     binary_kl_score,
     estimate_score,
     total_variation_score,
@@ -27,8 +28,8 @@ from posttrain.functional.corrections import (
 from posttrain.types import Tensor
 
 Score = Literal[
-    "token", "sequence", "geometric", "binary_kl", "total_variation", "token_k2", "token_k3", "sum_k2", "sum_k3",
-    "mean_k2", "mean_k3", "max_k2", "max_k3",
+    "token", "sequence", "geometric", "binary_kl", "mean_binary_kl", "total_variation", "mean_total_variation",
+    "token_k2", "token_k3", "sum_k2", "sum_k3", "mean_k2", "mean_k3", "max_k2", "max_k3",
 ]  # fmt: skip
 
 
@@ -39,8 +40,8 @@ class Rule:
     key: ClassVar[str] = "correction.reject"
 
     score: Score
-    """The ratio of a level; or a divergence: KPop's binary KL, the total variation |p - q| of the sampled token, or k2
-    or k3 per token, or their sum, mean or largest value over the completion."""
+    """The ratio of a level; or a divergence: KPop's binary KL, the total variation |p - q| of the sampled token, or
+    their mean over the completion; or k2 or k3 per token, or their sum, mean or largest value over the completion."""
     low: NonNegative | None = None
     """Lower bound of a ratio; none: no bound."""
     high: Positive | None = None
@@ -78,8 +79,9 @@ def kept(
         return within_second_moment(delta_BT, mask_BT, rule.high)
     if rule.score in LEVELS:
         score = LEVELS[rule.score](delta_BT, mask_BT)
-    elif rule.score in AGAINST_ALL_OTHERS:
-        score = AGAINST_ALL_OTHERS[rule.score](corrected_BT, sampling_BT, mask_BT)
+    elif (of_token := rule.score.removeprefix("mean_")) in AGAINST_ALL_OTHERS:
+        score = AGAINST_ALL_OTHERS[of_token](corrected_BT, sampling_BT, mask_BT)
+        score = score if of_token == rule.score else OVER["mean"](score, mask_BT)
     else:
         score = weight if rule.score == "weight" else estimate_score(rule.score, delta_BT, mask_BT)
     return within(score, rule.low, rule.high)
@@ -101,8 +103,8 @@ class Correction:
     the score is not between low and high; reject: 1, but 0 there."""
     score: Literal["weight", "second_moment"] | Score = "weight"
     """What low and high bound under mask and reject: the weight; the ratio of another level; KPop's binary_kl or the
-    total_variation of the sampled token against all others; k2 or k3 of the token, or their sum, mean or max over the
-    completion; M2PO's mean square of the log-ratio."""
+    total_variation of the sampled token against all others, or their mean over the completion; k2 or k3 of the token,
+    or their sum, mean or max over the completion; M2PO's mean square of the log-ratio."""
     low: NonNegative | None = None
     """Lower bound; none: no bound."""
     high: Positive | None = None

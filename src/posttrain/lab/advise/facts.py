@@ -192,11 +192,13 @@ class Facts(BaseModel):
 
     def assumed(self) -> tuple[Self, tuple[str, ...]]:
         """These facts with what follows from them filled in, and what that was, in words."""
+        from posttrain.lab.advise.guides import guides, met  # algorithms are read there, which the flags do not need
+
         facts, said = self.shaped()
-        for found, change, text in ASSUMPTIONS:
-            if found(facts):
-                facts = facts.model_copy(update=change)
-                said.append(text)
+        for told in guides().assumptions:
+            if met(told["when"], facts.known()):
+                facts = facts.model_copy(update=told["then"])
+                said.append(told["says"])
         return facts, tuple(said)
 
 
@@ -224,27 +226,3 @@ FAULTS = (
     ),
 )
 """(what cannot be meant, given, allowed, fix)."""
-
-ASSUMPTIONS = (
-    (
-        lambda f: f.reward is None and "verifier" in f.data,
-        {"reward": "exact"},
-        "the verifier is right (reward = exact)",
-    ),
-    (
-        lambda f: f.online is None and (f.reward is not None or f.teacher),
-        {"online": True},
-        "the model can be sampled from while it trains, as something can score new answers (online = true)",
-    ),
-    (
-        lambda f: f.online is None and f.data == ("steps",) and f.goal != "scorer",
-        {"online": True},
-        "labelled steps train a scorer, and a scorer is for new answers (online = true)",
-    ),
-    (
-        lambda f: f.online is None,
-        {"online": False},
-        "nothing is sampled while the model trains, as nothing can score new answers (online = false)",
-    ),
-)
-"""(when, what is then taken to be so, how that is said); in this order."""

@@ -1,6 +1,6 @@
 """The rules of the advisor, read from `guides.yaml` and checked: facts, values, algorithms and sources must exist.
 
-Conditions as data: `{data: verifier, size: {at_least: 7}}`, asked of facts, of a card or of a configuration.
+Conditions are data, too: `{data: verifier, size: {at_least: 7}}`, asked of facts, of a card or of a configuration.
 
     value           it is that, or has it among its values
     [a, b]          one of them
@@ -175,6 +175,8 @@ class Guides:
     before: tuple[Entry, ...]
     well_known: tuple[str, ...]
     """Of those that are ruled out, the algorithms that people ask about."""
+    assumptions: tuple[Mapping[str, Any], ...]
+    """What is taken to be so, in this order: when, then (facts), and how that is said."""
     samples: Mapping[str, tuple[Any, ...]]
     """Fact -> values to try, to see whether it would change the answer."""
 
@@ -199,6 +201,7 @@ def guides() -> Guides:
         disagreements=tuple(_entry(one, _both_sides(one, told["sources"])) for one in told["disagreements"]),
         before=tuple(_entry(one, one["do"]) for one in told["before"]),
         well_known=tuple(told["well_known"]),
+        assumptions=tuple(told["assumptions"]),
         samples={name: tuple(values) for name, values in told["samples"].items()},
     )
 

@@ -1,1 +1,1 @@
-"""What a step needs: memory per phase and role, arithmetic, time, money and disk. Imports no torch."""
+"""What a step needs: memory per phase and role, arithmetic, time, money and disk."""

@@ -5,9 +5,7 @@ beginning once, families go together while the budget lasts, and are spread even
 
 P tokens of the prompt, C of the completion. Of a row P + C - 1 tokens are needed: its last one predicts nothing.
 
-The arithmetic of one step: how many rows, updates, micro-batches and tokens the settings come to.
-
-P prompts, G rows of each, C tokens of an answer, L tokens of a row.
+`Step` is the arithmetic of one step: how many rows, updates, micro-batches and tokens the settings come to.
 """
 
 from __future__ import annotations

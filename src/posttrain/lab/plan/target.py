@@ -1,14 +1,11 @@
-"""Where a run is planned to run: hardware, and what its config does not say about it.
+"""Where a run is planned to run: hardware, what this machine has free, and what the config does not say about it.
 
-What a probe has measured on this machine, kept for the plans that are made on it later.
+What a probe has measured here is kept in the cache folder, one entry for each processor or GPU. An entry replaces the
+peaks of the table and the assumed shares; a file that cannot be read counts as none.
 
-A file in the cache folder, one entry for each processor or GPU. An entry replaces the peaks of the table and the
-assumed shares; a file that cannot be read counts as none.
-
-How much memory and disk a run may use on this machine, without torch: the least of what every limit leaves.
-
-A container may have less than the machine, in a control group of either version; `ulimit -v` bounds a process. What the
-kernel would give back (file cache) counts as free. Swap is told apart: a run that needs it fits, and crawls.
+Of memory a run may use the least that any limit leaves. A container may have less than the machine, in a control group
+of either version; `ulimit -v` bounds a process. What the kernel would give back (file cache) counts as free. Swap is
+told apart: a run that needs it fits, and crawls.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Phases follow one another, as in the loop: generate, score, train, publish. Not 
 own, judges, reading data and writing checkpoints. The prompts of a step are dealt out among the devices that train, and
 a phase takes as long as the device with most of them: one without a prompt waits.
 
-What devices that work together tell each other: bytes that each of them receives, of n that divide something.
+Devices that work together send each other bytes. Each receives, of n that divide something:
 
     gathering what is divided     (n - 1) / n of it                   all-gather; scattering sums of gradients the same
     summing what each one has     2 (n - 1) / n of it                 all-reduce: scatter, then gather

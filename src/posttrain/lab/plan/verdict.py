@@ -1,11 +1,13 @@
-"""Does it fit: bytes that are needed against bytes that are there, with the error of the estimate.
+"""Does it fit: bytes of memory and disk that are needed against bytes that are there.
+
+Of memory the answer takes the error of the estimate into account:
 
 yes        even if the estimate is too low by its stated error
 probably   as estimated, but not if it is too low by that much
 hardly     only if it is too high
 no         not even if it is too high by its stated error: a run is refused
 
-What a run writes: its checkpoints, of which some are kept, and every answer that it sampled.
+On disk a run writes its checkpoints, of which some are kept, and every answer that it sampled.
 
     checkpoint = model (float32, adapters merged) + state (trained weights and two moments of each, critic included)
 

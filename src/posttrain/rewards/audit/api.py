@@ -13,7 +13,6 @@ from posttrain.errors import ConfigError, DataError, RewardError
 from posttrain.rewards.audit.checks import CHECKS
 from posttrain.rewards.audit.finding import AuditReport
 from posttrain.rewards.audit.games import solved
-from posttrain.rewards.audit.kinds import kind_of
 from posttrain.rewards.audit.programs import PROGRAM_FORM, PROGRAMS, references
 from posttrain.rewards.audit.renderings import final_of, last_line
 from posttrain.rewards.audit.samples import sampled
@@ -34,6 +33,16 @@ LEAST_ROWS = 50
 """With fewer rows a share of 2 % cannot be told from none."""
 MOST_ROWS = 256
 """More rows are not read."""
+DECLARED: dict[str, Kind] = {
+    "exact_match": "literal",
+    "fuzzy_match": "literal",
+    "regex": "format",
+    "countdown": "exact",
+    **dict.fromkeys(("soft_overlong", "l1_exact", "l1_max", "cosine", "kimi_length", "arora_zanette"), "length"),
+}
+"""Built-ins of which their columns do not tell it."""
+TEST_COLUMNS = frozenset({"tests", "test", "test_list", "test_cases", "input_output", "verification_info"})
+ASKED_ROWS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +205,34 @@ def _calibrate(subject: Subject, progress: Callable[[str], None]) -> None:
 
 
 def _inferred(component: Component, pool: WorkerPool, prompts: Sequence[Prompt], options: Options) -> tuple[Kind, str]:
+    """The kind, and how it was told."""
+    if component.judge is not None or component.model is not None:
+        return "judge", "a model scores"
+    name = next((name for name, builtin in BUILTINS.items() if builtin is component.builtin), "")
+    if name in DECLARED:
+        return DECLARED[name], "a built-in"
+    named = set(component.signature.named) - component.settings.keys()
+    if tests := sorted(named & TEST_COLUMNS & prompts[0].columns.keys()):
+        return "code", f"it takes the column {tests[0]!r}"
+    if "answer" in named:
+        return "exact", "it takes the gold answer"
+    if component.signature.takes_any and _reads_gold(component, pool, prompts, options.seconds):
+        return "exact", "its scores depend on the gold answer"
+    return "format", "it does not take the gold answer"
+
+
+def _reads_gold(component: Component, pool: WorkerPool, prompts: Sequence[Prompt], seconds: float) -> bool:
+    """Whether any score changes with the gold answer: asked of rewards that take every column."""
+    if not any("answer" in prompt.columns for prompt in prompts):
+        return False
+    golds = [final_of(prompt.columns.get("answer")) for prompt in prompts]
+    subject = Subject(component=component, pool=pool, prompts=prompts, golds=golds, seconds=seconds)
+    own = [Case(row=row, text=subject.right(row, "boxed")) for row in range(min(len(prompts), ASKED_ROWS))]
+    other = [Case(row=case.row, text=case.text, columns={"answer": "a gold that nobody states"}) for case in own]
     try:
-        return kind_of(component, pool, prompts, options.seconds)
+        return [answer.value for answer in subject.score(own)] != [answer.value for answer in subject.score(other)]
     except OutOfTime:
-        raise _too_slow(component.label, options.seconds) from None
+        raise _too_slow(component.label, seconds) from None
 
 
 def _too_slow(label: str, seconds: float) -> RewardError:

@@ -1,19 +1,18 @@
-"""The table of checks: what each asks, for which kinds of rewards, and where its limits lie. Declared here, once."""
+"""What a check is, and how its measure is held against its limits. `checks.yaml` has the table of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from posttrain.rewards.audit import correctness, groups, outputs, programs, repeats, slope, speed, surroundings
+from posttrain.rewards.audit import correctness, outputs, programs, repeats, samples, slope, speed, surroundings
 from posttrain.rewards.audit.finding import Finding, Measured, Status
-from posttrain.rewards.audit.subject import KINDS, Kind, OutOfTime, Subject
+from posttrain.rewards.audit.subject import KINDS, OutOfTime, Subject
+from posttrain.verify import read_table
 
-GRADED: frozenset[Kind] = frozenset({"exact", "literal", "judge", "code"})
-"""Kinds that judge what an answer says."""
 ORDER: tuple[Status, ...] = ("ok", "warn", "fail")
-ANY: frozenset[str] = frozenset(KINDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class Check:
     asks: str
     """The question that it answers."""
     run: Callable[[Subject], Measured]
-    kinds: frozenset[str] = ANY
+    kinds: frozenset[str] = frozenset(KINDS)
     unit: str = "%"
     """"%": a share; otherwise what the number counts."""
     warn: float | None = None
@@ -90,123 +89,19 @@ class Check:
         return f"{100 * limit:g} %" if self.unit == "%" else f"{limit:g} {self.unit}".strip()
 
 
-CHECKS: tuple[Check, ...] = (
-    Check(
-        name="false_accepts",
-        asks="Does a completion that earns nothing get the score of a right answer?",
-        run=correctness.false_accepts,
-        kinds=GRADED,
-        fail=0.0,
-        judges_fail=0.01,
-    ),
-    Check(
-        name="false_rejects",
-        asks="Is a right answer accepted, however it is spelt?",
-        run=correctness.false_rejects,
-        kinds=GRADED,
-        fail=0.02,
-    ),
-    Check(
-        name="constant_guess",
-        asks="How far does one answer to all questions get?",
-        run=correctness.constant_guess,
-        kinds=GRADED - {"code"},
-        warn=0.1,
-        fail=0.3,
-    ),
-    Check(
-        name="code_attacks",
-        asks="Can a program pass without solving the task?",
-        run=programs.code_attacks,
-        kinds=frozenset({"code"}),
-        unit="programs",
-        fail=0,
-    ),
-    Check(
-        name="mutation_score",
-        asks="Do the tests notice when a right program is changed?",
-        run=programs.mutation_score,
-        kinds=frozenset({"code"}),
-        warn=0.8,
-        at_least=True,
-    ),
-    Check(
-        name="length_slope",
-        asks="Does the same answer earn more, or less, when the text before it is longer?",
-        run=slope.length_slope,
-        kinds=ANY - {"length", "literal"},
-        unit="of the gap between right and wrong",
-        fail=0.02,
-    ),
-    Check(
-        name="format_slope",
-        asks="Does it earn more, or less, with lists, headings and bold text?",
-        run=slope.format_slope,
-        kinds=ANY - {"format", "length", "literal"},
-        unit="of the gap between right and wrong",
-        fail=0.02,
-    ),
-    Check(
-        name="determinism",
-        asks="Is a score the same again: later, in another order, alone, in another process?",
-        run=repeats.determinism,
-        fail=0.0,
-    ),
-    Check(
-        name="noise",
-        asks="How much of the spread of the scores is real? var(true) / (var(true) + var(noise))",
-        run=repeats.noise,
-        unit="",
-        fail=0.8,
-        at_least=True,
-    ),
-    Check(
-        name="malformed_rows",
-        asks="Is a row whose gold answer cannot be meant refused?",
-        run=outputs.malformed_rows,
-        kinds=GRADED - {"code"},
-        unit="sorts of rows",
-        fail=0,
-    ),
-    Check(
-        name="hostile_inputs",
-        asks="Does it come back from completions made to cost time?",
-        run=speed.hostile_inputs,
-        kinds=ANY - {"judge"},
-        unit="completions",
-        fail=0,
-    ),
-    Check(
-        name="latency",
-        asks="Which share of a training step does scoring take?",
-        run=speed.latency,
-        warn=0.2,
-    ),
-    Check(
-        name="safety",
-        asks="Does it work in threads, under asyncio and in a spawned process?",
-        run=surroundings.safety,
-        unit="surroundings",
-        fail=0,
-    ),
-    Check(
-        name="side_effects",
-        asks="What does it do beside scoring?",
-        run=surroundings.side_effects,
-        unit="sorts of effects",
-        fail=0,
-    ),
-    Check(
-        name="contract",
-        asks="Is there one finite number for each completion?",
-        run=outputs.contract,
-        unit="answers",
-        fail=0,
-    ),
-    Check(
-        name="group_signal",
-        asks="In how many groups of a model's completions are all scores equal?",
-        run=groups.group_signal,
-        warn=0.8,
-    ),
+_MEASURES = (
+    *(correctness.false_accepts, correctness.false_rejects, correctness.constant_guess),
+    *(programs.code_attacks, programs.mutation_score, slope.length_slope, slope.format_slope),
+    *(repeats.determinism, repeats.noise, outputs.malformed_rows, outputs.contract),
+    *(speed.hostile_inputs, speed.latency, surroundings.safety, surroundings.side_effects, samples.group_signal),
 )
+
+
+def _declared() -> Iterator[Check]:
+    measures = {measure.__name__: measure for measure in _MEASURES}
+    for name, told in read_table(Path(__file__).with_suffix(".yaml")).items():
+        told["kinds"] = frozenset(told.get("kinds", KINDS))
+        yield Check(name=name, run=measures[name], **told)
+
+
+CHECKS: tuple[Check, ...] = tuple(_declared())

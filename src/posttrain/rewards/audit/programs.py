@@ -11,9 +11,7 @@ from posttrain.rewards.audit.finding import Measured, share
 from posttrain.rewards.audit.mutants import impossible, mutants
 from posttrain.rewards.audit.renderings import fill
 from posttrain.rewards.audit.subject import Answer, Case, Subject
-from posttrain.verify.programs.attacks import ASSERTIONS, CALL_TESTS, HONEST, SCRIPT, Attack, Scene
-from posttrain.verify.programs.attacks.escaping import ESCAPING
-from posttrain.verify.programs.attacks.forging import FORGING
+from posttrain.verify.programs.attacks import ASSERTIONS, ATTACKS, CALL_TESTS, HONEST, SCRIPT, Attack, Scene
 from posttrain.verify.programs.suite import COLUMNS
 
 if TYPE_CHECKING:
@@ -59,8 +57,8 @@ def code_attacks(subject: Subject) -> Measured:
     """
     tests = _tests_for(subject)
     confined = subject.component.builtin is not None
-    known = (*FORGING, *ESCAPING) if confined else FORGING
-    tried = [attack for attack in known if attack.form == "call" and not attack.numbers_of_other_types]
+    aims = ("verdict", "sandbox") if confined else ("verdict",)
+    tried = [one for one in ATTACKS if one.aim in aims and one.form == "call" and not one.numbers_of_other_types]
     tried = [attack for attack in tried if confined or attack.name not in LEAVE_FILES]
     if not subject.accepts(_judged(subject, HONEST, tests)):
         return Measured(text=f"it does not pass an honest program on the tests of the attacks, in {sorted(tests)[0]!r}")

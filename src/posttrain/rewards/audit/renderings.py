@@ -10,6 +10,8 @@ import re
 from fractions import Fraction
 from typing import Any
 
+from posttrain.verify.mathematics.places import find_boxes
+
 WORK = "Let us take it step by step and look at what is asked.\n"
 """A line of reasoning without a number, a formula or a marker of an answer."""
 
@@ -56,7 +58,8 @@ def final_of(gold: Any) -> str:
     text = str(gold)
     if "####" in text:
         return text.rpartition("####")[2].strip()
-    return (_last_box(text) or text).strip()
+    boxes = [text[box.opening : box.closing] for box in find_boxes(text) or () if box.closing >= 0]
+    return ((boxes or [""])[-1] or text).strip()
 
 
 def is_solution(gold: Any) -> bool:
@@ -139,15 +142,3 @@ def _of_number(value: Fraction, form: str) -> dict[str, str]:
     if value.denominator == 1:
         return ways | {"commas between thousands": fill(form, f"{int(value):,}")}
     return ways | {"a fraction": fill(form, f"\\frac{{{value.numerator}}}{{{value.denominator}}}")}
-
-
-def _last_box(text: str) -> str | None:
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, first = 0, start + len("\\boxed{")
-    for place in range(first - 1, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[first:place]
-    return None

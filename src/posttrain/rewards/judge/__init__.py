@@ -6,8 +6,7 @@ verdicts.py    what its last line means
 modes.py       which questions a group of answers gives, and what the verdicts are worth
 endpoint.py    an OpenAI-compatible server: side by side, with retries and a budget
 local.py       a model in this process: of a folder, or the policy as it is at that moment
-cache.py       what was asked once is not asked again
-judge.py       all of it together
+judge.py       all of it together; what was asked once is not asked again
 """
 
 from posttrain.rewards.judge.judge import Graded, Judge

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from posttrain.rewards.fuzzy import final_text
 from posttrain.rewards.judge.records import Conversation, Verdict
 from posttrain.rewards.judge.substance import says_nothing
 from posttrain.rewards.judge.templates import Template
-from posttrain.rewards.judge.verdicts import POINTS, Parse, comparison, correctness, final_text, points
+from posttrain.rewards.judge.verdicts import POINTS, Parse, comparison, correctness, points
 
 if TYPE_CHECKING:
     from posttrain.config import JudgeConfig

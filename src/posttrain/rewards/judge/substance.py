@@ -8,32 +8,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from pathlib import Path
 
-_ENGLISH = """
-final answer; final solution; here is my answer; here is my solution; here is the answer; here is the solution;
-let me think; let me think step by step; let's begin; let's solve this; let's solve this problem;
-let's solve this problem step by step; let's solve this step by step; let's think about this step by step;
-let's think step by step; let us solve this problem step by step; let us think step by step; my solution;
-reasoning process; solution; solution process; step by step solution; the answer is; the final answer is;
-the solution; the solution is; thinking process; thought process
-"""
-_OTHERS = """
-gedankengang; lösung; lösen wir dieses problem schritt für schritt; solution détaillée; processus de réflexion;
-résolvons ce problème étape par étape; respuesta; solución; proceso de pensamiento;
-resolvamos este problema paso a paso; vamos a resolver este problema paso a paso; solução;
-processo de pensamento; vamos resolver este problema passo a passo; soluzione; processo di pensiero; решение;
-ход мыслей; ход решения; давайте решим эту задачу шаг за шагом; الحل; عملية التفكير; समाधान; हल; 解; 解答;
-解析; 思考过程; 思考過程; 解题过程; 解題過程; 让我们一步一步地解决这个问题; 让我们逐步解决这个问题;
-讓我們一步一步地解決這個問題; かいせつ; 解説; 思考プロセス; この問題をステップごとに解いてみましょう;
-段階的に解いてみましょう; 풀이; 해답; 해설; 사고 과정; 이 문제를 단계별로 풀어봅시다
-"""
-KEYS = frozenset(" ".join(key.split()) for key in f"{_ENGLISH};{_OTHERS}".split(";"))
+from posttrain.verify import read_table
+
+_TOLD = read_table(Path(__file__).with_name("openers.yaml"))
+KEYS = frozenset(key.strip() for key in f"{_TOLD['english']};{_TOLD['others']}".split(";"))
 """Openers after which an answer would have to follow, without case and punctuation."""
-
-_LABELS = """
-answer explanation reasoning thought thoughts antwort réponse resposta risposta ответ الجواب उत्तर 答案 答 回答 답 정답
-"""
-LABELS = frozenset(_LABELS.split())
+LABELS = frozenset(_TOLD["labels"].split())
 """Words that may be an answer by themselves, and are none before a colon."""
 
 _PIECES = re.compile(r"([^\n:.。!?;…|]*)([\n:.。!?;…|]*)")

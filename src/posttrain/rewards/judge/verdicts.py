@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from posttrain.rewards.fuzzy import final_text
 from posttrain.rewards.judge.records import Verdict
 
 POINTS = 5
@@ -41,18 +42,6 @@ def points(text: str) -> Verdict | None:
     """
     number = re.fullmatch(rf"(\d+(?:\.\d+)?)(?: ?/ ?{POINTS})?", _last_word(text, "score"))
     return float(number[1]) if number and 0 <= float(number[1]) <= POINTS else None
-
-
-def final_text(text: str) -> str:
-    """What stands behind a model's reasoning; empty where the reasoning never ends.
-
-    >>> final_text("<think>2 + 2</think>4"), final_text("<think>2 + 2"), final_text("4")
-    ('4', '', '4')
-    """
-    _, closed, rest = text.rpartition("</think>")
-    if closed:
-        return rest.strip()
-    return "" if text.lstrip().startswith("<think>") else text.strip()
 
 
 def _last_word(text: str, name: str) -> str:

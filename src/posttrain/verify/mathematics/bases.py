@@ -6,15 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
 
-from posttrain.verify.mathematics.cursor import Cursor, NotAnExpression
 from posttrain.verify.mathematics.guard import MAX_DIGITS, Unreadable
-from posttrain.verify.mathematics.tokens import Token
-from posttrain.verify.mathematics.tree import Call, Grid, Literal, Node, Power, Quotient, Root, Symbol
+from posttrain.verify.mathematics.structure import Cursor, NotAnExpression
+from posttrain.verify.mathematics.tokens import Token, words
+from posttrain.verify.mathematics.values import Call, Grid, Literal, Node, Power, Quotient, Root, Symbol
 
-FUNCTIONS = frozenset(
-    {"\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\arcsin", "\\arccos", "\\arctan", "\\sinh", "\\cosh",
-     "\\tanh", "\\log", "\\ln", "\\lg", "\\exp", "\\gcd", "\\lcm", "\\max", "\\min", "\\arg", "\\Re", "\\Im"}
-)  # fmt: skip
+FUNCTIONS = words("functions", prefix="\\")
 _ACCENTS = frozenset({"\\vec", "\\hat", "\\bar", "\\tilde", "\\overline", "\\overrightarrow", "\\widehat"})
 _MATRICES = frozenset({"matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix"})
 _PAIRS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|"}

@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from posttrain.verify.mathematics.approximate import approximate
-from posttrain.verify.mathematics.cursor import NotAnExpression
+from posttrain.verify.mathematics.approximate import approximate, is_rounded
 from posttrain.verify.mathematics.guard import Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.polynomials import ONE, Algebra, Atom, Polynomial, Ratio, atom, number
 from posttrain.verify.mathematics.regions import equal_ends, interval, points
-from posttrain.verify.mathematics.rounding import is_rounded
-from posttrain.verify.mathematics.tree import Literal, Node, free_symbols
+from posttrain.verify.mathematics.structure import NotAnExpression
 from posttrain.verify.mathematics.units import same_unit
 from posttrain.verify.mathematics.values import (
     Based,
@@ -24,13 +22,16 @@ from posttrain.verify.mathematics.values import (
     Equation,
     Expression,
     Listing,
+    Literal,
     Matrix,
     Meaning,
+    Node,
     Number,
     Region,
     Unread,
     Value,
     Words,
+    free_symbols,
 )
 
 Algebraist = Callable[[Node, Node], bool]

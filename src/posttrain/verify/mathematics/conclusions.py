@@ -9,11 +9,12 @@ from posttrain.verify.mathematics import places
 from posttrain.verify.mathematics.denials import is_changed, is_denied, is_guess, is_reference, is_task
 from posttrain.verify.mathematics.estimates import is_estimated, is_open_ended, rounds_to
 from posttrain.verify.mathematics.guard import MAX_CHARS
-from posttrain.verify.mathematics.prose import NUMBER, contradicts
 from posttrain.verify.mathematics.reader import Extracted, Reader, ambiguous
 from posttrain.verify.mathematics.sentences import (
     FORMULA,
+    NUMBER,
     atoms_of,
+    contradicts,
     is_claimed,
     is_offered,
     is_prose,
@@ -36,7 +37,6 @@ _ABOUT = r"\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+to
 _CLAIM = re.compile(
     rf"(?:\b(?:is|are|be|was|were|it's|equals?|gives?|makes?)|=|≈|:|->|→|\\approx){_ABOUT}", re.IGNORECASE
 )
-_MENTION = re.compile(rf"\b(?:get|have|has|total|of|costs?|to|by|than|answer){_ABOUT}", re.IGNORECASE)
 
 
 def concluded(segment: str, reader: Reader) -> Extracted:
@@ -102,13 +102,10 @@ def of_sentence(sentence: str, reader: Reader) -> Extracted:
     ends = [0, *(end for _, _, end in atoms)]
     if all(JOINT.fullmatch(clause, end, start) for end, (_, start, _) in zip(ends[1:], atoms[1:], strict=False)):
         return ambiguous(len(texts), texts)
-    for pattern in (_CLAIM, _MENTION):
-        claimed = {atom for atom, start, end in atoms if is_claimed(clause, start, end, pattern)}
-        if claimed:
-            last = atoms[-1]
-            right = claimed == {last[0]} and not is_offered(clause, *last[1:])
-            return Extracted(last[0], 1) if right else ambiguous(len(texts))
-    return ambiguous(len(texts))
+    claimed = {atom for atom, start, end in atoms if is_claimed(clause, start, end, _CLAIM)}
+    last, *place = atoms[-1]
+    right = claimed == {last} and not is_offered(clause, *place)
+    return Extracted(last, 1) if right else ambiguous(len(texts))
 
 
 def _compares(clause: str, atoms: list[tuple[str, int, int]]) -> bool:

@@ -3,14 +3,17 @@ r"""The numbers game: reach a target from given numbers with + - * /, each numbe
     >>> countdown("<answer>(25 - 4) * 3 = 63</answer>", target=63, numbers=[3, 4, 25]).reason
     'correct'
 
-The expression is read by a grammar of sums, products and brackets and worked out in exact fractions.
+The expression is worked out in exact fractions.
 """
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +28,12 @@ from posttrain.verify.verdict import Verdict, correct
 MAX_DIGITS = 12
 """Digits of a number in the game."""
 
-_TOKEN = re.compile(r"\s*(?:([0-9]+)|([-+*/()]))")
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _SPELLINGS = {
     "×": "*", "·": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")",
     "\\times": "*", "\\cdot": "*", "\\div": "/", "\\left": "", "\\right": "", "\\,": " ", "\\;": " ", "\\ ": " ",
@@ -69,8 +77,8 @@ def _verdict(segment: str, goal: Fraction, given: list[int], *, truncated: bool)
         return Verdict(0.0, "wrong", extracted=text, detail="invisible characters in the answer")
     expression, *results = without_dollars(text).split("=")
     try:
-        value, used = _Expression(expression).read()
-        stated = [_Expression(result).read()[0] for result in results]
+        value, used = _worked_out(expression)
+        stated = [_worked_out(result)[0] for result in results]
     except (Unreadable, ZeroDivisionError) as error:
         reason = error.reason if isinstance(error, Unreadable) else "wrong"
         return Verdict(0.0, reason, extracted=text, detail=getattr(error, "detail", "division by zero"))
@@ -109,65 +117,32 @@ def _game(target: Any, numbers: Sequence[Any] | None) -> tuple[Fraction, list[in
         ) from None
 
 
-class _Expression:
-    """sum = product {(+|-) product};  product = atom {(*|/) atom};  atom = number | ( sum )"""
+def _worked_out(text: str) -> tuple[Fraction, list[int]]:
+    """The value of an expression and the numbers in it; Unreadable or ZeroDivisionError.
 
-    def __init__(self, text: str) -> None:
-        text = _FRACTION.sub(r"((\1)/(\2))", text)
-        self._tokens = list(_tokens(_SPELLED.sub(lambda match: _SPELLINGS[match.group()], text)))
-        self._at = 0
-        self._used: list[int] = []
-
-    def read(self) -> tuple[Fraction, list[int]]:
-        """Value and the numbers used; Unreadable or ZeroDivisionError."""
-        value = self._sum(0)
-        if self._at < len(self._tokens):
-            raise Unreadable("wrong", f"{self._tokens[self._at]!r} in the wrong place")
-        return value, self._used
-
-    def _sum(self, depth: int) -> Fraction:
-        value = self._product(depth)
-        while (sign := self._take("+", "-")) is not None:
-            term = self._product(depth)
-            value = value + term if sign == "+" else value - term
-        return value
-
-    def _product(self, depth: int) -> Fraction:
-        value = self._atom(depth)
-        while (sign := self._take("*", "/")) is not None:
-            factor = self._atom(depth)
-            value = value * factor if sign == "*" else value / factor
-        return value
-
-    def _atom(self, depth: int) -> Fraction:
-        if depth > MAX_NESTING:
-            raise Unreadable("too_large", "too many brackets within each other")
-        if self._take("(") is not None:
-            value = self._sum(depth + 1)
-            if self._take(")") is None:
-                raise Unreadable("wrong", "a bracket is not closed")
-            return value
-        if self._at >= len(self._tokens) or not self._tokens[self._at].isdigit():
-            raise Unreadable("wrong", "a number is missing")
-        number = int(self._tokens[self._at])
-        self._at += 1
-        self._used.append(number)
-        return Fraction(number)
-
-    def _take(self, *signs: str) -> str | None:
-        if self._at < len(self._tokens) and self._tokens[self._at] in signs:
-            self._at += 1
-            return self._tokens[self._at - 1]
-        return None
+    Python's parser reads it, which runs nothing. Part of the game are sums, products and whole numbers.
+    """
+    text = _SPELLED.sub(lambda match: _SPELLINGS[match.group()], _FRACTION.sub(r"((\1)/(\2))", text))
+    if (longest := max(map(len, re.findall("[0-9]+", text)), default=0)) > MAX_DIGITS:
+        raise Unreadable("too_large", f"a number of {longest} digits")
+    if max(accumulate((sign == "(") - (sign == ")") for sign in text), default=0) > MAX_NESTING:
+        raise Unreadable("too_large", "too many brackets within each other")
+    text = re.sub("(?<![0-9])0+(?=[0-9])", "", " ".join(text.split()))
+    try:
+        tree = ast.parse(text, mode="eval") if re.fullmatch(r"[-+*/() 0-9]+", text) else None
+    except (SyntaxError, MemoryError, RecursionError):
+        tree = None
+    if tree is None:
+        raise Unreadable("wrong", f"{text[:20]!r} is no expression of the game")
+    used: list[int] = []
+    return _value(tree.body, used), used
 
 
-def _tokens(text: str) -> Iterator[str]:
-    at, end = 0, len(text.rstrip())
-    while at < end:
-        token = _TOKEN.match(text, at)
-        if token is None:
-            raise Unreadable("wrong", f"{text[at:].strip()[:20]!r} is no part of the game")
-        if len(token[1] or "") > MAX_DIGITS:
-            raise Unreadable("too_large", f"a number of {len(token[1])} digits")
-        yield token[1] or token[2]
-        at = token.end()
+def _value(node: ast.expr, used: list[int]) -> Fraction:
+    match node:
+        case ast.Constant(value=int(number)):
+            used.append(number)
+            return Fraction(number)
+        case ast.BinOp() if type(node.op) in _OPERATIONS:
+            return _OPERATIONS[type(node.op)](_value(node.left, used), _value(node.right, used))
+    raise Unreadable("wrong", f"{ast.unparse(node)[:20]!r} is no part of the game")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from posttrain.verify.mathematics.options import Options
-from posttrain.verify.mathematics.prose import NUMBER
+from posttrain.verify.mathematics.sentences import NUMBER
 
 _SIGN = r"(?:≈|≃|≅|~|∼|\\(?:approx|simeq|cong|sim)(?![a-z]))"
 _ESTIMATE = r"(?:about|approximately|approx\.?|roughly|nearly|almost|circa)"

@@ -34,19 +34,7 @@ _NAMED_JOINT = re.compile(
     r"(?:[^\n0-9.!?\\]|_\{?[0-9]\}?|\\[()\[\],;]|\\q?quad|\\text)*?(?:,|;|\band\b)(?:[^\n0-9.!?]|_\{?[0-9]\}?){0,40}"
 )
 _FINAL = re.compile(r"\bfinal\s+answer(?:\s+is\b|\s*:)", re.IGNORECASE)
-_HEDGE_BEHIND = re.compile(
-    r"[ $,.;:)]*[(,—-]?\s*(?:or|maybe|perhaps|possibly)\b[^.\n0-9\\$]{0,30}(?=[$0-9]|\\(?!boxed|fbox|framebox))",
-    re.IGNORECASE,
-)
 _HEDGE_BEFORE = re.compile(rf"[\s,]+(?:{HEDGE}[\s,]*)+(?:it\s+is|is|it's)?[\s$(]*$", re.IGNORECASE)
-_FILLER = re.compile(
-    r"^(?:(?:simply|just|exactly|clearly|thus|therefore|equal\s+to|option|choice|that|now)\s+)+",
-    re.IGNORECASE,
-)
-_EXPLANATION = re.compile(
-    r"[,;]?\s+(?:because|since|which|where|when|if|so\s+that|as\s+(?:the|we|it))\b.*|\s+\((?!or\b|maybe|perhaps|possibly|alternat)[A-Za-z][^()]*\)$",
-    re.DOTALL,
-)
 
 
 def extract(text: str, reader: Reader | None = None) -> Extracted:
@@ -252,11 +240,9 @@ def _taken_back(answer: str, segment: str, start: int, reader: Reader) -> list[s
 
 
 def _offered_beside(segment: str, box: places.Box) -> list[str]:
-    """What is offered right before or behind a box as well: the 8 of `\\boxed{7} or 8`. Other boxes are seen to."""
+    """What is offered right before a box as well: the 8 of `8 or \\boxed{7}`. Other boxes are seen to."""
     found: list[str] = []
-    behind, before = segment[box.closing + 1 : box.closing + 120], segment[max(box.start - 200, 0) : box.start]
-    if hedge := _HEDGE_BEHIND.match(behind):
-        found += [atom for atom, _, _ in atoms_of(behind[hedge.end() :])[:1]]
+    before = segment[max(box.start - 200, 0) : box.start]
     if hedge := _HEDGE_BEFORE.search(before):
         said = before[: hedge.start()].rstrip(" ,")
         start = said.rfind("$", 0, -1) if said.endswith("$") else -1
@@ -276,7 +262,7 @@ def _tagged(content: str) -> str:
 
 def _claim(statement: str, reader: Reader) -> str:
     """The answer within a statement: `$7$, because ...` is 7, `9 eggs per day` the number, `7 or 8` all of it."""
-    text = _EXPLANATION.sub("", _FILLER.sub("", statement)).strip(" ,;:*")
+    text = statement.strip(" ,;:*")
     formula = FORMULA.match(text)
     if formula and not AMOUNTS.match(text):
         rest = text[formula.end() :]

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from posttrain.verify.mathematics.bases import COMMANDS, FUNCTIONS, Bases, literal
-from posttrain.verify.mathematics.cursor import NotAnExpression
+from posttrain.verify.mathematics.structure import NotAnExpression
 from posttrain.verify.mathematics.tokens import Token
-from posttrain.verify.mathematics.tree import Call, Literal, Minus, Node, PlusMinus, Power, Product, Quotient, Sum
+from posttrain.verify.mathematics.values import Call, Literal, Minus, Node, PlusMinus, Power, Product, Quotient, Sum
 
 
 def expression(tokens: Sequence[Token]) -> Node:

@@ -66,6 +66,12 @@ def check_deadline(chars: int = 0) -> None:
         raise NeedsWorker
 
 
+def check_algebra() -> None:
+    """Raises NeedsAlgebra within `quickly`: an algebra system takes 0.3 s to load, and may work for ever."""
+    if _deadline.get() is not None:
+        raise NeedsAlgebra
+
+
 class Unreadable(Exception):
     """An answer that has no value, and why it has none."""
 

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from posttrain.verify.mathematics.cursor import NotAnExpression
 from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_ITEMS, Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.regions import united
 from posttrain.verify.mathematics.statements import QUANTITIES, UNDONE, Statements, result_of
-from posttrain.verify.mathematics.structure import closing_of, spelled, split
+from posttrain.verify.mathematics.structure import NotAnExpression, closing_of, spelled, split
 from posttrain.verify.mathematics.tokens import Token, tokenise
 from posttrain.verify.mathematics.units import UNITS, split_unit
 from posttrain.verify.mathematics.values import (

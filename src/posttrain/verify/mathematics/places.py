@@ -54,11 +54,6 @@ _DENIAL_BEFORE = re.compile(
     r"(?:\b(?:not?|never|doubt|deny|false|wrong|untrue|unlikely|unless|if|cannot|neither|nor)\b|n['’]t\b)[^.!?,;:\n]{0,40}$",
     re.IGNORECASE,
 )
-_FIRST = re.compile(
-    r"[\s*_:]*(?:\$\$[^$]+\$\$|\$[^$\n0-9][^$\n]*\$|\$[0-9][^$\n]*[0-9})]\$(?![0-9])|\\\(.+?\\\)|\\\[.+?\\\]|[^\s.;!?,(]++(?:[.,][0-9]++)*)",
-    re.DOTALL,
-)
-"""The number or formula that a statement begins with."""
 _SENTENCE_END = re.compile(r"\n|(?<!\\)(?<!\bNo)[.!?](?=[\s\"*)]|$)")
 _LABEL = re.compile(r"^(?:A|[Aa]ns(?:wer)?|Result|Solution|Total)\s*[*_]*\s*[:=]\s*")
 PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|percent\b|percentage\b|pct\b)")
@@ -220,11 +215,10 @@ def find_statements(text: str) -> list[str] | None:
 
 
 def end_of_statements(text: str) -> int:
-    """Where the last of them ends, or begins to: behind the marker and a number or formula."""
+    """Where the last of them begins, behind its marker."""
     last = _MARKER.match(text, max(text.rfind("####"), text.lower().rfind("answer"), 0))
     *_, end = (last.end(),) if last else (len(text), *(marker.end() for marker in _MARKER.finditer(text)))
-    first = _FIRST.match(text, end)
-    return first.end() if first else end
+    return end
 
 
 def _stated(text: str, start: int, *, whole_line: bool) -> str:

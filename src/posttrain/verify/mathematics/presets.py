@@ -11,14 +11,14 @@ limit: without an answer its reason is then "truncated".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.verify.mathematics.guard import NeedsWorker, quickly
 from posttrain.verify.mathematics.numeric import Percent, gold_number, verify_number
 from posttrain.verify.mathematics.options import AnswerFrom, Options
-from posttrain.verify.mathematics.verify import Algebra, Message, verify
+from posttrain.verify.mathematics.verify import Message, verify
 from posttrain.verify.verdict import Verdict
 
 MATH500 = Options(percent=True, words=True, ignore_case=True)
@@ -69,26 +69,9 @@ def math(
     Where only algebra tells (x (x + 1) for x^2 + x beyond what our grammar multiplies out), math-verify decides, which
     can take arbitrarily long: outside a reward worker, call this only on text that you trust.
     """
-    options = Options(
-        answer_from=answer_from,
-        percent=percent,
-        words=words,
-        base=base,
-        ignore_case=ignore_case,
-        natural_log=natural_log,
-        decimal_comma=decimal_comma,
-        ordered=ordered,
-        require_evaluated=require_evaluated,
-        last_side=last_side,
-        rounded_places=rounded_places,
-        bare_points=bare_points,
-        final_statement=final_statement,
-        every_box=every_box,
-        inequality_as_set=inequality_as_set,
-        relative_tolerance=relative_tolerance,
-        absolute_tolerance=absolute_tolerance,
-    )
-    return verify(completion, answer, options, truncated=truncated, algebra=_algebra(options))
+    given = locals()
+    options = Options(**{field.name: given[field.name] for field in fields(Options)})
+    return verify(completion, answer, options, truncated=truncated)
 
 
 def math500(
@@ -96,8 +79,7 @@ def math500(
 ) -> Verdict:
     """`math` for MATH and MATH-500: units, percent signs and the case of words do not count, as in the published
     graders. The subscript of a base does, and so does everything else."""
-    options = replace(MATH500, answer_from=answer_from)
-    return verify(completion, answer, options, truncated=truncated, algebra=_algebra(options))
+    return verify(completion, answer, replace(MATH500, answer_from=answer_from), truncated=truncated)
 
 
 def math_lenient(
@@ -105,8 +87,7 @@ def math_lenient(
 ) -> Verdict:
     """`math` with the conventions of math-verify's test cases: the last side of a chain, rounded decimals, computations
     left undone, decimal commas. One answer only still counts; lists, hedges and guesses earn nothing."""
-    options = replace(MATH_LENIENT, answer_from=answer_from)
-    return verify(completion, answer, options, truncated=truncated, algebra=_algebra(options))
+    return verify(completion, answer, replace(MATH_LENIENT, answer_from=answer_from), truncated=truncated)
 
 
 def numeric(
@@ -166,27 +147,9 @@ def aime(
     return verify_number(completion, answer, truncated=truncated, answer_from=answer_from)
 
 
-def math_quick(completion: Completion, answer: Any, *, truncated: bool = False, **options: Any) -> Verdict | None:
-    """What `math` decides at once; None when it takes algebra or time, which only a killable process may."""
-    return _quick(completion, answer, Options(**options), truncated)
-
-
-def math500_quick(
-    completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
-) -> Verdict | None:
-    """As `math_quick`, for `math500`."""
-    return _quick(completion, answer, replace(MATH500, answer_from=answer_from), truncated)
-
-
-def math_lenient_quick(
-    completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
-) -> Verdict | None:
-    """As `math_quick`, for `math_lenient`."""
-    return _quick(completion, answer, replace(MATH_LENIENT, answer_from=answer_from), truncated)
-
-
 def in_time(verifier: Callable[..., Verdict]) -> Callable[..., Verdict | None]:
-    """A verifier as the process that trains calls it: None for what would hold it up."""
+    """A verifier as the process that trains calls it: None for what takes algebra or time, which only a process that
+    can be killed may take."""
 
     def quick(*arguments: Any, **settings: Any) -> Verdict | None:
         try:
@@ -196,19 +159,3 @@ def in_time(verifier: Callable[..., Verdict]) -> Callable[..., Verdict | None]:
             return None
 
     return quick
-
-
-def _quick(completion: Completion, answer: Any, options: Options, truncated: bool) -> Verdict | None:
-    try:
-        return verify(completion, answer, options, truncated=truncated)
-    except NeedsWorker:
-        return None
-
-
-def _algebra(options: Options) -> Algebra:
-    def equivalent(gold: str, given: str) -> bool:
-        from posttrain.verify.mathematics import symbolic  # loads sympy: only where it is needed
-
-        return symbolic.equivalent(gold, given, options)
-
-    return equivalent

@@ -6,11 +6,22 @@ import math
 from collections.abc import Sequence
 
 from posttrain.verify.mathematics.approximate import approximate
-from posttrain.verify.mathematics.cursor import NotAnExpression
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.polynomials import Algebra, exactly, number
-from posttrain.verify.mathematics.tree import Minus, Node, Symbol, free_symbols
-from posttrain.verify.mathematics.values import Bracket, Expression, Listing, Number, Piece, Region, Value
+from posttrain.verify.mathematics.structure import NotAnExpression
+from posttrain.verify.mathematics.values import (
+    Bracket,
+    Expression,
+    Listing,
+    Minus,
+    Node,
+    Number,
+    Piece,
+    Region,
+    Symbol,
+    Value,
+    free_symbols,
+)
 
 INFINITY = Value("∞", Expression(Symbol("∞"), number(0)))
 MINUS_INFINITY = Value("-∞", Expression(Minus(Symbol("∞")), number(0)))

@@ -1,11 +1,16 @@
-"""What stands in a sentence: its formulas and numbers, which of them it claims, and whether it is prose at all."""
+"""What stands in a sentence: formulas, numbers and computations, which of them it claims, and whether it is prose."""
 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from posttrain.verify.mathematics import places
-from posttrain.verify.mathematics.prose import NUMBER
+from posttrain.verify.mathematics.guard import Unreadable
+from posttrain.verify.mathematics.options import Options
+from posttrain.verify.mathematics.parse import parse
+from posttrain.verify.mathematics.units import MULTIPLES
+from posttrain.verify.mathematics.values import Number
 
 HEDGE = r"(?:or|maybe|perhaps|possibly|alternatively|otherwise)\b"
 FORMULA = re.compile(
@@ -16,7 +21,6 @@ AMOUNTS = re.compile(r"\$\s*[0-9][0-9.,]*\s+[a-z]{2,}|\$\s*[0-9][^$\\]*[-+*/=×]
 _LETTER = re.compile(r"^\W*[A-Za-z][).:]\s*|\([a-z]\)")
 """What tells the parts of a list: `a)`, `B.`, `(c)`."""
 _OPERATION = re.compile(r"\s*(?:[-+*/×÷=^]|x\s|\\times|\\cdot)")
-_NOT = re.compile(r"\bnot\b[\s\w]{0,12}$", re.IGNORECASE)
 
 
 def is_prose(sentence: str) -> bool:
@@ -42,7 +46,7 @@ def is_offered(clause: str, start: int, end: int) -> bool:
 def is_claimed(clause: str, start: int, end: int, pattern: re.Pattern[str]) -> bool:
     """Whether a number is said to be the result: `is 12`, `= 12`; not the 9 of `makes 9 * 2`."""
     goes_on = _OPERATION.match(clause, end)
-    return bool(not goes_on and pattern.search(clause, 0, start) and not _NOT.search(clause[:start]))
+    return not goes_on and pattern.search(clause, 0, start) is not None
 
 
 def atoms_of(sentence: str) -> list[tuple[str, int, int]]:
@@ -72,3 +76,72 @@ def pattern_of(sentence: str, atoms: list[tuple[str, int, int]]) -> str:
         pieces.append(sentence[at:start])
         at = end
     return _LETTER.sub("", "#".join([*pieces, sentence[at:]]))
+
+
+_DIGITS = r"(?:[0-9]++(?:,[0-9]++)*+(?:\.[0-9]++)?+|\.[0-9]++)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?+"
+NUMBER = re.compile(
+    r"(?:(?<![\w)\]}])[-−+])?(?:\\?[$€£¥₹]\s?)?(?:(?<=[$€£¥₹])[-−+])?"
+    r"(?<!\w)(?<![0-9]\.)(?:"
+    r"(?:[0-9]++)?\s?\\[dt]?frac\s?(?:\{\s?-?[0-9]++\s?\}\s?\{\s?[0-9]++\s?\}|[0-9][0-9])"
+    r"|[0-9]++[ ][0-9]++/[0-9]++(?![0-9.,]*/)"
+    rf"|(?P<plain>{_DIGITS})(?P<slashes>(?:\s?/\s?{_DIGITS})*+)"
+    rf")(?:\s(?:{'|'.join(MULTIPLES)})s?\b)?(?:\s?(?:\\?%|percent\b|pct\b))?"
+)
+"""A number with its sign, its currency and its percent sign; `1 million` is one."""
+
+_TERM = (
+    r"\(*+\s*+(?:\\?[$€£¥]\s?)?(?:\\[dt]?frac\{[0-9]++\}\{[0-9]++\}|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+|\.[0-9]++)"
+    r"(?:\s?\\?%)?+\s*+\)*+"
+)
+_SIGN = r"\s*+(?:[-−+*/×÷·]|\\(?:times|cdot|div)|(?:x|of|plus|minus|times|divided\s+by)\b)\s*+"
+_EQUATION = re.compile(
+    rf"(?P<left>{_TERM}(?:{_SIGN}{_TERM})++)\s*(?:=|\b(?:is|equals|gives|makes|leaves)\b)[\s$({{\\]*$"
+)
+"""A computation with numbers alone, and the sign or word that says what it comes to."""
+_LONGEST_EQUATION = 160
+_WORDS_OF_SIGNS = {"−": "-", "×": "*", "÷": "/", "·": "*", "x": "*", "of": "*", "plus": "+", "minus": "-", "times": "*"}
+
+
+def contradicts(text: str, start: int) -> str:
+    """The computation before a number that comes to another one; empty where there is none, or it is right. A decimal
+    may be rounded.
+
+    >>> contradicts("So 12 - 10 = 1", 13), contradicts("So 12 - 10 = 2", 13), contradicts("a - 10 = 1", 9)
+    ('12 - 10', '', '')
+    """
+    before = text[max(start - _LONGEST_EQUATION, 0) : start]
+    found = _EQUATION.search(before)
+    number = NUMBER.match(text, start)
+    if found is None or number is None or re.match(r"\s*(?:remainder|rem\b|r\b)", text[number.end() :], re.IGNORECASE):
+        return ""
+    front = before[: found.end() - len(found.group().lstrip())]
+    goes_on = front.rstrip()[-1:]
+    cut = not front and start > len(before)
+    if cut or front[-1:].isalnum() or goes_on.isdigit() or (goes_on and goes_on in "+-−*/×÷·^.(_%,\\"):
+        return ""
+    left = found["left"].strip()
+    return left if _differs(computed(left), _number(number.group()), number.group()) else ""
+
+
+def computed(text: str) -> Number | None:
+    """What a computation with numbers alone comes to, such as `3 * 6` and `20% of 90`; None for anything else."""
+    text = re.sub(r"divided\s+by", "/", text.replace("\\%", "%"))
+    text = re.sub(r"\b(?:x|of|plus|minus|times)\b|[−×÷·]", lambda sign: _WORDS_OF_SIGNS[sign.group()], text)
+    text = re.sub(r"\\?[$€£¥]", "", text)
+    text = text.removeprefix("(") if text.count("(") == text.count(")") + 1 else text
+    return None if "%" in text and re.search(r"[-+]", text) else _number(text)
+
+
+def _number(text: str) -> Number | None:
+    try:
+        meaning = parse(text, Options(words=True)).meaning
+    except Unreadable:
+        return None
+    return meaning if isinstance(meaning, Number) else None
+
+
+def _differs(exact: Number | None, given: Number | None, written: str) -> bool:
+    if exact is None or given is None or exact.value in (given.value, given.value * 100 if given.percent else None):
+        return False
+    decimals = len(written.partition(".")[2].rstrip(" %\\"))
+    return not decimals or abs(exact.value - given.value) >= Fraction(1, 10**decimals)

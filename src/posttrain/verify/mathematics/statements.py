@@ -8,45 +8,37 @@ from fractions import Fraction
 
 from posttrain.verify.mathematics.bases import FUNCTIONS
 from posttrain.verify.mathematics.compare import agree
-from posttrain.verify.mathematics.cursor import NotAnExpression
 from posttrain.verify.mathematics.guard import Unreadable
-from posttrain.verify.mathematics.names import is_label, name_of
 from posttrain.verify.mathematics.polynomials import ONE, Atom, Ratio, atom, exactly, number
 from posttrain.verify.mathematics.regions import INFINITY, MINUS_INFINITY, mirrored, place
-from posttrain.verify.mathematics.structure import spelled, split
+from posttrain.verify.mathematics.structure import NotAnExpression, is_label, name_of, spelled, split
 from posttrain.verify.mathematics.things import Things
-from posttrain.verify.mathematics.tokens import Token
-from posttrain.verify.mathematics.tree import CONSTANTS, Call, Product, Symbol, free_symbols, symbols_of
+from posttrain.verify.mathematics.tokens import Token, words
 from posttrain.verify.mathematics.values import (
+    CONSTANTS,
     Bracket,
+    Call,
     Colons,
     Equation,
     Expression,
     Matrix,
     Number,
     Piece,
+    Product,
     Region,
+    Symbol,
     Value,
     Words,
+    free_symbols,
+    symbols_of,
 )
 
 _ORDER = ("<", "<=", ">", ">=", "≠")
 _RELATIONS = ("=", "≈", "∈", *_ORDER)
 _PERCENT = frozenset({"percent", "pct", "percentage"})
-UNDONE = frozenset(
-    {"\\sum", "\\prod", "\\int", "\\iint", "\\oint", "\\lim", "\\bmod", "\\mod", "\\pmod", "\\det", "\\max", "\\min",
-     "\\gcd", "\\lcm", "\\deg", "\\limsup", "\\liminf", "\\sup", "\\begin{vmatrix}"}
-)  # fmt: skip
+UNDONE = words("undone")
 """Commands that ask for a calculation."""
-
-
-QUANTITIES = frozenset({
-    "answer", "result", "solution", "value", "total", "sum", "difference", "product", "quotient", "area", "volume",
-    "perimeter", "circumference", "length", "width", "height", "radius", "diameter", "distance", "slope", "speed",
-    "rate", "time", "cost", "price", "profit", "number", "probability", "ratio", "angle", "day", "remainder", "degree",
-    "mean", "median", "mode", "average", "range", "domain", "expression", "equation", "formula", "function",
-    "polynomial", "center", "vertex",
-})  # fmt: skip
+QUANTITIES = words("quantities")
 """Words that name what letters stand for: Area = x². Any other word would be an answer of its own."""
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections.abc import Callable
 from typing import Any
 
 import mpmath
@@ -25,27 +24,13 @@ import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
 from posttrain.verify.mathematics import compare
-from posttrain.verify.mathematics.approximate import unknown_phase
-from posttrain.verify.mathematics.cursor import NotAnExpression
+from posttrain.verify.mathematics.approximate import Numbers, value_of
 from posttrain.verify.mathematics.guard import MAX_CHARS, Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.parse import parse as parse_exactly
-from posttrain.verify.mathematics.structure import split
+from posttrain.verify.mathematics.structure import NotAnExpression, split
 from posttrain.verify.mathematics.tokens import Token, tokenise
-from posttrain.verify.mathematics.tree import (
-    Call,
-    Literal,
-    Minus,
-    Node,
-    Power,
-    Product,
-    Quotient,
-    Root,
-    Sum,
-    Symbol,
-    symbols_of,
-)
-from posttrain.verify.mathematics.values import Unread
+from posttrain.verify.mathematics.values import Node, Unread, symbols_of
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that nobody watches the clock; our parent does
 _READER = [LatexExtractionConfig()]
@@ -91,7 +76,7 @@ def _between(chosen: random.Random, low: float, high: float) -> Any:
 def _agree(one: Node, other: Node, point: dict[str, Any], options: Options, *, real: bool = False) -> bool | None:
     """At one point; None where one of them has no value (with `real`: no real one)."""
     try:
-        values = [_value(node, point, options) for node in (one, other)]
+        values = [value_of(node, point.__getitem__, options, PRECISE) for node in (one, other)]
     except (ArithmeticError, ValueError, TypeError, KeyError):
         return None
     if not all(mpmath.isfinite(value) for value in values) or (real and any(mpmath.im(value) for value in values)):
@@ -100,51 +85,18 @@ def _agree(one: Node, other: Node, point: dict[str, Any], options: Options, *, r
     return bool(abs(values[0] - values[1]) < scale * mpmath.mpf(10) ** (12 - mpmath.mp.dps))
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc,
-    "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan, "sinh": mpmath.sinh, "cosh": mpmath.cosh,
-    "tanh": mpmath.tanh, "exp": mpmath.exp, "ln": mpmath.log, "lg": mpmath.log10, "abs": abs, "floor": mpmath.floor,
-    "ceil": mpmath.ceil, "factorial": mpmath.factorial, "binom": mpmath.binomial, "degree": mpmath.radians,
-}  # fmt: skip
-
-
-def _value(node: Node, point: dict[str, Any], options: Options) -> Any:
-    """The value of an expression at the precision that is set."""
-
-    def of(child: Node) -> Any:
-        return _value(child, point, options)
-
-    match node:
-        case Literal():
-            return mpmath.mpf(node.value.numerator) / node.value.denominator
-        case Symbol(name):
-            return {"π": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)}[name] if name in "πei" else point[name]
-        case Sum():
-            return mpmath.fsum(of(term) for term in node.terms)
-        case Product():
-            return mpmath.fprod(of(factor) for factor in node.factors)
-        case Quotient():
-            return of(node.above) / of(node.below)
-        case Minus():
-            return -of(node.of)
-        case Power():
-            return mpmath.power(of(node.base), of(node.exponent))
-        case Root():
-            radicand = of(node.radicand)
-            negative = node.degree % 2 and mpmath.im(radicand) == 0 and mpmath.re(radicand) < 0
-            return -mpmath.root(-radicand, node.degree) if negative else mpmath.root(radicand, node.degree)
-        case Call(function="log"):
-            parts = [of(argument) for argument in node.arguments]
-            base = parts[1] if len(parts) > 1 else mpmath.e if options.natural_log else 10
-            return mpmath.log(parts[0]) / mpmath.log(base)
-        case Call(function="abs" | "floor" | "ceil" | "factorial" | "binom" | "degree"):
-            return _FUNCTIONS[node.function](*(of(argument) for argument in node.arguments))
-        case Call():
-            arguments = [of(argument) for argument in node.arguments]
-            known = _FUNCTIONS.get(node.function)
-            return known(arguments[0]) if known else 2 + mpmath.sin(unknown_phase(node.function, arguments))
-        case _:
-            raise ValueError(node)
+PRECISE = Numbers(
+    rational=lambda value: mpmath.mpf(value.numerator) / value.denominator,
+    constants={"π": mpmath.pi, "e": mpmath.e, "i": mpmath.mpc(0, 1)},
+    functions={
+        "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec,
+        "csc": mpmath.csc, "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan, "sinh": mpmath.sinh,
+        "cosh": mpmath.cosh, "tanh": mpmath.tanh, "exp": mpmath.exp, "ln": mpmath.log, "lg": mpmath.log10, "abs": abs,
+        "floor": mpmath.floor, "ceil": mpmath.ceil, "factorial": mpmath.factorial, "binom": mpmath.binomial,
+        "degree": mpmath.radians,
+    },
+)  # fmt: skip
+"""Numbers at the precision that is set."""
 
 
 def is_mathematics(latex: str) -> bool:

@@ -6,29 +6,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from posttrain.verify.mathematics.bases import FUNCTIONS
-from posttrain.verify.mathematics.cursor import NotAnExpression
-from posttrain.verify.mathematics.evaluate import Evaluator
+from posttrain.verify.mathematics.evaluate import Evaluator, matrix_of
 from posttrain.verify.mathematics.grammar import expression
 from posttrain.verify.mathematics.guard import MAX_ITEMS, Unreadable
-from posttrain.verify.mathematics.matrices import matrix_of
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.polynomials import Algebra
 from posttrain.verify.mathematics.regions import interval, line, points, united, without
-from posttrain.verify.mathematics.structure import closing_of, spelled, split
+from posttrain.verify.mathematics.structure import NotAnExpression, closing_of, spelled, split
 from posttrain.verify.mathematics.tokens import Token
-from posttrain.verify.mathematics.tree import Grid, Literal, Minus, Node, PlusMinus, Symbol, contains
 from posttrain.verify.mathematics.units import MULTIPLES, spelled_unit
 from posttrain.verify.mathematics.values import (
     Based,
     Bracket,
     Colons,
     Expression,
+    Grid,
     Listing,
+    Literal,
     Meaning,
+    Minus,
+    Node,
     Number,
+    PlusMinus,
     Region,
+    Symbol,
     Value,
     Words,
+    contains,
 )
 
 _CURRENCIES = {"$": "dollar", "\\euro": "euro", "\\pound": "£", "\\yen": "¥", "¢": "cent"}

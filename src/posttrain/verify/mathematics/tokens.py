@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from itertools import groupby
+from pathlib import Path
 from typing import NamedTuple
 
+from posttrain.verify import read_table
 from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_NESTING, Unreadable
 
 
@@ -30,62 +32,20 @@ _LOOKS_ALIKE = frozenset({"<font>", "<wide>", "<narrow>", "<noBreak>", "<fractio
 """Marks of characters that are the plain one in another type. A digit in a circle or with a full stop is none."""
 _UNSEEN = frozenset({"Cf", "Cc", "Cn", "Co", "Cs", "Mn", "Me"})
 """Unicode categories: format and control characters, what is not assigned, combining marks."""
-_GLYPHS = {
-    "−": "-", "–": "-", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "÷": "\\div ",
-    "√": "\\sqrt ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ",
-    "±": "\\pm ", "∓": "\\mp ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∖": "\\setminus ", "∅": "\\emptyset ",
-    "ℝ": "\\mathbb{R}", "°": "^{\\circ}", "…": "\\ldots ", "∑": "\\sum ", "∏": "\\prod ", "∫": "\\int ",
-    "⟨": "\\langle ", "⟩": "\\rangle ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ",
-    "€": "\\euro ", "£": "\\pound ", "¥": "\\yen ", "⁄": "/", "’": "'",
-}  # fmt: skip
-_OPERATORS = {
-    "cdot": "*", "times": "*", "ast": "*", "div": "÷", "le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=",
-    "geq": ">=", "geqslant": ">=", "lt": "<", "gt": ">", "ne": "≠", "neq": "≠", "approx": "≈", "in": "∈", "cup": "∪",
-    "cap": "∩", "setminus": "∖", "backslash": "∖", "pm": "±", "mp": "∓", "colon": ":", "lvert": "|", "rvert": "|",
-    "vert": "|", "mid": "|", "|": "‖", "langle": "⟨", "rangle": "⟩", "lbrace": "\\{", "rbrace": "\\}", "{": "\\{",
-    "}": "\\}", "%": "%", "$": "$", "&": "&", "_": "_", "lbrack": "[", "rbrack": "]", "ldotp": ".",
-}  # fmt: skip
-_LETTERS = {
-    "pi": "π", "infty": "∞", "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "varepsilon": "ε",
-    "zeta": "ζ", "eta": "η", "theta": "θ", "lambda": "λ", "mu": "μ", "nu": "ν", "xi": "ξ", "rho": "ρ", "sigma": "σ",
-    "tau": "τ", "phi": "φ", "varphi": "φ", "chi": "χ", "psi": "ψ", "omega": "ω", "Delta": "Δ", "Omega": "Ω", "ell": "ℓ",
-    "Gamma": "Γ", "Sigma": "Σ", "Theta": "Θ", "Phi": "Φ", "kappa": "κ", "vartheta": "θ", "triangle": "△", "angle": "∠",
-}  # fmt: skip
-_SAME = {
-    "dfrac": "frac",
-    "tfrac": "frac",
-    "cfrac": "frac",
-    "dbinom": "binom",
-    "tbinom": "binom",
-    "emptyset": "varnothing",
-}
-_DOTS = frozenset({"ldots", "dots", "cdots", "dotsc", "dotsm", "dotsb", "dotso"})
-_ONLY_TYPE = frozenset(
-    {"left", "right", "displaystyle", "textstyle", "limits", "nolimits", "big", "Big", "bigg", "Bigg", "bigl", "bigr",
-    "Bigl", "Bigr", "biggl", "biggr", "middle", "quad", "qquad", "boxed", "nobreak", "thinspace", "enspace",
-    "mathstrut", "rm", "bf", "it", "mathop", "mathrel", ",", ";", ":", "!", " ", ">", "\n", "/", "(", ")", "[", "]"}
-)  # fmt: skip
-FORBIDDEN = frozenset(
-    {"cancel", "bcancel", "xcancel", "cancelto", "sout", "st", "not", "phantom", "hphantom", "vphantom", "hspace",
-    "hskip", "kern", "require", "def", "let", "newcommand", "renewcommand", "input", "include", "href", "url",
-    "class", "style", "color", "textcolor", "colorbox", "llap", "rlap", "mathllap", "mathrlap", "smash", "raise",
-    "lower", "tiny", "overset", "underset", "stackrel", "footnote", "tag", "label", "ref"}
-)  # fmt: skip
-"""Commands that hide, strike out, overprint or recolour: what they leave to see is not what they say."""
+_NOTATION = read_table(Path(__file__).with_name("notation.yaml"))
+_GLYPHS, _OPERATORS, _LETTERS, _SAME = (_NOTATION[name] for name in ("glyphs", "operators", "letters", "same"))
+_WORD_COMMANDS: dict[str, str] = _NOTATION["word_commands"]
 
-_WORD_COMMANDS = {
-    "sqrt": "sqrt", "pi": "pi", "infinity": "infty", "inf": "infty", "oo": "infty", "sin": "sin", "cos": "cos",
-    "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "log": "log", "ln": "ln", "exp": "exp", "theta": "theta",
-    "arcsin": "arcsin", "arccos": "arccos", "arctan": "arctan", "sum": "sum", "mod": "bmod", "gcd": "gcd",
-    "lcm": "lcm",
-}  # fmt: skip
-"""Words of plain text that are commands of LaTeX."""
-_SHORT_WORDS = frozenset(
-    {"or", "and", "Or", "And", "cm", "mm", "km", "kg", "mg", "ft", "lb", "lbs", "oz", "mi", "mph", "min", "hr", "hrs",
-    "sec", "no", "yes", "No", "Yes", "odd", "pct", "am", "pm", "AM", "PM", "all", "in", "yd", "day", "gal", "cup",
-    "USD"}
-)  # fmt: skip
-"""Words of less than four letters; any other such run is a product of symbols."""
+
+def words(name: str, prefix: str = "") -> frozenset[str]:
+    """A list of `notation.yaml`."""
+    return frozenset(prefix + word for word in _NOTATION[name].split())
+
+
+_ONLY_TYPE, _SHORT_WORDS = words("only_type") | {*_NOTATION["only_type_signs"]}, words("short_words")
+FORBIDDEN = words("forbidden")
+"""Commands that hide, strike out, overprint or recolour: what they leave to see is not what they say."""
+_DOTS = frozenset({"ldots", "dots", "cdots", "dotsc", "dotsm", "dotsb", "dotso"})
 
 _TOKEN = re.compile(
     r"(?P<space>[\s~]+)"

@@ -3,15 +3,14 @@ r"""From a completion to a verdict: extract the one answer, read it, compare it 
     >>> verify(r"so \boxed{0.5}", r"\frac{1}{2}", Options())
     Verdict(1.0, 'correct', extracted='0.5')
 
-Two ways through the same function: without `algebra` it takes microseconds and raises NeedsAlgebra where only symbolic
-mathematics can tell; with it, in a process that can be killed, it always answers.
+Within `guard.quickly` it takes microseconds and raises NeedsWorker where only symbolic mathematics can tell, or much
+time; elsewhere, in a process that can be killed, it always answers.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -19,39 +18,42 @@ from posttrain.errors import DataError
 from posttrain.verify.mathematics.estimates import allows_estimates, is_estimate, names_estimate
 from posttrain.verify.mathematics.extract import Extracted, Reader, extract
 from posttrain.verify.mathematics.golds import math_gold, read_gold, require_mathematics
-from posttrain.verify.mathematics.guard import NeedsAlgebra, Unreadable, quickly
+from posttrain.verify.mathematics.guard import Unreadable, check_algebra
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.parse import parse
 from posttrain.verify.mathematics.values import Number, Unread, Value
-from posttrain.verify.verdict import Verdict
+from posttrain.verify.verdict import Verdict, correct
 
-Algebra = Callable[[str, str], bool]
-"""Whether two LaTeX expressions are equal; may take long."""
 Message = Mapping[str, Any]
 
 
 def verify(
-    completion: str | Sequence[Message] | None,
-    answer: Any,
-    options: Options,
-    *,
-    truncated: bool = False,
-    algebra: Algebra | None = None,
+    completion: str | Sequence[Message] | None, answer: Any, options: Options, *, truncated: bool = False
 ) -> Verdict:
-    """Whether the one answer of a completion is the gold answer. DataError for a gold that cannot be used; without
-    `algebra` NeedsWorker where it takes that, or more than QUICK_SECONDS."""
-    start = perf_counter()
+    """Whether the one answer of a completion is the gold answer. DataError for a gold that cannot be used."""
     gold_text = math_gold(answer, every_box=options.every_box)
     gold = read_gold(gold_text, options)
     if isinstance(gold.meaning, Unread):
-        if algebra is None:
-            raise NeedsAlgebra
+        check_algebra()
         require_mathematics(gold_text)
     decimal = isinstance(gold.meaning, Number) and gold.meaning.decimal
-    reader = Reader(options, algebra, allows_estimates(options, decimal=decimal) or is_estimate(gold_text))
-    with quickly() if algebra is None else nullcontext():
-        found = extract(text_of(completion), reader)
-        verdict = _judge(gold, gold_text, found, reader, truncated=truncated)
+    estimates = allows_estimates(options, decimal=decimal) or is_estimate(gold_text)
+
+    def equivalent(one: str, other: str) -> bool:
+        check_algebra()
+        from posttrain.verify.mathematics import symbolic  # loads sympy: only where it is needed
+
+        return symbolic.equivalent(one, other, options)
+
+    return judge(completion, gold, gold_text, Reader(options, equivalent, estimates), truncated=truncated)
+
+
+def judge(
+    completion: str | Sequence[Message] | None, gold: Value, gold_text: str, reader: Reader, *, truncated: bool
+) -> Verdict:
+    """Whether the one answer of a completion, as `reader` reads it, is this gold answer."""
+    start = perf_counter()
+    verdict = _judge(gold, gold_text, extract(text_of(completion), reader), reader, truncated=truncated)
     verdict.seconds = perf_counter() - start
     return verdict
 
@@ -79,41 +81,26 @@ def text_of(completion: str | Sequence[Message] | None) -> str:
     return "".join(part.get("text", "") for part in content or () if part.get("type", "text") == "text")
 
 
-def no_answer(found: Extracted, *, truncated: bool) -> Verdict:
-    """The verdict on a completion that gives no answer, or several."""
-    reason = found.reason or "no_answer"
-    if truncated and reason == "no_answer":
-        reason = "truncated"
-    return Verdict(0.0, reason, extracted=found.listed, detail=found.detail)
-
-
-def estimated(answer: str) -> Verdict:
-    """The verdict on an estimate or a bound, which is more than one value."""
-    return Verdict(0.0, "ambiguous", extracted=answer, detail="an estimate or a bound is no exact value")
-
-
 def hidden_characters(text: str) -> bool:
     """Whether a text holds characters that nobody sees: zero-width, bidirectional controls, soft hyphens."""
     return not text.isascii() and any(unicodedata.category(character) == "Cf" for character in text)
 
 
 def _judge(gold: Value, gold_text: str, found: Extracted, reader: Reader, *, truncated: bool) -> Verdict:
+    reason = found.reason or "no_answer"
+    if truncated and reason == "no_answer":
+        reason = "truncated"
+    none = Verdict(0.0, reason, extracted=found.listed, detail=found.detail)
     answer = found.answer if found.answer is not None else found.listed
     if answer is None:
-        return no_answer(found, truncated=truncated)
+        return none
     if hidden_characters(answer):
         return Verdict(0.0, "wrong", extracted=answer, detail="invisible characters in the answer")
     if not reader.estimates and is_estimate(answer) and not (reader.options.last_side and names_estimate(answer)):
-        return estimated(answer)
+        return Verdict(0.0, "ambiguous", extracted=answer, detail="an estimate or a bound is no exact value")
     try:
-        given = parse(answer, reader.options)
-        right = reader.equal(gold, given, gold_text, answer)
+        right = reader.equal(gold, parse(answer, reader.options), gold_text, answer)
     except Unreadable as unreadable:
-        if found.answer is None:
-            return no_answer(found, truncated=truncated)
-        return Verdict(0.0, unreadable.reason, extracted=answer, detail=unreadable.detail)
-    if right:
-        return Verdict(1.0, "correct", extracted=answer)
-    return (
-        Verdict(0.0, "wrong", extracted=answer) if found.answer is not None else no_answer(found, truncated=truncated)
-    )
+        wrong = Verdict(0.0, unreadable.reason, extracted=answer, detail=unreadable.detail)
+        return none if found.answer is None else wrong
+    return correct(right, answer) if right or found.answer is not None else none

@@ -1,13 +1,16 @@
-"""Where the tests of one program are run: a sandbox, its limits and one clock for all of them."""
+"""Where the tests of one program are run: a sandbox, its limits, one clock for all of them, and the driver inside."""
 
 from __future__ import annotations
 
+import marshal
 import secrets
+import sys
 import time
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from posttrain.verify.programs.bundle import call_driver
 from posttrain.verify.programs.plain import NotPlain, dump, load, unpack
 from posttrain.verify.sandbox import Limits, Ran, Sandbox, SandboxUnavailable
 from posttrain.verify.verdict import Reason
@@ -109,3 +112,46 @@ def _ended_badly(ran: Ran) -> Problem | None:
     last = ran.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:200]
     how = {"memory": "ran out of memory", "output": "wrote too much", "signal": f"died of signal {-ran.returncode}"}
     return Problem("error", f"the program {how.get(ran.ended, f'ended with status {ran.returncode}')} {last}".strip())
+
+
+FILES = ("plain.py", "driver.py")
+_OURS = ("from __future__ ", "from posttrain.")
+
+_CALL = "send(answer_call(load(receive())))"
+_SCRIPT = """
+def ask(message):
+    send(message)
+    return receive()
+send(answer_script(load(receive()), ask))
+"""
+
+
+@cache
+def call_driver() -> str:
+    """Source that receives one task and sends what came of its call."""
+    return _compiled(_CALL)
+
+
+@cache
+def script_driver() -> str:
+    """Source that receives assertions, sends calls and receives their results, and last sends whether all held."""
+    return _compiled(_SCRIPT)
+
+
+def _compiled(last: str) -> str:
+    """Compiled code for an interpreter like this one, which all tiers but a container have; source for another."""
+    here = Path(__file__).parent
+    parts = [_without_imports((here / name).read_text(encoding="utf-8")) for name in FILES]
+    source = "\n".join(["from posttrain_channel import receive, send", *parts, last])
+    code = compile(source, "<driver>", "exec", dont_inherit=True, optimize=2)
+    return (
+        "import marshal, sys\n"
+        f"same = sys.version == {sys.version!r}\n"
+        f"exec(marshal.loads({marshal.dumps(code)!r}) if same else {source!r})\n"
+    )
+
+
+def _without_imports(source: str) -> str:
+    """The files are one module there: what they import of each other falls away, and annotations are not needed."""
+    lines = source.splitlines()
+    return "\n".join(line for line in lines if not line.startswith(_OURS))

@@ -6,16 +6,16 @@ tried once more and then leaves the program without a score.
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
-from posttrain.verify.programs.bench import Bench, Problem, Rules
+from posttrain.verify.programs.bench import Bench, Problem, Rules, script_driver
 from posttrain.verify.programs.compare import Equality, same, same_output
-from posttrain.verify.programs.plain import pack
-from posttrain.verify.programs.rewrite import Call, Script
-from posttrain.verify.programs.script import run_script
+from posttrain.verify.programs.plain import NotPlain, dump, load, pack
+from posttrain.verify.programs.rewrite import Call, Script, implied_imports
 from posttrain.verify.programs.suite import Stdio, Suite, Test, Value
-from posttrain.verify.sandbox import Sandbox, SandboxUnavailable
+from posttrain.verify.sandbox import Limits, Process, Sandbox, SandboxUnavailable
 from posttrain.verify.verdict import Verdict
 
 
@@ -118,3 +118,61 @@ def short(value: Any, *, quoted: bool = True) -> str:
     except ValueError:
         text = "a number of many digits"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+MAX_CALLS = 2_000
+"""Calls of the program that one script may make."""
+
+_NAN = re.compile(rb'\{"(?:f":"nan"|c":\["nan"|c":\["[^"]*","nan")')
+"""In a packed value; quotes within texts are escaped. `not abs(nan - 1) > 0.1` and `max(0.0, nan) < 0.1` hold, so that
+a NaN would pass tests whose author did not think of it."""
+
+
+def run_script(program: str, script: Script, bench: Bench) -> Problem | None:
+    """None when every assertion held."""
+    try:
+        return _run(program, script, bench)
+    except SandboxUnavailable:
+        return _run(program, script, bench)
+
+
+def _run(program: str, script: Script, bench: Bench) -> Problem | None:
+    imports = "".join(f"import {name}\n" for name in implied_imports(script.source))
+    task = {"helpers": script.helpers, "functions": dict(script.functions), "script": imports + script.source}
+    usual, left = bench.rules.limits, max(1.0, bench.left)
+    limits = Limits(wall=left, cpu=left, memory=usual.memory, output=usual.output, message=usual.message)
+    with bench.sandbox.start(script_driver(), limits=limits) as checker:
+        checker.send(dump(task))
+        for _ in range(MAX_CALLS):
+            message = _next(checker, bench)
+            if isinstance(message, Problem):
+                return message
+            if "call" not in message:
+                return None if message["passed"] is True else _failed(message)
+            answer = bench.ask({"program": program, "setup": "", "expression": "", **message["call"]})
+            if isinstance(answer, Problem):
+                return answer
+            reply = dump(
+                {"error": answer.error, "text": answer.text} if answer.error else {"value": pack(answer.value)}
+            )
+            if _NAN.search(reply) and "nan" not in script.source.casefold():
+                return Problem("wrong", f"{message['call']['target']} gave a NaN")
+            checker.send(reply)
+    return Problem("error", f"the tests called the program more than {MAX_CALLS} times")
+
+
+def _next(checker: Process, bench: Bench) -> dict[str, Any] | Problem:
+    try:
+        return load(checker.receive(bench.left))
+    except TimeoutError:
+        return bench.too_late
+    except (EOFError, NotPlain) as error:
+        if bench.late:
+            return bench.too_late
+        return Problem("error", f"the tests ended without a verdict: {error}")
+
+
+def _failed(message: dict[str, Any]) -> Problem:
+    kind = str(message["error"])
+    reason = "wrong" if kind == "AssertionError" else "error"
+    return Problem(reason, f"{kind}: {message['text']}".rstrip(": "))

@@ -2,7 +2,7 @@
 
 `assert f(3) == [1, 2]` becomes the call `f(3)` and the expected value `[1, 2]`: what is asked goes into the sandbox,
 what is expected does not. An assertion of another form stays what it is: a script, which runs in a sandbox of its own
-and reaches the program through a stub (`script.py`).
+and reaches the program through a stub (`examine.py`).
 
 Only text of the dataset is read here. Names are judged by the tests alone, never by the program, which could otherwise
 take the place of a `sorted` or a `set` that a test uses.

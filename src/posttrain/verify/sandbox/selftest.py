@@ -101,7 +101,8 @@ def _remembered(tier: Tier) -> Path:
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         programs = [(path, os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in (sys.executable, *tier.uses)]
-        parts = [tier.name, boot, os.getuid(), os.readlink("/proc/self/ns/user"), code_key("verify/sandbox/**/*.py")]
-        key = hashlib.sha256(json.dumps([*parts, programs]).encode()).hexdigest()[:20]
+        code = code_key("verify/sandbox/**/*.py", "verify/sandbox/**/*.txt")
+        parts = [tier.name, boot, os.getuid(), os.readlink("/proc/self/ns/user"), code, programs]
+        key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
         return cache_folder("sandbox") / f"{key}.json"
     return Path("/nonexistent")

@@ -26,7 +26,7 @@ ARMS: dict[str, Any] = {
         "rewards": [{"name": "exact_match"}],
         "sampling": {"group_size": 4, "max_completion_length": 8},
         "train": {"steps": 1, "prompts_per_step": 4, "learning_rate": 1e-4},
-        "evaluation": {"prompts": 32, "samples": 0, "every": 2},
+        "evaluation": {"writing": 0, "prompts": 32, "samples": 0, "every": 2},
         "checkpoint": {"every": 1},
         "guards": {"no_signal_steps": 99},
         "report": False,

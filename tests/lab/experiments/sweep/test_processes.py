@@ -35,7 +35,7 @@ def place(tmp_path: Path) -> Path:
         "rewards": [{"function": "rewards.py:vowels"}],
         "sampling": {"group_size": 4, "max_completion_length": 8},
         "train": {"steps": 6, "prompts_per_step": 4, "learning_rate": 1e-3},
-        "evaluation": {"prompts": 2, "samples": 0, "every": 2},
+        "evaluation": {"writing": 0, "prompts": 2, "samples": 0, "every": 2},
         "guards": {"max_truncated": 1.0},
         "report": False,
     }

@@ -1,6 +1,6 @@
 """What is asked of a sweep, as `sweep.json` of its folder has it: a sweep goes on only with what it began with.
 
-The settings that a sweep starts from, as plain data that can be written to a file for each trial.
+The settings of its runs are plain data, which is written to a file for each trial.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One trial: an ordinary run with some settings turned, watched while it trains and pruned where others do better.
 
-What a run has measured on held-out rows so far, read from its folder, at work or ended.
+Its `Course` is what the run has measured on held-out rows so far, read from its folder.
 """
 
 from __future__ import annotations

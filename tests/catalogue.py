@@ -1,0 +1,52 @@
+"""One test for a whole catalogue.
+
+`pytest.mark.parametrize` makes a test of every member; ten thousand of those cost minutes of collecting and reporting.
+`catalogue` takes the same arguments and makes one test, which goes through all members and names each that fails.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+Test = Callable[..., None]
+
+
+def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callable[[Any], object] | None = None):
+    """Decorates a test whose arguments `names` (comma-separated) are those of one member.
+
+    Other arguments stay fixtures, which all members share: not for tests that write into `tmp_path`.
+    """
+    arguments, cases = [name.strip() for name in names.split(",")], list(members)
+    assert cases, "an empty catalogue shows nothing"
+    labels = [ids(case) for case in cases] if callable(ids) else list(cases if ids is None else ids)
+
+    def decorate(test: Test) -> Test:
+        def through_all(*given: Any, **fixtures: Any) -> None:
+            failed, skipped = [], []
+            for case, label in zip(cases, labels, strict=True):
+                values = [case] if len(arguments) == 1 else case
+                try:
+                    test(*given, **fixtures, **dict(zip(arguments, values, strict=True)))
+                except pytest.skip.Exception as reason:
+                    skipped.append(str(reason))
+                except Exception as error:
+                    error.add_note(f"{names}: {label}")
+                    failed.append(error)
+            if failed:
+                raise ExceptionGroup(f"{len(failed)} of {len(cases)} members", failed)
+            if len(skipped) == len(cases):
+                pytest.skip(skipped[0])
+
+        functools.update_wrapper(through_all, test, updated=())
+        signature = inspect.signature(test)
+        left = [parameter for name, parameter in signature.parameters.items() if name not in arguments]
+        vars(through_all)["__signature__"] = signature.replace(parameters=left)
+        vars(through_all)["pytestmark"] = list(getattr(test, "pytestmark", ()))
+        return through_all
+
+    return decorate
