@@ -13,7 +13,7 @@ AXE := build/axe-core/package/axe.min.js
 
 help:
 	@echo "make demo [SEED=1]  a tiny model learns on the CPU, and the run proves it (minutes)"
-	@echo "make test           the tests, on two processes"
+	@echo "make test           the tests, examples in docstrings included, on three processes"
 	@echo "make test-slow      the tests that take minutes rather than seconds"
 	@echo "make test-gpu       the tests that need a CUDA device"
 	@echo "make explore-test   the explorer in a real browser, which needs chromium, and npm for a checker of accessibility"
@@ -29,7 +29,6 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(ALONE) $(RUN) -m pytest -n 3 --dist worksteal -m "$(FAST)" tests
-	$(ALONE) $(RUN) -m pytest --doctest-modules src/posttrain
 
 test-slow: $(VENV)/installed-dev
 	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu" tests

@@ -50,3 +50,10 @@ def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callab
         return through_all
 
     return decorate
+
+
+def few(members: Iterable[Any], *quick: Any) -> list[Any]:
+    """For `parametrize`: these of the members run in `make test`, and all of them with `make test-slow`."""
+    found = list(members)
+    assert set(quick) <= set(found), f"no members: {sorted(set(quick) - set(found))}"
+    return [member if member in quick else pytest.param(member, marks=pytest.mark.slow) for member in found]

@@ -55,6 +55,7 @@ def ranks_right(measured: ModuleType, name: str, folder: Path) -> None:
     assert after["mean"] >= measured.ENOUGH
 
 
+@pytest.mark.slow
 def test_simpo_ranks_them_right_here_and_now(measured: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In some seconds: a third of the steps at a higher learning rate, a quarter of the held-out pairs."""
     quick = {"steps": 100, "learning_rate": 4e-3}

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import few
 from tests.engines.policies import Settings
 from torch import Tensor
 
@@ -584,6 +585,7 @@ def test_another_compiler_makes_a_library_of_its_own(short, tmp_path, monkeypatc
     assert compiled(short, other) != first
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path):
     hasty = tmp_path / "hasty"
@@ -686,9 +688,7 @@ WRONG_TOO = [
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("right", "wrong", "name"), [*WRONG, *(pytest.param(*each, marks=pytest.mark.slow) for each in WRONG_TOO)]
-)
+@pytest.mark.parametrize(("right", "wrong", "name"), few([*WRONG, *WRONG_TOO], *WRONG[:3]))
 def test_kernels_that_compute_something_else_are_not_used(right, wrong, name, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
     monkeypatch.setattr(compiling, "FLAGS", ("-O0", *compiling.FLAGS[1:]))  # compiled in a quarter of the time

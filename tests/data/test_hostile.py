@@ -18,6 +18,7 @@ import pyarrow.parquet as parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.catalogue import few
 from tests.data.malformed import GOOD, KINDS
 from tests.tiny import tiny_model
 
@@ -283,7 +284,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("name", few(ENDLESS, "a loop that writes nothing", "text that doubles", "a large power"))
 def test_a_template_without_an_end_is_refused_before_a_row_is_rendered(name, tokenizer, monkeypatch):
     monkeypatch.setattr(limits, "SECONDS", 1)
     tokenizer.chat_template = ENDLESS[name]

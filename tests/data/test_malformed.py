@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.catalogue import few
 from tests.data import templates
 from tests.data.malformed import GOOD, TABLE, Malformed
 
@@ -18,8 +19,6 @@ from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row, read_rows
 
 ROWS, LINE, LIMIT = 10_000, 4_711, 256
-CONVERSED = ("ShareGPT", "Alpaca")
-"""Read as the conversations that they are turned into, whose ten thousand are not slow."""
 SETS = {"examples": render_examples, "pairs": render_pairs, "labels": render_labels}
 
 
@@ -54,9 +53,7 @@ def test_a_bad_row_is_named_with_its_reason(bad: Malformed, renderer):
     assert (usable, dropped) == ([0], [Dropped("rows.jsonl:2", bad.reason)])
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=pytest.mark.slow) if name in CONVERSED else name for name in GOOD]
-)
+@pytest.mark.parametrize("layout", few(GOOD, "prompts", "conversations", "pairs"))
 def test_bad_rows_among_ten_thousand_are_named_by_line_and_no_other_row_is_lost(layout, write, renderer):
     bad = {LINE + 3 * n: one for n, one in enumerate(one for one in TABLE if one.layout == layout)}
     good = json.dumps(GOOD[layout]) + "\n"

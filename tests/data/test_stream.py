@@ -439,7 +439,8 @@ print(len(pairs), read, peak[0] - start)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="memory is read from /proc")
-@pytest.mark.parametrize("megabytes", [30, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("megabytes", [30, 300])
 def test_memory_stays_bounded_however_large_the_file(tmp_path, megabytes):
     """In memory the same file takes more than its size."""
     filler, rows = "x" * 15_000, megabytes * 200 // 3

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.catalogue import few
 from tests.tiny import tiny_model
 
 import posttrain as pt
@@ -622,7 +623,7 @@ def test_the_running_shift_is_part_of_a_checkpoint(folder, tmp_path):
     assert sum(seen) == STEPS * ROWS
 
 
-@pytest.mark.parametrize("algorithm", PREFERENCES)
+@pytest.mark.parametrize("algorithm", few(PREFERENCES, "dpo", "kto", "orpo", "aot"))
 def test_every_loss_trains_a_model(folder, tmp_path, algorithm):
     """Through the command's own function: data in, a checkpoint out, finite numbers, the same again."""
     runs = [

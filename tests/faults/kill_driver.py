@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import posttrain.train.api
-import posttrain.train.loop
 from posttrain.engines.local import LocalSampler
 from posttrain.train.run import Run
+from posttrain.train.trainer import Trainer
 
 
 def killed_in(function: Callable[..., Any], count: int, delay: float) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def drive(verb: str, target: str, *when: str) -> None:
         phase, count, delay = when[0], int(when[1]), float(when[2])
         owner, name = {
             "sample": (LocalSampler, "each"),
-            "update": (posttrain.train.loop, "update"),
+            "update": (Trainer, "update"),
             "save": (Run, "save"),
         }[phase]
         setattr(owner, name, killed_in(getattr(owner, name), count, delay))

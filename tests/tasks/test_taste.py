@@ -48,7 +48,8 @@ def test_rows_are_a_function_of_seed_and_split_and_the_splits_share_no_prompt():
             assert {split_of(row["prompt"]) for row in source.rows(50, split=split)} == {split}
 
 
-@pytest.mark.parametrize("name", ["sort", pytest.param("addition", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sort", "addition"])
 def test_a_model_that_does_not_know_the_marks_ranks_half_of_the_pairs_right(name: str, tmp_path: Path):
     model = load_model(ModelConfig(path=str(tiny_model_path(name, cache=tmp_path)), device="cpu")).model
     tokenizer, rows = build_tokenizer(), find_task("pairs/taste").rows(512, split="eval")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.tiny import tiny_model, write_prompts
 from torch import nn
 
@@ -26,10 +27,8 @@ KINDS = {
     "lora-shared": {"lora.rank": 2, "critic.kind": "shared"},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
-two_kinds = pytest.mark.parametrize(
-    "kind", ["lora", "shared", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("separate", "lora-shared"))]
-)
-"""Each way to hold a critic and each way to train a policy once; all four of their combinations in the slow tests."""
+two_kinds = pytest.mark.parametrize("kind", few(["lora", "shared", "separate", "lora-shared"], "shared"))
+"""A critic on the body of the policy; the other ways to hold one, and to train a policy, in the slow tests."""
 
 
 @pytest.fixture(scope="module")

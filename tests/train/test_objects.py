@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from tests.catalogue import few
 from tests.tiny import tiny_model
 
 import posttrain as pt
@@ -75,7 +76,7 @@ def from_a_file(model, tmp_path_factory) -> Any:
     )
 
 
-@pytest.mark.parametrize("form", GIVEN_AS)
+@pytest.mark.parametrize("form", few(GIVEN_AS, "a dataset"))
 def test_rows_and_functions_train_as_files_do(form, model, tmp_path, from_a_file):
     run = pt.train(settings(model, tmp_path / "run"), data=GIVEN_AS[form](), rewards=count_a)
     assert same_weights(run, from_a_file)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.catalogue import few
 from tests.tiny import tiny_model
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
@@ -96,6 +97,7 @@ def runs(folder) -> dict[str, Run]:
 # what is learned and what is said about it
 
 
+@pytest.mark.slow
 def test_a_regression_predicts_ratings_in_the_units_of_the_data(runs):
     before, after = (runs["ratings"].evaluation[name] for name in ("baseline", "trained"))
     assert before["ratings"] == after["ratings"] == 80
@@ -124,6 +126,7 @@ def test_a_process_reward_model_tells_right_steps_from_wrong_ones(runs):
     assert {"loss", "accuracy", "step/right_mean", "step/wrong_mean", "step/count"} <= runs["steps"].metrics[-1].keys()
 
 
+@pytest.mark.slow
 def test_pairs_are_measured_for_calibration_too(folder):
     pairs = [{"prompt": "b", "chosen": "a" * n, "rejected": "c" * n} for n in range(1, 9)] * 4
     write(folder / "pairs.jsonl", pairs)
@@ -209,7 +212,7 @@ def test_the_split_into_microbatches_does_not_change_the_gradient(folder, kind):
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, "ratings"))
 def test_a_run_that_died_resumes_to_the_same_bits(folder, runs, kind, monkeypatch):
     settings, record = config(folder, KINDS[kind], f"{kind}-died", checkpoint={"every": 15}), Run.record_step
 
@@ -247,7 +250,8 @@ def test_each_version_of_the_weights_scores_the_held_out_rows_once(folder, kind,
     assert [json.loads((run.folder / "evaluations" / f"{name}-scores.json").read_text()) for name in names] == found
 
 
-@pytest.mark.parametrize("kind", ["ratings", pytest.param("steps", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_adapters_are_merged_into_what_is_saved(folder, kind):
     run = posttrain.train(config(folder, KINDS[kind], f"{kind}-lora", lora={"rank": 8}))
     assert run.evaluation["difference"]["rmse" if kind == "ratings" else "accuracy"]["mean"] != 0

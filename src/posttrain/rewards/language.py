@@ -14,32 +14,18 @@ from collections.abc import Mapping
 from posttrain.errors import ConfigError
 from posttrain.verify.verdict import Verdict
 
-_LATIN = "cs da de en es et fi fr hr hu id it lt lv ms nl no pl pt ro sk sl sv sw tl tr vi"
-_OTHERS = {
-    "ar": "ARABIC",
-    "be": "CYRILLIC",
-    "bg": "CYRILLIC",
-    "bn": "BENGALI",
-    "el": "GREEK",
-    "fa": "ARABIC",
-    "he": "HEBREW",
-    "hi": "DEVANAGARI",
-    "hy": "ARMENIAN",
-    "ja": "CJK HIRAGANA KATAKANA KATAKANA-HIRAGANA IDEOGRAPHIC",
-    "ka": "GEORGIAN",
-    "ko": "HANGUL",
-    "mr": "DEVANAGARI",
-    "ru": "CYRILLIC",
-    "ta": "TAMIL",
-    "te": "TELUGU",
-    "th": "THAI",
-    "uk": "CYRILLIC",
-    "ur": "ARABIC",
-    "zh": "CJK IDEOGRAPHIC BOPOMOFO",
-}
+_LANGUAGES = {
+    "LATIN": "cs da de en es et fi fr hr hu id it lt lv ms nl no pl pt ro sk sl sv sw tl tr vi",
+    "ARABIC": "ar fa ur",
+    "CYRILLIC": "be bg ru uk",
+    "DEVANAGARI": "hi mr",
+    "BENGALI": "bn", "GREEK": "el", "HEBREW": "he", "ARMENIAN": "hy", "GEORGIAN": "ka", "HANGUL": "ko", "TAMIL": "ta",
+    "TELUGU": "te", "THAI": "th",
+    "CJK HIRAGANA KATAKANA KATAKANA-HIRAGANA IDEOGRAPHIC": "ja",
+    "CJK IDEOGRAPHIC BOPOMOFO": "zh",
+}  # fmt: skip
 SCRIPTS: Mapping[str, frozenset[str]] = {
-    **{code: frozenset({"LATIN"}) for code in _LATIN.split()},
-    **{code: frozenset(names.split()) for code, names in _OTHERS.items()},
+    code: frozenset(names.split()) for names, codes in _LANGUAGES.items() for code in codes.split()
 }
 """Language (ISO 639-1) -> the first words of the Unicode names of its letters."""
 

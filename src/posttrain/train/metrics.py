@@ -17,6 +17,7 @@ _GB = 1e9
 class MetricLog:
     """Metrics that add up.
 
+    >>> from posttrain.types import Mean
     >>> log = MetricLog()
     >>> log.add({"kl": Mean(2.0, 1), "ratio_max": Max(1.5)})     # one token
     >>> log.add({"kl": Mean(3.0, 4), "ratio_max": Max(1.2)})     # four tokens

@@ -2,13 +2,13 @@
 
 import pytest
 
-from posttrain.rewards.audit import child, speed, surroundings
+from posttrain.rewards.audit import speed, surroundings
 
 
 @pytest.fixture(autouse=True)
 def _patient_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reward that blocks is watched for 12 s, and on a busy machine for longer than a probe may take."""
-    monkeypatch.setattr(child, "PROBE_SECONDS", 600.0)
+    monkeypatch.setattr(surroundings, "PROBE_SECONDS", 600.0)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import inspect
 from collections.abc import Mapping, Sequence
@@ -38,21 +39,28 @@ def render(offered: Mapping[str, Choice] | None = None, asked: Sequence[Question
     All that can be chosen is planned, and all answers are given to the advisor, which takes seconds; less where less is
     `offered` to choose from and `asked`.
     """
+    whole = offered is None and asked is None
     offered = choices() if offered is None else offered
-    asked = questions() if asked is None else asked
+    carried = everything() if whole else content(offered, questions() if asked is None else asked)
     style, script = _asset("explore.css"), "\n".join(_asset(name) for name in SCRIPTS)
     return Template(_asset("page.html")).substitute(
         policy=f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; base-uri 'none'; "
         "form-action 'none'",
         style=style,
         script=script,
-        data=script_json(content(offered, asked)),
+        data=script_json(carried),
         first=_algorithm_options(START),
         second=_algorithm_options(None),
         model_fields=_fields(offered, hardware=False),
         hardware_fields=_fields(offered, hardware=True),
         footer=escaped(f"Written by posttrain {version('posttrain')}."),
     )
+
+
+@functools.cache
+def everything() -> dict[str, Any]:
+    """The content of the whole page, computed once."""
+    return content(choices(), questions())
 
 
 def content(offered: Mapping[str, Choice], asked: Sequence[Question]) -> dict[str, Any]:

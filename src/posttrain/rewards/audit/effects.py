@@ -17,22 +17,11 @@ MARKER = "posttrain_probe_value"
 """A name that the completions of the probe hold: code with it was made of their text."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _FILES = (
-    "os.remove",
-    "os.rename",
-    "os.mkdir",
-    "os.rmdir",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
-    "os.chmod",
+    *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"),
     "shutil.",
 )
 _NETWORK = (
-    "socket.connect",
-    "socket.bind",
-    "socket.sendto",
-    "socket.getaddrinfo",
-    "socket.gethostby",
+    *("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostby"),
     "urllib.Request",
 )
 _PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.spawn")

@@ -7,10 +7,9 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from posttrain.rewards.audit.child import Died, Unprobed, probe
 from posttrain.rewards.audit.finding import Measured, mean, quote, share
-from posttrain.rewards.audit.renderings import WORK
-from posttrain.rewards.audit.subject import Answer, Case, Subject
+from posttrain.rewards.audit.subject import Answer, Case, Subject, sample
+from posttrain.rewards.audit.surroundings import Died, Unprobed, probe
 
 PAUSES = (0.0, 0.35, 0.6)
 """Seconds before each repeat: scores that follow the clock differ."""
@@ -72,16 +71,6 @@ def noise(subject: Subject) -> Measured:
         text=f"standard deviation {within**0.5:.3g} for the same completion, {between**0.5:.3g} between completions",
         examples=("Average several scores of each completion, or make the reward deterministic.",),
     )
-
-
-def sample(subject: Subject, per_row: int) -> list[Case]:
-    """Ordinary completions, right, wrong and empty, of rows that differ."""
-    rows = subject.rows_for(4 * per_row)[:16]
-    cases = []
-    for row in rows:
-        texts = [subject.right(row), subject.wrong(row)] if subject.forms else [f"{WORK}{row}", "# Title\n- a\n- b"]
-        cases += [Case(row=row, text=text) for text in (*texts, "", subject.prompts[row].text)]
-    return cases
 
 
 def _in_new_processes(

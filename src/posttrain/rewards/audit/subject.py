@@ -261,6 +261,16 @@ class Subject:
         return self.pool.run([job])[0]
 
 
+def sample(subject: Subject, per_row: int) -> list[Case]:
+    """Ordinary completions, right, wrong and empty, of rows that differ."""
+    rows = subject.rows_for(4 * per_row)[:16]
+    cases = []
+    for row in rows:
+        texts = [subject.right(row), subject.wrong(row)] if subject.forms else [f"{WORK}{row}", "# Title\n- a\n- b"]
+        cases += [Case(row=row, text=text) for text in (*texts, "", subject.prompts[row].text)]
+    return cases
+
+
 def completion(text: str, *, truncated: bool = False) -> Completion:
     """A completion that no model gave; its ids are the bytes of the text."""
     from posttrain.types import Completion

@@ -261,7 +261,7 @@ def _tagged(content: str) -> str:
 
 
 def _claim(statement: str, reader: Reader) -> str:
-    """The answer within a statement: `$7$, because ...` is 7, `9 eggs per day` the number, `7 or 8` all of it."""
+    """The answer within a statement: `$7$ in all` is 7, `9 eggs per day` the number, `7 or 8` all of it."""
     text = statement.strip(" ,;:*")
     formula = FORMULA.match(text)
     if formula and not AMOUNTS.match(text):

@@ -22,7 +22,7 @@ Percent = Literal["exact", "either"]
 WORDS = Options(words=True)
 
 
-def verify_number(
+def numeric(
     completion: str | Sequence[Message] | None,
     answer: Any,
     *,
@@ -32,8 +32,14 @@ def verify_number(
     relative_tolerance: float = 0.0,
     absolute_tolerance: float = 0.0,
 ) -> Verdict:
-    """Whether the one number that a completion gives as its answer is the gold. Never asks for algebra: what our own
-    grammar cannot read is no number."""
+    """Whether the final number equals the gold, compared as exact fractions.
+
+    `1,234`, `$1234`, `1234.0` and `2468/2` are the same number; units and words around it do not count. `20%` is 1/5;
+    with percent = "either" it is right for 20 as well. With tolerances, right is
+    |found - answer| <= max(relative_tolerance * |answer|, absolute_tolerance); the relative one applies to golds that
+    are written as decimals, so that an integer stays exact. Algebra is never asked for: what our own grammar cannot
+    read is no number.
+    """
     if percent not in ("exact", "either"):
         raise ConfigError(given=f"percent = {percent!r}", allowed="exact or either", fix="Set percent: exact.")
     if not (relative_tolerance >= 0 and absolute_tolerance >= 0):
@@ -75,8 +81,8 @@ def _gold_number(text: str) -> Number:
 def number_of(completion: str | Sequence[Message]) -> Number | None:
     """The one number that a completion gives as its answer.
 
-    >>> number_of("That is 5 + 4 = 9. The answer is 9 eggs.").value
-    9
+    >>> number_of("That is 5 + 4 = 9. The answer is 9 eggs.").value == 9
+    True
     """
     found = extract(text_of(completion), Reader(WORDS, lambda one, other: False)).answer
     return None if found is None or hidden_characters(found) else read_number(found)
@@ -85,8 +91,10 @@ def number_of(completion: str | Sequence[Message]) -> Number | None:
 def read_number(text: str) -> Number | None:
     """The number that an answer states; None where it states none, or a computation.
 
-    >>> [read_number(text) and read_number(text).value for text in ("$1,234.50", "m + n = 204", "18 eggs", "7 or 8")]
-    [Fraction(2469, 2), 204, 18, None]
+    >>> [str(read_number(text).value) for text in ("$1,234.50", "m + n = 204", "18 eggs")]
+    ['2469/2', '204', '18']
+    >>> read_number("7 or 8") is None
+    True
     """
     try:
         value = parse(text, WORDS)

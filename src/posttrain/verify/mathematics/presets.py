@@ -16,7 +16,7 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.verify.mathematics.guard import NeedsWorker, quickly
-from posttrain.verify.mathematics.numeric import Percent, gold_number, verify_number
+from posttrain.verify.mathematics.numeric import gold_number, numeric
 from posttrain.verify.mathematics.options import AnswerFrom, Options
 from posttrain.verify.mathematics.verify import Message, verify
 from posttrain.verify.verdict import Verdict
@@ -90,47 +90,19 @@ def math_lenient(
     return verify(completion, answer, replace(MATH_LENIENT, answer_from=answer_from), truncated=truncated)
 
 
-def numeric(
-    completion: Completion,
-    answer: Any,
-    *,
-    truncated: bool = False,
-    answer_from: AnswerFrom = "anywhere",
-    percent: Percent = "exact",
-    relative_tolerance: float = 0.0,
-    absolute_tolerance: float = 0.0,
-) -> Verdict:
-    """Whether the final number equals the gold, compared as exact fractions.
-
-    `1,234`, `$1234`, `1234.0` and `2468/2` are the same number; units and words around it do not count. `20%` is 1/5;
-    with percent = "either" it is right for 20 as well. With tolerances, right is
-    |found - answer| <= max(relative_tolerance * |answer|, absolute_tolerance); the relative one applies to golds that
-    are written as decimals, so that an integer stays exact.
-    """
-    return verify_number(
-        completion,
-        answer,
-        truncated=truncated,
-        answer_from=answer_from,
-        percent=percent,
-        relative_tolerance=relative_tolerance,
-        absolute_tolerance=absolute_tolerance,
-    )
-
-
 def gsm8k(
     completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
 ) -> Verdict:
     """GSM8K: the gold is what follows `####`, or a number. `#### $18`, `#### 18.`, `\\boxed{18}`, "The answer is 18
     dollars." and a last line with one number, such as `A: 18`, all give 18. A percent sign may be left out or added."""
-    return verify_number(completion, answer, truncated=truncated, answer_from=answer_from, percent="either")
+    return numeric(completion, answer, truncated=truncated, answer_from=answer_from, percent="either")
 
 
 def svamp(
     completion: Completion, answer: Any, *, truncated: bool = False, answer_from: AnswerFrom = "anywhere"
 ) -> Verdict:
     """SVAMP and other word problems whose golds are plain numbers (145.0): `gsm8k`, but a percent sign counts."""
-    return verify_number(completion, answer, truncated=truncated, answer_from=answer_from)
+    return numeric(completion, answer, truncated=truncated, answer_from=answer_from)
 
 
 def aime(
@@ -144,7 +116,7 @@ def aime(
             allowed=f"an integer from 0 to {AIME_LARGEST}",
             fix='Correct or drop the row, or use the reward "numeric".',
         )
-    return verify_number(completion, answer, truncated=truncated, answer_from=answer_from)
+    return numeric(completion, answer, truncated=truncated, answer_from=answer_from)
 
 
 def in_time(verifier: Callable[..., Verdict]) -> Callable[..., Verdict | None]:

@@ -22,6 +22,29 @@ _LETTER = re.compile(r"^\W*[A-Za-z][).:]\s*|\([a-z]\)")
 """What tells the parts of a list: `a)`, `B.`, `(c)`."""
 _OPERATION = re.compile(r"\s*(?:[-+*/×÷=^]|x\s|\\times|\\cdot)")
 
+_DIGITS = r"(?:[0-9]++(?:,[0-9]++)*+(?:\.[0-9]++)?+|\.[0-9]++)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?+"
+NUMBER = re.compile(
+    r"(?:(?<![\w)\]}])[-−+])?(?:\\?[$€£¥₹]\s?)?(?:(?<=[$€£¥₹])[-−+])?"
+    r"(?<!\w)(?<![0-9]\.)(?:"
+    r"(?:[0-9]++)?\s?\\[dt]?frac\s?(?:\{\s?-?[0-9]++\s?\}\s?\{\s?[0-9]++\s?\}|[0-9][0-9])"
+    r"|[0-9]++[ ][0-9]++/[0-9]++(?![0-9.,]*/)"
+    rf"|(?P<plain>{_DIGITS})(?P<slashes>(?:\s?/\s?{_DIGITS})*+)"
+    rf")(?:\s(?:{'|'.join(MULTIPLES)})s?\b)?(?:\s?(?:\\?%|percent\b|pct\b))?"
+)
+"""A number with its sign, its currency and its percent sign; `1 million` is one."""
+
+_TERM = (
+    r"\(*+\s*+(?:\\?[$€£¥]\s?)?(?:\\[dt]?frac\{[0-9]++\}\{[0-9]++\}|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+|\.[0-9]++)"
+    r"(?:\s?\\?%)?+\s*+\)*+"
+)
+_SIGN = r"\s*+(?:[-−+*/×÷·]|\\(?:times|cdot|div)|(?:x|of|plus|minus|times|divided\s+by)\b)\s*+"
+_EQUATION = re.compile(
+    rf"(?P<left>{_TERM}(?:{_SIGN}{_TERM})++)\s*(?:=|\b(?:is|equals|gives|makes|leaves)\b)[\s$({{\\]*$"
+)
+"""A computation with numbers alone, and the sign or word that says what it comes to."""
+_LONGEST_EQUATION = 160
+_WORDS_OF_SIGNS = {"−": "-", "×": "*", "÷": "/", "·": "*", "x": "*", "of": "*", "plus": "+", "minus": "-", "times": "*"}
+
 
 def is_prose(sentence: str) -> bool:
     """Whether words stand around the formulas: more than the unit of a number."""
@@ -76,30 +99,6 @@ def pattern_of(sentence: str, atoms: list[tuple[str, int, int]]) -> str:
         pieces.append(sentence[at:start])
         at = end
     return _LETTER.sub("", "#".join([*pieces, sentence[at:]]))
-
-
-_DIGITS = r"(?:[0-9]++(?:,[0-9]++)*+(?:\.[0-9]++)?+|\.[0-9]++)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?+"
-NUMBER = re.compile(
-    r"(?:(?<![\w)\]}])[-−+])?(?:\\?[$€£¥₹]\s?)?(?:(?<=[$€£¥₹])[-−+])?"
-    r"(?<!\w)(?<![0-9]\.)(?:"
-    r"(?:[0-9]++)?\s?\\[dt]?frac\s?(?:\{\s?-?[0-9]++\s?\}\s?\{\s?[0-9]++\s?\}|[0-9][0-9])"
-    r"|[0-9]++[ ][0-9]++/[0-9]++(?![0-9.,]*/)"
-    rf"|(?P<plain>{_DIGITS})(?P<slashes>(?:\s?/\s?{_DIGITS})*+)"
-    rf")(?:\s(?:{'|'.join(MULTIPLES)})s?\b)?(?:\s?(?:\\?%|percent\b|pct\b))?"
-)
-"""A number with its sign, its currency and its percent sign; `1 million` is one."""
-
-_TERM = (
-    r"\(*+\s*+(?:\\?[$€£¥]\s?)?(?:\\[dt]?frac\{[0-9]++\}\{[0-9]++\}|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+|\.[0-9]++)"
-    r"(?:\s?\\?%)?+\s*+\)*+"
-)
-_SIGN = r"\s*+(?:[-−+*/×÷·]|\\(?:times|cdot|div)|(?:x|of|plus|minus|times|divided\s+by)\b)\s*+"
-_EQUATION = re.compile(
-    rf"(?P<left>{_TERM}(?:{_SIGN}{_TERM})++)\s*(?:=|\b(?:is|equals|gives|makes|leaves)\b)[\s$({{\\]*$"
-)
-"""A computation with numbers alone, and the sign or word that says what it comes to."""
-_LONGEST_EQUATION = 160
-_WORDS_OF_SIGNS = {"−": "-", "×": "*", "÷": "/", "·": "*", "x": "*", "of": "*", "plus": "+", "minus": "-", "times": "*"}
 
 
 def contradicts(text: str, start: int) -> str:

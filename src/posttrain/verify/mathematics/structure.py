@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from posttrain.verify.mathematics.guard import MAX_NESTING, Unreadable
-from posttrain.verify.mathematics.tokens import Token
+from posttrain.verify.mathematics.tokens import CLOSING, OPENING, Token
 from posttrain.verify.mathematics.values import CONSTANTS
 
-_OPENING = frozenset({"(", "[", "{", "\\{", "⟨"})
-_CLOSING = frozenset({")", "]", "}", "\\}", "⟩"})
+
+class NotAnExpression(Exception):
+    """The tokens are not what was looked for."""
 
 
 def spelled(tokens: Sequence[Token]) -> str:
@@ -54,13 +55,9 @@ def split(tokens: Sequence[Token], separators: Collection[str]) -> tuple[list[Se
 
 
 def _step(text: str) -> int:
-    if text in _OPENING or text.startswith("\\begin{"):
+    if text in OPENING or text.startswith("\\begin{"):
         return 1
-    return -1 if text in _CLOSING or text.startswith("\\end{") else 0
-
-
-class NotAnExpression(Exception):
-    """The tokens are not what was looked for."""
+    return -1 if text in CLOSING or text.startswith("\\end{") else 0
 
 
 class Cursor:

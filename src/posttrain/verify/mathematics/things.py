@@ -39,13 +39,8 @@ _CURRENCIES = {"$": "dollar", "\\euro": "euro", "\\pound": "£", "\\yen": "¥", 
 _DEGREES = (["^", "\\circ"], ["^", "{", "\\circ", "}"])
 _SETS = frozenset({"∪", "∩", "∖"})
 _BRACKETS = {"(": (")", "]"), "[": ("]", ")"), "\\{": ("\\}",), "⟨": ("⟩",)}
-_BASES = dict(
-    zip(
-        ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
-        ["2", "3", "4", "5", "6", "7", "8", "9", "10"],
-        strict=True,
-    )
-)
+_NAMED = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_BASES = {name: str(base) for base, name in enumerate(_NAMED, 2)}
 
 
 class Things:

@@ -69,7 +69,7 @@ _TYPESET_THOUSANDS = re.compile(
 _LONE_SIGN = re.compile(r"\{\s*([-+])\s*\}")
 """`{+}\\infty`, in braces that only set type."""
 _ESCAPED_TWICE = re.compile(r"\\\\([A-Za-z])")
-_OPENING, _CLOSING = frozenset({"(", "[", "{", "\\{", "⟨"}), frozenset({")", "]", "}", "\\}", "⟩"})
+OPENING, CLOSING = frozenset({"(", "[", "{", "\\{", "⟨"}), frozenset({")", "]", "}", "\\}", "⟩"})
 _ENDINGS = ".,;: \t\n\\"
 
 
@@ -129,7 +129,7 @@ def tokenise(text: str) -> list[Token]:
             continue
         found, position = _tokens_of(match, depth, gap)
         for token in found:
-            depth += (token.text in _OPENING) - (token.text in _CLOSING)
+            depth += (token.text in OPENING) - (token.text in CLOSING)
             if depth > MAX_NESTING:
                 raise Unreadable("too_large", f"brackets are nested deeper than {MAX_NESTING}")
         tokens += found

@@ -15,6 +15,17 @@ from posttrain.verify.programs.plain import NotPlain, dump, load, unpack
 from posttrain.verify.sandbox import Limits, Ran, Sandbox, SandboxUnavailable
 from posttrain.verify.verdict import Reason
 
+FILES = ("plain.py", "driver.py")
+_OURS = ("from __future__ ", "from posttrain.")
+
+_CALL = "send(answer_call(load(receive())))"
+_SCRIPT = """
+def ask(message):
+    send(message)
+    return receive()
+send(answer_script(load(receive()), ask))
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
@@ -114,18 +125,6 @@ def _ended_badly(ran: Ran) -> Problem | None:
     return Problem("error", f"the program {how.get(ran.ended, f'ended with status {ran.returncode}')} {last}".strip())
 
 
-FILES = ("plain.py", "driver.py")
-_OURS = ("from __future__ ", "from posttrain.")
-
-_CALL = "send(answer_call(load(receive())))"
-_SCRIPT = """
-def ask(message):
-    send(message)
-    return receive()
-send(answer_script(load(receive()), ask))
-"""
-
-
 @cache
 def call_driver() -> str:
     """Source that receives one task and sends what came of its call."""
@@ -139,7 +138,10 @@ def script_driver() -> str:
 
 
 def _compiled(last: str) -> str:
-    """Compiled code for an interpreter like this one, which all tiers but a container have; source for another."""
+    """Compiled code for an interpreter like this one, which all tiers but a container have; source for another.
+
+    Compiling it in every child would take longer than the rest of a test.
+    """
     here = Path(__file__).parent
     parts = [_without_imports((here / name).read_text(encoding="utf-8")) for name in FILES]
     source = "\n".join(["from posttrain_channel import receive, send", *parts, last])

@@ -18,6 +18,13 @@ from posttrain.verify.programs.suite import Stdio, Suite, Test, Value
 from posttrain.verify.sandbox import Limits, Process, Sandbox, SandboxUnavailable
 from posttrain.verify.verdict import Verdict
 
+MAX_CALLS = 2_000
+"""Calls of the program that one script may make."""
+
+_NAN = re.compile(rb'\{"(?:f":"nan"|c":\["nan"|c":\["[^"]*","nan")')
+"""In a packed value; quotes within texts are escaped. `not abs(nan - 1) > 0.1` and `max(0.0, nan) < 0.1` hold, so that
+a NaN would pass tests whose author did not think of it."""
+
 
 def examine(program: str, suite: Suite, sandbox: Sandbox, rules: Rules) -> Verdict:
     """Run the tests one after the other, up to the first that fails; with `partial`, up to the first that is late."""
@@ -120,16 +127,13 @@ def short(value: Any, *, quoted: bool = True) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-MAX_CALLS = 2_000
-"""Calls of the program that one script may make."""
-
-_NAN = re.compile(rb'\{"(?:f":"nan"|c":\["nan"|c":\["[^"]*","nan")')
-"""In a packed value; quotes within texts are escaped. `not abs(nan - 1) > 0.1` and `max(0.0, nan) < 0.1` hold, so that
-a NaN would pass tests whose author did not think of it."""
-
-
 def run_script(program: str, script: Script, bench: Bench) -> Problem | None:
-    """None when every assertion held."""
+    """None when every assertion held.
+
+    The assertions run in one sandbox, each call of the program in another, and the two exchange plain data through this
+    process. So the program cannot reach what judges it: not with objects that are equal to everything, not with a
+    patched `assert`, not by ending early.
+    """
     try:
         return _run(program, script, bench)
     except SandboxUnavailable:

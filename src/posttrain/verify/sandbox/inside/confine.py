@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from . import imports, landlock, layout, seccomp
+from . import landlock, layout, seccomp
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_NEW_PRIVS, _DEATH_SIGNAL, _DUMPABLE, _SUBREAPER = 38, 1, 4, 36
@@ -32,7 +32,7 @@ class Confinement:
         self.threads = THREADS if self.filter is not None else None
         self.rules: int | None = None
         self.user: int | None = setup["user"]
-        self.closed = imports.closed_folder() if self.user is not None else None
+        self.closed = layout.closed_folder() if self.user is not None else None
         if setup["landlock"] != "off":
             readable = [*layout.standard_library(), *layout.shared_libraries(), *layout.DEVICES]
             try:
@@ -55,7 +55,7 @@ class Confinement:
         os.umask(0o77)
         if self.closed:
             os.chdir(self.closed)
-            sys.meta_path.append(imports.RelativeFinder(self.closed))  # type: ignore[arg-type]
+            sys.meta_path.append(layout.RelativeFinder(self.closed))  # type: ignore[arg-type]
         if self.user is not None:
             os.setgroups([])
             os.setresgid(self.user, self.user, self.user)
