@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from posttrain.config.sections import AlarmConfig
-from posttrain.functional.cusum import log_likelihood_ratio
-from posttrain.functional.drops import largest_drop
+from posttrain.functional.cusum import largest_drop, log_likelihood_ratio
 from posttrain.watch.disagreement import Disagreement
 
 RESULT = Path(__file__).parent / "results" / "alarm_thresholds.json"

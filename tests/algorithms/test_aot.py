@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.algorithms.preference_data import P_FLOAT32, P, PairFixture, one_pair
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.aot import AOT
 from posttrain.algorithms.dpo import DPO
@@ -19,7 +20,7 @@ def prepared(fixture: PairFixture, algorithm: AOT) -> Batch:
     return algorithm.prepare(replace(fixture.batch, current_logprobs_BT=fixture.logprobs_BT.detach()))
 
 
-@pytest.mark.parametrize(("comparison", "expected"), [("paired", 0.6860067668), ("unpaired", 0.6832096784)])
+@catalogue("comparison, expected", [("paired", 0.6860067668), ("unpaired", 0.6832096784)])
 def test_worked_losses(comparison, expected):
     assert P.loss(AOT(comparison=comparison)) == pytest.approx(expected, rel=1e-8)
     assert P_FLOAT32.loss(AOT(comparison=comparison)) == pytest.approx(expected, rel=1e-5)
@@ -40,12 +41,12 @@ def test_unpaired_answers_meet_the_answer_of_the_same_rank():
     assert P.loss(AOT(comparison="unpaired")) == pytest.approx(expected.item(), rel=1e-9)
 
 
-@pytest.mark.parametrize("comparison", ["paired", "unpaired"])
+@catalogue("comparison", ["paired", "unpaired"])
 def test_with_one_pair_it_is_dpo(comparison):
     assert one_pair(3, 1).loss(AOT(comparison=comparison)) == pytest.approx(one_pair(3, 1).loss(DPO()), rel=1e-12)
 
 
-@pytest.mark.parametrize("comparison", ["paired", "unpaired"])
+@catalogue("comparison", ["paired", "unpaired"])
 def test_parts_of_a_step_use_the_order_of_the_whole_step(comparison):
     algorithm = AOT(comparison=comparison)
     batch = prepared(CROSSED, algorithm)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from tests.algorithms.preference_data import P_FLOAT32, P, one_pair
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.cdpo import CDPO
 from posttrain.algorithms.dpo import DPO
@@ -21,7 +22,7 @@ def test_without_noise_it_is_dpo():
     assert P.loss(CDPO(label_smoothing=0)) == P.loss(DPO())
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.3])
+@catalogue("noise", [0.1, 0.3])
 def test_the_least_loss_is_where_the_preference_is_as_sure_as_the_labels(noise):
     margin = math.log((1 - noise) / noise)  # sigmoid(margin) = 1 - noise
     at_it = one_pair(margin / 0.1, 0).evaluate(CDPO(beta=0.1, label_smoothing=noise))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import CISPO, DPPO, VESPO
 from posttrain.errors import ConfigError
@@ -14,8 +15,8 @@ from posttrain.functional.trust_regions import weight_clip
 RELATIVE = CISPO(max_ratio=None, clip_low=0.2, clip_high=0.2)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "expected"),
+@catalogue(
+    "algorithm, expected",
     [
         (RELATIVE, 0.01510332828),
         (CISPO(max_ratio=None, clip_high=0.2), 0.03540561536),
@@ -62,7 +63,7 @@ def test_without_any_bound_the_weight_is_the_ratio(t, assert_ragged):
     torch.testing.assert_close(logprobs_BT.grad[t.mask_BT], (-ratio_BT * t.advantages_BT / 10)[t.mask_BT])
 
 
-@pytest.mark.parametrize("cls", [CISPO, VESPO, DPPO])
+@catalogue("cls", [CISPO, VESPO, DPPO])
 def test_an_automatic_correction_takes_the_weight_to_the_sampler_and_adds_no_other(t, cls: type):
     """What is a weight itself is not weighed again."""
     sampled_BT = t.old_BT + 0.1
@@ -75,7 +76,7 @@ def test_an_automatic_correction_takes_the_weight_to_the_sampler_and_adds_no_oth
     assert loss.item() != plain.loss(t.logprobs_BT, batch, t.totals)[0].item()
 
 
-@pytest.mark.parametrize("max_ratio", [0.2, 0.0, 0.99])
+@catalogue("max_ratio", [0.2, 0.0, 0.99])
 def test_an_absolute_bound_below_1_is_refused(max_ratio: float):
     with pytest.raises(
         ConfigError, match=rf"(?s)cispo.max_ratio = {max_ratio}, which would scale down.*clip_high = {max_ratio}"
@@ -83,7 +84,7 @@ def test_an_absolute_bound_below_1_is_refused(max_ratio: float):
         CISPO(max_ratio=max_ratio)
 
 
-@pytest.mark.parametrize("relative", [{"clip_high": 0.2}, {"clip_low": 0.2}, {"clip_low": 0.2, "clip_high": 0.2}])
+@catalogue("relative", [{"clip_high": 0.2}, {"clip_low": 0.2}, {"clip_low": 0.2, "clip_high": 0.2}])
 def test_absolute_and_relative_bounds_at_once_are_refused(relative: dict):
     with pytest.raises(ConfigError, match=r"(?s)cispo.max_ratio = 5.0 .*beside clip_low.*Set max_ratio = null"):
         CISPO(**relative)

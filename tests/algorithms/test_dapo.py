@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import DAPO, GRPO
 from posttrain.errors import ConfigError
@@ -17,7 +18,7 @@ def completions(rewards_PG: torch.Tensor, lengths: list[int]) -> Experience:
 # Loss
 
 
-@pytest.mark.parametrize(("clip_high", "expected"), [(0.28, 0.136989988), (0.2, 0.146589988)])
+@catalogue("clip_high, expected", [(0.28, 0.136989988), (0.2, 0.146589988)])
 def test_worked_loss(t, clip_high: float, expected: float):
     loss, _ = DAPO(clip_high=clip_high).loss(t.logprobs_BT, t.batch(), t.totals)
     assert loss.item() == pytest.approx(expected, rel=1e-8)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from tests.conftest import pad
 
 from posttrain.algorithms import DeepSeekV32, DrGRPO
@@ -31,7 +32,7 @@ def test_the_sampler_is_compared_with_where_it_reports_log_probabilities(t):
     assert float(metrics["policy/dropped_fraction"]) == 0
 
 
-@pytest.mark.parametrize("missing", [float("nan"), float("inf"), float("-inf")])
+@catalogue("missing", [float("nan"), float("inf"), float("-inf")])
 def test_a_token_without_a_number_counts_as_unmoved(t, missing: float):
     """The second fell by 0.4 and rose by 0.1; without its first token the mean is -0.05, without the second 0.2."""
     for token, dropped in ((0, 0.0), (1, 0.25)):

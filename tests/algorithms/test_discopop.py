@@ -4,6 +4,7 @@ import math
 
 import pytest
 from tests.algorithms.preference_data import AT_REFERENCE, P_FLOAT32, P, one_pair
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.discopop import DiscoPOP
 from posttrain.errors import ConfigError
@@ -18,12 +19,12 @@ def test_at_the_reference_both_sides_weigh_half():
     assert AT_REFERENCE.loss(DiscoPOP()) == pytest.approx((math.log(2) + 1) / 2, rel=1e-12)
 
 
-@pytest.mark.parametrize(("margin", "expected"), [(-3.0, math.log1p(math.exp(3.0))), (3.0, math.exp(-3.0))])
+@catalogue("margin, expected", [(-3.0, math.log1p(math.exp(3.0))), (3.0, math.exp(-3.0))])
 def test_wrong_pairs_are_logistic_and_right_ones_exponential(margin, expected):
     assert one_pair(20 * margin, 0).loss(DiscoPOP(beta=0.05)) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("log_ratio", [1e5, -1e5])
+@catalogue("log_ratio", [1e5, -1e5])
 def test_no_product_of_0_and_infinity(log_ratio):
     step = one_pair(log_ratio, 0).evaluate(DiscoPOP())
     assert step.loss.item() == pytest.approx(max(0, -0.05 * log_ratio))

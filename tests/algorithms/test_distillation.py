@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import Distillation
@@ -48,9 +49,7 @@ def test_worked_advantages():
     assert halved.flatten().tolist() == pytest.approx([x / 2 for x in expected], rel=1e-8)
 
 
-@pytest.mark.parametrize(
-    "algorithm", [Distillation(), Distillation(clip_low=0.2, clip_high=0.2)], ids=["plain", "clip"]
-)
+@catalogue("algorithm", [Distillation(), Distillation(clip_low=0.2, clip_high=0.2)], ids=["plain", "clip"])
 def test_the_expected_gradient_is_that_of_the_reverse_kl(algorithm: Distillation):
     logits_V = STUDENT.clone().requires_grad_()
     student_V, teacher_V = logits_V.log_softmax(dim=-1), TEACHER.log_softmax(dim=-1)
@@ -135,7 +134,7 @@ def test_the_second_update_of_a_batch_keeps_the_advantage_and_clips_the_ratio(t)
     assert logprobs_BT.grad[0, 0].item() == pytest.approx(-1.051271096 / 10, rel=1e-8)
 
 
-@pytest.mark.parametrize("divergence", ["forward_kl", "k3", "gjsd"])
+@catalogue("divergence", ["forward_kl", "k3", "gjsd"])
 def test_a_divergence_that_sampled_tokens_cannot_teach_is_refused(divergence):
     with pytest.raises(ConfigError, match=rf"(?s)divergence = '{divergence}'.*allowed: reverse_kl"):
         Distillation(divergence=divergence)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import DPPO
 from posttrain.errors import ConfigError
@@ -19,8 +20,8 @@ TV = [
 """p - p_old of the fixture; A = [1.2, -0.7, 0.4, -1.5]."""
 
 
-@pytest.mark.parametrize(
-    ("settings", "stopped"),
+@catalogue(
+    "settings, stopped",
     [
         ({}, []),
         ({"divergence_low": 0.04, "divergence_high": 0.04}, [(0, 1), (1, 0), (2, 2)]),

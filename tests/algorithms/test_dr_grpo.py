@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import RLOO, DrGRPO
 from posttrain.errors import ConfigError
@@ -39,7 +40,7 @@ def test_worked_loss_and_gradient(t, assert_ragged):
     assert_ragged(logprobs_BT.grad * (4 * 8) / 10, token_mean_gradient)
 
 
-@pytest.mark.parametrize(("counting_it", "expected"), [(False, -0.16825188), (True, -0.12618891)])
+@catalogue("counting_it, expected", [(False, -0.16825188), (True, -0.12618891)])
 def test_a_masked_completion_leaves_the_loss_and_by_default_the_count(t, counting_it: bool, expected: float):
     batch = t.batch(without_rows=[3])
     totals = Totals(tokens=9, sequences=4, rows=4) if counting_it else count_totals(batch)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import (
@@ -220,21 +221,21 @@ def test_the_policy_is_enumerated_completely():
 # REINFORCE and RLOO: exact
 
 
-@pytest.mark.parametrize("clip", [None, 0.2])
-@pytest.mark.parametrize("group_size", [1, 2])
+@catalogue("clip", [None, 0.2])
+@catalogue("group_size", [1, 2])
 def test_reinforce_without_a_baseline_is_the_exact_gradient(group_size: int, clip: float | None):
     algorithm = REINFORCE(baseline="none", clip_low=clip, clip_high=clip)
     assert_same(ascent(algorithm, [LONG], group_size), exact([LONG]))
 
 
-@pytest.mark.parametrize("mean", [-3.0, 0.0, 0.4, 10.0])
+@catalogue("mean", [-3.0, 0.0, 0.4, 10.0])
 def test_a_moving_average_of_earlier_batches_changes_nothing_in_expectation(mean: float):
     algorithm = REINFORCE(baseline="moving_average")
     assert_same(ascent(algorithm, [LONG], 1, MovingAverage(mean=mean, batches=5)), exact([LONG]))
 
 
-@pytest.mark.parametrize("clip", [None, 0.2])
-@pytest.mark.parametrize(("world", "group_size"), [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
+@catalogue("clip", [None, 0.2])
+@catalogue("world, group_size", [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
 def test_rloo_is_the_exact_gradient(world: World, group_size: int, clip: float | None):
     assert_same(ascent(RLOO(clip_low=clip, clip_high=clip), [world], group_size), exact([world]))
 
@@ -243,8 +244,8 @@ def test_two_prompts_give_the_mean_of_their_gradients():
     assert_same(ascent(REINFORCE(baseline="none"), PAIR, 1), exact(PAIR))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "group_size"),
+@catalogue(
+    "algorithm, group_size",
     [(REINFORCE(baseline="none", kl_coef=KL), 1), (RLOO(kl_coef=KL), 2)],
     ids=["reinforce", "rloo"],
 )
@@ -256,7 +257,7 @@ def test_kl_in_the_reward_is_the_gradient_of_the_kl_of_whole_completions(algorit
 # A known factor
 
 
-@pytest.mark.parametrize(("worlds", "group_size"), [([LONG], 2), ([SHORT], 3), (PAIR, 1)], ids=["2", "3", "2 prompts"])
+@catalogue("worlds, group_size", [([LONG], 2), ([SHORT], 3), (PAIR, 1)], ids=["2", "3", "2 prompts"])
 def test_the_batch_mean_scales_the_gradient_by_n_minus_1_over_n(worlds: Sequence[World], group_size: int):
     num = len(worlds) * group_size
     assert_same(ascent(REINFORCE(baseline="batch_mean"), worlds, group_size), (num - 1) / num * exact(worlds))
@@ -268,7 +269,7 @@ def test_the_batch_mean_does_not_scale_the_kl():
     assert_same(ascent(REINFORCE(baseline="batch_mean", kl_coef=KL), [LONG], 2), exact([LONG]) / 2 + kl_part)
 
 
-@pytest.mark.parametrize(("world", "group_size"), [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
+@catalogue("world, group_size", [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
 def test_dr_grpo_is_the_exact_gradient_times_g_minus_1_over_g_times_length(world: World, group_size: int):
     factor = (group_size - 1) / (group_size * 8)
     assert_same(ascent(DrGRPO(max_completion_length=8), [world], group_size), factor * exact([world]))
@@ -277,8 +278,8 @@ def test_dr_grpo_is_the_exact_gradient_times_g_minus_1_over_g_times_length(world
 # A known bias
 
 
-@pytest.mark.parametrize(
-    ("world", "group_size", "expected"),
+@catalogue(
+    "world, group_size, expected",
     [(LONG, 2, 0.8969471215), (SHORT, 3, 0.5875237637)],
     ids=["pairs", "triples"],
 )
@@ -300,7 +301,7 @@ def test_the_mean_per_completion_alone_bends_grpo():
     assert cosine(ascent(GRPO(), [world], 2), exact([world])) == pytest.approx(0.8639061406, rel=1e-8)
 
 
-@pytest.mark.parametrize("logit", [-3.0, 0.0, 2.0])
+@catalogue("logit", [-3.0, 0.0, 2.0])
 def test_the_standard_deviation_alone_weighs_grpo_by_difficulty(logit: float):
     """Answers of one token, right with probability p, G = 4: the gradient of p counts w(p) times, and not 1 times.
 
@@ -317,8 +318,8 @@ def test_the_standard_deviation_alone_weighs_grpo_by_difficulty(logit: float):
     assert_same(ascent(GRPO(), [world], 4), weight * exact([world]))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "pairs", "triples"),
+@catalogue(
+    "algorithm, pairs, triples",
     [
         *((a, 0.8969471215, 0.5875237637) for a in (GSPO(), GSPOToken(), GMPO(), SAPO())),
         *(
@@ -374,25 +375,25 @@ ALONE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("clip", [None, 0.2])
+@catalogue("clip", [None, 0.2])
 def test_remax_is_the_exact_gradient_whatever_the_greedy_answer_earned(clip: float | None):
     assert_same(ascent(ReMax(clip_low=clip, clip_high=clip), [LONG], 1), exact([LONG]))
     assert_same(ascent(ReMax(kl_coef=KL), [LONG], 1), exact([LONG], KL))
 
 
-@pytest.mark.parametrize("baseline", [-1.0, 0.0, 0.3])
+@catalogue("baseline", [-1.0, 0.0, 0.3])
 def test_topr_on_policy_is_the_exact_gradient_whatever_its_constant(baseline: float):
     assert_same(ascent(TOPR(baseline=baseline), [LONG], 1), exact([LONG]))
 
 
-@pytest.mark.parametrize("kl", [0.0, KL])
+@catalogue("kl", [0.0, KL])
 def test_a_critic_that_is_wrong_changes_nothing_with_gae_lambda_1(kl: float):
     """Any value of the tokens so far is a baseline; the sum over tokens and not PPO's mean, which bends."""
     algorithm = ComposedPolicyGradient(baseline="critic", gae_lambda=1.0, kl="reward", kl_coef=kl, **ALONE)
     assert_same(ascent(algorithm, [LONG], 1), exact([LONG], kl))
 
 
-@pytest.mark.parametrize(("world", "group_size"), [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
+@catalogue("world, group_size", [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
 def test_kimi_scales_the_gradient_by_g_minus_1_over_g(world: World, group_size: int):
     """k1.5 as it is, K2 times 2 tau, its loss being a square."""
     factor = (group_size - 1) / group_size
@@ -410,8 +411,8 @@ def test_the_group_mean_with_a_sum_over_tokens_scales_by_g_minus_1_over_g():
 FULL: dict[str, Any] = {"level": "sequence", "action": "full"}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "group_size"),
+@catalogue(
+    "algorithm, group_size",
     [
         (REINFORCE(baseline="none", correction=Correction(**FULL)), 1),
         (REINFORCE(baseline="none", correction=Correction(anchor="sampler", **FULL)), 1),
@@ -434,8 +435,8 @@ def test_the_product_of_the_token_ratios_makes_off_policy_data_exact(algorithm: 
     assert_same(ascent(algorithm, [LONG], group_size, off_policy=True), exact([LONG]))
 
 
-@pytest.mark.parametrize(
-    ("correction", "expected"),
+@catalogue(
+    "correction, expected",
     [
         ("none", -0.1269104985),
         (Correction(action="full"), 0.9481566793),
@@ -501,8 +502,8 @@ def next_token_kl(world: World, *, forward: bool) -> Tensor:
     return gradient(total, world)
 
 
-@pytest.mark.parametrize(
-    ("estimator", "forward"),
+@catalogue(
+    "estimator, forward",
     [("k2", False), ("k1_corrected", False), ("k2_corrected", False), ("k3_corrected", False), ("k3", True)],
 )
 def test_kl_in_the_loss_is_the_kl_of_each_next_token(estimator: str, forward: bool):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 from tests.algorithms.preference_data import P_FLOAT32, P, one_pair
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.exo import EXO
 from posttrain.errors import ConfigError
@@ -21,7 +22,7 @@ def test_the_loss_is_0_where_the_preference_is_as_sure_as_the_smoothed_label():
     assert step.gradient_BT[:, 1:].abs().max() == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("margin", [-2.0, 0.0, 3.0])
+@catalogue("margin", [-2.0, 0.0, 3.0])
 def test_it_is_the_kl_from_the_models_preference_to_the_label(margin):
     won = 1 / (1 + math.exp(-margin))
     expected = won * math.log(won / 0.99) + (1 - won) * math.log((1 - won) / 0.01)
@@ -34,7 +35,7 @@ def test_a_hopeless_pair_has_no_gradient():
     assert step.gradient_BT[:, 1:].abs().max() == 0
 
 
-@pytest.mark.parametrize("noise", [0, 0.5])
+@catalogue("noise", [0, 0.5])
 def test_a_target_of_0_or_of_a_coin_flip_is_refused(noise):
     with pytest.raises(ConfigError, match=r"exo.label_smoothing = .*allowed: (greater than 0|less than 0.5)"):
         EXO(label_smoothing=noise)

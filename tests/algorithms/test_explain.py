@@ -11,17 +11,17 @@ from tests.algorithms.compositions import SETTINGS as COMPOSITIONS
 from tests.catalogue import catalogue
 
 from posttrain.algorithms import ALGORITHMS, Algorithm, ComposedPolicyGradient, PolicyGradient
-from posttrain.algorithms.composition.about import ABOUT as OPTIONS
 from posttrain.algorithms.composition.tables import TABLES
-from posttrain.algorithms.off_policy.correction import Correction
-from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
-from posttrain.algorithms.off_policy.names import ABOUT, NAMED
+from posttrain.algorithms.declared import told_in
+from posttrain.algorithms.off_policy.apply import CORRECTION_METRICS
+from posttrain.algorithms.off_policy.correction import NAMED, Correction
 from posttrain.errors import ConfigError
-from posttrain.explain import Explanation, explain, find
+from posttrain.explain import Explanation, explain, find, options_of_choices
 from posttrain.explain.correction import correction_page, is_correction
 from posttrain.explain.page import write_docs
 from posttrain.types import Batch, Experience, Outputs, Tokens, count_totals
 
+OPTIONS = options_of_choices()
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 every_key = catalogue("key", ALGORITHMS)
 
@@ -235,7 +235,7 @@ def test_each_logged_metric_has_a_formula_and_each_formula_is_logged(key: str):
 
 def test_the_page_of_corrections_has_each_name_setting_and_metric():
     page = correction_page()
-    assert ABOUT.keys() == NAMED.keys()
+    assert told_in("options")["correction"].keys() == NAMED.keys()
     for name in [*NAMED, *(field.name for field in fields(Correction)), *CORRECTION_METRICS]:
         assert f"| `{name}` |" in page
 

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import GMPO
 from posttrain.errors import ConfigError
 from posttrain.types import Batch
 
 
-@pytest.mark.parametrize(("clip", "expected"), [(0.4, 1.102519064), (0.2, 1.129050203)])
+@catalogue("clip, expected", [(0.4, 1.102519064), (0.2, 1.129050203)])
 def test_worked_loss(t, clip: float, expected: float):
     loss, _ = GMPO(clip_low=clip, clip_high=clip).loss(t.logprobs_BT, t.batch(), t.totals)
     assert loss.item() == pytest.approx(expected, rel=1e-8)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import GRPO
 from posttrain.errors import ConfigError
@@ -43,7 +44,7 @@ def test_the_only_correct_completion_of_four_gets_three_halves():
     torch.testing.assert_close(GRPO().advantages(experience), expected_B1, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-8), (torch.float32, 1e-5)])
+@catalogue("dtype, rtol", [(torch.float64, 1e-8), (torch.float32, 1e-5)])
 def test_worked_advantages(rewards_PG, dtype: torch.dtype, rtol: float):
     expected = [
         [0.8660239038, -0.8660239038, -0.8660239038, 0.8660239038],
@@ -89,7 +90,7 @@ def test_a_group_of_one_is_refused():
 # Loss
 
 
-@pytest.mark.parametrize(("advantage", "expected_loss"), [(+1.0, -1.2), (-1.0, +1.5)])
+@catalogue("advantage, expected_loss", [(+1.0, -1.2), (-1.0, +1.5)])
 def test_clipping_caps_a_gain_but_not_a_penalty(advantage: float, expected_loss: float):
     """The ratio rose to 1.5 with clip_high 0.2: the gain counts 1.2, the penalty its full 1.5."""
     batch = one_token_batch(old_prob=0.50, advantage=advantage)

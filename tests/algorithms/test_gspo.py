@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import GSPO
 from posttrain.errors import ConfigError
@@ -12,8 +13,8 @@ from posttrain.types import Batch, count_totals
 WIDE = GSPO(clip_low=0.2, clip_high=0.2)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "expected"),
+@catalogue(
+    "algorithm, expected",
     [
         (WIDE, 1.102519064),
         (GSPO(clip_low=0.05, clip_high=0.05), 1.129216383),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from tests.conftest import pad
 
 from posttrain.algorithms import GSPO, GSPOToken
@@ -31,8 +32,8 @@ def test_worked_loss_and_gradient(t, assert_ragged):
     assert_ragged(logprobs_BT.grad, expected)
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip_low": 0.05, "clip_high": 0.05}, {"clip_low": 0.2, "clip_high": 0.2}])
-@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@catalogue("settings", [{}, {"clip_low": 0.05, "clip_high": 0.05}, {"clip_low": 0.2, "clip_high": 0.2}])
+@catalogue("kl_coef", [0.0, 0.1])
 def test_with_one_advantage_per_completion_value_and_gradient_are_those_of_gspo(t, settings: dict, kl_coef: float):
     results = []
     for cls in (GSPO, GSPOToken):

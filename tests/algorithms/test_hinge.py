@@ -2,6 +2,7 @@
 
 import pytest
 from tests.algorithms.preference_data import AT_REFERENCE, P_FLOAT32, P, one_pair
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.hinge import Hinge
 from posttrain.errors import ConfigError
@@ -16,7 +17,7 @@ def test_at_the_reference_the_loss_is_1():
     assert AT_REFERENCE.loss(Hinge()) == pytest.approx(1, rel=1e-12)
 
 
-@pytest.mark.parametrize(("margin", "slope"), [(0.99, -0.1), (1.01, 0.0)])
+@catalogue("margin, slope", [(0.99, -0.1), (1.01, 0.0)])
 def test_a_pair_that_has_reached_its_margin_has_no_gradient(margin, slope):
     step = one_pair(10 * margin, 0).evaluate(Hinge(beta=0.1))
     assert step.gradient_BT[0, 1].item() == slope

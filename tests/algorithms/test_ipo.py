@@ -2,6 +2,7 @@
 
 import pytest
 from tests.algorithms.preference_data import AT_REFERENCE, P_FLOAT32, P, PairFixture, one_pair
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.ipo import IPO
 from posttrain.errors import ConfigError
@@ -29,7 +30,7 @@ def test_at_the_reference_the_loss_is_the_squared_target():
     assert AT_REFERENCE.loss(IPO(tau=0.5)) == pytest.approx(1, rel=1e-12)
 
 
-@pytest.mark.parametrize("length_average", [True, False])
+@catalogue("length_average", [True, False])
 def test_a_margin_beyond_the_target_is_pulled_back(length_average):
     target = 1 / (2 * 0.25) * (4 if length_average else 1)  # answers of four tokens
     at_it = one_pair(target, 0, length=4).evaluate(IPO(tau=0.25, length_average=length_average))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import DrGRPO, KimiK2, KimiK15
 from posttrain.errors import ConfigError
@@ -50,7 +51,7 @@ def test_worked_loss_of_k15(t, group):
     assert loss.item() == pytest.approx(expected, rel=1e-8)
 
 
-@pytest.mark.parametrize("tau", [0.03, 1.0])
+@catalogue("tau", [0.03, 1.0])
 def test_the_gradient_of_k2_is_that_of_k15_times_two_tau(t, group, tau: float):
     batch = KimiK2().to_batch(group)
     torch.testing.assert_close(
@@ -134,7 +135,7 @@ def test_the_auxiliary_loss_is_asked_for_with_its_coefficient():
     assert "auxiliary" in KimiK2(ptx_coef=0.1).needs
 
 
-@pytest.mark.parametrize("algorithm", [KimiK15(), KimiK2()], ids=lambda a: a.key)
+@catalogue("algorithm", [KimiK15(), KimiK2()], ids=lambda a: a.key)
 def test_a_group_of_one_is_refused(algorithm):
     experience = Experience.from_rewards(torch.tensor([[0.7]]), completion_mask_BT=torch.ones(1, 1))
     with pytest.raises(ConfigError, match=f"{algorithm.key} compares completions"):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.algorithms.preference_data import LABELS, LabelFixture
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.kto import KTO
 from posttrain.errors import ConfigError
@@ -64,14 +65,14 @@ def test_the_reference_point_has_no_gradient():
     assert torch.autograd.grad(loss, ratios_B, allow_unused=True) == (None,)
 
 
-@pytest.mark.parametrize("label", [0, 1])
+@catalogue("label", [0, 1])
 def test_one_class_alone_is_fine(label):
     step = replace(LABELS, labels=(label,) * 4).evaluate(KTO())
     assert step.loss.isfinite()
     assert step.gradient_BT[LABELS.batch.completion_mask_BT].sign().unique().tolist() == [-1 if label else 1]
 
 
-@pytest.mark.parametrize("log_ratio", [1e4, -1e4, 50.0, -50.0])
+@catalogue("log_ratio", [1e4, -1e4, 50.0, -50.0])
 def test_far_from_the_reference_everything_stays_finite(log_ratio):
     step = replace(LABELS, log_ratios=(log_ratio, -log_ratio, log_ratio, -log_ratio)).evaluate(KTO())
     assert step.loss.isfinite()
@@ -91,7 +92,7 @@ def test_a_step_of_one_row_is_refused():
         alone.loss(KTO())
 
 
-@pytest.mark.parametrize("mismatched", [None, (float("nan"),) * 4, (0.1, 0.2, float("inf"), 0.3)])
+@catalogue("mismatched", [None, (float("nan"),) * 4, (0.1, 0.2, float("inf"), 0.3)])
 def test_missing_or_infinite_mismatched_ratios_are_refused(mismatched):
     with pytest.raises(ConfigError, match=r"(?s)without finite log-ratios of mismatched answers.*unpaired APO-zero"):
         replace(LABELS, mismatched=mismatched).loss(KTO())
@@ -109,8 +110,8 @@ def test_rows_without_labels_are_refused():
         KTO().loss(LABELS.logprobs_BT, batch, count_totals(batch))
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
+@catalogue(
+    "labels, message",
     [([1, -1], r"labels_B must be 1 \(desirable\) or 0"), ([1, 0, 1], r"labels_B has shape \[3\], .* 2 rows")],
 )
 def test_labels_that_cannot_be_meant_are_refused(labels, message):

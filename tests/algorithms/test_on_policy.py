@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.algorithms.test_correction import SAMPLING
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import (
@@ -47,7 +48,7 @@ def gradient(t, algorithm: PolicyGradient, batch: Batch) -> Tensor:
     return logprobs_BT.grad
 
 
-@pytest.mark.parametrize("correction", ["tis", "icepop", "seq_tis", "decoupled"])
+@catalogue("correction", ["tis", "icepop", "seq_tis", "decoupled"])
 def test_one_weight_acts_alike_whether_the_ratio_is_of_a_token_or_of_the_completion(t, on_policy, correction):
     """The weight of a token meets that token's part of a loss of whole completions, and no other's."""
     batch = replace(on_policy, sampling_logprobs_BT=SAMPLING)
@@ -67,8 +68,8 @@ def test_a_rejected_token_gets_no_gradient_from_a_loss_of_whole_completions(t, o
         assert (gradient(t, algorithm, batch)[2, [0, 2, 3]] != 0).all()
 
 
-@pytest.mark.parametrize(
-    ("family", "weight"),
+@catalogue(
+    "family, weight",
     [
         (MEAN_PER_COMPLETION, lambda t: 1 / (4 * t.mask_BT.double().sum(dim=-1, keepdim=True))),
         (MEAN_OVER_TOKENS, lambda t: 1 / 10),
@@ -84,8 +85,8 @@ def test_the_gradient_is_the_plain_policy_gradient_whatever_the_trust_region(t, 
         torch.testing.assert_close(actual_BT, expected_BT, rtol=1e-12, atol=0, msg=lambda m, a=algorithm: f"{a}: {m}")
 
 
-@pytest.mark.parametrize(
-    ("algorithms", "value"),
+@catalogue(
+    "algorithms, value",
     [
         ([GRPO(), GSPO(), GSPOToken(), GMPO()], -(1.2 - 0.7 + 0.4 - 1.5) / 4),
         ([DAPO(), DAPO(dual_clip=3.0), KLCov(), ClipCov(cov_low=5.0)], -(3 * 1.2 - 2 * 0.7 + 4 * 0.4 - 1.5) / 10),
@@ -98,7 +99,7 @@ def test_the_value_is_minus_the_mean_advantage(t, on_policy, algorithms: Sequenc
         assert algorithm.loss(t.logprobs_BT, on_policy, t.totals)[0].item() == pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize("algorithm", [*MEAN_PER_COMPLETION, *MEAN_OVER_TOKENS], ids=lambda a: a.key)
+@catalogue("algorithm", [*MEAN_PER_COMPLETION, *MEAN_OVER_TOKENS], ids=lambda a: a.key)
 def test_nothing_is_clipped_and_no_ratio_differs_from_1(t, on_policy, algorithm: PolicyGradient):
     _, metrics = algorithm.loss(t.logprobs_BT, on_policy, t.totals)
     numbers = {name: float(metric) for name, metric in metrics.items()}

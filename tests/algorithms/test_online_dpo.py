@@ -19,6 +19,7 @@ from tests.algorithms.test_preference_optimum import (
     token_logprobs,
     total_variation,
 )
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import DPO, IPO, Algorithm, Hinge, OnlineDPO
@@ -175,7 +176,7 @@ OFFLINE = [
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "offline"), OFFLINE)
+@catalogue("algorithm, offline", OFFLINE)
 def test_on_the_same_pairs_it_is_the_offline_loss(algorithm: OnlineDPO, offline: Algorithm):
     found, expected = P.evaluate(algorithm), P.evaluate(offline)
     torch.testing.assert_close(found.loss, expected.loss)
@@ -337,8 +338,8 @@ def closed_form(algorithm: OnlineDPO, logits_K: Tensor, kind: str) -> Tensor:
     return torch.autograd.grad(expected, x_K)[0]
 
 
-@pytest.mark.parametrize("kind", ["drawn", "certain"])
-@pytest.mark.parametrize("link", ["dpo", "ipo", "hinge"])
+@catalogue("kind", ["drawn", "certain"])
+@catalogue("link", ["dpo", "ipo", "hinge"])
 def test_the_expected_gradient_is_that_of_the_expected_loss(link: str, kind: str):
     algorithm = OnlineDPO(loss=link, beta=0.7)  # type: ignore[arg-type]
     logits_K = torch.tensor([0.3, -0.8, 0.1, 0.9], dtype=torch.float64)
@@ -372,14 +373,14 @@ def followed(algorithm: OnlineDPO, kind: str, steps: int, size: float) -> Tensor
     return logits_K.softmax(dim=-1)
 
 
-@pytest.mark.parametrize("beta", [0.5, 1.0])
+@catalogue("beta", [0.5, 1.0])
 def test_with_drawn_labels_it_ends_at_the_reference_tilted_by_the_reward(beta: float):
     """Which pairs are drawn changes with the policy; where no pair pulls any more does not."""
     expected_K = (REF_LOGPROBS + REWARDS / beta).softmax(dim=-1)
     assert total_variation(followed(OnlineDPO(beta=beta), "drawn", 1500, 8 / beta**2), expected_K) < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["drawn", "certain"])
+@catalogue("kind", ["drawn", "certain"])
 def test_ipo_ends_where_the_policy_is_tilted_by_its_chance_to_beat_itself(kind: str):
     beta = 0.5
     found_K = followed(OnlineDPO(loss="ipo", beta=beta), kind, 1500, 0.5)
@@ -399,8 +400,8 @@ def test_with_labels_that_are_certain_dpo_goes_on_towards_the_best_answer():
 # What the rollout table says
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "roles"),
+@catalogue(
+    "algorithm, roles",
     [
         (OnlineDPO(), ["unused", "chosen", "rejected", "unscored"] + ["tie"] * 3 + ["unscored"]),
         (

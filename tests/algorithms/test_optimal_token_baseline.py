@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain import presets
@@ -59,7 +60,7 @@ def test_an_answer_without_a_reward_is_in_no_baseline():
     assert advantages([1.0, float("nan")]) == [[0, 0, 0], [0, 0, 0]], "one answer is left: a group without signal"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@catalogue("seed", range(5))
 def test_it_is_the_weighted_mean_of_the_returns_of_those_that_have_such_a_token(seed: int):
     """Tokens are counted within their completion, whatever stands between them; the weighted errors sum to 0."""
     generator = torch.Generator().manual_seed(seed)

@@ -27,7 +27,7 @@ from posttrain.algorithms import (
     LitePPO,
     PolicyGradient,
 )  # fmt: skip
-from posttrain.algorithms.composition.parameters import AS, SOURCES, Parameters
+from posttrain.algorithms.composition.parameters import Parameters
 from posttrain.algorithms.composition.tables import TABLES
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, count_totals
@@ -254,8 +254,8 @@ def test_a_parameter_that_nothing_reads_is_refused(name: str):
 
 def test_each_parameter_is_read_by_some_choice_and_says_where_its_default_comes_from():
     read = {name for table in TABLES.values() for option in table.values() for name in option.reads}
-    assert read == set(Parameters.__annotations__) == set(SOURCES)
-    assert {name for names in AS.values() for name in names.split()} | {"value_clip"} == set(SOURCES)
+    assert read == set(Parameters.__annotations__)
+    assert set(ComposedPolicyGradient.card.sources) == read | set(TABLES)
     assert set(SETTINGS) == {f.name for f in fields(ComposedPolicyGradient)}
 
 

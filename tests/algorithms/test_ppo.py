@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import (
@@ -48,8 +49,8 @@ def assert_printed(actual: Tensor | None, expected: list[float]) -> None:
 # Rewards, advantages, returns
 
 
-@pytest.mark.parametrize(
-    ("settings", "advantages"),
+@catalogue(
+    "settings, advantages",
     [
         ({}, GAE_095),
         ({"gamma": 0.99, "gae_lambda": 0.9}, [1.006243989, 0.80947698, 1.00278, 0.58]),
@@ -117,8 +118,8 @@ def test_empty_and_unscored_completions_get_nothing():
     assert count_totals(batch) == Totals(tokens=2, sequences=1, rows=3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "score"),
+@catalogue(
+    "settings, score",
     [
         ({}, 1.5),
         ({"score_clip": 1.2}, 1.2),
@@ -137,7 +138,7 @@ def test_scores_are_shaped_before_anything_else(settings: dict, score: float):
     assert float(metrics["objective/scores"]) == pytest.approx(score)
 
 
-@pytest.mark.parametrize(("estimator", "penalty"), [("k1", 0.15), ("k2", 0.04625), ("k3", 0.0462003538)])
+@catalogue("estimator, penalty", [("k1", 0.15), ("k2", 0.04625), ("k3", 0.0462003538)])
 def test_each_estimator_of_the_kl_in_the_reward(estimator, penalty: float):
     algorithm = PPO(kl_coef=1.0, kl_estimator=estimator, whiten_advantages=False, gae_lambda=1.0)
     batch = algorithm.to_batch(one_answer())
@@ -180,7 +181,7 @@ def test_a_masked_completion_leaves_loss_and_denominator(t):
     assert loss.item() == pytest.approx(-0.4486716801, rel=1e-8)
 
 
-@pytest.mark.parametrize("with_old", [True, False])
+@catalogue("with_old", [True, False])
 def test_in_the_first_update_exactly_nothing_is_clipped(t, with_old: bool):
     """And the loss of the policy is minus the mean advantage, its gradient the plain policy gradient."""
     logprobs_BT = t.logprobs_BT
@@ -197,8 +198,8 @@ def test_in_the_first_update_exactly_nothing_is_clipped(t, with_old: bool):
 # Value loss
 
 
-@pytest.mark.parametrize(
-    ("value_clip", "loss", "fraction"), [(0.2, 0.4351972413, 0.5), (0.5, 0.3882622413, 0.0), (None, 0.3882622413, None)]
+@catalogue(
+    "value_clip, loss, fraction", [(0.2, 0.4351972413, 0.5), (0.5, 0.3882622413, 0.0), (None, 0.3882622413, None)]
 )
 def test_worked_value_loss(value_clip: float | None, loss: float, fraction: float | None):
     experience = one_answer()
@@ -285,7 +286,7 @@ def test_explained_variance_is_that_of_the_step_and_no_mean_over_its_parts():
 # Adaptive KL
 
 
-@pytest.mark.parametrize(("kl", "expected"), [(9.0, 0.202048), (5.7, 0.199488)])
+@catalogue("kl, expected", [(9.0, 0.202048), (5.7, 0.199488)])
 def test_worked_adaptive_coefficient(kl: float, expected: float):
     """512 completions of two tokens, the KL of each of which is half of `kl`."""
     experience = Experience.from_rewards(
@@ -390,7 +391,7 @@ def test_rewards_of_tokens_enter_the_returns_of_reinforce_and_its_relatives():
     assert composed.advantages(dense()).tolist() == raw.tolist()
 
 
-@pytest.mark.parametrize("algorithm", [GRPO(), RLOO(), ReinforcePlusPlusBaseline()])
+@catalogue("algorithm", [GRPO(), RLOO(), ReinforcePlusPlusBaseline()])
 def test_an_algorithm_with_one_advantage_per_completion_refuses_rewards_of_tokens(algorithm):
     two = {name: torch.ones(2, 3) for name in ("completion_mask_BT", "values_BT", "token_rewards_BT")}
     experience = Experience.from_rewards(torch.tensor([[1.0, 0.0]]), **two)

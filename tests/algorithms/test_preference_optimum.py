@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from itertools import product
 
-import pytest
 import torch
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm
@@ -99,7 +99,7 @@ def normalised_by_length(per_token_K: Tensor) -> Tensor:
 # Against a reference
 
 
-@pytest.mark.parametrize("beta", [0.5, 1.0, 3.0])
+@catalogue("beta", [0.5, 1.0, 3.0])
 def test_dpo_tilts_the_reference_by_the_reward(beta: float):
     expected_K = (REF_LOGPROBS + REWARDS / beta).softmax(dim=-1)
     assert total_variation(trained(DPO(beta=beta), comparisons()), expected_K) < 1e-6
@@ -124,8 +124,8 @@ def test_length_normalised_dpo_tilts_by_the_reward_per_token():
     assert total_variation(trained(LengthNormalizedDPO(beta=2), comparisons()), expected_K) < 1e-6
 
 
-@pytest.mark.parametrize("tau", [0.1, 0.5])
-@pytest.mark.parametrize("drawn", [(1, 1, 1, 1), (1, 2, 3, 1)])
+@catalogue("tau", [0.1, 0.5])
+@catalogue("drawn", [(1, 1, 1, 1), (1, 2, 3, 1)])
 def test_ipo_with_sums_tilts_by_the_win_rate_against_who_is_drawn(tau: float, drawn: tuple[int, ...]):
     """pi = reference * exp(p(y > mu) / tau) / Z, for pairs drawn from mu; an answer beats itself half the time."""
     mu_K = torch.tensor(drawn, dtype=torch.float64) / sum(drawn)
@@ -152,7 +152,7 @@ def test_cpo_without_likelihood_knows_the_reward_only():
     assert total_variation(found_K, (REWARDS / 0.5).softmax(dim=-1)) < 1e-6
 
 
-@pytest.mark.parametrize("beta", [1.0, 2.5])
+@catalogue("beta", [1.0, 2.5])
 def test_simpo_without_a_target_has_the_reward_per_token(beta: float):
     """pi = exp(|y| (reward / beta + c)), c such that it sums to 1."""
     found_K = trained(SimPO(beta=beta, gamma=0), comparisons())
@@ -190,7 +190,7 @@ def simpo_by_coordinates(beta: float, gamma: float) -> Tensor:
     return normalised_by_length(torch.tensor(a, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("gamma", [0.5, 1.5])
+@catalogue("gamma", [0.5, 1.5])
 def test_simpo_with_a_target_has_the_minimum_of_its_convex_problem(gamma: float):
     found_K = trained(SimPO(beta=2, gamma=gamma), comparisons())
     assert total_variation(found_K, simpo_by_coordinates(2, gamma)) < 1e-6
@@ -227,8 +227,8 @@ def by_pattern_search(objective: Callable[[list[float]], float]) -> Tensor:
     return torch.tensor(probabilities(u), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("beta", [0.1, 1.0])
-@pytest.mark.parametrize("normalization", ["token_mean", "sequence_mean"])
+@catalogue("beta", [0.1, 1.0])
+@catalogue("normalization", ["token_mean", "sequence_mean"])
 def test_orpo_has_the_minimum_that_a_search_without_derivatives_finds(beta: float, normalization: str):
     expected_K = by_pattern_search(lambda p: orpo_objective(p, beta, normalization == "token_mean"))
     found_K = trained(ORPO(beta=beta, nll_normalization=normalization), comparisons())  # type: ignore[arg-type]
@@ -256,8 +256,8 @@ def trained_on_labels(algorithm: KTO, steps: int, learning_rate: float) -> Tenso
     return logits_K.detach().softmax(dim=-1)
 
 
-@pytest.mark.parametrize(
-    ("desirable", "undesirable", "keeps"),
+@catalogue(
+    "desirable, undesirable, keeps",
     [(1.0, 1.5, [True, True, False, False]), (1.0, 1.0, [True, True, None, False]), (3.0, 1.0, [True] * 4)],
 )
 def test_kto_leaves_no_mass_where_undesirable_labels_outweigh(desirable, undesirable, keeps):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.algorithms.preference_data import LabelFixture, P
 from tests.algorithms.test_correction import FULL_GRADIENT, SAMPLING
+from tests.catalogue import catalogue
 from tests.conftest import pad
 from torch import Tensor
 
@@ -62,7 +63,7 @@ GROUP_NORMALISED = {
 GROUP_NORMALISED["trl-dapo"] = GROUP_NORMALISED["trl-grpo"]
 
 
-@pytest.mark.parametrize("name", GROUP_NORMALISED)
+@catalogue("name", GROUP_NORMALISED)
 def test_each_library_adds_its_own_epsilon(name: str, rewards_PG):
     """TRL 1e-4, verl 1e-6, OpenRLHF 1e-9; equal rewards are 0 in all of them here."""
     expected = torch.tensor([*GROUP_NORMALISED[name], [0.0] * 4], dtype=torch.float64)
@@ -191,7 +192,7 @@ PREFERENCE_LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", PREFERENCE_LOSSES)
+@catalogue("name", PREFERENCE_LOSSES)
 def test_the_preference_losses_of_other_libraries(name: str):
     settings, expected = PREFERENCE_LOSSES[name]
     assert P.loss(named(name, **settings)) == pytest.approx(expected, rel=1e-8)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.algorithms.test_invariances import merge
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms.process_reward_model import ProcessRewardModel
@@ -125,8 +126,8 @@ def test_neither_order_nor_split_matters(owner, order, seed):
     )
 
 
-@pytest.mark.parametrize(
-    ("outputs", "batch"),
+@catalogue(
+    "outputs, batch",
     [(torch.zeros(1, 8), batch_of(LABELS)), (outputs_of(LOGITS), replace(batch_of(LABELS), targets_BT=None))],
 )
 def test_scores_and_labels_are_both_needed(outputs, batch):
@@ -139,7 +140,7 @@ def test_labels_of_another_shape_are_refused():
         Batch.from_steps(torch.ones(1, 3), torch.ones(1, 2))
 
 
-@pytest.mark.parametrize(("settings", "named"), [({"aggregate": "sum"}, "aggregate"), ({"separator": ""}, "separator")])
+@catalogue("settings, named", [({"aggregate": "sum"}, "aggregate"), ({"separator": ""}, "separator")])
 def test_settings_that_cannot_be_meant_are_refused(settings, named):
     with pytest.raises(ConfigError, match=rf"process_reward_model\.{named} = "):
         ProcessRewardModel(**settings)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.catalogue import catalogue
 from tests.processes import run_script
 
 import posttrain.algorithms
@@ -76,7 +77,7 @@ def test_it_is_a_mapping():
         posttrain.algorithms.GRPOO  # noqa: B018
 
 
-@pytest.mark.parametrize(("given", "meant"), [("grpoo", "grpo"), ("gpro", "grpo"), ("dpoo", "dpo"), ("PPO", None)])
+@catalogue("given, meant", [("grpoo", "grpo"), ("gpro", "grpo"), ("dpoo", "dpo"), ("PPO", None)])
 def test_an_unknown_name_is_a_short_error_that_says_what_was_meant(given, meant):
     with pytest.raises(KeyError) as caught:
         ALGORITHMS[given]
@@ -102,8 +103,8 @@ def test_an_algorithm_of_your_own_is_one_of_the_mapping(monkeypatch):
     assert "mine" not in ALGORITHMS
 
 
-@pytest.mark.parametrize(
-    ("key", "cls", "said"),
+@catalogue(
+    "key, cls, said",
     [("grpo", GRPO, "exists already"), ("other", Mine, "key = 'mine'"), ("text", "Mine", "the same key")],
 )
 def test_what_cannot_be_an_algorithm_of_that_name_is_refused(key, cls, said):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import REINFORCE
 from posttrain.algorithms.reinforce import MovingAverage
@@ -45,8 +46,8 @@ def test_on_policy_the_clip_changes_no_gradient(t):
 # Baselines
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "expected"),
+@catalogue(
+    "algorithm, expected",
     [
         (REINFORCE(baseline="none"), [1.0, 0.0, 0.5]),
         (REINFORCE(baseline="batch_mean"), [0.5, -0.5, 0.0]),

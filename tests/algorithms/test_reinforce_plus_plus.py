@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import DrGRPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from posttrain.errors import ConfigError
@@ -32,7 +33,7 @@ def assert_per_completion(advantages_BT: torch.Tensor, rollout: Experience, expe
     torch.testing.assert_close(advantages_BT, rollout.broadcast(expected_PG), rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize(("over", "expected"), PLUS_PLUS)
+@catalogue("over, expected", PLUS_PLUS)
 def test_worked_advantages(rollout, over, expected: list[float]):
     right, wrong, *second = expected
     advantages_BT = ReinforcePlusPlus(whiten_over=over).advantages(rollout)
@@ -77,7 +78,7 @@ def test_an_unscored_completion_is_in_no_statistic(rewards_PG):
         assert (algorithm.advantages(with_it)[1] == 0).all()
 
 
-@pytest.mark.parametrize("over", ["tokens", "sequences"])
+@catalogue("over", ["tokens", "sequences"])
 def test_one_answer_of_one_token_teaches_nothing(over):
     """There is nothing to compare it with; neither nan nor a division by almost nothing."""
     experience = Experience.from_rewards(torch.tensor([[0.7]]), completion_mask_BT=torch.ones(1, 1))
@@ -102,14 +103,14 @@ def test_worked_openrlhf_form_of_the_baseline_variant(rollout, rewards_PG):
     assert_per_completion(whiten(centered_BT, rollout.scored_mask_BT, population=True), rollout, expected)
 
 
-@pytest.mark.parametrize("over", ["tokens", "sequences"])
+@catalogue("over", ["tokens", "sequences"])
 def test_without_centring_a_group_of_equal_rewards_is_exactly_zero(rollout, over):
     advantages_BT = ReinforcePlusPlusBaseline(center=False, whiten_over=over).advantages(rollout)
     assert (advantages_BT[8:] == 0).all()
     assert (advantages_BT[:8].sum(dim=-1)[[0, 1, 2, 3, 4, 5, 7]] != 0).all()
 
 
-@pytest.mark.parametrize("over", ["tokens", "sequences"])
+@catalogue("over", ["tokens", "sequences"])
 def test_without_whitening_it_has_the_advantage_of_dr_grpo(rollout, over):
     """Both are its multiples: by one number for the whole batch."""
     plain_BT = DrGRPO(max_completion_length=5).advantages(rollout)

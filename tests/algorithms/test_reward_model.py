@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.algorithms.test_invariances import merge
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms.reward_model import RewardModel
@@ -41,8 +42,8 @@ def exactly(number: float):
 # worked numbers
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "margins", "expected"),
+@catalogue(
+    "algorithm, margins, expected",
     [
         (RewardModel(), None, 0.6590876996),
         (RewardModel(margin="data"), [1, 0, 1 / 3], 0.8615976766),
@@ -53,8 +54,8 @@ def test_the_mean_over_three_pairs(algorithm, margins, expected):
     assert evaluate(algorithm, CHOSEN + REJECTED, batch_of(margins=margins))[0] == exactly(expected)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "expected"), [(1.2, 0.4, 0.3711006659), (-0.3, 0.1, 0.9130152524), (0.8, 0.8, 0.6931471806)]
+@catalogue(
+    "chosen, rejected, expected", [(1.2, 0.4, 0.3711006659), (-0.3, 0.1, 0.9130152524), (0.8, 0.8, 0.6931471806)]
 )
 def test_the_loss_of_one_pair(chosen, rejected, expected):
     assert evaluate(RewardModel(), [chosen, rejected], batch_of(1))[0] == exactly(expected)
@@ -83,7 +84,7 @@ def test_the_gradient_is_the_probability_of_the_wrong_order():
     torch.testing.assert_close(gradient_B[3:], -gradient_B[:3], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("difference", "expected"), [(1e4, 0.0), (-1e4, 1e4)])
+@catalogue("difference, expected", [(1e4, 0.0), (-1e4, 1e4)])
 def test_far_apart_scores_stay_finite(difference, expected):
     outputs, batch = outputs_of([difference, 0.0]), batch_of(1)
     loss, _ = RewardModel().loss(outputs, batch, count_totals(batch))
@@ -176,8 +177,8 @@ def test_the_rows_of_a_pair_are_found_again_after_any_permutation():
     assert [[int(batch.row_ids_B[b]) for b in unit] for unit in batch.units] == [[0, 3], [1, 4], [2, 5]]
 
 
-@pytest.mark.parametrize(
-    ("broken", "message"),
+@catalogue(
+    "broken, message",
     [
         (lambda: Batch.from_pairs(torch.ones(3, 2)), "has 3 rows, but pairs have two each"),
         (lambda: Batch.from_pairs(torch.ones(4, 2), margins_N=torch.ones(4)), "but there are 2 pairs"),
@@ -207,7 +208,7 @@ def test_log_probabilities_alone_are_an_error():
         RewardModel().loss(torch.zeros(6, 2), batch, count_totals(batch))
 
 
-@pytest.mark.parametrize("margin", [True, -1.0, "column", NAN])
+@catalogue("margin", [True, -1.0, "column", NAN])
 def test_a_margin_that_is_none_is_refused(margin):
     with pytest.raises(ConfigError, match=r"reward_model\.margin = .*; allowed: .* or 'data'\.\n  Change margin"):
         RewardModel(margin=margin)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.algorithms.test_invariances import merge
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms.reward_regression import RewardRegression
@@ -44,8 +45,8 @@ def by_hand(s: float, y: float) -> float:
     return -y * math.log(1 / (1 + math.exp(-s))) - (1 - y) * math.log(1 / (1 + math.exp(s)))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
+@catalogue(
+    "name, expected",
     [
         ("squared", (0.25 + 0.25 + 0.5625) / 3),
         ("standardized", (0.25 + 0.25 + 0.5625) / 3),
@@ -75,7 +76,7 @@ def test_the_metrics_are_their_formulas():
     assert float(metrics["reward/mean"]) == pytest.approx(sum(1 / (1 + math.exp(-s)) for s in SCORES) / 3)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@catalogue("name", LOSSES)
 def test_the_gradient_is_that_of_finite_differences(name):
     batch = batch_of([0.3, 0.9, 0.0])
 
@@ -107,7 +108,7 @@ def test_neither_order_nor_split_matters(name, owner, order, seed):
     assert {n: float(m) for n, m in merged.items()} == pytest.approx({n: float(m) for n, m in metrics.items()})
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@catalogue("name", LOSSES)
 def test_a_row_without_an_answer_is_in_no_sum_and_no_denominator(name):
     batch = batch_of([*RATINGS, NAN])
     batch.completion_mask_BT[3] = False
@@ -125,15 +126,15 @@ def test_nothing_to_learn_from_is_zero_and_not_nan():
     assert evaluate(LOSSES["squared"], SCORES, batch) == (0.0, {})
 
 
-@pytest.mark.parametrize("score", [1e4, -1e4])
+@catalogue("score", [1e4, -1e4])
 def test_far_scores_stay_finite(score):
     outputs, batch = outputs_of([score]), batch_of([0.5])
     loss, _ = LOSSES["logistic"].loss(outputs, batch, count_totals(batch))
     assert loss.item() == 5e3
 
 
-@pytest.mark.parametrize(
-    ("outputs", "batch"),
+@catalogue(
+    "outputs, batch",
     [(torch.zeros(3, 2), batch_of(RATINGS)), (outputs_of(SCORES), replace(batch_of(RATINGS), targets_B=None))],
 )
 def test_scores_and_ratings_are_both_needed(outputs, batch):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import DRO, ComposedPolicyGradient, GRPOPassK, MaxRL, PolicyGradient
@@ -20,7 +21,7 @@ def test_maxrl_divides_by_the_share_of_right_answers():
     assert advantages(MaxRL(), rewards_PG) == [pytest.approx(row, rel=1e-5) for row in expected]
 
 
-@pytest.mark.parametrize("right", [1, 2, 3])
+@catalogue("right", [1, 2, 3])
 def test_maxrl_is_the_mean_score_of_the_right_answers_minus_that_of_all(right):
     """The estimator of the paper, whose expectation is the gradient of log p but for terms of order (1 - p)^G."""
     rewards_PG = (torch.arange(4) < right).double()[None]
@@ -71,7 +72,7 @@ def test_the_lead_without_a_deviation_is_a_row_of_the_open_composition(rewards_P
     assert advantages(lead, torch.tensor([[1.0, float("nan")]])) == [[0, 0]], "nobody to lead"
 
 
-@pytest.mark.parametrize("algorithm", [MaxRL(), DRO(), GRPOPassK()])
+@catalogue("algorithm", [MaxRL(), DRO(), GRPOPassK()])
 def test_a_single_answer_has_nothing_to_be_compared_with(algorithm):
     with pytest.raises(ConfigError, match="compares completions of the same prompt"):
         advantages(algorithm, torch.ones(2, 1))

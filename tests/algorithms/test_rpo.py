@@ -3,14 +3,15 @@
 import pytest
 import torch
 from tests.algorithms.preference_data import P_FLOAT32, P, evaluate
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.dpo import DPO
 from posttrain.algorithms.rpo import RPO
 from posttrain.errors import ConfigError
 
 
-@pytest.mark.parametrize(
-    ("normalization", "expected"),
+@catalogue(
+    "normalization, expected",
     [("token_mean", 2.704756767), ("sequence_mean", 2.701006767), ("sum", 0.6860067668 + (12 + 20.3) / 2)],
 )
 def test_worked_losses(normalization, expected):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 from tests.algorithms.preference_data import P_FLOAT32, P, PairFixture
+from tests.catalogue import catalogue
 
 from posttrain.algorithms.cpo import CPO
 from posttrain.algorithms.simpo import SimPO
@@ -55,9 +56,7 @@ def test_no_reference_is_needed():
     assert SimPO().needs == set()
 
 
-@pytest.mark.parametrize(
-    ("given", "target"), [({}, 0.5), ({"beta": 10}, 2.5), ({"gamma": 1.6}, 1.6), ({"gamma_beta_ratio": 0.8}, 1.6)]
-)
+@catalogue("given, target", [({}, 0.5), ({"beta": 10}, 2.5), ({"gamma": 1.6}, 1.6), ({"gamma_beta_ratio": 0.8}, 1.6)])
 def test_the_target_margin_by_number_or_by_ratio(given, target):
     assert SimPO(**given).target_margin == pytest.approx(target)
     assert P.loss(SimPO(**given)) == P.loss(

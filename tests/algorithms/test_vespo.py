@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.algorithms import VESPO
 from posttrain.errors import ConfigError
@@ -24,9 +25,7 @@ def test_worked_loss_and_gradient(t, assert_ragged):
     )
 
 
-@pytest.mark.parametrize(
-    ("setting", "changed"), [("k_pos", [0, 2]), ("lambda_pos", [0, 2]), ("k_neg", [1, 3]), ("lambda_neg", [1, 3])]
-)
+@catalogue("setting, changed", [("k_pos", [0, 2]), ("lambda_pos", [0, 2]), ("k_neg", [1, 3]), ("lambda_neg", [1, 3])])
 def test_each_setting_is_for_its_own_sign(t, setting: str, changed: list[int]):
     gradients = []
     for settings in ({}, {setting: 1.5}):

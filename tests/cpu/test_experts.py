@@ -25,10 +25,10 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from posttrain.cpu import experts as module
 from posttrain.cpu import plain_decoder
-from posttrain.cpu.experts import HALF_ROWS, built_as_experts, by_formula, experts_by_kernel
+from posttrain.cpu import plain_decoder as module
 from posttrain.cpu.kernels import Kernels, kernels, why_none
+from posttrain.cpu.plain_decoder import HALF_ROWS, built_as_experts, by_formula, experts_by_kernel
 from posttrain.engines import DeliveryProof, LocalSampler
 from posttrain.engines.decoding_path import decoding_path
 from posttrain.engines.delivery import deliver

@@ -20,13 +20,11 @@ from tests.catalogue import few
 from tests.engines.policies import Settings
 from torch import Tensor
 
-from posttrain.cpu import compiled as compiling
+from posttrain.cpu import kernel_formulas as compiling
 from posttrain.cpu import kernels as module
 from posttrain.cpu.choice import EXACT
-from posttrain.cpu.compiled import COMPILER, Unavailable, compiled, find_compiler
-from posttrain.cpu.kernel_formulas import check
+from posttrain.cpu.kernel_formulas import COMPILER, RowPlaces, Unavailable, check, compiled, find_compiler, in_panels
 from posttrain.cpu.kernels import LANES, SOURCE, SWITCH, Kernels, kernels, made_by, why_none
-from posttrain.cpu.layouts import RowPlaces, in_panels
 from posttrain.engines.sampling import choose
 
 needs_compiler = pytest.mark.skipif(not shutil.which(COMPILER), reason="needs a C++ compiler")

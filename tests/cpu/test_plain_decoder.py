@@ -27,8 +27,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, Smol
 from posttrain.cpu import group_rows, joint_linear, onednn, plain_decoder
 from posttrain.cpu import kernels as made
 from posttrain.cpu.choice import multiplies_by_kernels
-from posttrain.cpu.group_attention import Groups, Heads, attend_rows
-from posttrain.cpu.group_cache import SlotBlocks
+from posttrain.cpu.group_attention import Groups, Heads, SlotBlocks, attend_rows
 from posttrain.cpu.group_rows import GroupRows, filled_up
 from posttrain.cpu.kernels import Kernels, kernels, why_none
 from posttrain.cpu.onednn import PackedLinear

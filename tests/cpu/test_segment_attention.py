@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from posttrain.config import LoRAConfig
 from posttrain.cpu import kernels as made
 from posttrain.cpu import segment_attention as module
+from posttrain.cpu.kernel_formulas import Families
 from posttrain.cpu.kernels import kernels, why_none
-from posttrain.cpu.layouts import Families
 from posttrain.cpu.segment_attention import families, segment_attention
 from posttrain.models.adapters import apply_lora
 from posttrain.models.compute import Compute

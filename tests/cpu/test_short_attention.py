@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from posttrain.cpu import short_attention
+from posttrain.cpu import segment_attention
 from posttrain.cpu.onednn import onednn_products
-from posttrain.cpu.short_attention import _Attention, grid_attention
+from posttrain.cpu.segment_attention import _Attention, grid_attention
 from posttrain.models.footprint import SHORT_KEYS
 
 CASES = {
@@ -58,7 +58,7 @@ def test_rows_one_by_one_in_slabs_and_all_at_once_are_the_same(monkeypatch, numb
     seen_TS = torch.ones(9, 9, dtype=torch.bool).tril()
     attend = lambda q, k, v: _Attention.apply(q, k, v, seen_TS, 8**-0.5).transpose(1, 2)  # noqa: E731
     expected = outputs_and_gradients(attend, tensors)
-    monkeypatch.setattr(short_attention, "SLAB_NUMBERS", numbers)
+    monkeypatch.setattr(segment_attention, "SLAB_NUMBERS", numbers)
     torch.testing.assert_close(outputs_and_gradients(attend, tensors), expected, rtol=0, atol=1e-14)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.data.samples import real_tokenizer, rows_of, shared_file
 
-from posttrain.data.examples import ExampleSet, render_examples
+from posttrain.data.dropped import Rendered
+from posttrain.data.examples import render_examples
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import read_rows
 from posttrain.errors import DataError
@@ -20,7 +21,7 @@ TALK = [
 ]
 
 
-def render(rows, renderer: Renderer, *, max_length: int = 1000, max_dropped: float = 0.5) -> ExampleSet:
+def render(rows, renderer: Renderer, *, max_length: int = 1000, max_dropped: float = 0.5) -> Rendered:
     return render_examples(
         rows,
         renderer,
@@ -38,7 +39,7 @@ def marked(example: Example, tokenizer) -> str:
 
 
 def only(rows, renderer: Renderer) -> str:
-    (example,) = render(rows, renderer).examples
+    (example,) = render(rows, renderer).rows
     return marked(example, renderer.tokenizer)
 
 
@@ -66,7 +67,7 @@ def test_alpaca_rows_put_the_input_under_the_instruction(renderer):
         {"instruction": "Add", "input": "1 2", "output": "3"}, {"instruction": "Hum", "input": "", "output": "m"}
     )
     found = render(rows, renderer)
-    assert [marked(example, renderer.tokenizer) for example in found.examples] == [
+    assert [marked(example, renderer.tokenizer) for example in found.rows] == [
         "<bos>Add\n\n1 2[3][<eos>]",
         "<bos>Hum[m][<eos>]",
     ]
@@ -116,7 +117,7 @@ def test_messages_need_a_chat_template(renderer):
 @pytest.mark.parametrize("name", ["tokenizers/qwen2.5", "tokenizers/smollm2", "models/minimind2-small"])
 def test_with_real_templates_the_answers_and_their_ends_are_trained_and_nothing_else(name):
     tokenizer = real_tokenizer(name)
-    (example,) = render(rows_of({"messages": TALK}), Renderer(tokenizer=tokenizer, chat=True)).examples
+    (example,) = render(rows_of({"messages": TALK}), Renderer(tokenizer=tokenizer, chat=True)).rows
     trained = [token for token, on in zip(example.input_ids, example.completion_mask, strict=True) if on]
     assert tokenizer.decode(trained) == f"1{tokenizer.eos_token}2{tokenizer.eos_token}"
     whole = tokenizer.apply_chat_template(TALK, tokenize=True, return_dict=False)
@@ -140,7 +141,7 @@ def test_unusable_rows_are_counted_with_reason_and_place(chat_renderer):
         ("rows:5", "longer than 100 tokens"),
         ("rows:6", "messages: message without role and content"),
     ]
-    assert [example.index for example in found.examples] == [0]
+    assert [example.index for example in found.rows] == [0]
 
 
 def test_a_completion_of_messages_needs_an_assistant_turn(chat_renderer):
@@ -172,7 +173,7 @@ def test_real_alpaca_rows_all_become_examples():
     found = render(rows, Renderer(tokenizer=real_tokenizer("tokenizers/smollm2"), chat=True))
     assert len(found) == 50
     last_trained = [
-        max(place for place, trained in enumerate(example.completion_mask) if trained) for example in found.examples
+        max(place for place, trained in enumerate(example.completion_mask) if trained) for example in found.rows
     ]
-    ends = {example.input_ids[last] for example, last in zip(found.examples, last_trained, strict=True)}
+    ends = {example.input_ids[last] for example, last in zip(found.rows, last_trained, strict=True)}
     assert ends == {real_tokenizer("tokenizers/smollm2").eos_token_id}

@@ -286,7 +286,7 @@ def test_calls_of_a_real_conversation_are_trained_and_its_tools_shown():
         [row], Renderer(tokenizer=tokenizer, chat=True), eos_ids={tokenizer.eos_token_id}, max_length=20_000,
         max_dropped=0.5, what="data",
     )  # fmt: skip
-    (example,) = found.examples
+    (example,) = found.rows
     trained = tokenizer.decode([t for t, on in zip(example.input_ids, example.completion_mask, strict=True) if on])
     assert '<tool_call>\n{"name": "search_recipes", "arguments": {"ingredients": ["chicken"' in trained
     assert '"type": "function", "function": {"name": "search_recipes"' in tokenizer.decode(example.input_ids)
@@ -307,7 +307,7 @@ def test_dialogues_are_turns_of_the_template_where_there_is_one(chat_renderer):
     rows = rows_of({"chosen": f"{DIALOGUE} yes", "rejected": f"{DIALOGUE} no"})
     found = render_pairs(rows, chat_renderer, eos_ids={chat_renderer.tokenizer.eos_token_id}, max_length=99,
                          max_dropped=0.0, what="data")  # fmt: skip
-    assert marked(found.pairs[0].chosen, chat_renderer.tokenizer) == "<bos>u:a?<eos>a:[y][e][s][<eos>]"
+    assert marked(found.rows[0].chosen, chat_renderer.tokenizer) == "<bos>u:a?<eos>a:[y][e][s][<eos>]"
 
 
 # --- round trips -----------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from tests.data import templates
 from tests.data.samples import real_tokenizer, rows_of
 from tests.data.test_examples import marked, only, render
 
+from posttrain.data.hints import template_problems
 from posttrain.data.masks import WAYS, Conversation, assistant_segments, find_answers
 from posttrain.data.prompts import Renderer
-from posttrain.data.template import template_problems
 from posttrain.errors import DataError
 
 HEAR = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -153,7 +153,7 @@ def test_an_answer_that_nobody_asked_for_is_trained_behind_its_header(tokenizer,
 def test_a_sharegpt_row_that_gpt_begins_costs_no_other_row(tokenizer):
     talk = [{"from": "gpt", "value": "hi"}, {"from": "human", "value": "1?"}, {"from": "gpt", "value": "1"}]
     found = render(rows_of({"conversations": talk}, {"conversations": talk[1:]}), under(templates.APPENDS, tokenizer))
-    assert [marked(example, tokenizer) for example in found.examples] == [
+    assert [marked(example, tokenizer) for example in found.rows] == [
         "<bos>a:[h][i][<eos>]u:1?<eos>a:[1][<eos>]",
         "<bos>u:1?<eos>a:[1][<eos>]",
     ]
@@ -214,7 +214,7 @@ def test_tools_reach_the_template_and_calls_are_trained(tokenizer):
     ]
     row = {"conversations": talk, "tools": '[{"name": "add"}]', "system": "Count."}
     renderer = under(templates.CALLS, tokenizer)
-    (example,) = render(rows_of(row), renderer).examples
+    (example,) = render(rows_of(row), renderer).rows
     text = tokenizer.decode(example.input_ids)
     assert text == '<bos>tools:add<eos>s:Count.<eos>u:1?<eos>a:[add {"n": 1}]<eos>t:2<eos>a:two<eos>'
     trained = [token for token, on in zip(example.input_ids, example.completion_mask, strict=True) if on]

@@ -8,8 +8,10 @@ from tests.data.samples import real_tokenizer, rows_of, shared_file
 from tests.data.test_examples import marked
 
 from posttrain.data.collate import collate_examples
+from posttrain.data.dropped import Rendered
 from posttrain.data.labels import render_labels
-from posttrain.data.pairs import PairSet, implicit_prompt, render_pairs
+from posttrain.data.messages import implicit_prompt
+from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import read_rows
 from posttrain.errors import DataError
@@ -19,7 +21,7 @@ RIGHT, WRONG = {"role": "assistant", "content": "1"}, {"role": "assistant", "con
 GOOD = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
 
 
-def render(rows, renderer: Renderer, *, max_length: int = 1000, max_dropped: float = 0.9) -> PairSet:
+def render(rows, renderer: Renderer, *, max_length: int = 1000, max_dropped: float = 0.9) -> Rendered:
     return render_pairs(
         rows,
         renderer,
@@ -31,7 +33,7 @@ def render(rows, renderer: Renderer, *, max_length: int = 1000, max_dropped: flo
 
 
 def only(rows, renderer: Renderer) -> tuple[str, str]:
-    (pair,) = render(rows, renderer).pairs
+    (pair,) = render(rows, renderer).rows
     return marked(pair.chosen, renderer.tokenizer), marked(pair.rejected, renderer.tokenizer)
 
 
@@ -86,7 +88,7 @@ def test_what_a_template_writes_behind_the_eos_is_left_out(chat_renderer):
 
 
 def test_a_margin_is_read_where_there_is_one(renderer):
-    pairs = render(rows_of(GOOD | {"margin": 2}, GOOD, GOOD | {"margin": None}), renderer).pairs
+    pairs = render(rows_of(GOOD | {"margin": 2}, GOOD, GOOD | {"margin": None}), renderer).rows
     assert [pair.margin for pair in pairs] == [2.0, None, None]
 
 
@@ -153,7 +155,7 @@ def test_with_several_eos_and_a_pad_token_that_is_one_every_answer_keeps_its_end
     renderer = Renderer(tokenizer=tokenizer, chat=chat)
     limits = {"eos_ids": eos_ids, "max_length": 100, "max_dropped": 0.0, "what": "data"}
     row = {"prompt": "1+1=", "chosen": "2", "rejected": "33"}
-    (pair,) = render_pairs(rows_of(row), renderer, **limits).pairs
+    (pair,) = render_pairs(rows_of(row), renderer, **limits).rows
     frame, end = ("<bos>u:1+1=<end>a:{}", "[<end>]") if chat else ("<bos>1+1={}", "[<eos>]")
     sides = [marked(side, tokenizer) for side in (pair.chosen, pair.rejected)]
     assert sides == [frame.format(answer + end) for answer in ("[2]", "[3][3]")]

@@ -42,8 +42,8 @@ ROWS = [
 FAULTS = {7: {"prompt": ""}, 20: {"completion": None, "chosen": None}, 33: {"prompt": "9" * 80}}
 """Two that are seen when the row is read, and one that is too long once it is tokenised."""
 KINDS: dict[str, tuple[Callable[..., Any], str]] = {
-    "examples": (render_examples, "examples"),
-    "pairs": (render_pairs, "pairs"),
+    "examples": (render_examples, "rows"),
+    "pairs": (render_pairs, "rows"),
     "labels": (render_labels, "rows"),
     "prompts": (render_prompts, "prompts"),
 }
@@ -356,7 +356,16 @@ def same_run(one: Run, other: Run) -> None:
         assert {k: v for k, v in a.items() if not _of_the_clock(k)} == {
             k: v for k, v in b.items() if not _of_the_clock(k)
         }
-    assert json.dumps(one.evaluation) == json.dumps(other.evaluation)
+    assert _without_seconds(one.evaluation) == _without_seconds(other.evaluation)
+
+
+def _without_seconds(measured: Any) -> str:
+    """All that was measured but how long it took."""
+    return (
+        json.dumps(measured, default=str)
+        if not isinstance(measured, dict)
+        else json.dumps({name: _without_seconds(value) for name, value in measured.items() if name != "seconds"})
+    )
 
 
 def _of_the_clock(metric: str) -> bool:
@@ -423,7 +432,7 @@ render(read_split(small, seed=0).train)  # everything is loaded and warm
 start, peak = anonymous(), [0.0]
 threading.Thread(target=watch, daemon=True).start()
 large = DataConfig(train=sys.argv[2], streaming=sys.argv[3] == "streamed")
-pairs = render(read_split(large, seed=0).train).pairs
+pairs = render(read_split(large, seed=0).train).rows
 read = sum(len(pairs[n].chosen.input_ids) for n in range(0, len(pairs), 7))
 print(len(pairs), read, peak[0] - start)
 """

@@ -23,7 +23,7 @@ from tests.engines.policies import (
 )
 from torch import nn
 
-from posttrain.cpu import group_cache
+from posttrain.cpu import group_attention
 from posttrain.engines import LocalSampler, engine, slots
 from posttrain.engines.decoding_path import decoding_path
 from posttrain.engines.engine import Request
@@ -181,7 +181,7 @@ def test_attention_reads_the_columns_of_the_longest_row_in_flight():
 
 
 @pytest.mark.parametrize(
-    ("name", "storage"), [("llama", group_cache.SlotBlocks), ("gpt2, learned positions", slots.SlotStorage)]
+    ("name", "storage"), [("llama", group_attention.SlotBlocks), ("gpt2, learned positions", slots.SlotStorage)]
 )
 def test_the_memory_of_a_call_is_given_back_when_it_ends(name, storage):
     """Without waiting for the garbage collector: keys and values would lie beside the training pass."""

@@ -8,9 +8,8 @@ import pytest
 import torch
 from tests.engines.policies import EOS, random_prompts, tiny_model, tiny_tokenizer, trainer_logprobs
 
-from posttrain.engines.delivery import DeliveryProof
+from posttrain.engines.delivery import DeliveryProof, chosen_experts, routers, routing_difference
 from posttrain.engines.local import LocalSampler
-from posttrain.engines.routing import chosen_experts, routers, routing_difference
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import forward_path
 from posttrain.types import Mean, Tokens

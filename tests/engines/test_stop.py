@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engines.policies import real_model, tiny_tokenizer
 
-from posttrain.engines.stop import StopStrings
+from posttrain.engines.sampling import StopStrings
 
 
 @cache

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from posttrain.errors import GuardStop
-from posttrain.experience.group import Group, groups_of
-from posttrain.experience.group_queue import GroupQueue
+from posttrain.experience.group import Group, GroupQueue, groups_of
 from posttrain.rewards import Failure, Scores, Verdict
 from posttrain.rewards.judge.records import Judgement, Reply
 from posttrain.types import Completion, Prompt

@@ -32,8 +32,15 @@ from posttrain.data.dataset import Sequences
 from posttrain.data.order import rows_for_step
 from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.experience.partners import MismatchedAnswers
-from posttrain.experience.reference_files import read_values, share, write_values
-from posttrain.experience.references import References, reference_logprobs, start_forward, used_rows
+from posttrain.experience.references import (
+    References,
+    read_values,
+    reference_logprobs,
+    share,
+    start_forward,
+    used_rows,
+    write_values,
+)
 from posttrain.models.forward import token_logprobs
 from posttrain.models.identity import model_key
 from posttrain.report.terminal import TerminalView
@@ -312,7 +319,7 @@ def test_nothing_half_written_is_left_behind(tmp_path):
 
 def test_a_full_disk_is_said_before_anything_is_trained(start, monkeypatch, empty_cache):
     usage = shutil.disk_usage(".")._replace(free=16)
-    monkeypatch.setattr("posttrain.experience.reference_files.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("posttrain.experience.references.shutil.disk_usage", lambda path: usage)
     with pytest.raises(DoesNotFit, match=r"reference log-probabilities of [\d,]+ tokens cannot be written") as error:
         start("dpo")
     assert "POSTTRAIN_CACHE" in str(error.value)
@@ -397,7 +404,7 @@ def test_where_no_link_can_be_made_a_run_has_a_copy(start, empty_cache, monkeypa
     def refuse(*paths):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
-    monkeypatch.setattr("posttrain.experience.reference_files.os.link", refuse)
+    monkeypatch.setattr("posttrain.experience.references.os.link", refuse)
     run = start("dpo")
     (ours,), (cached,) = (run.folder / "references").iterdir(), empty_cache.iterdir()
     assert not ours.samefile(cached)

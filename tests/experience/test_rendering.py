@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from posttrain.data.examples import ExampleSet
+from posttrain.data.dropped import Rendered
 from posttrain.data.labels import LabelledSet, Unpaired
-from posttrain.data.pairs import PairSet
 from posttrain.experience.rendering import data_notes
 from posttrain.types import Example, LabelledExample, Pair
 
@@ -15,13 +14,13 @@ def example(text: str) -> Example:
     return Example(index=0, input_ids=tuple(text.encode()), completion_mask=(True,) * len(text))
 
 
-def pairs(*texts: str) -> PairSet:
+def pairs(*texts: str) -> Rendered:
     made = [Pair(index=0, chosen=example(text[0]), rejected=example(text[1])) for text in texts]
-    return PairSet(pairs=made)
+    return Rendered(rows=made)
 
 
-def examples(*texts: str) -> ExampleSet:
-    return ExampleSet(examples=[example(text) for text in texts], form="text")
+def examples(*texts: str) -> Rendered:
+    return Rendered(rows=[example(text) for text in texts], form="text")
 
 
 def labelled(*texts: str, label: bool = True) -> LabelledSet:
@@ -29,7 +28,7 @@ def labelled(*texts: str, label: bool = True) -> LabelledSet:
 
 
 def unpaired(*texts: str) -> LabelledSet:
-    made = pairs(*texts).pairs
+    made = pairs(*texts).rows
     return LabelledSet(rows=Unpaired(made), pairs=made)
 
 

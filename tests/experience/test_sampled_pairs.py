@@ -204,7 +204,7 @@ def test_the_file_is_preference_data_for_any_reader(first: Run):
     rows = read_rows(str(first.folder / "pairs.jsonl"))
     renderer = Renderer(tokenizer=tokenizer, chat=False)
     found = render_pairs(rows, renderer, eos_ids={2}, max_length=64, max_dropped=0.0, what="pairs")
-    assert [pair.chosen.input_ids for pair in found.pairs] == [
+    assert [pair.chosen.input_ids for pair in found.rows] == [
         (*pair["prompt_ids"], *pair["chosen_ids"]) for pair in rows_of(first)
     ]
 

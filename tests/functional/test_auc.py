@@ -10,6 +10,7 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.functional import auc
 from posttrain.functional.auc import auc_change, auc_interval
@@ -87,7 +88,7 @@ def test_clusters_with_both_classes_have_what_they_share_counted():
     assert found.high - found.low == pytest.approx(2 * half, rel=0.02)
 
 
-@pytest.mark.parametrize(("mixed", "answers"), [(False, 25), (False, 60), (True, 60)])
+@catalogue("mixed, answers", [(False, 25), (False, 60), (True, 60)])
 def test_the_intervals_of_clustered_steps_cover_what_they_say(mixed, answers):
     """Steps of one answer share a level; their labels are one coin for each answer, or for each step (mixed).
 

@@ -8,6 +8,7 @@ import random
 import statistics
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.functional import calibration
 from posttrain.functional.calibration import (
@@ -109,8 +110,8 @@ def test_a_calibrated_model_of_clustered_steps_is_rarely_called_wrong():
     assert called / 200 <= 0.045
 
 
-@pytest.mark.parametrize("n", [50, 200, 1000])
-@pytest.mark.parametrize("shift", [0.0, 0.05, 0.2])
+@catalogue("n", [50, 200, 1000])
+@catalogue("shift", [0.0, 0.05, 0.2])
 def test_the_interval_covers_the_true_error_at_least_as_often_as_it_says(shift, n):
     """Of 150 samples with a shift that leaves every bin by as much, the true ECE; 95% are promised."""
     covered = 0
@@ -143,7 +144,7 @@ def test_the_root_of_the_mean_squared_error():
     assert math.isnan(root_mean_square_error([], []).mean)
 
 
-@pytest.mark.parametrize("n", [5, 10, 40])
+@catalogue("n", [5, 10, 40])
 def test_the_interval_of_the_root_covers_that_of_normal_errors(n):
     dice, covered, rounds = random.Random(n), 0, 1000
     for _ in range(rounds):
@@ -152,7 +153,7 @@ def test_the_interval_of_the_root_covers_that_of_normal_errors(n):
     assert 0.935 <= covered / rounds <= 0.99
 
 
-@pytest.mark.parametrize("measure", [pearson, spearman])
+@catalogue("measure", [pearson, spearman])
 def test_a_correlation_covers_the_true_one(measure):
     """Of pairs of normal numbers with a correlation of 0.6; that of the ranks is 6 / pi asin(0.3)."""
     true = 0.6 if measure is pearson else 6 / math.pi * math.asin(0.3)
@@ -177,7 +178,7 @@ def test_what_does_not_vary_has_no_correlation():
     assert math.isnan(pearson([0.1] * 7, [0.1] * 7).mean), "their mean is rounded, so they seem to differ from it"
 
 
-@pytest.mark.parametrize("nothing", [calibration_error([], [], edges=TENTHS).mean, by_chance([], [], edges=TENTHS)])
+@catalogue("nothing", [calibration_error([], [], edges=TENTHS).mean, by_chance([], [], edges=TENTHS)])
 def test_nothing_has_no_calibration(nothing):
     assert math.isnan(nothing)
 

@@ -9,9 +9,9 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
-from posttrain.functional.cusum import Cusum, log_likelihood_ratio, with_odds_times
-from posttrain.functional.drops import largest_drop
+from posttrain.functional.cusum import Cusum, largest_drop, log_likelihood_ratio, with_odds_times
 from posttrain.functional.texts import distinct_ngrams, ranks, shared_share, spearman_within
 
 P0, P1, H = 0.01, 0.05, 9.0
@@ -57,7 +57,7 @@ def test_at_9_honest_runs_stay_silent_and_at_5_they_do_not():
     assert fired[5.0] >= 8
 
 
-@pytest.mark.parametrize(("share", "least", "most"), [(0.05, 4, 10), (0.10, 2, 5), (0.20, 1, 3)])
+@catalogue("share, least, most", [(0.05, 4, 10), (0.10, 2, 5), (0.20, 1, 3)])
 def test_it_comes_in_time(share, least, most):
     """Median delay over 60 runs: 7 steps at 5% of disagreement, 3 at 10%, 2 at 20%, with 32 answers a step."""
     delays = [first_alarm(random.Random(run), share, 300, H) or 300 for run in range(60)]

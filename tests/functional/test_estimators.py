@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.functional.estimators import (
     best_of_k,
@@ -24,8 +25,8 @@ from posttrain.functional.estimators import (
 VOTES, JUDGED = list("AAABBC"), [True, True, True, False, False, False]
 
 
-@pytest.mark.parametrize(
-    ("n", "c", "k", "expected"),
+@catalogue(
+    "n, c, k, expected",
     [
         (8, 3, 1, 0.375),
         (8, 3, 2, 0.6428571429),
@@ -68,7 +69,7 @@ def test_the_best_of_three_of_five_scores_is_expected_at_079():
     assert best_of_k([0.9, 0.4, 0.1, 0.7, 0.4], 3) == pytest.approx(0.79), "the order of the scores does not matter"
 
 
-@pytest.mark.parametrize(("k", "expected"), [(1, 0.5), (3, 0.6), (5, 0.75), (6, 1.0)])
+@catalogue("k, expected", [(1, 0.5), (3, 0.6), (5, 0.75), (6, 1.0)])
 def test_the_majority_of_a_subset_of_aaabbc(k, expected):
     assert majority_at_k(VOTES, JUDGED, k) == pytest.approx(expected, abs=1e-12)
 
@@ -81,7 +82,7 @@ def test_weights_can_overrule_the_majority():
     assert weighted_vote([None, None], [1.0, 1.0]) is None
 
 
-@pytest.mark.parametrize(("n", "expected"), [(1, 0.0), (4, 0.6362943611), (16, 1.835088722)])
+@catalogue("n, expected", [(1, 0.0), (4, 0.6362943611), (16, 1.835088722)])
 def test_kl_bound_of_best_of_n(n, expected):
     assert best_of_n_kl_bound(n) == pytest.approx(expected, abs=1e-9)
 
@@ -166,8 +167,8 @@ def test_large_counts_stay_exact():
     assert pass_at_k(10**6, 1, 1) == 1e-6
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+@catalogue(
+    "call, message",
     [
         (lambda: pass_at_k(4, 2, 5), "k = 5 of n = 4 answers; allowed: 1 <= k <= n"),
         (lambda: pass_at_k(4, 5, 2), "c = 5 correct answers of n = 4"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.functional.baselines import place_on_last_token, return_to_go, whiten
 from posttrain.functional.gae import gae, outside_value_clip, value_loss
@@ -25,8 +26,8 @@ def assert_printed(actual: torch.Tensor, *expected: float) -> None:
     torch.testing.assert_close(actual, row(*expected), rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("gamma", "lam", "advantages"),
+@catalogue(
+    "gamma, lam, advantages",
     [
         (1.0, 0.95, (1.158015, 0.9137, 1.046, 0.58)),
         (0.99, 0.9, (1.006243989, 0.80947698, 1.00278, 0.58)),
@@ -58,7 +59,7 @@ def test_tool_output_in_between_neither_discounts_nor_counts():
     assert_printed(returns_BT, 1.34025, 1.395, 0, 0, 1.4)
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@catalogue("gamma", [1.0, 0.9])
 def test_the_two_ends_of_lambda(gamma: float):
     """1: return minus value. 0: the one-step temporal difference."""
     torch.manual_seed(0)
@@ -82,8 +83,8 @@ def test_a_row_without_trained_tokens_has_zeros():
     assert gae(torch.zeros(2, 0), torch.zeros(2, 0), torch.zeros(2, 0).bool(), 1.0, 1.0)[0].shape == (2, 0)
 
 
-@pytest.mark.parametrize(
-    ("value_clip", "loss", "fraction"), [(0.2, 0.4351972413, 0.5), (0.5, 0.3882622413, 0.0), (None, 0.3882622413, 0.0)]
+@catalogue(
+    "value_clip, loss, fraction", [(0.2, 0.4351972413, 0.5), (0.5, 0.3882622413, 0.0), (None, 0.3882622413, 0.0)]
 )
 def test_worked_value_loss(value_clip: float | None, loss: float, fraction: float):
     values_BT = row(0.35, 0.9, 0.1, 1.6)

@@ -7,6 +7,7 @@ import statistics
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.functional.intervals import (
     Interval,
@@ -18,8 +19,8 @@ from posttrain.functional.intervals import (
 )
 
 
-@pytest.mark.parametrize(
-    ("successes", "n", "low", "high"),
+@catalogue(
+    "successes, n, low, high",
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
 def test_wilson_gives_newcombes_published_limits(successes, n, low, high):
@@ -33,8 +34,8 @@ def test_wilson_keeps_a_width_where_nothing_or_everything_was_solved():
     assert wilson(64, 64) == Interval(1.0, pytest.approx(0.9434, abs=1e-4), 1.0, 64)
 
 
-@pytest.mark.parametrize(
-    ("probability", "freedom", "expected"),
+@catalogue(
+    "probability, freedom, expected",
     [
         (0.975, 1, 12.706204736),
         (0.975, 2, 4.302652730),
@@ -138,8 +139,8 @@ def _answers(rng, chances, samples):
     return sum(rng.random() < chance for _ in range(samples)) / samples
 
 
-@pytest.mark.parametrize(
-    ("chances", "samples"),
+@catalogue(
+    "chances, samples",
     [((0.5,), 4), ((0.95,), 4), ((0.02,), 4), ((0.0, 1.0), 4), ((0.0, 0.0, 0.1, 0.9), 4), ((0.97,), 1), ((0.3,), 16)],
 )
 def test_the_interval_over_problems_covers_the_truth_as_often_as_it_says(chances, samples):
@@ -152,7 +153,7 @@ def test_the_interval_over_problems_covers_the_truth_as_often_as_it_says(chances
     assert covered >= 0.93
 
 
-@pytest.mark.parametrize(("gain", "loss"), [(0.3, 0.1), (0.0, 0.0), (0.05, 0.0), (0.7, 0.0), (0.1, 0.1)])
+@catalogue("gain, loss", [(0.3, 0.1), (0.0, 0.0), (0.05, 0.0), (0.7, 0.0), (0.1, 0.1)])
 def test_the_paired_interval_covers_the_truth_as_often_as_it_says(gain, loss):
     def pair(rng):
         chance = rng.random()
@@ -179,8 +180,8 @@ def test_overlap_is_sharing_a_value():
     assert not Interval(0.2, 0.1, 0.3, 9).overlaps(Interval(0.4, 0.31, 0.5, 9))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+@catalogue(
+    "call, message",
     [
         (lambda: wilson(5, 4), "5 successes of 4; allowed: 0 <= successes <= n"),
         (lambda: wilson(1, 4, 95), "confidence = 95; allowed: between 0 and 1"),
@@ -226,12 +227,12 @@ def test_one_text_that_has_all_tokens_says_nothing_about_the_spread():
     assert ratio_interval([3.0, 0.0], [2, 0]) == Interval(1.5, -math.inf, math.inf, 2)
 
 
-@pytest.mark.parametrize("given_numbers", [([], []), ([0.0], [0])])
+@catalogue("given_numbers", [([], []), ([0.0], [0])])
 def test_no_token_has_no_mean(given_numbers):
     assert math.isnan(ratio_interval(*given_numbers).mean)
 
 
-@pytest.mark.parametrize("n", [5, 8, 40])
+@catalogue("n", [5, 8, 40])
 def test_the_interval_of_a_token_mean_covers_what_it_says(n):
     """Texts of different length whose tokens share a level: the tokens are not independent, the texts are."""
     dice, covered, rounds = random.Random(0), 0, 1000

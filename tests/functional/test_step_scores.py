@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.functional import step_scores
 from posttrain.functional.step_scores import AGGREGATES, aggregate, binary_cross_entropy
@@ -20,8 +21,8 @@ def test_three_steps_two_of_them_right():
     assert loss_S.mean().item() == pytest.approx(0.3047555609, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("how", "expected"), [("prod", 0.1474499205), ("min", 0.2689414214), ("last", 0.2689414214), ("mean", 0.5907326102)]
+@catalogue(
+    "how, expected", [("prod", 0.1474499205), ("min", 0.2689414214), ("last", 0.2689414214), ("mean", 0.5907326102)]
 )
 def test_one_number_for_a_solution(how, expected):
     assert Z.sigmoid().tolist() == pytest.approx([0.880797078, 0.6224593312, 0.2689414214], rel=1e-9)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import log_ratio, sequence_product_ratio, token_ratio
@@ -43,8 +44,8 @@ def gradient(loss: torch.Tensor, of: torch.Tensor) -> float:
 LOW, INSIDE, HIGH = 0.5, 1.0, 1.6
 
 
-@pytest.mark.parametrize(("advantage", "on"), [(+1.0, {LOW, INSIDE}), (-1.0, {INSIDE, HIGH})])
-@pytest.mark.parametrize("ratio", [LOW, INSIDE, HIGH])
+@catalogue("advantage, on", [(+1.0, {LOW, INSIDE}), (-1.0, {INSIDE, HIGH})])
+@catalogue("ratio", [LOW, INSIDE, HIGH])
 def test_the_log_clip_stops_what_the_clip_stops(ratio: float, advantage: float, on: set[float]):
     d = scalar(math.log(ratio))
     z = log_clip(d, torch.tensor(advantage), 0.2, 0.2)
@@ -52,17 +53,17 @@ def test_the_log_clip_stops_what_the_clip_stops(ratio: float, advantage: float, 
     assert z.item() == pytest.approx(math.log(ratio) if ratio in on else 0.2 * (1 if ratio == HIGH else -1))
 
 
-@pytest.mark.parametrize(("advantage", "on"), [(+1.0, {LOW, INSIDE}), (-1.0, {INSIDE, HIGH})])
-@pytest.mark.parametrize("ratio", [LOW, INSIDE, HIGH])
-@pytest.mark.parametrize("kind", ["tv", "kl"])
+@catalogue("advantage, on", [(+1.0, {LOW, INSIDE}), (-1.0, {INSIDE, HIGH})])
+@catalogue("ratio", [LOW, INSIDE, HIGH])
+@catalogue("kind", ["tv", "kl"])
 def test_the_divergence_mask_stops_what_moves_outward_only(ratio: float, advantage: float, on: set[float], kind):
     old = torch.tensor(0.4).log()
     kept = divergence_mask(old + math.log(ratio), old, torch.tensor(advantage), low=0.02, high=0.02, kind=kind)
     assert kept.item() == (ratio in on)
 
 
-@pytest.mark.parametrize("advantage", [+1.0, -1.0])
-@pytest.mark.parametrize("ratio", [LOW, INSIDE, HIGH])
+@catalogue("advantage", [+1.0, -1.0])
+@catalogue("ratio", [LOW, INSIDE, HIGH])
 def test_a_weight_never_stops_a_gradient_and_has_none(ratio: float, advantage: float):
     u = scalar(ratio)
     assert weight_clip(u, 0.8, 1.2).item() == pytest.approx({LOW: 0.8, INSIDE: 1.0, HIGH: 1.2}[ratio])
@@ -72,8 +73,8 @@ def test_a_weight_never_stops_a_gradient_and_has_none(ratio: float, advantage: f
     assert not phi.requires_grad
 
 
-@pytest.mark.parametrize(("advantage", "tau"), [(+1.0, 1.0), (-1.0, 1.05)])
-@pytest.mark.parametrize("ratio", [LOW, INSIDE, HIGH])
+@catalogue("advantage, tau", [(+1.0, 1.0), (-1.0, 1.05)])
+@catalogue("ratio", [LOW, INSIDE, HIGH])
 def test_the_gate_has_the_slope_4p_1_minus_p(ratio: float, advantage: float, tau: float):
     u = scalar(ratio)
     p = 1 / (1 + math.exp(-tau * (ratio - 1)))
@@ -102,7 +103,7 @@ def test_worked_kernel(t, assert_ragged):
     assert_ragged(phi_B1, [[0.7032264989], [0.6827432253], [1.073206569], [0.2372612711]])
 
 
-@pytest.mark.parametrize("advantage", [+1.0, 0.0, -1.0])
+@catalogue("advantage", [+1.0, 0.0, -1.0])
 def test_the_kernel_is_1_at_1_and_falls_to_0_on_both_sides(advantage: float):
     settings = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
     a = torch.tensor(advantage)
@@ -133,8 +134,8 @@ def test_worked_divergences(t, assert_ragged):
     assert risen_BT[t.mask_BT].tolist() == [False, True, False, False, True, False, False, True, False, True]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("logprob", "old"), [(0.0, -1.0), (-1.0, 0.0), (100.0, -1.0), (-100.0, -1.0), (-1.0, -100.0)])
+@catalogue("dtype", [torch.float32, torch.float64])
+@catalogue("logprob, old", [(0.0, -1.0), (-1.0, 0.0), (100.0, -1.0), (-100.0, -1.0), (-1.0, -100.0)])
 def test_divergences_are_finite_where_a_probability_is_0_or_1(logprob: float, old: float, dtype: torch.dtype):
     for kind in ("tv", "kl"):
         assert divergence(torch.tensor(logprob, dtype=dtype), torch.tensor(old, dtype=dtype), kind).isfinite()
@@ -144,8 +145,8 @@ def test_without_an_old_policy_nothing_has_moved(t):
     assert divergence_mask(t.logprobs_BT, None, t.advantages_BT, low=0.0, high=0.0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("difference", [100.0, -100.0])
+@catalogue("dtype", [torch.float32, torch.float64])
+@catalogue("difference", [100.0, -100.0])
 def test_a_log_ratio_of_100_is_finite_with_a_finite_gradient(difference: float, dtype: torch.dtype):
     old_BT = torch.full((1, 2), -101.0, dtype=dtype)
     logprobs_BT = (old_BT + difference).requires_grad_()
@@ -174,7 +175,7 @@ def test_the_two_largest_of_ten_covariances_are_held(t):
     assert chosen_BT.nonzero().tolist() == [[0, 2], [1, 0]]
 
 
-@pytest.mark.parametrize(("share", "number"), [(0.0, 1), (0.05, 1), (0.2, 2), (0.39, 3), (1.0, 10)])
+@catalogue("share, number", [(0.0, 1), (0.05, 1), (0.2, 2), (0.39, 3), (1.0, 10)])
 def test_a_share_of_the_tokens_is_chosen_and_at_least_one(t, share: float, number: int):
     """Also where all covariances are equal: without advantages that differ all are 0."""
     draw_BT = random_numbers(torch.arange(4), 0, columns=4, seed=0)
@@ -207,7 +208,7 @@ def test_fewer_candidates_than_asked_for_are_all_chosen(t):
     assert not clip_cov(covariance_BT, everyone, everyone & False, share=1.0, **bounds).any()
 
 
-@pytest.mark.parametrize("choose", ["largest", "draw"])
+@catalogue("choose", ["largest", "draw"])
 def test_neither_the_order_of_the_rows_nor_padding_changes_the_choice(choose: str):
     generator = torch.Generator().manual_seed(0)
     covariance_BT = torch.randint(0, 4, (6, 9), generator=generator).double()  # many are equal

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.models.microbatches import plan_microbatches, plan_units
-from posttrain.models.shared_prefixes import Family
+from posttrain.models.packing import Family
 
 lengths = st.lists(st.integers(0, 300), max_size=60)
 budgets = st.integers(1, 400)

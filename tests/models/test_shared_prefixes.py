@@ -25,8 +25,7 @@ from posttrain.data.collate import collate
 from posttrain.models.adapters import apply_lora
 from posttrain.models.forward import token_logprobs, token_values
 from posttrain.models.forward_path import forward_path
-from posttrain.models.packing import make_buckets, pack, pack_whole
-from posttrain.models.shared_prefixes import LEAST_SAVING, Family, find_families
+from posttrain.models.packing import LEAST_SAVING, Family, find_families, make_buckets, pack, pack_whole
 from posttrain.types import Tokens
 
 EXACT = {

@@ -13,8 +13,15 @@ from posttrain.config import LoRAConfig, ModelConfig
 from posttrain.errors import ModelError
 from posttrain.models.adapters import apply_lora, trainable_parameters
 from posttrain.models.load import LoadedModel
-from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model, score_head
-from posttrain.models.step_head import load_step_model, scores_steps, step_scores
+from posttrain.models.reward_head import (
+    ScoringFacts,
+    load_reward_model,
+    load_step_model,
+    save_reward_model,
+    score_head,
+    scores_steps,
+    step_scores,
+)
 from posttrain.types import Tokens
 
 ROWS = [[1, 9, 8, 7, 5], [1, 9, 6], [1, 5, 6, 7, 8, 9, 6], [4, 6]]

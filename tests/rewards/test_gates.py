@@ -9,7 +9,7 @@ import sys
 import pytest
 from tests.rewards.rollouts import completion, prompt
 
-from posttrain.config.gates import wrong_gate
+from posttrain.config.scorers import wrong_gate
 from posttrain.errors import ConfigError
 from posttrain.experience.metrics import gate_metrics
 from posttrain.rewards import Reward, gates, scores

@@ -13,8 +13,15 @@ from tests.tiny import tiny_model
 from posttrain.config import ModelConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.functional.step_scores import AGGREGATES, Aggregate, aggregate
-from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores, save_reward_model, score_head
-from posttrain.models.step_head import load_step_model, step_scores
+from posttrain.models.reward_head import (
+    ScoringFacts,
+    load_reward_model,
+    load_step_model,
+    row_scores,
+    save_reward_model,
+    score_head,
+    step_scores,
+)
 from posttrain.rewards import Reward, build_rewards
 from posttrain.types import Tokens
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.config import ModelConfig
 from posttrain.data.collate import collate_examples
-from posttrain.engines.routing import routers
+from posttrain.engines.delivery import routers
 from posttrain.models.forward import token_logprobs
 from posttrain.models.named import resolve_model_path
 from posttrain.tasks import ALPHABET, TASKS, find_builtin, tiny

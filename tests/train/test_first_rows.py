@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import posttrain
-from posttrain.data.marked import cut, marked, stretches
+from posttrain.data.looks import cut, marked, stretches
 from posttrain.report.terminal import TerminalView
 from posttrain.train.first_rows import eos_notes
 from posttrain.types import Example

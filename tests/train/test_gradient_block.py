@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from posttrain.train.gradient_block import GradientBlock
+from posttrain.train.optimizer import GradientBlock
 
 
 def model() -> nn.Sequential:

@@ -21,8 +21,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 import posttrain
 from posttrain.config import ModelConfig, load_config
 from posttrain.errors import ConfigError, DataError
-from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores
-from posttrain.models.step_head import load_step_model, step_scores
+from posttrain.models.reward_head import ScoringFacts, load_reward_model, load_step_model, row_scores, step_scores
 from posttrain.train import sources
 from posttrain.train.run import Run
 from posttrain.types import Tokens

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
-from posttrain.algorithms.declared import Card, DataKind, Need, StepReading
+from posttrain.algorithms.declared import Card, DataKind, FromFile, Need, StepReading
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
@@ -21,7 +21,10 @@ class Algorithm:
     """Base of all algorithms: it declares, and answers the questions that most of them answer alike."""
 
     key: ClassVar[str]
-    card: ClassVar[Card]
+    card: ClassVar[Card] = FromFile()  # type: ignore[assignment]
+    choices: ClassVar[dict[str, str]] = {}  # of the card, where the class computes by them
+    metrics: ClassVar[dict[str, str]] = {}
+    """Metric -> formula, beside `shared_metrics` and those of every run."""
     data_kind: ClassVar[DataKind]
     min_group_size: ClassVar[int] = 1
     learns_from_rewards: ClassVar[bool] = True

@@ -12,10 +12,10 @@ quantile. With label_smoothing e: (1 - e) L(h) + e L(-h).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
-from posttrain.algorithms.base import Card, Need
-from posttrain.algorithms.pairs import LOG_RATIO_METRICS, PairLoss, pairs_of
+from posttrain.algorithms.base import Need
+from posttrain.algorithms.pairs import PairLoss, pairs_of
 from posttrain.algorithms.settings import BelowHalf, Positive, settings
 from posttrain.functional.masks import without_gradient
 from posttrain.functional.preferences import logistic, matched_by_rank, smoothed
@@ -24,7 +24,7 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class AOT(PairLoss):
-    key: ClassVar[str] = "aot"
+    key = "aot"
 
     beta: Positive = 0.1
     """How strongly the policy is held to the reference."""
@@ -66,32 +66,6 @@ class AOT(PairLoss):
         h_N = self.beta * (u_N - batch.offsets_B[pairs.rows_2N[0]])
         loss_N = smoothed(logistic, h_N, self.label_smoothing)
         return pairs.mean(loss_N, totals), pairs.metrics(self.beta * ratio_2N)
-
-    card: ClassVar[Card] = Card(
-        title="AOT: alignment by optimal transport",
-        paper="AOT, arXiv:2406.05882",
-        summary="The distribution of rewards is compared and not each pair: sorted against sorted.",
-        choices={
-            "score": "log-probability (paired) or log-ratio (unpaired), summed over the answer",
-            "reference": "yes",
-            "margin": "beta times the difference of values of the same rank in the step",
-            "link": "log sigmoid",
-            "extra": "none",
-        },
-        use_when="Chosen and rejected answers belong to different prompts (unpaired), or pairs are noisy one by one.",
-        avoid_when="Steps hold few pairs: a distribution of a handful of values says little.",
-        differs=(
-            "Sorted over all pairs of the optimizer step, before its first backward; TRL sorts each micro-batch, so "
-            "that the loss depends on the split (RULE 34). It takes one more forward pass.",
-            "rewards/accuracies are of the pairs as they are compared: with unpaired, of equal rank.",
-        ),
-        sources={
-            "beta": "0.1: TRL; the paper states no other parameter",
-            "label_smoothing": "0: TRL",
-            "comparison": "paired: here, as the data are pairs; TRL has both",
-        },
-        metrics=LOG_RATIO_METRICS,
-    )
 
 
 def _difference(x_2N: Tensor) -> Tensor:

@@ -8,19 +8,16 @@ Mean over the pairs of the step. Both answers fall, the rejected one further.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from posttrain.algorithms.base import Card
-from posttrain.algorithms.pairs import LOG_RATIO_METRICS, PairLoss, pairs_of
+from posttrain.algorithms.pairs import PairLoss, pairs_of
 from posttrain.algorithms.settings import Positive, settings
 from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 
 @settings
 class APODown(PairLoss):
-    key: ClassVar[str] = "apo_down"
+    key = "apo_down"
 
     beta: Positive = 0.1
     """How strongly the policy is held to the reference."""
@@ -30,20 +27,3 @@ class APODown(PairLoss):
         chosen_N, rejected_N = reward_2N = self.beta * pairs.log_ratios()
         loss_N = torch.sigmoid(chosen_N) + 1 - torch.sigmoid(chosen_N - rejected_N)
         return pairs.mean(loss_N, totals), pairs.metrics(reward_2N)
-
-    card: ClassVar[Card] = Card(
-        title="APO-down: anchored preference optimisation",
-        paper="APO, arXiv:2408.06266",
-        summary="Both answers become less likely, the rejected one more so.",
-        choices={
-            "score": "log-ratio, summed over the answer",
-            "reference": "yes",
-            "margin": "the chosen answer by itself, and the difference",
-            "link": "sigmoid on each",
-            "extra": "none",
-        },
-        use_when="The policy writes better answers than both of the pair, of which one is only the lesser evil.",
-        avoid_when="The chosen answers are better than what the policy writes: then apo_zero.",
-        sources={"beta": "0.1: the paper, section 5.2; TRL"},
-        metrics=LOG_RATIO_METRICS,
-    )

@@ -11,9 +11,9 @@ carries no gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
-from posttrain.algorithms.base import Card, Need
+from posttrain.algorithms.base import Need
 from posttrain.algorithms.labels import LABEL_METRICS, LabelLoss, entropy_metric, labelled
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import Positive, settings
@@ -39,7 +39,8 @@ class RunningShift:
 
 @settings
 class BCO(LabelLoss):
-    key: ClassVar[str] = "bco"
+    key = "bco"
+    metrics = LABEL_METRICS | {"delta": "the shift: the mean of the class means of R over all steps so far"}
 
     beta: Positive = 0.01
     """How strongly the policy is held to the reference."""
@@ -90,30 +91,3 @@ class BCO(LabelLoss):
         loss = (rows.by_label(1 / max(1, counts[0]), 1 / max(1, counts[1])) * loss_B).sum()
         metrics = rows.metrics(self.beta) | {"delta": mean_over(batch.offsets_B, rows.trained_B)}
         return loss, metrics | entropy_metric(outputs, batch)
-
-    card: ClassVar[Card] = Card(
-        title="BCO: binary classifier optimisation",
-        paper="BCO, arXiv:2404.04656",
-        summary="A classifier of good and bad answers whose logit is the reward, centred by a running shift.",
-        choices={
-            "score": "beta times the log-ratio, summed over the answer",
-            "reference": "yes",
-            "margin": "the distance to the running shift delta, unpaired",
-            "link": "log sigmoid",
-            "extra": "none",
-        },
-        use_when="Feedback is a thumb up or down, and the other answers' reference points of KTO cost too much.",
-        avoid_when="The two classes belong to prompts of a different kind: it then learns to tell the prompts apart.",
-        differs=(
-            "delta is the mean of the two class means, as in the paper; TRL takes the mean of all rewards, another "
-            "number where the classes are not of the same size.",
-            "delta is that of the whole step, before its first backward; it takes one more forward pass. With several "
-            "epochs a row enters it once per update, with its reward at that time.",
-            "The paper's weights for prompts that differ between the classes (UDM) are not offered.",
-        ),
-        sources={
-            "beta": "0.01: the paper, appendix C; TRL 0.1",
-            "reduction": "examples: TRL; the paper writes class_means",
-        },
-        metrics=LABEL_METRICS | {"delta": "the shift: the mean of the class means of R over all steps so far"},
-    )

@@ -11,10 +11,7 @@ of the loss depends on the log-probabilities themselves and cannot be compared w
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
@@ -27,10 +24,11 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class CISPO(PolicyGradient):
-    key: ClassVar[str] = "cispo"
-    min_group_size: ClassVar[int] = 2
-    auto_correction: ClassVar[str] = "bypass"
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
+    key = "cispo"
+    min_group_size = 2
+    auto_correction = "bypass"
+    always_needs = frozenset({"old"})
+    metrics = {"policy/weight_clip_fraction": "share of trained tokens whose rho is out of the bounds, whatever A"}
 
     max_ratio: NonNegative | None = 5.0
     """The weight of a token is at most this: a bound of the ratio itself, not a distance from 1. None: no such bound,
@@ -75,27 +73,3 @@ class CISPO(PolicyGradient):
         loss = token_mean(loss_BT, mask_BT, totals.tokens)
         held = mean_over((weight_BT != ratio_BT).float(), mask_BT)
         return self.finish(loss, outputs, batch, totals, {"policy/weight_clip_fraction": held})
-
-    card: ClassVar[Card] = Card(
-        title="CISPO: Clipped Importance Sampling Policy Optimization",
-        paper="MiniMax-M1, arXiv:2506.13585",
-        summary="REINFORCE with a bounded importance weight: rare but decisive tokens are never cut off.",
-        choices=row("group_mean group_std token weight_clip none token_mean auto none none"),
-        use_when="A batch is used for several updates or is stale, and the tokens that PPO would clip are those that "
-        "matter, such as the first steps of a reflection.",
-        avoid_when="The policy must be held near the old one: nothing here stops a token that has gone too far.",
-        differs=(
-            "The paper tunes a relative upper bound and does not state it; the absolute bound of 5 is that of ScaleRL "
-            "(arXiv:2510.13786), which divides by the standard deviation of the batch and averages over prompts.",
-            "In TRL epsilon_high is the absolute bound, and without it every weight is capped at 0.2; verl's bounds "
-            "are relative, 0.2 and 0.2. Here they are two settings, and an absolute bound below 1 is refused.",
-            "The weight is that to the policy that sampled, so that no other correction is multiplied onto it.",
-            biased(0.893, 0.732),
-        ),
-        sources={
-            "max_ratio": "5: ScaleRL, TRL's documentation; the paper does not state its bound",
-            "clip_low": "off: the paper; verl uses 0.2",
-            "clip_high": "off, as max_ratio is on; verl uses 0.2",
-        },
-        metrics={"policy/weight_clip_fraction": "share of trained tokens whose rho is out of the bounds, whatever A"},
-    )

@@ -12,11 +12,9 @@ and whose cov is between cov_low and cov_high, by a draw that depends on seed, v
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from posttrain.algorithms.algorithm import require_whole_update
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import clip_formulas, mean_over
 from posttrain.algorithms.settings import Finite, NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import advantages_of, draw_for, group_normalized, weighted
@@ -29,9 +27,10 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class ClipCov(PolicyGradient):
-    key: ClassVar[str] = "clip_cov"
-    min_group_size: ClassVar[int] = 2
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"current"})
+    key = "clip_cov"
+    min_group_size = 2
+    always_needs = frozenset({"current"})
+    metrics = {"policy/selected_fraction": "share of trained tokens that were chosen"} | clip_formulas()
 
     clip_low: NonNegative = 1.0
     """Lowering a token's ratio below 1 - clip_low gains nothing more; 1 is no bound."""
@@ -84,28 +83,3 @@ class ClipCov(PolicyGradient):
         loss = token_mean(masked(weighted(loss_BT, batch), ~chosen_BT), mask_BT, totals.tokens)
         share = mean_over(chosen_BT.float(), mask_BT)
         return self.finish(loss, outputs, batch, totals, {"policy/selected_fraction": share}, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="Clip-Cov: stop the tokens that make the entropy fall",
-        paper="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv:2505.22617",
-        summary="A few tokens whose log-probability and advantage go together most are left out of each update.",
-        choices=row("group_mean group_std token clip_cov none token_mean auto signal none"),
-        use_when="The entropy collapses early and answers stop differing, while the reward has not saturated.",
-        avoid_when="The entropy is stable: then it is GRPO with another clip, and one more pass per update.",
-        differs=(
-            "The means are those of the whole update; verl takes those of each micro-batch, so that its result depends "
-            "on the split. verl's pg_clipfrac counts only what the rule has removed: policy/selected_fraction here.",
-            "The draw is a function of seed, version, row and position, not of a global generator.",
-            biased(0.892, 0.732),
-        ),
-        sources={
-            "clip_low": "1: the paper's recipe",
-            "clip_high": "1: the paper's recipe",
-            "cov_low": "1: the paper",
-            "cov_high": "5: the paper",
-            "cov_share": "2e-4: the paper",
-            "seed": "0",
-            "dynamic_sampling": "on: the paper's recipe",
-        },
-        metrics={"policy/selected_fraction": "share of trained tokens that were chosen"} | clip_formulas(),
-    )

@@ -10,9 +10,6 @@ that no reference model is needed; the likelihood term holds the policy to the d
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card
 from posttrain.algorithms.pairs import NLLNormalization, PairLoss, pairs_of, reward_formulas
 from posttrain.algorithms.settings import NonNegative, Positive, settings
 from posttrain.functional.preferences import logistic
@@ -21,8 +18,9 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class CPO(PairLoss):
-    key: ClassVar[str] = "cpo"
-    reference_free: ClassVar[bool] = True
+    key = "cpo"
+    reference_free = True
+    metrics = reward_formulas("beta * sum_t logprobs")
 
     beta: Positive = 0.1
     """Size of a margin: of the difference of two log-probabilities."""
@@ -37,25 +35,3 @@ class CPO(PairLoss):
         chosen_N, rejected_N = reward_2N = self.beta * pairs.log_probs()
         loss = pairs.mean(logistic(chosen_N - rejected_N), totals)
         return loss + self.alpha * pairs.nll(self.nll_normalization, totals), pairs.metrics(reward_2N)
-
-    card: ClassVar[Card] = Card(
-        title="CPO: contrastive preference optimisation",
-        paper="CPO, arXiv:2401.08417",
-        summary="DPO without a reference, held in place by imitating the chosen answer.",
-        choices={
-            "score": "log-probability, summed over the answer",
-            "reference": "no",
-            "margin": "beta times the difference",
-            "link": "log sigmoid",
-            "extra": "alpha * NLL of the chosen answer",
-        },
-        use_when="Memory for a reference is missing and the chosen answers are worth imitating, as in translation.",
-        avoid_when="Answers differ much in length: the shorter one is the more likely one to begin with (then SimPO).",
-        differs=("The paper sums the NLL over each answer (nll_normalization = sum); TRL averages over tokens.",),
-        sources={
-            "beta": "0.1: the paper, TRL",
-            "alpha": "1: the paper, TRL (cpo_alpha)",
-            "nll_normalization": "token_mean: TRL",
-        },
-        metrics=reward_formulas("beta * sum_t logprobs"),
-    )

@@ -12,10 +12,8 @@ by others until the step is full (RULE 22). The paper has no KL: kl_coef = 0, th
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
 from posttrain.algorithms.settings import AboveOne, Count, CountOrZero, KLInLoss, NonNegative, Share, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, kl_term, weighted
@@ -28,8 +26,9 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class DAPO(PolicyGradient):
-    key: ClassVar[str] = "dapo"
-    min_group_size: ClassVar[int] = 2
+    key = "dapo"
+    min_group_size = 2
+    metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     clip_low: NonNegative = 0.2
     """Lowering a token's ratio below 1 - clip_low gains nothing more."""
@@ -85,36 +84,3 @@ class DAPO(PolicyGradient):
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = token_mean(loss_BT, batch.completion_mask_BT, totals.tokens)
         return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="DAPO: Decoupled Clip and Dynamic Sampling Policy Optimization",
-        paper="DAPO, arXiv:2503.14476",
-        summary="GRPO with a wider upper clip, a mean over all tokens, and only prompts that can teach something.",
-        choices=row("group_mean group_std token clip loss token_mean auto signal soft_overlong"),
-        use_when="Answers are long, rewards can be verified, and many prompts are all right or all wrong: the "
-        "step stays full of groups with signal.",
-        avoid_when="Sampling is the bottleneck and most prompts have no signal: each of them is sampled in vain.",
-        differs=(
-            "Paper: the soft penalty is on there (4096 of 20480 tokens). Here overlong_buffer is off until set: it is "
-            "a number of tokens, and 4096 is more than most budgets. Its filter of truncated answers is "
-            "train.mask_truncated.",
-            "The filter looks at rewards before the penalty: a group of wrong answers of different length teaches "
-            "nothing. It keeps every group whose rewards differ, as verl; OpenRLHF keeps a group whose mean lies "
-            "strictly between 0 and 1, which is a test of variance only for rewards of 0 and 1. TRL has no filter.",
-            "Answers beyond max_completion_length have a penalty of 1, as in the paper and TRL; verl and AReaL go on.",
-            biased(0.893, 0.732),
-        ),
-        sources={
-            "clip_low": "0.2: the paper",
-            "clip_high": "0.28: the paper",
-            "top_entropy_quantile": "1: all tokens, as TRL, whose quantile is that of a micro-batch and whose entropy "
-            "bonus is over the chosen tokens alone",
-            "dual_clip": "off: the paper; verl uses 3",
-            "kl_coef": "0: the paper",
-            "kl_estimator": "k3: as GRPO",
-            "overlong_buffer": "off; the paper uses a fifth of the budget, 4096 of 20480 tokens",
-            "max_completion_length": "the generation budget; 20480 in the paper",
-            "dynamic_sampling": "on: the paper",
-        },
-        metrics=clip_formulas() | DUAL_CLIP_METRICS,
-    )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
 
 from posttrain.functional.step_scores import Aggregate
 
@@ -93,6 +97,33 @@ class Card:
     """Setting -> where its default comes from."""
     metrics: dict[str, str] = field(default_factory=dict)
     """Metric -> formula, beside those that its base logs (`shared_metrics`) and every run."""
+
+
+class FromFile:
+    """Stands for the card of a class that holds none itself: the one in cards.yaml under its key, or under that of the
+    nearest class that it derives from."""
+
+    def __get__(self, instance: object, owner: Any) -> Card:
+        key = next((cls.key for cls in owner.__mro__ if getattr(cls, "key", None) in told_in("cards")), None)
+        if key is None:
+            raise AttributeError(f"{owner.__name__} has no card: write card = Card(...) in the class")
+        return card(key, owner.metrics, owner.choices)
+
+
+def card(key: str, metrics: dict[str, str], choices: dict[str, str] | None = None) -> Card:
+    """What cards.yaml says under the key, and what the class says itself."""
+    told = dict(told_in("cards")[key])
+    chosen = choices or told["choices"]
+    differs = (biased(*line["biased"]) if isinstance(line, dict) else line for line in told.pop("differs", ()))
+    told["choices"] = row(chosen) if isinstance(chosen, str) else chosen
+    return Card(**told, differs=tuple(differs), metrics=metrics)
+
+
+@functools.cache
+def told_in(name: str) -> dict[str, dict[str, Any]]:
+    """The content of cards.yaml or options.yaml."""
+    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def biased(pairs: float, triples: float, of: str = "expected reward") -> str:

@@ -11,10 +11,7 @@ denominator. Where the sampler reports no log-probabilities, M compares with old
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas, mean_over
 from posttrain.algorithms.settings import AboveOne, KLInLoss, NonNegative, Positive, settings
 from posttrain.algorithms.shared import advantages_of, kl_term, per_completion, weighted
@@ -27,8 +24,13 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class DeepSeekV32(PolicyGradient):
-    key: ClassVar[str] = "deepseek_v32"
-    min_group_size: ClassVar[int] = 2
+    key = "deepseek_v32"
+    min_group_size = 2
+    metrics = (
+        clip_formulas()
+        | DUAL_CLIP_METRICS
+        | {"policy/dropped_fraction": "share of completions that leave the policy term: M = 0"}
+    )
 
     clip_low: NonNegative = 0.2
     """Lowering a token's ratio below 1 - clip_low gains nothing more."""
@@ -61,34 +63,6 @@ class DeepSeekV32(PolicyGradient):
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
         return self.finish(loss, outputs, batch, totals, metrics, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="DeepSeek-V3.2's GRPO",
-        paper="DeepSeek-V3.2, arXiv:2512.02556",
-        summary="GRPO without its division, with an unbiased KL and without bad answers that have become improbable.",
-        choices=row("group_mean none token clip loss sequence_mean auto off_policy_negatives none"),
-        use_when="Several updates are made per batch, or the sampler is not the trainer's own numerics (mixtures of "
-        "experts).",
-        avoid_when="Each batch is used for one update: then nothing is dropped.",
-        differs=(
-            "The paper multiplies k3 by the ratio; here the value is k3. The gradient, rho * delta, is the same.",
-            "The paper's recipe also keeps the sampler's top-p mask and its routing to experts in the trainer; here "
-            "training samples from the whole distribution.",
-            "The mean per completion favours long wrong answers, as GRPO's does.",
-            biased(0.968, 0.870),
-        ),
-        sources={
-            "clip_low": "0.2: TRL, verl, OpenRLHF (the paper does not state it)",
-            "clip_high": "0.2: as clip_low",
-            "dual_clip": "off: TRL, OpenRLHF; verl uses 3",
-            "max_negative_divergence": "0.5: TRL's starting value (the paper does not state it)",
-            "kl_coef": "0 here; the paper sets it by domain",
-            "kl_estimator": "k3_corrected: the paper's unbiased estimate",
-        },
-        metrics=clip_formulas()
-        | DUAL_CLIP_METRICS
-        | {"policy/dropped_fraction": "share of completions that leave the policy term: M = 0"},
-    )
 
 
 def left_behind(outputs: Outputs, batch: Batch, bound: float) -> Tensor:

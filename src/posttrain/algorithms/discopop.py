@@ -11,10 +11,8 @@ near h = 0, L is not convex. With label_smoothing e: (1 - e) L(h) + e L(-h).
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
-from posttrain.algorithms.base import Card
-from posttrain.algorithms.pairs import LOG_RATIO_METRICS, PairLoss, pairs_of
+from posttrain.algorithms.pairs import PairLoss, pairs_of
 from posttrain.algorithms.settings import BelowHalf, Positive, settings
 from posttrain.functional.preferences import log_ratio_modulated, smoothed
 from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
@@ -22,7 +20,7 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class DiscoPOP(PairLoss):
-    key: ClassVar[str] = "discopop"
+    key = "discopop"
 
     beta: Positive = 0.05
     """How strongly the policy is held to the reference."""
@@ -37,25 +35,3 @@ class DiscoPOP(PairLoss):
         link = partial(log_ratio_modulated, tau=self.tau)
         loss_N = smoothed(link, chosen_N - rejected_N, self.label_smoothing)
         return pairs.mean(loss_N, totals), pairs.metrics(reward_2N)
-
-    card: ClassVar[Card] = Card(
-        title="DiscoPOP: discovered preference optimization",
-        paper="DiscoPOP, arXiv:2406.08414",
-        summary="A blend of a logistic and an exponential loss that a search over losses found.",
-        choices={
-            "score": "log-ratio, summed over the answer",
-            "reference": "yes",
-            "margin": "beta times the difference",
-            "link": "log sigmoid blended with an exponential",
-            "extra": "none",
-        },
-        use_when="DPO has been tuned and another link is worth a try.",
-        avoid_when="A loss with a known optimum is wanted: this one is not convex.",
-        differs=("g exp(-h) is computed as one exponential, so that a very negative h gives 0 and not 0 * infinity.",),
-        sources={
-            "beta": "0.05: the paper, appendix B.1; TRL 0.1",
-            "label_smoothing": "0: the paper, TRL",
-            "tau": "0.05: the paper, appendix E; TRL",
-        },
-        metrics=LOG_RATIO_METRICS,
-    )

@@ -10,10 +10,9 @@ PPO; needed only for several updates per batch. Rewards are not needed; they are
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import clip_formulas, mean_over
 from posttrain.algorithms.returns import teacher_log_ratio
 from posttrain.algorithms.settings import Finite, NonNegative, Positive, settings
@@ -27,9 +26,13 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class Distillation(PolicyGradient):
-    key: ClassVar[str] = "distillation"
-    learns_from_rewards: ClassVar[bool] = False
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"teacher", "old_for_advantages"})
+    key = "distillation"
+    learns_from_rewards = False
+    always_needs = frozenset({"teacher", "old_for_advantages"})
+    metrics = clip_formulas() | {
+        "teacher/reverse_kl": "mean over the trained tokens of logprobs - teacher_logprobs, at most -floor",
+        "teacher/floored_fraction": "share of trained tokens whose log(teacher / old policy) was below the floor",
+    }
 
     divergence: Literal["reverse_kl", "forward_kl", "k3", "gjsd"] = "reverse_kl"
     """What is made small. From tokens that the student samples only reverse_kl can be; the others are refused."""
@@ -70,34 +73,3 @@ class Distillation(PolicyGradient):
             kl_BT = k1(outputs.logprobs_BT, batch.teacher_logprobs_BT).clamp(max=-self.floor)
             metrics["teacher/reverse_kl"] = mean_over(kl_BT, mask_BT)
         return self.finish(loss, outputs, batch, totals, metrics, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="On-policy distillation",
-        paper="MiniLLM, arXiv:2306.08543",
-        summary="Each token that the student samples is rewarded by how much more probable the teacher finds it.",
-        choices=row("teacher none none none none token_mean auto none none"),
-        use_when="A better model with the same tokens exists: a signal on every token learns faster than a reward.",
-        avoid_when="The teacher has another tokenizer or chat template, or is no better at the task.",
-        differs=(
-            "No discount: a token is judged by itself. MiniLLM sums over the rest of the completion and mixes in the "
-            "teacher when sampling.",
-            "TRL's GKD and its distillation trainer differentiate a divergence over the whole vocabulary; here the "
-            "teacher scores sampled tokens alone, so that a server with log-probabilities is enough.",
-            "verl ships with k3, differentiated: in expectation that is the gradient of the forward KL (RULE 48).",
-            "Exact at each position. The number of tokens that divides the loss is sampled too: a token of a step with "
-            "short completions weighs more.",
-            biased(0.995, 0.999, "minus the KL of each next token"),
-        ),
-        sources={
-            "divergence": "reverse_kl: the definition",
-            "coef": "1: the definition",
-            "floor": "-10 here: a token that the teacher finds 22,000 times less probable",
-            "clip_low": "off: the definition",
-            "clip_high": "off: the definition",
-        },
-        metrics=clip_formulas()
-        | {
-            "teacher/reverse_kl": "mean over the trained tokens of logprobs - teacher_logprobs, at most -floor",
-            "teacher/floored_fraction": "share of trained tokens whose log(teacher / old policy) was below the floor",
-        },
-    )

@@ -11,9 +11,6 @@ Jensen-Shannon, (exp((alpha - 1) r) - 1) / (alpha - 1) for alpha (arXiv:2309.162
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card
 from posttrain.algorithms.pairs import PairLoss, pairs_of, reward_formulas
 from posttrain.algorithms.settings import BelowHalf, Finite, Positive, UnitInterval, settings
 from posttrain.errors import ConfigError
@@ -25,7 +22,8 @@ DEFAULT_ALPHA = 0.5
 
 @settings
 class DPO(PairLoss):
-    key: ClassVar[str] = "dpo"
+    key = "dpo"
+    metrics = reward_formulas("beta * r, or beta * f'(exp(r)) by divergence; r = sum_t (logprobs - ref_logprobs)")
 
     beta: Positive = 0.1
     """How strongly the policy is held to the reference: the reward of an answer is beta times its log-ratio."""
@@ -58,33 +56,3 @@ class DPO(PairLoss):
         chosen_N, rejected_N = reward_2N = self.beta * score_2N
         loss_N = smoothed(logistic, chosen_N - rejected_N, self.label_smoothing)
         return pairs.mean(loss_N, totals), pairs.metrics(reward_2N)
-
-    card: ClassVar[Card] = Card(
-        title="DPO: Direct Preference Optimization",
-        paper="DPO, arXiv:2305.18290",
-        summary="The log-ratio to a reference is the reward, so that pairs of answers train the policy directly.",
-        choices={
-            "score": "log-ratio, summed over the answer",
-            "reference": "yes",
-            "margin": "beta times the difference",
-            "link": "log sigmoid",
-            "extra": "none",
-        },
-        use_when="There are pairs of answers of which one was preferred: the default of the family.",
-        avoid_when="Preferences are near certain (then IPO), answers differ much in length (then SimPO or "
-        "length_normalized_dpo), or there are single labelled answers only (then KTO).",
-        differs=(
-            "The optimum is that of reward maximisation with a KL penalty, reference * exp(reward / beta), if the "
-            "preferences are Bradley-Terry and every answer is compared; the path there is another one.",
-            "TRL's loss_type = sigmoid ignores label_smoothing; here, as in OpenRLHF, it is cDPO.",
-            "WPO's weights are not offered: they need the sum of the squared probabilities at each token.",
-        ),
-        sources={
-            "beta": "0.1: the paper (0.5 for its summaries), TRL, OpenRLHF, AReaL",
-            "label_smoothing": "0: the paper, TRL, OpenRLHF",
-            "divergence": "reverse_kl: the paper, TRL",
-            "alpha": "0.5 here: midway between the forward and the reverse KL",
-            "tail_weight": "1, off: the paper; LD-DPO (arXiv:2409.06411) tunes it",
-        },
-        metrics=reward_formulas("beta * r, or beta * f'(exp(r)) by divergence; r = sum_t (logprobs - ref_logprobs)"),
-    )

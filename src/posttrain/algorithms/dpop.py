@@ -10,9 +10,6 @@ reference; its gradient at exactly that point is 0.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.pairs import LOG_RATIO_METRICS, NLLNormalization, PairLoss, pairs_of
 from posttrain.algorithms.settings import NonNegative, Positive, settings
@@ -22,7 +19,10 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class DPOP(PairLoss):
-    key: ClassVar[str] = "dpop"
+    key = "dpop"
+    metrics = LOG_RATIO_METRICS | {
+        "rewards/penalties": "mean over the pairs of penalty * max(0, -R(chosen)), which the margin loses"
+    }
 
     beta: Positive = 0.3
     """How strongly the policy is held to the reference."""
@@ -42,27 +42,3 @@ class DPOP(PairLoss):
         if self.alpha:
             loss = loss + self.alpha * pairs.nll(self.nll_normalization, totals)
         return loss, pairs.metrics(reward_2N) | {"rewards/penalties": mean_over(penalty_N, pairs.whole_N)}
-
-    card: ClassVar[Card] = Card(
-        title="DPOP: DPO-positive",
-        paper="Smaug, arXiv:2402.13228",
-        summary="DPO that does not pay for a margin with the probability of the chosen answer.",
-        choices={
-            "score": "log-ratio, summed over the answer",
-            "reference": "yes",
-            "margin": "beta times the difference, minus penalty times what the chosen answer lost",
-            "link": "log sigmoid",
-            "extra": "alpha * NLL of the chosen answer, off by default",
-        },
-        use_when="The two answers of a pair are nearly the same text, so that pushing one down pushes both down.",
-        avoid_when="logps/chosen does not fall with DPO anyway.",
-        differs=("The paper has no likelihood term; alpha adds one, as in RPO.",),
-        sources={
-            "beta": "0.3: the paper",
-            "penalty": "50: the paper",
-            "alpha": "0: the paper",
-            "nll_normalization": "token_mean: as RPO here",
-        },
-        metrics=LOG_RATIO_METRICS
-        | {"rewards/penalties": "mean over the pairs of penalty * max(0, -R(chosen)), which the margin loses"},
-    )

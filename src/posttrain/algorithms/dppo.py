@@ -12,10 +12,7 @@ Mean over all tokens of the step. A ratio says little about how far a distributi
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import band_formulas, band_metrics, mean_over
 from posttrain.algorithms.settings import AboveOne, NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
@@ -27,10 +24,13 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class DPPO(PolicyGradient):
-    key: ClassVar[str] = "dppo"
-    min_group_size: ClassVar[int] = 2
-    auto_correction: ClassVar[str] = "bypass"
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
+    key = "dppo"
+    min_group_size = 2
+    auto_correction = "bypass"
+    always_needs = frozenset({"old"})
+    metrics = band_formulas(
+        "trained tokens", "p < p_old and D > divergence_low", "p > p_old and D > divergence_high"
+    ) | {"policy/weight_clip_fraction": "share of trained tokens with rho > max_ratio"}
 
     divergence: Divergence = "tv"
     """How the movement of the sampled token's probability is measured: tv is |p - p_old|, kl the binary KL."""
@@ -56,29 +56,3 @@ class DPPO(PolicyGradient):
         metrics = band_metrics(*moved_too_far(*moved, *bounds), advantages_BT, mask_BT)
         metrics["policy/weight_clip_fraction"] = mean_over((ratio_BT > self.max_ratio).float(), mask_BT)
         return self.finish(loss, outputs, batch, totals, metrics)
-
-    card: ClassVar[Card] = Card(
-        title="DPPO: Divergence Proximal Policy Optimization",
-        paper="Rethinking the Trust Region in LLM Reinforcement Learning, arXiv:2602.04879",
-        summary="A bound on how far a token's probability moves in place of a bound on its ratio.",
-        choices=row("group_mean group_std token divergence_mask none token_mean auto none none"),
-        use_when="A batch is used for several updates, and rare tokens should be free to become likely while likely "
-        "ones are held.",
-        avoid_when="Each batch is used for one update: nothing has moved, and nothing is bounded.",
-        differs=(
-            "The movement is measured from the policy that sampled, as the paper recommends, so that no other "
-            "correction is multiplied onto the weight.",
-            "The authors' recipe centres without dividing by the standard deviation and sums over a constant length; "
-            "here the row is GRPO's advantage and the mean over all tokens.",
-            "verl takes max_ratio from clip_ratio_c, which is 3 unless set. Its KL adds 1e-8 to 1 - p, as here.",
-            biased(0.893, 0.732),
-        ),
-        sources={
-            "divergence": "tv: the authors' recipe in verl",
-            "divergence_low": "0.15: the authors' recipe in verl; 0.05 with kl",
-            "divergence_high": "0.15: the authors' recipe in verl; 0.05 with kl",
-            "max_ratio": "20: recommended with the method; verl uses 3 unless set",
-        },
-        metrics=band_formulas("trained tokens", "p < p_old and D > divergence_low", "p > p_old and D > divergence_high")
-        | {"policy/weight_clip_fraction": "share of trained tokens with rho > max_ratio"},
-    )

@@ -10,10 +10,7 @@ The paper has no KL: kl_coef = 0, the default.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
 from posttrain.algorithms.settings import AboveOne, Count, KLInLoss, NonNegative, Share, settings
 from posttrain.algorithms.shared import advantages_of, kl_term, weighted
@@ -26,8 +23,9 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class DrGRPO(PolicyGradient):
-    key: ClassVar[str] = "dr_grpo"
-    min_group_size: ClassVar[int] = 2
+    key = "dr_grpo"
+    min_group_size = 2
+    metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     max_completion_length: Count | None = None
     """The constant that the token sum of a completion is divided by; in a run it is sampling.max_completion_length
@@ -64,30 +62,3 @@ class DrGRPO(PolicyGradient):
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = fixed_length_mean(loss_BT, batch.completion_mask_BT, totals.sequences, self.max_completion_length)
         return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="Dr. GRPO: GRPO without its two biases",
-        paper="Understanding R1-Zero-Like Training, arXiv:2503.20783",
-        summary="No division by the group's standard deviation and none by the length of the answer.",
-        choices=row("group_mean none token clip loss fixed_length_mean auto none none"),
-        use_when="GRPO's answers grow longer without getting better, or an unbiased direction matters.",
-        avoid_when="Learning rates are carried over from GRPO: the loss here is smaller by about "
-        "mean length / max_completion_length.",
-        differs=(
-            "One on-policy step is (G - 1) / (G * max_completion_length) times the exact policy gradient; as in the "
-            "paper the factor is left to the learning rate.",
-            "TRL's loss_type='dr_grpo' alone changes only the aggregation; OpenRLHF's changes only the advantage; "
-            "verl's constant is the padded length of the batch unless loss_scale_factor is set.",
-        ),
-        sources={
-            "max_completion_length": "the paper's code: the generation budget, 3000 there",
-            "clip_low": "0.2: the paper's code",
-            "clip_high": "0.2: the paper's code",
-            "top_entropy_quantile": "1: all tokens, as TRL, whose quantile is that of a micro-batch and whose entropy "
-            "bonus is over the chosen tokens alone",
-            "dual_clip": "off: the paper",
-            "kl_coef": "0: the paper",
-            "kl_estimator": "k3: as GRPO",
-        },
-        metrics=clip_formulas() | DUAL_CLIP_METRICS,
-    )

@@ -11,10 +11,7 @@ with the largest spread decides, and different combinations of rewards get the s
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
 from posttrain.algorithms.settings import AboveOne, KLInLoss, NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, kl_term, weighted
@@ -27,9 +24,10 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class GDPO(PolicyGradient):
-    key: ClassVar[str] = "gdpo"
-    min_group_size: ClassVar[int] = 2
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"reward_components"})
+    key = "gdpo"
+    min_group_size = 2
+    always_needs = frozenset({"reward_components"})
+    metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     clip_low: NonNegative = 0.2
     """Lowering a token's ratio below 1 - clip_low gains nothing more."""
@@ -57,30 +55,6 @@ class GDPO(PolicyGradient):
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = sequence_mean(loss_BT, batch.completion_mask_BT, totals.sequences)
         return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="GDPO: Group reward-Decoupled normalisation Policy Optimization",
-        paper="GDPO, arXiv:2601.05242",
-        summary="GRPO for several rewards: each is normalised by itself, so that none drowns another.",
-        choices=row("group_mean per_reward token clip loss sequence_mean auto none none"),
-        use_when="Several rewards are to be improved together, such as correctness, format and length.",
-        avoid_when="There is one reward: this is then GRPO on the scale of the batch.",
-        differs=(
-            "The mean over the batch is not subtracted: it is 0, as each normalised reward sums to 0 over its group. "
-            "So a group without signal stays at exactly 0. verl whitens over tokens, whose mean is not 0.",
-            "TRL adds 1e-4 in both places; 1e-6 is added here, as in verl.",
-            "A reward that does not apply to a completion (None) is in no statistic of that reward.",
-            biased(0.985, 0.992, "the weighted sum of the rewards"),
-        ),
-        sources={
-            "clip_low": "0.2: as GRPO",
-            "clip_high": "0.2: as GRPO",
-            "dual_clip": "off: as GRPO",
-            "kl_coef": "0: as GRPO",
-            "kl_estimator": "k3: as GRPO",
-        },
-        metrics=clip_formulas() | DUAL_CLIP_METRICS,
-    )
 
 
 def reward_components_of(experience: Experience) -> Tensor:

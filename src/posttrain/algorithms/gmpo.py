@@ -11,10 +11,7 @@ ratio of the answer far; the others keep their gradient.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import band_formulas, band_metrics
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, per_completion, weighted_completions
@@ -26,8 +23,9 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class GMPO(PolicyGradient):
-    key: ClassVar[str] = "gmpo"
-    min_group_size: ClassVar[int] = 2
+    key = "gmpo"
+    min_group_size = 2
+    metrics = band_formulas("trained tokens", "d < -clip_low", "d > clip_high")
 
     clip_low: NonNegative = 0.4
     """Lowering a token's log ratio below -clip_low gains nothing more: in log space, so 0.4 is a ratio of 0.67."""
@@ -48,19 +46,3 @@ class GMPO(PolicyGradient):
         loss = sequence_mean(weighted_completions(loss_B1, outputs, batch), mask_BT, totals.sequences)
         metrics = band_metrics(d_BT < -self.clip_low, d_BT > self.clip_high, advantage_B1, mask_BT)
         return self.finish(loss, outputs, batch, totals, metrics)
-
-    card: ClassVar[Card] = Card(
-        title="GMPO: Geometric-Mean Policy Optimization",
-        paper="Geometric-Mean Policy Optimization, arXiv:2507.20673",
-        summary="The ratio of an answer is the geometric mean of its tokens' ratios, each of them clipped first.",
-        choices=row("group_mean group_std sequence log_clip none sequence_mean auto none none"),
-        use_when="Single tokens with extreme ratios disturb GRPO, and a wide clip is wanted.",
-        avoid_when="Each batch is used for one update: then it is GRPO, as no ratio leaves 1.",
-        differs=(
-            "clip_low and clip_high are bounds of the log ratio, as in TRL; verl reads its clip_ratio of 0.2 as one.",
-            "verl takes a plain mean over each micro-batch; here the split does not matter.",
-            biased(0.897, 0.588),
-        ),
-        sources={"clip_low": "0.4: the paper", "clip_high": "0.4: the paper"},
-        metrics=band_formulas("trained tokens", "d < -clip_low", "d > clip_high"),
-    )

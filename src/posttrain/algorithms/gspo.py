@@ -10,10 +10,7 @@ completion and then over completions; the paper has none.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import clip_formulas, spread_over
 from posttrain.algorithms.settings import KLInLoss, NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, kl_term, per_completion, weighted_completions
@@ -24,8 +21,11 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class GSPO(PolicyGradient):
-    key: ClassVar[str] = "gspo"
-    min_group_size: ClassVar[int] = 2
+    key = "gspo"
+    min_group_size = 2
+    metrics = clip_formulas("completions", "s") | {
+        "policy/sequence_ratio_std": "standard deviation of s over the completions of the step"
+    }
 
     clip_low: NonNegative = 3e-4
     """Lowering a completion's ratio below 1 - clip_low gains nothing more. The ratio is a mean over its tokens: it
@@ -53,29 +53,3 @@ class GSPO(PolicyGradient):
         loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
         spread = spread_over(ratio_B1, mask_BT.any(dim=-1, keepdim=True))
         return self.finish(loss, outputs, batch, totals, {"policy/sequence_ratio_std": spread}, clipped=ratio_B1)
-
-    card: ClassVar[Card] = Card(
-        title="GSPO: Group Sequence Policy Optimization",
-        paper="GSPO, arXiv:2507.18071",
-        summary="One ratio and one clip for the whole answer, as there is one reward for the whole answer.",
-        choices=row("group_mean group_std sequence clip loss sequence_mean auto none none"),
-        use_when="The model is a mixture of experts, whose routing makes the ratios of single tokens noisy, or answers "
-        "are long and GRPO is unstable.",
-        avoid_when="Each batch is used for one update: then it is GRPO, as no ratio leaves 1.",
-        differs=(
-            "TRL, verl and OpenRLHF keep the clip of 0.2 of token ratios, which never acts on a mean over many tokens.",
-            "TRL and verl average over all tokens by default, which gives long answers more weight again.",
-            "The ratio is the geometric mean. The plain likelihood ratio of the answer is another algorithm: ratio "
-            "sequence_product of policy_gradient.",
-            "The share of clipped completions is about a hundred times GRPO's share of clipped tokens; this is normal.",
-            biased(0.897, 0.588),
-        ),
-        sources={
-            "clip_low": "3e-4: the paper",
-            "clip_high": "4e-4: the paper",
-            "kl_coef": "0: the paper",
-            "kl_estimator": "k3: as GRPO",
-        },
-        metrics=clip_formulas("completions", "s")
-        | {"policy/sequence_ratio_std": "standard deviation of s over the completions of the step"},
-    )

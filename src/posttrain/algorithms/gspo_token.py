@@ -11,10 +11,7 @@ is GSPO in value and gradient; what it adds is that a caller may pass other adva
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import clip_formulas
 from posttrain.algorithms.settings import KLInLoss, NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, kl_term, weighted
@@ -25,8 +22,9 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class GSPOToken(PolicyGradient):
-    key: ClassVar[str] = "gspo_token"
-    min_group_size: ClassVar[int] = 2
+    key = "gspo_token"
+    min_group_size = 2
+    metrics = clip_formulas(ratio="s")
 
     clip_low: NonNegative = 3e-4
     """Lowering a completion's ratio below 1 - clip_low gains nothing more."""
@@ -50,24 +48,3 @@ class GSPOToken(PolicyGradient):
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, self.kl_estimator)
         loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
         return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="GSPO-token: GSPO with an advantage for each token",
-        paper="GSPO, arXiv:2507.18071",
-        summary="The ratio of the whole answer, through which each token has a gradient and an advantage of its own.",
-        choices=row("group_mean group_std sequence_token clip loss sequence_mean auto none none"),
-        use_when="GSPO is wanted, and advantages differ between the tokens of an answer.",
-        avoid_when="There is one advantage per answer: GSPO is the same and says so.",
-        differs=(
-            "verl calls this form gspo, averages it over all tokens by default, keeps a clip of 0.2 and bounds the log "
-            "ratio at 10 from above; TRL has removed it.",
-            biased(0.897, 0.588),
-        ),
-        sources={
-            "clip_low": "3e-4: the paper",
-            "clip_high": "4e-4: the paper",
-            "kl_coef": "0: the paper",
-            "kl_estimator": "k3: as GRPO",
-        },
-        metrics=clip_formulas(ratio="s"),
-    )

@@ -9,10 +9,7 @@ Mean over the pairs of the step. A pair whose margin has reached 1 has no gradie
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card
-from posttrain.algorithms.pairs import LOG_RATIO_METRICS, PairLoss, pairs_of
+from posttrain.algorithms.pairs import PairLoss, pairs_of
 from posttrain.algorithms.settings import BelowHalf, Positive, settings
 from posttrain.functional.preferences import hinge, smoothed
 from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
@@ -20,7 +17,7 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class Hinge(PairLoss):
-    key: ClassVar[str] = "hinge"
+    key = "hinge"
 
     beta: Positive = 0.1
     """A pair counts as learned once its log-ratios differ by 1 / beta."""
@@ -32,24 +29,3 @@ class Hinge(PairLoss):
         chosen_N, rejected_N = reward_2N = self.beta * pairs.log_ratios()
         loss_N = smoothed(hinge, chosen_N - rejected_N, self.label_smoothing)
         return pairs.mean(loss_N, totals), pairs.metrics(reward_2N)
-
-    card: ClassVar[Card] = Card(
-        title="Hinge: SLiC on log-ratios",
-        paper="SLiC-HF, arXiv:2305.10425; RSO, arXiv:2309.06657",
-        summary="A pair is pushed apart until its margin is 1, and then left alone.",
-        choices={
-            "score": "log-ratio, summed over the answer",
-            "reference": "yes",
-            "margin": "beta times the difference",
-            "link": "hinge at 1",
-            "extra": "none",
-        },
-        use_when="Learned pairs should stop pulling: DPO's gradient never quite ends.",
-        avoid_when="How strong a preference is should show in the policy: a hinge knows right and wrong only.",
-        differs=(
-            "SLiC-HF compares log-probabilities without a reference and adds a likelihood term; as in RSO and TRL, "
-            "log-ratios are compared here and there is no such term.",
-        ),
-        sources={"beta": "0.1: TRL", "label_smoothing": "0: TRL's loss_type = hinge has none"},
-        metrics=LOG_RATIO_METRICS,
-    )

@@ -10,10 +10,7 @@ samples of the old policy: there is no ratio and no clip, tau holds the policy b
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import Finite, NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, weighted
@@ -30,10 +27,11 @@ SQUARED_LOG_RATIO = {
 
 @settings
 class KimiK15(PolicyGradient):
-    key: ClassVar[str] = "kimi_k15"
-    min_group_size: ClassVar[int] = 2
-    auto_correction: ClassVar[str] = "bypass"
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
+    key = "kimi_k15"
+    min_group_size = 2
+    auto_correction = "bypass"
+    always_needs = frozenset({"old"})
+    metrics = SQUARED_LOG_RATIO
 
     tau: NonNegative = 0.1
     """Strength of the pull to the policy at the start of the update."""
@@ -65,25 +63,3 @@ class KimiK15(PolicyGradient):
         loss = sequence_sum(loss_BT, mask_BT, totals.sequences) + pull
         mean = mean_over(square_B1, mask_BT.any(dim=-1, keepdim=True))
         return self.finish(loss, outputs, batch, totals, {"policy/squared_log_ratio": mean})
-
-    card: ClassVar[Card] = Card(
-        title="Kimi k1.5 policy optimisation",
-        paper="Kimi k1.5, arXiv:2501.12599",
-        summary="The mean of the group as the baseline, and a squared log-ratio in place of a clip.",
-        choices=row("group_mean none none squared_log_ratio none sequence_sum auto none none"),
-        use_when="Several updates are made per batch and the answers' lengths are moderate.",
-        avoid_when="Answers are very long: l is a sum over the completion, and one update can move it far.",
-        differs=(
-            "The penalty is to the policy at the start of the update and not to the initial model; in a batch of one "
-            "update it is 0 and has no gradient.",
-            "The paper resets the optimizer's state at each iteration; here it is kept.",
-            "The paper's curriculum and its warm-up of the length reward are left to the data and to length_coef.",
-            "On-policy the expected step is (G - 1) / G times the gradient of expected reward, as that of Dr. GRPO.",
-        ),
-        sources={
-            "tau": "0.1 here; the paper does not state it",
-            "length_coef": "0 here: the paper adds it late in training, with a weight that it does not state",
-            "correct_at": "1: the full mark of the rewards that come with this library",
-        },
-        metrics=SQUARED_LOG_RATIO,
-    )

@@ -10,10 +10,7 @@ the ascent direction of Kimi k1.5. ptx_coef adds a next-token loss on other data
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import Count, NonNegative, Positive, settings
@@ -27,10 +24,11 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class KimiK2(PolicyGradient):
-    key: ClassVar[str] = "kimi_k2"
-    min_group_size: ClassVar[int] = 2
-    auto_correction: ClassVar[str] = "bypass"
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
+    key = "kimi_k2"
+    min_group_size = 2
+    auto_correction = "bypass"
+    always_needs = frozenset({"old"})
+    metrics = SQUARED_LOG_RATIO
 
     tau: Positive = 0.1
     """Strength of the pull to the policy at the start of the update. The gradient is proportional to it, so with plain
@@ -62,25 +60,3 @@ class KimiK2(PolicyGradient):
         loss = sequence_mean(loss_BT, mask_BT, totals.sequences)
         mean = mean_over(log_ratio_B1.square(), mask_BT.any(dim=-1, keepdim=True))
         return self.finish(loss, outputs, batch, totals, {"policy/squared_log_ratio": mean})
-
-    card: ClassVar[Card] = Card(
-        title="Kimi K2 policy optimisation",
-        paper="Kimi K2, arXiv:2507.20534",
-        summary="A squared error: the log-ratio of each answer is regressed on its reward above the group's mean.",
-        choices=row("group_mean none none regression none sequence_mean auto none none"),
-        use_when="Several updates are made per batch: the loss has its minimum where the policy should stop.",
-        avoid_when="Answers are very long: l is a sum over the completion, and one update can move it far.",
-        differs=(
-            "The paper gives each task its own token budget; here token_budget is one number.",
-            "The paper lowers the sampling temperature during training; here it is constant.",
-            "The mean of the group stands for tau * log Z, as in the paper.",
-            "On-policy the expected step is 2 tau (G - 1) / G times the gradient of expected reward.",
-        ),
-        sources={
-            "tau": "0.1 here; the paper does not state it",
-            "token_budget": "off here; the paper sets one per task",
-            "budget_penalty": "1 here, the full mark of a reward; the paper does not state it",
-            "ptx_coef": "0 here; the paper does not state it",
-        },
-        metrics=SQUARED_LOG_RATIO,
-    )

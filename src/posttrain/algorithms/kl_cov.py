@@ -11,11 +11,9 @@ Mean over all tokens of the step. There is no clip.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from posttrain.algorithms.algorithm import require_whole_update
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
 from posttrain.algorithms.shared import advantages_of, draw_for, group_normalized, weighted
@@ -28,9 +26,10 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class KLCov(PolicyGradient):
-    key: ClassVar[str] = "kl_cov"
-    min_group_size: ClassVar[int] = 2
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"old", "current"})
+    key = "kl_cov"
+    min_group_size = 2
+    always_needs = frozenset({"old", "current"})
+    metrics = {"policy/selected_fraction": "share of trained tokens that were chosen"}
 
     cov_share: UnitInterval = 2e-3
     """Share of the trained tokens of an update that is held, at least one: those of largest covariance."""
@@ -67,25 +66,3 @@ class KLCov(PolicyGradient):
         loss = token_mean(weighted(-advantages_of(batch) * d_BT.exp(), batch) + held_BT, mask_BT, totals.tokens)
         share = mean_over(chosen_BT.float(), mask_BT)
         return self.finish(loss, outputs, batch, totals, {"policy/selected_fraction": share})
-
-    card: ClassVar[Card] = Card(
-        title="KL-Cov: hold the tokens that make the entropy fall",
-        paper="The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv:2505.22617",
-        summary="The tokens whose log-probability and advantage go together most are held near the old policy.",
-        choices=row("group_mean group_std token kl_cov none token_mean auto signal none"),
-        use_when="The entropy collapses early and answers stop differing, while the reward has not saturated.",
-        avoid_when="Each batch is used for one update: nothing has moved, and the penalty has no gradient.",
-        differs=(
-            "The means are those of the whole update; verl takes those of each micro-batch, so that its result depends "
-            "on the split. Its defaults are a penalty of 0.1 and a share of 2e-4.",
-            "Among tokens of equal covariance a draw by version, row and position decides, so that their order does "
-            "not matter.",
-            biased(0.893, 0.732),
-        ),
-        sources={
-            "cov_share": "2e-3: the paper's recipe for 7B; 2e-4 for 32B",
-            "penalty": "1: the paper",
-            "dynamic_sampling": "on: the paper's recipe",
-        },
-        metrics={"policy/selected_fraction": "share of trained tokens that were chosen"},
-    )

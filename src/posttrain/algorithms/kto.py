@@ -12,11 +12,10 @@ an answer is worth what it gains over it, and gains and losses both saturate.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 
-from posttrain.algorithms.base import Card, Need
+from posttrain.algorithms.base import Need
 from posttrain.algorithms.labels import LABEL_METRICS, LabelLoss, entropy_metric, labelled
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, Positive, settings
@@ -26,7 +25,8 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class KTO(LabelLoss):
-    key: ClassVar[str] = "kto"
+    key = "kto"
+    metrics = LABEL_METRICS | {"kl": "z0, the reference point of the step"}
 
     beta: Positive = 0.1
     """How strongly the policy is held to the reference."""
@@ -54,36 +54,6 @@ class KTO(LabelLoss):
         loss_B = rows.by_label(self.desirable_weight, self.undesirable_weight) * (1 - value_B)
         metrics = rows.metrics(self.beta) | {"kl": mean_over(batch.offsets_B, rows.trained_B)}
         return loss_B.sum() / max(1, totals.sequences), metrics | entropy_metric(outputs, batch)
-
-    card: ClassVar[Card] = Card(
-        title="KTO: Kahneman-Tversky optimisation",
-        paper="KTO, arXiv:2402.01306",
-        summary="Learn from single answers that are labelled good or bad, by what each gains over the average.",
-        choices={
-            "score": "log-ratio, summed over the answer",
-            "reference": "yes, for the score and for the reference point",
-            "margin": "beta times the distance to the reference point z0, unpaired",
-            "link": "sigmoid (prospect theory's value), weighted by class",
-            "extra": "none",
-        },
-        use_when="Feedback is a thumb up or down on single answers, or one class is much larger than the other.",
-        avoid_when="There are pairs and little noise in them: pairs tell more.",
-        differs=(
-            "At the optimum an answer keeps no probability if desirable_weight * p < undesirable_weight * (1 - p), p "
-            "being the share of desirable labels it gets: a majority vote per answer, not a proportion.",
-            "z0 is the mean over all rows of the optimizer step, then clamped at 0; TRL averages the means of ranks, "
-            "which differs where ranks hold different numbers of rows.",
-            "An update of one row is refused: it would be compared with itself (RULE 39). So is, before the run, one "
-            "whose prompts can meet no other answer; a row without one is not in z0.",
-            "With mismatched log-ratios that are not positive z0 is 0, and KTO is the unpaired form of APO-zero.",
-        ),
-        sources={
-            "beta": "0.1: the paper, TRL",
-            "desirable_weight": "1: the paper, TRL",
-            "undesirable_weight": "1: the paper, TRL",
-        },
-        metrics=LABEL_METRICS | {"kl": "z0, the reference point of the step"},
-    )
 
 
 def reference_point(batch: Batch) -> Tensor:

@@ -9,9 +9,6 @@ Mean over the pairs of the step. With label_smoothing e: (1 - e) L(h) + e L(-h).
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card
 from posttrain.algorithms.pairs import PairLoss, pairs_of, reward_formulas
 from posttrain.algorithms.settings import BelowHalf, Positive, settings
 from posttrain.functional.preferences import logistic, smoothed
@@ -20,7 +17,8 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class LengthNormalizedDPO(PairLoss):
-    key: ClassVar[str] = "length_normalized_dpo"
+    key = "length_normalized_dpo"
+    metrics = reward_formulas("beta * r, r = mean over the answer of (logprobs - ref_logprobs)")
 
     beta: Positive = 5.0
     """How strongly the policy is held to the reference, per token: much larger than DPO's beta, which is per answer."""
@@ -32,21 +30,3 @@ class LengthNormalizedDPO(PairLoss):
         chosen_N, rejected_N = reward_2N = self.beta * pairs.mean_log_ratios()
         loss_N = smoothed(logistic, chosen_N - rejected_N, self.label_smoothing)
         return pairs.mean(loss_N, totals), pairs.metrics(reward_2N)
-
-    card: ClassVar[Card] = Card(
-        title="Length-normalised DPO",
-        paper="Tulu 3, arXiv:2411.15124",
-        summary="DPO on the log-ratio per token, so that a longer answer is not a larger margin.",
-        choices={
-            "score": "log-ratio, mean over the answer",
-            "reference": "yes",
-            "margin": "beta times the difference",
-            "link": "log sigmoid",
-            "extra": "none",
-        },
-        use_when="Answers differ much in length, or DPO makes them longer and longer.",
-        avoid_when="The answers of a pair have about the same length: then it is DPO at another beta.",
-        differs=("TRL's loss_type = sigmoid_norm is the same loss, at beta 0.1 unless set.",),
-        sources={"beta": "5: Tulu 3", "label_smoothing": "0: Tulu 3, TRL"},
-        metrics=reward_formulas("beta * r, r = mean over the answer of (logprobs - ref_logprobs)"),
-    )

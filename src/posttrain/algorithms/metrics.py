@@ -101,6 +101,7 @@ KL_METRICS = {
 ENTROPY_METRICS = {
     "entropy": "mean over the trained tokens of -sum_v p_v log p_v, in nats, at the sampling temperature"
 }
+SHARED_METRICS = RATIO_METRICS | KL_METRICS | ENTROPY_METRICS
 
 
 def common_metrics(outputs: Outputs, batch: Batch) -> Metrics:

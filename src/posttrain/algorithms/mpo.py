@@ -10,10 +10,7 @@ Mean over the pairs of the step; NLL over the tokens of the chosen answers.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card
-from posttrain.algorithms.pairs import LOG_RATIO_METRICS, NLLNormalization, PairLoss, pairs_of
+from posttrain.algorithms.pairs import NLLNormalization, PairLoss, pairs_of
 from posttrain.algorithms.settings import NonNegative, Positive, settings
 from posttrain.functional.preferences import logistic
 from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
@@ -21,7 +18,7 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class MPO(PairLoss):
-    key: ClassVar[str] = "mpo"
+    key = "mpo"
 
     beta: Positive = 0.1
     """How strongly the policy is held to the reference."""
@@ -41,30 +38,3 @@ class MPO(PairLoss):
         quality_N = logistic(chosen_N) + logistic(-rejected_N)
         loss = pairs.mean(self.dpo_weight * preference_N + self.bco_weight * quality_N, totals)
         return loss + self.alpha * pairs.nll(self.nll_normalization, totals), pairs.metrics(reward_2N)
-
-    card: ClassVar[Card] = Card(
-        title="MPO: mixed preference optimisation",
-        paper="MPO, arXiv:2411.10442",
-        summary="Which of two answers is better, whether each is good, and how to write the good one, at once.",
-        choices={
-            "score": "log-ratio, summed over the answer",
-            "reference": "yes",
-            "margin": "beta times the difference, and each score by itself",
-            "link": "log sigmoid",
-            "extra": "alpha times the NLL of the chosen answer",
-        },
-        use_when="Answers are long reasoning, where DPO alone makes the chosen ones less likely, too.",
-        avoid_when="The chosen answers are only better than the rejected ones, not good: the likelihood imitates them.",
-        differs=(
-            "The paper subtracts a moving average of the rewards from each score, as BCO; here is no shift, as in "
-            "TRL's loss_type = [sigmoid, bco_pair, sft].",
-        ),
-        sources={
-            "beta": "0.1: the paper, TRL",
-            "dpo_weight": "0.8: the paper",
-            "bco_weight": "0.2: the paper",
-            "alpha": "1: the paper",
-            "nll_normalization": "token_mean: TRL",
-        },
-        metrics=LOG_RATIO_METRICS,
-    )

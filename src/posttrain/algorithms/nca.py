@@ -9,10 +9,7 @@ equally good, s is held at 0, so that the chosen answer's probability does not f
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card
-from posttrain.algorithms.pairs import LOG_RATIO_METRICS, PairLoss, pairs_of
+from posttrain.algorithms.pairs import PairLoss, pairs_of
 from posttrain.algorithms.settings import Positive, settings
 from posttrain.functional.preferences import logistic
 from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
@@ -20,7 +17,7 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class NCA(PairLoss):
-    key: ClassVar[str] = "nca"
+    key = "nca"
 
     beta: Positive = 0.01
     """How strongly the policy is held to the reference."""
@@ -30,21 +27,3 @@ class NCA(PairLoss):
         chosen_N, rejected_N = reward_2N = self.beta * pairs.log_ratios()
         loss_N = logistic(chosen_N) + (logistic(-chosen_N) + logistic(-rejected_N)) / 2
         return pairs.mean(loss_N, totals), pairs.metrics(reward_2N)
-
-    card: ClassVar[Card] = Card(
-        title="NCA: noise contrastive alignment",
-        paper="NCA, arXiv:2402.05369",
-        summary="Tell each answer from what the reference would have written, so that rewards are absolute.",
-        choices={
-            "score": "log-ratio, summed over the answer",
-            "reference": "yes",
-            "margin": "none: each answer by itself",
-            "link": "log sigmoid on each side",
-            "extra": "none",
-        },
-        use_when="logps/chosen falls with DPO, above all in mathematics and code.",
-        avoid_when="Only the order of answers matters.",
-        differs=("The paper's form for more than two answers with explicit rewards is not offered.",),
-        sources={"beta": "0.01: the paper (alpha), appendix C; TRL 0.1"},
-        metrics=LOG_RATIO_METRICS,
-    )

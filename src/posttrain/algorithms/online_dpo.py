@@ -14,12 +14,12 @@ label_smoothing e: (1 - e) L(h) + e L(-h). The gradient does not pass through th
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 
-from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
+from posttrain.algorithms.base import Algorithm, Need
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.pairs import LOG_RATIO_METRICS, pairs_of
 from posttrain.algorithms.settings import BelowHalf, NonNegative, Positive, settings
@@ -31,10 +31,19 @@ from posttrain.types import Batch, Experience, Mean, Metrics, Outputs, Tensor, T
 
 @settings
 class OnlineDPO(Algorithm):
-    key: ClassVar[str] = "online_dpo"
-    data_kind: ClassVar[DataKind] = "prompts"
-    min_group_size: ClassVar[int] = 2
-    learns_off_policy: ClassVar[bool] = True
+    key = "online_dpo"
+    data_kind = "prompts"
+    min_group_size = 2
+    learns_off_policy = True
+    metrics = LOG_RATIO_METRICS | {
+        "ties": "share of the compared pairs with equal scores or equal answers",
+        "score/mean": "mean over the scored completions of s = reward - missing_eos_penalty if cut",
+        "score/margin": "mean over the pairs that are no ties of s(chosen) - s(rejected)",
+        "eos_fraction": "share of completions that ended with their EOS or a stop string",
+        "kl": "mean over the tokens of all scored completions of k3 = exp(-delta) - 1 + delta (at most 10), "
+        "delta = sampling_logprobs - ref_logprobs: of the policy that sampled",
+        "objective/kl": "mean over the scored completions of sum_t delta, in nats",
+    }
 
     link: Literal["dpo", "ipo", "hinge"] = Field(default="dpo", alias="loss")
     """The loss of a margin: of DPO, of IPO on summed log-ratios, or the hinge of SLiC."""
@@ -105,45 +114,3 @@ class OnlineDPO(Algorithm):
             metrics["kl"] = mean_over(k3(sampled_BT, reference_BT), mask_BT)
             metrics["objective/kl"] = mean_over(k1_B, mask_BT.any(dim=-1))
         return metrics
-
-    card: ClassVar[Card] = Card(
-        title="Online DPO",
-        paper="OAIF, arXiv:2402.04792",
-        summary="The policy writes two or more answers, a reward picks the better one, DPO learns from the pair.",
-        choices={
-            "score": "log-ratio, summed over the answer",
-            "reference": "yes",
-            "margin": "beta times the difference",
-            "link": "log sigmoid, square (ipo) or hinge",
-            "extra": "none",
-        },
-        use_when="Answers can be compared but not measured: a judge or a reward model whose scale means little.",
-        avoid_when="The reward is exact, as of a verifier: grpo learns from its size and from every answer of a group.",
-        differs=(
-            "Ties are skipped and counted; ties = first is TRL's rule, by which the first answer wins.",
-            "Labels drawn by Bradley-Terry from r: the optimum is reference * exp(r / beta), as offline. Labels that "
-            "always name the higher score: none for dpo, which goes on to the best answer of each prompt; ipo settles "
-            "at reference * exp(p(y beats policy) / beta), up to a factor.",
-            "The pairs of publish_every > 1 or of several updates are those of an older policy; the loss is right for "
-            "pairs from anywhere, so that nothing has to be corrected.",
-            "objective/kl is a sum over the tokens of the answer; TRL's includes the padding behind it.",
-        ),
-        sources={
-            "loss": "dpo: OAIF, TRL",
-            "beta": "0.1: TRL, OAIF",
-            "ties": "skip here; first: TRL",
-            "pairs": "best_worst here; the paper and TRL sample two",
-            "missing_eos_penalty": "0, off: TRL",
-            "label_smoothing": "0: OAIF, TRL",
-        },
-        metrics=LOG_RATIO_METRICS
-        | {
-            "ties": "share of the compared pairs with equal scores or equal answers",
-            "score/mean": "mean over the scored completions of s = reward - missing_eos_penalty if cut",
-            "score/margin": "mean over the pairs that are no ties of s(chosen) - s(rejected)",
-            "eos_fraction": "share of completions that ended with their EOS or a stop string",
-            "kl": "mean over the tokens of all scored completions of k3 = exp(-delta) - 1 + delta (at most 10), "
-            "delta = sampling_logprobs - ref_logprobs: of the policy that sampled",
-            "objective/kl": "mean over the scored completions of sum_t delta, in nats",
-        },
-    )

@@ -10,9 +10,6 @@ preference in one stage, without a reference. log(1 - p) is computed without can
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.pairs import NLLNormalization, PairLoss, pairs_of, reward_formulas
 from posttrain.algorithms.settings import Positive, settings
@@ -22,8 +19,12 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class ORPO(PairLoss):
-    key: ClassVar[str] = "orpo"
-    reference_free: ClassVar[bool] = True
+    key = "orpo"
+    reference_free = True
+    metrics = reward_formulas("beta * a, a = mean over the answer of logprobs") | {
+        "log_odds_chosen": "mean over the pairs of log odds(chosen) - log odds(rejected)",
+        "log_odds_ratio": "mean over the pairs of log sigmoid of that",
+    }
 
     beta: Positive = 0.1
     """Weight of the odds-ratio term beside the NLL; the paper's lambda."""
@@ -41,33 +42,3 @@ class ORPO(PairLoss):
         metrics["log_odds_chosen"] = mean_over(chosen_N - rejected_N, pairs.whole_N)
         metrics["log_odds_ratio"] = mean_over(-loss_N, pairs.whole_N)
         return loss, metrics
-
-    card: ClassVar[Card] = Card(
-        title="ORPO: odds ratio preference optimisation",
-        paper="ORPO, arXiv:2403.07691",
-        summary="Fine-tune on the chosen answer and push its odds above those of the rejected one, in one stage.",
-        choices={
-            "score": "log odds of the mean log-probability",
-            "reference": "no",
-            "margin": "the difference",
-            "link": "log sigmoid, weighted with beta",
-            "extra": "NLL of the chosen answer",
-        },
-        use_when="A base model is to be fine-tuned and aligned at once, without a reference.",
-        avoid_when="The model is fine-tuned already, or the chosen answers are not worth imitating.",
-        differs=(
-            "The NLL covers the chosen answer only; TRL and the authors' code train the prompt as well (RULE 38).",
-            "The odds are those of the geometric mean of the token probabilities, not of the whole answer's.",
-            "In float32 log(1 - p) as it is written is -inf from p = 1 - 3e-8 on; here it is exact, and an answer that "
-            "is certain has finite odds and no gradient.",
-        ),
-        sources={
-            "beta": "0.1: the paper (Mistral), TRL; 0.2 (Llama 2) and 0.25 (Phi 2) in the paper",
-            "nll_normalization": "token_mean: TRL",
-        },
-        metrics=reward_formulas("beta * a, a = mean over the answer of logprobs")
-        | {
-            "log_odds_chosen": "mean over the pairs of log odds(chosen) - log odds(rejected)",
-            "log_odds_ratio": "mean over the pairs of log sigmoid of that",
-        },
-    )

@@ -45,6 +45,7 @@ class PairLoss(Algorithm):
     """A loss on preference pairs; its `loss` begins with `pairs_of` and ends with `Pairs.mean` and `Pairs.metrics`."""
 
     data_kind: ClassVar[DataKind] = "pairs"
+    metrics: ClassVar[dict[str, str]] = LOG_RATIO_METRICS
     reference_free: ClassVar[bool] = False
 
     @property

@@ -12,10 +12,7 @@ each subset rewarded like its best answer and normalised: nothing is drawn.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import clip_formulas
 from posttrain.algorithms.settings import Count, Finite, NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, weighted
@@ -27,8 +24,9 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class PassAtK(PolicyGradient):
-    key: ClassVar[str] = "pass_at_k"
-    min_group_size: ClassVar[int] = 2
+    key = "pass_at_k"
+    min_group_size = 2
+    metrics = clip_formulas()
 
     k: Count = 4
     """Of how many answers at least one shall be correct; at most sampling.group_size. 1 is GRPO for right and wrong."""
@@ -60,27 +58,3 @@ class PassAtK(PolicyGradient):
         loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high)
         loss = token_mean(weighted(loss_BT, batch), batch.completion_mask_BT, totals.tokens)
         return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="Pass@k training",
-        paper="Pass@k Training, arXiv:2508.10751",
-        summary="GRPO that rewards a group of k answers for its best one, so that exploring pays.",
-        choices=row("pass_at_k none token clip none token_mean auto none none"),
-        use_when="Answers will be tried k at a time, or training on single answers has stopped exploring.",
-        avoid_when="A single answer counts: a prompt with fewer than k wrong answers teaches nothing here.",
-        differs=(
-            "Rewards are read as right or wrong at correct_at; the paper's rewards are 0 and 1.",
-            "Counts are of scored answers; a prompt with fewer than k of them teaches nothing.",
-            "The standard deviation of a subset's reward divides by the number of subsets and not by one less: the "
-            "paper's analytic form. It is part of the advantage, so the row names no normalisation.",
-            "The estimate is biased as GRPO's: it divides by a deviation that contains the answer itself. For "
-            "pass@2 over every triple of completions of a small policy the step has a cosine of 0.995 to the true one.",
-        ),
-        sources={
-            "k": "4 here: half of the default group of 8",
-            "correct_at": "1: the paper's reward of a correct answer",
-            "clip_low": "0.2: as GRPO",
-            "clip_high": "0.2: as GRPO",
-        },
-        metrics=clip_formulas(),
-    )

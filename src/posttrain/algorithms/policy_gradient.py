@@ -11,17 +11,15 @@ The defaults are GRPO's row. Each named algorithm is a row: with it and its sett
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from posttrain.algorithms.algorithm import require_whole_update
-from posttrain.algorithms.base import Card, Need
-from posttrain.algorithms.composition.card import POLICY_GRADIENT_CARD
+from posttrain.algorithms.base import Need
 from posttrain.algorithms.composition.losses import critic_loss, without
 from posttrain.algorithms.composition.options import Values
 from posttrain.algorithms.composition.parameters import Parameters
-from posttrain.algorithms.composition.ratios import Moved
-from posttrain.algorithms.composition.rules import refuse
-from posttrain.algorithms.composition.tables import Chosen, advantages_of, scored_by
+from posttrain.algorithms.composition.tables import Chosen, advantages_of, refuse, scored_by
+from posttrain.algorithms.composition.trust_regions import Moved
 from posttrain.algorithms.reinforce import REINFORCE, MovingAverage
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import kl_term, weighted, weighted_completions
@@ -30,7 +28,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals,
 
 @settings
 class ComposedPolicyGradient(Parameters):
-    key: ClassVar[str] = "policy_gradient"
+    key = "policy_gradient"
 
     baseline: Literal[
         "none", "batch_mean", "moving_average", "group_mean", "leave_one_out", "runner_up", "greedy", "length_weighted",
@@ -146,5 +144,3 @@ class ComposedPolicyGradient(Parameters):
             value, value_metrics = critic_loss(p, outputs, batch, totals)
             loss, metrics = loss + value, metrics | value_metrics
         return self.finish(loss, outputs, batch, totals, metrics)
-
-    card: ClassVar[Card] = POLICY_GRADIENT_CARD

@@ -16,10 +16,9 @@ all updates of a batch. With kl_target the weight of the KL changes after each b
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from posttrain.algorithms.algorithm import require_whole_update
-from posttrain.algorithms.base import Card, Need, PolicyGradient
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.critic import (
     REWARD_METRICS,
     VALUE_METRICS,
@@ -31,7 +30,6 @@ from posttrain.algorithms.critic import (
     token_rewards,
     value_term,
 )
-from posttrain.algorithms.declared import biased, row
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
 from posttrain.algorithms.settings import AboveOne, KLInReward, NonNegative, Positive, UnitInterval, settings
 from posttrain.algorithms.shared import advantages_of, weighted
@@ -46,10 +44,11 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class PPO(PolicyGradient):
-    key: ClassVar[str] = "ppo"
-    reads_token_rewards: ClassVar[bool] = True
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"values"})
-    kl_in_reward: ClassVar[bool] = True
+    key = "ppo"
+    reads_token_rewards = True
+    always_needs = frozenset({"values"})
+    kl_in_reward = True
+    metrics = clip_formulas() | DUAL_CLIP_METRICS | VALUE_METRICS | REWARD_METRICS
 
     clip_low: NonNegative = 0.2
     """Lowering a token's ratio below 1 - clip_low gains nothing more."""
@@ -145,52 +144,3 @@ class PPO(PolicyGradient):
             if batch.rewards_B is not None:
                 metrics |= reward_metrics(batch, self._scores(batch), self.kl_estimator)
         return self.finish(loss, outputs, weighed, totals, metrics, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="PPO: Proximal Policy Optimization",
-        paper="arXiv:1707.06347; GAE arXiv:1506.02438; for language models InstructGPT, arXiv:2203.02155",
-        summary="A critic predicts the reward before each token, so that each token is credited with what it changed.",
-        choices=row("critic whiten_tokens token clip reward token_mean auto none score"),
-        use_when="The reward is a learned model or otherwise graded, answers are long, and one answer per prompt "
-        "has to do: the critic needs no group.",
-        avoid_when="Rewards are right or wrong and several answers per prompt are affordable: their mean is a baseline "
-        "that needs no training (GRPO, RLOO).",
-        differs=(
-            "The loss of the critic has the factor 1/2 of public implementations, which the formula of the paper "
-            "has not.",
-            "Paper (Atari): gamma 0.99, entropy_coef 0.01; here gamma 1 and 0, as for language models.",
-            "The critic has a learning rate, a warm-up and a bound on the norm of its gradient of its own: see the "
-            "section critic of the config, and docs/ppo.md.",
-            "Tokens that the policy did not produce are skipped by the recursion, as in verl and AReaL; OpenRLHF and "
-            "TRL discount at them (RULE 17).",
-            "After the last token the value is 0, of a truncated completion too, as in TRL, verl and OpenRLHF; AReaL "
-            "bootstraps with the last value when the window is full.",
-            "The score stands on the last token, as in verl and OpenRLHF; TRL 0.24 puts it one place behind, where the "
-            "numbers differ for gae_lambda < 1.",
-            "Whitening is over the tokens of the whole step with n - 1 (verl); TRL 0.24 whitens per process, OpenRLHF "
-            "divides by n. A single token is left unwhitened.",
-            "dual_clip is off; verl's loss always applies 3.",
-            "kl_target is in nats per completion, as in arXiv:1909.08593; verl measures per token, so that targets "
-            "cannot be carried over.",
-            "The estimate is biased with gae_lambda < 1 and an imperfect critic, and by whitening, which divides by a "
-            "standard deviation that contains the sample itself.",
-            biased(0.758, 0.561),
-        ),
-        sources={
-            "clip_low": "0.2: the paper",
-            "clip_high": "0.2: the paper",
-            "dual_clip": "off: the paper; verl uses 3",
-            "value_clip": "0.2: TRL, as its clip of the ratio; verl, OpenRLHF and AReaL use 0.5; the paper has none",
-            "value_coef": "1: the paper; TRL uses 0.1",
-            "gamma": "1: InstructGPT, TRL, verl, OpenRLHF, AReaL",
-            "gae_lambda": "0.95: the paper, InstructGPT, TRL; verl, OpenRLHF and AReaL use 1",
-            "kl_coef": "0.02: InstructGPT; TRL 0.05, OpenRLHF 0.01, verl off",
-            "kl_target": "off: InstructGPT; 6 in arXiv:1909.08593",
-            "kl_estimator": "k1: InstructGPT, TRL, verl, OpenRLHF, AReaL",
-            "whiten_advantages": "on: TRL, verl, OpenRLHF, AReaL",
-            "whiten_rewards": "off: TRL; the others have no such option",
-            "score_clip": "off: InstructGPT, TRL; OpenRLHF uses 10, AReaL 20",
-            "missing_eos_penalty": "0: off in TRL, too, whose examples use 1",
-        },
-        metrics=clip_formulas() | DUAL_CLIP_METRICS | VALUE_METRICS | REWARD_METRICS,
-    )

@@ -10,11 +10,11 @@ context cuts off, is in no sum and in no denominator.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
-from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
+from posttrain.algorithms.base import Algorithm, Need
 from posttrain.algorithms.declared import StepReading
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import settings
@@ -26,8 +26,14 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class ProcessRewardModel(Algorithm):
-    key: ClassVar[str] = "process_reward_model"
-    data_kind: ClassVar[DataKind] = "steps"
+    key = "process_reward_model"
+    data_kind = "steps"
+    metrics = {
+        "accuracy": "share of labelled steps with p > 1/2 where y > 1/2, and p <= 1/2 where not",
+        "step/right_mean": "mean of p over the labelled steps with y > 1/2",
+        "step/wrong_mean": "mean of p over the others",
+        "step/count": "mean number of labelled steps of an answer that has any",
+    }
 
     separator: Annotated[str, Field(min_length=1)] = "\n"
     """Text that ends each step, written behind it for the model to read; answers are cut into steps at it."""
@@ -55,39 +61,6 @@ class ProcessRewardModel(Algorithm):
         z_BT, y_BT = masked(z_BT, ends_BT), masked(y_BT.to(z_BT.dtype), ends_BT)
         loss_BT = masked(binary_cross_entropy(z_BT, y_BT), ends_BT)
         return loss_BT.sum() / max(1, totals.tokens), step_metrics(z_BT, y_BT, ends_BT)
-
-    card: ClassVar[Card] = Card(
-        title="Process reward model",
-        paper="arXiv:2305.20050; arXiv:2211.14275; soft labels arXiv:2312.08935",
-        summary="Learn which steps of a solution are right, to find where a solution goes wrong and to reward those "
-        "that do not.",
-        choices={
-            "score": "logit at the last token of each step",
-            "link": "binary cross-entropy; labels may be probabilities",
-            "margin": "none: each step by itself",
-            "aggregation": "mean over the labelled steps of the step",
-        },
-        use_when="Solutions have steps that are right or wrong by themselves, and someone, or rollouts from each step, "
-        "says which.",
-        avoid_when="Only the result is known: a verifier of results is exact, and cannot be gamed step by step.",
-        differs=(
-            "One logit per step where TRL's trainer had two classes: the sigmoid of their difference is the same "
-            "function.",
-            "Steps beyond the context lose their label and are counted; TRL cut them silently.",
-            "The mean is over the labelled steps of the whole optimizer step, so that solutions with many steps weigh "
-            "more than those with few, whatever the split into micro-batches.",
-        ),
-        sources={
-            "separator": "a line break: TRL's step_separator",
-            "aggregate": "min: arXiv:2312.08935; arXiv:2305.20050 takes prod",
-        },
-        metrics={
-            "accuracy": "share of labelled steps with p > 1/2 where y > 1/2, and p <= 1/2 where not",
-            "step/right_mean": "mean of p over the labelled steps with y > 1/2",
-            "step/wrong_mean": "mean of p over the others",
-            "step/count": "mean number of labelled steps of an answer that has any",
-        },
-    )
 
 
 @without_gradient

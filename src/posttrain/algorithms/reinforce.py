@@ -12,10 +12,9 @@ PPO; needed only for several updates per batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import clip_formulas
 from posttrain.algorithms.returns import token_returns
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
@@ -37,9 +36,10 @@ class MovingAverage:
 
 @settings
 class REINFORCE(PolicyGradient):
-    key: ClassVar[str] = "reinforce"
-    reads_token_rewards: ClassVar[bool] = True
-    kl_in_reward: ClassVar[bool] = True
+    key = "reinforce"
+    reads_token_rewards = True
+    kl_in_reward = True
+    metrics = clip_formulas()
 
     baseline: Literal["none", "batch_mean", "moving_average"] = "batch_mean"
     """What is subtracted from the return: nothing, the batch's mean reward, or a moving average of earlier batches."""
@@ -88,29 +88,3 @@ class REINFORCE(PolicyGradient):
             loss_BT = clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high)
         loss = sequence_sum(weighted(loss_BT, batch), batch.completion_mask_BT, totals.sequences)
         return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="REINFORCE",
-        paper="Williams 1992, Simple statistical gradient-following algorithms",
-        summary="Raise the probability of what was rewarded more than the baseline, token by token.",
-        choices=row("batch_mean none none none reward sequence_sum auto none none"),
-        use_when="There is one answer per prompt, or a reference point is wanted to compare other estimators with.",
-        avoid_when="Prompts differ much in difficulty: a baseline per prompt (RLOO, GRPO) has far less variance.",
-        differs=(
-            "batch_mean contains the sample itself and scales the exact gradient by (N - 1) / N over the N completions "
-            "of the batch; none and moving_average are unbiased.",
-            "The KL part of the return has no baseline: under batch_mean only the reward part is scaled.",
-            "gamma < 1 credits each token with the reward discounted from that token on, without a factor gamma^t in "
-            "front, as all public implementations do: the sum is not the gradient of a discounted objective.",
-            "OpenRLHF's flash_reinforce is baseline = batch_mean with one completion per prompt.",
-        ),
-        sources={
-            "baseline": "batch_mean: OpenRLHF's flash_reinforce",
-            "baseline_decay": "0.9 here: a memory of about ten batches",
-            "clip_low": "off: the definition",
-            "clip_high": "off: the definition",
-            "kl_coef": "0: the definition",
-            "gamma": "1: all public implementations",
-        },
-        metrics=clip_formulas(),
-    )

@@ -11,10 +11,9 @@ Mean over all tokens of the step.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import clip_formulas
 from posttrain.algorithms.returns import token_returns
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
@@ -27,9 +26,10 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class ReinforcePlusPlus(PolicyGradient):
-    key: ClassVar[str] = "reinforce_plus_plus"
-    reads_token_rewards: ClassVar[bool] = True
-    kl_in_reward: ClassVar[bool] = True
+    key = "reinforce_plus_plus"
+    reads_token_rewards = True
+    kl_in_reward = True
+    metrics = clip_formulas()
 
     clip_low: NonNegative = 0.2
     """Lowering a token's ratio below 1 - clip_low gains nothing more."""
@@ -53,29 +53,3 @@ class ReinforcePlusPlus(PolicyGradient):
         loss_BT = clipped_surrogate(ratio_BT, advantages_of(batch), self.clip_low, self.clip_high)
         loss = token_mean(weighted(loss_BT, batch), batch.completion_mask_BT, totals.tokens)
         return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="REINFORCE++",
-        paper="REINFORCE++, arXiv:2501.03262",
-        summary="Returns are normalised over all tokens of the batch, so that neither a critic nor a group is needed.",
-        choices=row("none whiten_tokens token clip reward token_mean auto none none"),
-        use_when="There is one answer per prompt, or a reward model scores everything on one scale.",
-        avoid_when="Prompts differ much in difficulty: one mean for all of them rewards easy prompts and punishes hard "
-        "ones (then REINFORCE++-baseline, RLOO or GRPO).",
-        differs=(
-            "The statistics are those of the whole rollout, never of a micro-batch; a return that does not vary gives "
-            "advantages of 0.",
-            "The variance divides by n - 1 and has 1e-8 added, as in verl; OpenRLHF divides by n and holds it at 1e-8.",
-            "The estimate is biased: the mean and the deviation contain the sample itself, and both are weighted by "
-            "length.",
-            biased(0.908, 0.695),
-        ),
-        sources={
-            "clip_low": "0.2: OpenRLHF, verl",
-            "clip_high": "0.2: OpenRLHF, verl",
-            "kl_coef": "0: verl; OpenRLHF uses 0.01",
-            "gamma": "1: OpenRLHF, verl",
-            "whiten_over": "tokens: the paper's implementations",
-        },
-        metrics=clip_formulas(),
-    )

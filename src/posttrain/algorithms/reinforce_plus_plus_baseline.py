@@ -10,10 +10,9 @@ Mean over all tokens of the step. The KL is k2, whose gradient is that of KL(pol
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import clip_formulas
 from posttrain.algorithms.returns import discounted
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
@@ -26,8 +25,9 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class ReinforcePlusPlusBaseline(PolicyGradient):
-    key: ClassVar[str] = "reinforce_plus_plus_baseline"
-    min_group_size: ClassVar[int] = 2
+    key = "reinforce_plus_plus_baseline"
+    min_group_size = 2
+    metrics = clip_formulas()
 
     clip_low: NonNegative = 0.2
     """Lowering a token's ratio below 1 - clip_low gains nothing more."""
@@ -58,27 +58,3 @@ class ReinforcePlusPlusBaseline(PolicyGradient):
         loss_BT = weighted(loss_BT, batch) + kl_term(outputs, batch, self.kl_coef, "k2")
         loss = token_mean(loss_BT, batch.completion_mask_BT, totals.tokens)
         return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="REINFORCE++-baseline",
-        paper="REINFORCE++, arXiv:2501.03262",
-        summary="The mean of the group is the baseline; the scale is that of the whole batch and not of the group.",
-        choices=row("group_mean whiten_tokens token clip loss token_mean auto none none"),
-        use_when="Rewards can be verified and groups are small: a standard deviation per group would be mostly noise.",
-        avoid_when="Many groups have no signal and lengths differ: then set center = false, or use GRPO or Dr. GRPO.",
-        differs=(
-            "The KL is k2 in the loss, as in the paper; OpenRLHF keeps k1 in the reward unless use_loss is set.",
-            "The variance divides by n - 1 and has 1e-8 added, as in verl; OpenRLHF divides by n and holds it at 1e-8.",
-            "Without whitening the advantages are those of Dr. GRPO.",
-            biased(0.908, 0.695),
-        ),
-        sources={
-            "clip_low": "0.2: OpenRLHF, verl",
-            "clip_high": "0.2: OpenRLHF, verl",
-            "kl_coef": "0: verl; OpenRLHF uses 0.01",
-            "gamma": "1: OpenRLHF, verl",
-            "whiten_over": "tokens: the paper's implementations",
-            "center": "true: the paper",
-        },
-        metrics=clip_formulas(),
-    )

@@ -12,10 +12,8 @@ the loss.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import clip_formulas
 from posttrain.algorithms.returns import token_returns
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
@@ -29,10 +27,11 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class ReMax(PolicyGradient):
-    key: ClassVar[str] = "remax"
-    reads_token_rewards: ClassVar[bool] = True
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"greedy_reward"})
-    kl_in_reward: ClassVar[bool] = True
+    key = "remax"
+    reads_token_rewards = True
+    always_needs = frozenset({"greedy_reward"})
+    kl_in_reward = True
+    metrics = clip_formulas()
 
     clip_low: NonNegative | None = None
     """None: no ratio, as in the paper. A number clips the token ratio from below at 1 - clip_low."""
@@ -65,27 +64,6 @@ class ReMax(PolicyGradient):
             loss_BT = clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high)
         loss = sequence_sum(weighted(loss_BT, batch), batch.completion_mask_BT, totals.sequences)
         return self.finish(loss, outputs, batch, totals, clipped=ratio_BT)
-
-    card: ClassVar[Card] = Card(
-        title="ReMax",
-        paper="ReMax, arXiv:2310.10505",
-        summary="The reward of the greedy answer to the same prompt takes the place of a critic.",
-        choices=row("greedy none none none reward sequence_sum auto none none"),
-        use_when="One sampled answer per prompt is all that is affordable, and a baseline per prompt is wanted.",
-        avoid_when="Several answers per prompt are sampled anyway: their mean (RLOO, GRPO) is the better baseline.",
-        differs=(
-            "Unbiased: the greedy answer does not depend on the sampled one.",
-            "verl clips the token ratio (0.2) and averages over tokens; the paper's plain form is the default here.",
-            "A prompt whose greedy answer could not be scored is left out; elsewhere its baseline would be 0.",
-        ),
-        sources={
-            "clip_low": "off: the paper; verl uses 0.2",
-            "clip_high": "off: the paper; verl uses 0.2",
-            "kl_coef": "0 here: without it no reference model is loaded",
-            "gamma": "1: the paper",
-        },
-        metrics=clip_formulas(),
-    )
 
 
 def greedy_rewards_of(experience: Experience) -> Tensor:

@@ -10,11 +10,11 @@ center_coef the scores of a prompt are determined up to a constant.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
-from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
+from posttrain.algorithms.base import Algorithm, Need
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.errors import ConfigError
@@ -25,8 +25,18 @@ from posttrain.types import Batch, Max, Metrics, Min, Outputs, Tensor, Totals, w
 
 @settings
 class RewardModel(Algorithm):
-    key: ClassVar[str] = "reward_model"
-    data_kind: ClassVar[DataKind] = "pairs"
+    key = "reward_model"
+    data_kind = "pairs"
+    metrics = {
+        "accuracy": "share of pairs with r_w > r_l; equal scores are wrong",
+        "margin": "mean over the pairs of r_w - r_l",
+        "reward/chosen_mean": "mean of r_w; chosen_min and chosen_max are its bounds over the step",
+        "reward/chosen_min": "smallest r_w of the step",
+        "reward/chosen_max": "largest r_w of the step",
+        "reward/rejected_mean": "mean of r_l; rejected_min and rejected_max are its bounds over the step",
+        "reward/rejected_min": "smallest r_l of the step",
+        "reward/rejected_max": "largest r_l of the step",
+    }
 
     margin: NonNegative | Literal["data"] = 0.0
     """By how much the chosen answer should score higher before its pair counts as learned: one number for all pairs,
@@ -64,40 +74,6 @@ class RewardModel(Algorithm):
                 fix="Set algorithm.margin = 0, or add the column.",
             )
         return batch.margins_B
-
-    card: ClassVar[Card] = Card(
-        title="Reward model",
-        paper="arXiv:2203.02155; margins arXiv:2307.09288; centring arXiv:2312.09244",
-        summary="Learn a score from pairs of answers of which one was preferred, to train a policy against it.",
-        choices={
-            "score": "linear head on the hidden state of the last token",
-            "link": "log sigmoid (Bradley-Terry)",
-            "margin": "none, one number, or one per pair",
-            "aggregation": "mean over the pairs of the step",
-        },
-        use_when="What makes an answer good cannot be checked by a program, but can be told by comparing two answers.",
-        avoid_when="The answer can be verified: a learned reward can be gamed, a verifier much less.",
-        differs=(
-            "The score is read at the last real token, found from the length of the row; transformers looks for the "
-            "last token that is not the pad token, which is another one where an answer ends with that token.",
-            "TRL's RewardTrainer uses a column `margin` whenever there is one; here it is asked for by name.",
-            "The loss is computed as softplus(r_l - r_w + margin), which cannot overflow; log(1 + exp(...)) can.",
-        ),
-        sources={
-            "margin": "0: InstructGPT, TRL, OpenRLHF; Llama 2 takes 1, 2/3, 1/3 and 0 by strength of the preference",
-            "center_coef": "0: TRL and OpenRLHF; 0.01 in arXiv:2312.09244",
-        },
-        metrics={
-            "accuracy": "share of pairs with r_w > r_l; equal scores are wrong",
-            "margin": "mean over the pairs of r_w - r_l",
-            "reward/chosen_mean": "mean of r_w; chosen_min and chosen_max are its bounds over the step",
-            "reward/chosen_min": "smallest r_w of the step",
-            "reward/chosen_max": "largest r_w of the step",
-            "reward/rejected_mean": "mean of r_l; rejected_min and rejected_max are its bounds over the step",
-            "reward/rejected_min": "smallest r_l of the step",
-            "reward/rejected_max": "largest r_l of the step",
-        },
-    )
 
 
 @without_gradient

@@ -10,9 +10,9 @@ gives is in the units of y: s, s * std + mean, or sigmoid(s).
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from posttrain.algorithms.base import Algorithm, Card, DataKind, Need
+from posttrain.algorithms.base import Algorithm, Need
 from posttrain.algorithms.metrics import mean_over, spread_over
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
@@ -23,8 +23,15 @@ from posttrain.types import Batch, ExplainedVariance, Metrics, Outputs, Tensor, 
 
 @settings
 class RewardRegression(Algorithm):
-    key: ClassVar[str] = "reward_regression"
-    data_kind: ClassVar[DataKind] = "ratings"
+    key = "reward_regression"
+    data_kind = "ratings"
+    metrics = {
+        "mae": "mean over the rated answers of |s - y|, in the units that are learned: standard deviations where "
+        "regress is standardized; of logistic |sigmoid(s) - y|",
+        "explained_variance": "1 - Var(y - s) / Var(y) over the step, in the same units",
+        "reward/mean": "mean of s (of logistic: sigmoid(s)); reward/std is its standard deviation over the step",
+        "reward/std": "standard deviation of s (of logistic: sigmoid(s)) over the step",
+    }
 
     regress: Literal["standardized", "squared", "logistic"] = "standardized"
     """What is minimised: the squared distance to the rating in standard deviations of the training data, to the rating
@@ -54,36 +61,6 @@ class RewardRegression(Algorithm):
         else:
             loss_B, expected_B = (scores_B - targets_B).square(), scores_B
         return masked(loss_B, rated_B).sum() / max(1, totals.sequences), rating_metrics(expected_B, targets_B, rated_B)
-
-    card: ClassVar[Card] = Card(
-        title="Reward regression",
-        paper="arXiv:2406.08673 (HelpSteer2); the squared distance is older than any paper on it",
-        summary="Learn a score from answers that were each given a number, to train a policy against it.",
-        choices={
-            "score": "linear head on the hidden state of the last token",
-            "link": "identity, identity in standard deviations, or sigmoid",
-            "margin": "none: each answer by itself",
-            "aggregation": "mean over the rated answers of the step",
-        },
-        use_when="Answers come with grades: ratings of people or of a judge, shares of tests that passed.",
-        avoid_when="The grades of different raters or prompts cannot be compared: then only their order counts, and "
-        "reward_model learns from that.",
-        differs=(
-            "Ratings are standardised by the mean and standard deviation of the whole training set, and the folder "
-            "keeps both, so that scores come out in the units of the data; elsewhere a head regresses on whatever "
-            "scale the data has.",
-        ),
-        sources={
-            "regress": "standardized here, because a new head starts at 0 and ratings rarely do; squared in HelpSteer2",
-        },
-        metrics={
-            "mae": "mean over the rated answers of |s - y|, in the units that are learned: standard deviations where "
-            "regress is standardized; of logistic |sigmoid(s) - y|",
-            "explained_variance": "1 - Var(y - s) / Var(y) over the step, in the same units",
-            "reward/mean": "mean of s (of logistic: sigmoid(s)); reward/std is its standard deviation over the step",
-            "reward/std": "standard deviation of s (of logistic: sigmoid(s)) over the step",
-        },
-    )
 
 
 @without_gradient

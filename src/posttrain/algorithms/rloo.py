@@ -10,10 +10,7 @@ q = exp(sum_t (logprobs - old_logprobs)) is clipped as in PPO; needed only for s
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, PolicyGradient
-from posttrain.algorithms.declared import row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import clip_formulas
 from posttrain.algorithms.returns import discounted, sampled_kl
 from posttrain.algorithms.settings import NonNegative, UnitInterval, settings
@@ -34,9 +31,10 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class RLOO(PolicyGradient):
-    key: ClassVar[str] = "rloo"
-    min_group_size: ClassVar[int] = 2
-    kl_in_reward: ClassVar[bool] = True
+    key = "rloo"
+    min_group_size = 2
+    kl_in_reward = True
+    metrics = clip_formulas("completions", "q")
 
     clip_low: NonNegative | None = None
     """None: no ratio, as in the paper. A number clips the ratio of the whole completion from below at 1 - clip_low."""
@@ -76,25 +74,3 @@ class RLOO(PolicyGradient):
         loss_B1 = clipped_surrogate(ratio_B1, advantage_B1, self.clip_low, self.clip_high)
         loss = sequence_mean(weighted_completions(loss_B1, outputs, batch), mask_BT, totals.sequences)
         return self.finish(loss, outputs, batch, totals, clipped=ratio_B1)
-
-    card: ClassVar[Card] = Card(
-        title="RLOO: REINFORCE Leave-One-Out",
-        paper="Back to Basics, arXiv:2402.14740",
-        summary="REINFORCE whose baseline is the mean reward of the other answers to the same prompt: unbiased.",
-        choices=row("leave_one_out none none none reward_sequence sequence_sum auto none none"),
-        use_when="An unbiased, simple estimator with few settings is wanted and each batch is used for one update.",
-        avoid_when="Several updates are made per batch on long answers: the ratio of a whole completion leaves the "
-        "clip range at once.",
-        differs=(
-            "TRL clips the ratio of the whole completion (0.2) and uses kl_coef 0.05; the paper's plain form is the "
-            "default here. verl and OpenRLHF use token ratios and the mean over all tokens.",
-            "The KL is subtracted before the leave-one-out mean, as in the paper and TRL; OpenRLHF subtracts it after.",
-        ),
-        sources={
-            "clip_low": "off: the paper; TRL uses 0.2",
-            "clip_high": "off: the paper; TRL uses 0.2",
-            "kl_coef": "0 here; the paper uses 0.03, TRL 0.05, OpenRLHF 0.01",
-            "gamma": "1: the paper",
-        },
-        metrics=clip_formulas("completions", "q"),
-    )

@@ -9,10 +9,7 @@ which DPO alone may lower as long as the rejected one falls faster.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card
-from posttrain.algorithms.pairs import LOG_RATIO_METRICS, NLLNormalization, PairLoss, pairs_of
+from posttrain.algorithms.pairs import NLLNormalization, PairLoss, pairs_of
 from posttrain.algorithms.settings import NonNegative, Positive, settings
 from posttrain.functional.preferences import logistic
 from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
@@ -20,7 +17,7 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 @settings
 class RPO(PairLoss):
-    key: ClassVar[str] = "rpo"
+    key = "rpo"
 
     beta: Positive = 0.1
     """How strongly the policy is held to the reference."""
@@ -35,28 +32,3 @@ class RPO(PairLoss):
         chosen_N, rejected_N = reward_2N = self.beta * pairs.log_ratios()
         loss = pairs.mean(logistic(chosen_N - rejected_N), totals)
         return loss + self.alpha * pairs.nll(self.nll_normalization, totals), pairs.metrics(reward_2N)
-
-    card: ClassVar[Card] = Card(
-        title="RPO: DPO with a likelihood term",
-        paper="Iterative RPO, arXiv:2404.19733; RPO, arXiv:2405.16436",
-        summary="DPO that also imitates the chosen answer, so that its probability does not fall.",
-        choices={
-            "score": "log-ratio, summed over the answer",
-            "reference": "yes",
-            "margin": "beta times the difference",
-            "link": "log sigmoid",
-            "extra": "alpha * NLL of the chosen answer",
-        },
-        use_when="logps/chosen falls while the margin rises, above all in reasoning, where the answer must be written.",
-        avoid_when="The chosen answers are poor: they are imitated.",
-        differs=(
-            "Iterative RPO and OpenRLHF divide the NLL by the length of each answer (sequence_mean); TRL averages over "
-            "all chosen tokens of the batch (token_mean), which is the default here.",
-        ),
-        sources={
-            "beta": "0.1: iterative RPO, TRL",
-            "alpha": "1: iterative RPO; 0.005 in arXiv:2405.16436, 0.2 in Llama 3",
-            "nll_normalization": "token_mean: TRL",
-        },
-        metrics=LOG_RATIO_METRICS,
-    )

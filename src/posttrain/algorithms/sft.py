@@ -10,9 +10,7 @@ sg: no gradient through it.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Algorithm, Card, DataKind
+from posttrain.algorithms.base import Algorithm
 from posttrain.algorithms.metrics import ENTROPY_METRICS, common_metrics, mean_over
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import on_trained_tokens
@@ -22,8 +20,14 @@ from posttrain.types import Batch, ExpOfMean, Mean, Metrics, Outputs, Tensor, To
 
 @settings
 class SFT(Algorithm):
-    key: ClassVar[str] = "sft"
-    data_kind: ClassVar[DataKind] = "examples"
+    key = "sft"
+    data_kind = "examples"
+    metrics = {
+        "sft/nll": "mean of -logprobs over the trained tokens, in nats",
+        "sft/perplexity": "exp(sft/nll), of the mean over the whole step",
+        "sft/token_accuracy": "share of trained tokens that were the most likely ones at their places",
+        "sft/trained_fraction": "trained tokens / all tokens of the rows, prompts included",
+    } | ENTROPY_METRICS
 
     dft: bool = False
     """Weigh the loss of each token by its probability, a constant for the gradient: tokens that the model finds hardly
@@ -43,24 +47,3 @@ class SFT(Algorithm):
         if outputs.top1_BT is not None:
             metrics["sft/token_accuracy"] = mean_over(outputs.top1_BT.double(), mask_BT)
         return token_mean(loss_BT, mask_BT, totals.tokens), metrics | common_metrics(outputs, batch)
-
-    card: ClassVar[Card] = Card(
-        title="SFT: supervised fine-tuning",
-        paper="Maximum likelihood",
-        summary="Raise the probability of the given completions.",
-        choices={"aggregation": "mean over all trained tokens of the step (A1)"},
-        use_when="There are good answers to imitate, or the model cannot yet produce the format that a reward needs.",
-        avoid_when="The task is verifiable and the model already solves some of it: then sample and reward.",
-        differs=(
-            "TRL and others that average micro-batch means weigh short batches more; here every token counts once.",
-            "Label smoothing over the vocabulary is not offered.",
-        ),
-        sources={"dft": "false: TRL's loss_type nll; true is its dft"},
-        metrics={
-            "sft/nll": "mean of -logprobs over the trained tokens, in nats",
-            "sft/perplexity": "exp(sft/nll), of the mean over the whole step",
-            "sft/token_accuracy": "share of trained tokens that were the most likely ones at their places",
-            "sft/trained_fraction": "trained tokens / all tokens of the rows, prompts included",
-        }
-        | ENTROPY_METRICS,
-    )

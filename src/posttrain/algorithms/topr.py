@@ -11,12 +11,9 @@ are pushed away only while the policy still gives them.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import advantages_of, per_completion, weighted
@@ -28,9 +25,10 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class TOPR(PolicyGradient):
-    key: ClassVar[str] = "topr"
-    auto_correction: ClassVar[str] = "bypass"
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
+    key = "topr"
+    auto_correction = "bypass"
+    always_needs = frozenset({"old"})
+    metrics = {"policy/weight_mean": "mean over the completions of w: 1 where none is truncated"}
 
     baseline: Finite = 0.0
     """The constant that is subtracted from every reward. It sets how much positive completions weigh against negative
@@ -47,23 +45,6 @@ class TOPR(PolicyGradient):
         loss = sequence_sum(loss_BT, mask_BT, totals.sequences)
         mean = mean_over(weight_B1, mask_BT.any(dim=-1, keepdim=True))
         return self.finish(loss, outputs, batch, totals, {"policy/weight_mean": mean})
-
-    card: ClassVar[Card] = Card(
-        title="TOPR: Tapered Off-Policy REINFORCE",
-        paper="Tapered Off-Policy REINFORCE, arXiv:2503.14286",
-        summary="REINFORCE on old data: positives count fully, negatives fade as the policy leaves them.",
-        choices=row("constant none sequence_product truncated_negatives none sequence_sum auto none none"),
-        use_when="Completions are used many times, or come from an older policy, and should not be thrown away.",
-        avoid_when="Data is fresh: then it is REINFORCE with a constant baseline, and RLOO has less variance.",
-        differs=(
-            "The anchor of the ratio is what sampled the completions, by its own log-probabilities where it reports "
-            "them: this is the off-policy correction itself, so no other is applied.",
-            "The ratio of a long bad completion soon is 0: negatives then switch themselves off, as in the paper.",
-            "On-policy it is the exact gradient; off-policy it is biased on purpose.",
-        ),
-        sources={"baseline": "0 here; the paper tunes it for the balance of positives and negatives"},
-        metrics={"policy/weight_mean": "mean over the completions of w: 1 where none is truncated"},
-    )
 
 
 @without_gradient

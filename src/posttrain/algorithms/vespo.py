@@ -11,10 +11,7 @@ would no longer write, or writes far more often, lose their weight smoothly.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from posttrain.algorithms.base import Card, Need, PolicyGradient
-from posttrain.algorithms.declared import biased, row
+from posttrain.algorithms.base import PolicyGradient
 from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.algorithms.shared import advantages_of, group_normalized, weighted
@@ -26,10 +23,11 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class VESPO(PolicyGradient):
-    key: ClassVar[str] = "vespo"
-    min_group_size: ClassVar[int] = 2
-    auto_correction: ClassVar[str] = "bypass"
-    always_needs: ClassVar[frozenset[Need]] = frozenset({"old"})
+    key = "vespo"
+    min_group_size = 2
+    auto_correction = "bypass"
+    always_needs = frozenset({"old"})
+    metrics = {"policy/kernel_mean": "mean of phi over the trained tokens"}
 
     k_pos: NonNegative = 2.0
     """Power of q for advantages of 0 and above: how fast the weight falls as the completion becomes less likely."""
@@ -59,26 +57,3 @@ class VESPO(PolicyGradient):
         loss_BT = weighted(-weight_BT * advantages_BT * outputs.logprobs_BT, batch)
         loss = token_mean(loss_BT, mask_BT, totals.tokens)
         return self.finish(loss, outputs, batch, totals, {"policy/kernel_mean": mean_over(weight_BT, mask_BT)})
-
-    card: ClassVar[Card] = Card(
-        title="VESPO: Variational Sequence-level Soft Policy Optimization",
-        paper="VESPO, arXiv:2602.10693",
-        summary="A smooth weight of the whole answer, derived from a variational bound, in place of a clip.",
-        choices=row("group_mean group_std sequence_product kernel none token_mean auto none none"),
-        use_when="Data is stale by several updates and answers are not too long.",
-        avoid_when="Answers have thousands of tokens: the product of their ratios leaves the range where phi is not 0.",
-        differs=(
-            "The weight is that to the policy that sampled, so that no other correction is multiplied onto it.",
-            "A token that an off-policy rule rejects leaves the loss and the product. In TRL's masking modes its ratio "
-            "of 0 enters the product as 1e-8 and silences the whole answer; TRL also sums over positions that are not "
-            "trained.",
-            biased(0.893, 0.732),
-        ),
-        sources={
-            "k_pos": "2: the paper, TRL",
-            "lambda_pos": "3: the paper, TRL",
-            "k_neg": "3: the paper, TRL",
-            "lambda_neg": "2: the paper, TRL",
-        },
-        metrics={"policy/kernel_mean": "mean of phi over the trained tokens"},
-    )

@@ -90,9 +90,9 @@ def _facts(model: str | None) -> Facts:
         return Facts()
     from posttrain.config import ModelConfig
     from posttrain.models.context import context_window
+    from posttrain.models.load import find_eos_ids
     from posttrain.models.named import resolve_model_path
     from posttrain.models.reading import ModelSource, find_source, read_config, read_tokenizer
-    from posttrain.models.special_tokens import find_eos_ids
 
     config = resolve_model_path(ModelConfig(path=model), seed=0)
     folder = Path(config.path).expanduser()

@@ -34,8 +34,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
@@ -45,107 +48,12 @@ def _frozen(tree: Any) -> Any:
     return MappingProxyType({k: _frozen(v) for k, v in tree.items()}) if isinstance(tree, Mapping) else tree
 
 
-def _row(**changes: Any) -> dict[str, Any]:
-    """A row of `policy_gradient`: GRPO's, with token ratios and a clip at 0.2, and what differs from it."""
-    row = {
-        "name": "policy_gradient",
-        "baseline": "group_mean",
-        "normalisation": "group_std",
-        "ratio": "token",
-        "trust_region": "clip",
-        "kl": "loss",
-        "aggregation": "token_mean",
-        "filter": "none",
-        "shaping": "none",
-        "correction": "none",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "entropy_coef": 0.0,
-    }
-    return row | changes
-
-
-_TRL = _row(std_epsilon=1e-4, population=False, kl_coef=0.0, kl_estimator="k3_corrected", correction="trl")
-_K1_IN_REWARD = {"kl": "reward", "kl_estimator": "k1", "gamma": 1.0}
-
 PRESETS: Mapping[str, Mapping[str, Any]] = _frozen(
-    {
-        "smoke": {
-            "sampling": {"group_size": 2, "max_completion_length": 16},
-            "train": {"steps": 2, "prompts_per_step": 2},
-            "evaluation": {"prompts": 8, "samples": 2},
-            "checkpoint": {"every": 1},
-        },
-        "safe": {
-            "alarms": {"on_alarm": "stop"},
-            "evaluation": {"every": 20},
-            "checkpoint": {"every": 20, "keep": 5},
-        },
-        "trl-grpo": {"algorithm": _TRL | {"aggregation": "sequence_mean", "count_masked_sequences": True}},
-        "trl-dapo": {"algorithm": _TRL},
-        "trl-rloo": {
-            "algorithm": _row(
-                baseline="leave_one_out",
-                normalisation="none",
-                ratio="sequence_product",
-                kl="reward_sequence",
-                kl_coef=0.05,
-                kl_estimator="k1",
-                aggregation="sequence_mean",
-                count_masked_sequences=True,
-            )
-        },
-        "verl-grpo": {
-            "algorithm": _row(std_epsilon=1e-6, population=False, dual_clip=3.0, kl_coef=0.0, kl_estimator="k3")
-        },
-        "verl-otb": {
-            "algorithm": _row(
-                baseline="optimal_token", normalisation="none", gamma=1.0, dual_clip=3.0, kl_coef=0.0, kl_estimator="k3"
-            )
-        },
-        "openrlhf-group-norm": {
-            "algorithm": _row(std_epsilon=1e-9, population=False, kl_coef=0.01, **_K1_IN_REWARD),
-        },
-        "openrlhf-reinforce": {
-            "algorithm": _row(
-                baseline="none",
-                normalisation="whiten_tokens",
-                whiten_over="tokens",
-                center=True,
-                population=True,
-                kl_coef=0.01,
-                **_K1_IN_REWARD,
-            ),
-        },
-        "areal-decoupled": {
-            "algorithm": _row(
-                std_epsilon=1e-5,
-                population=False,
-                kl_coef=0.1,
-                **_K1_IN_REWARD,
-                correction={
-                    "anchor": "trainer",
-                    "level": "token",
-                    "action": "mask",
-                    "score": "weight",
-                    "low": None,
-                    "high": 5.0,
-                    "normalize": False,
-                    "rejected_in_denominator": True,
-                },
-            ),
-            "train": {"minibatches": 4},
-        },
-        "trl-dpo": {"algorithm": {"name": "dpo", "beta": 0.1, "label_smoothing": 0.0, "divergence": "reverse_kl"}},
-        "trl-ipo": {"algorithm": {"name": "ipo", "tau": 0.1, "length_average": True}},
-        "openrlhf-ipo": {"algorithm": {"name": "ipo", "tau": 0.1, "length_average": False}},
-        "trl-kto": {
-            "algorithm": {"name": "kto", "beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
-        },
-        "trl-orpo": {"algorithm": {"name": "orpo", "beta": 0.1, "nll_normalization": "token_mean"}},
-        "trl-simpo": {"algorithm": {"name": "simpo", "beta": 0.1, "gamma": 0.5}},
-    }
+    yaml.load(
+        Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
 )
+"""Name -> section -> setting -> value."""
 
 
 class AlgorithmPresets(Mapping[str, "Algorithm"]):

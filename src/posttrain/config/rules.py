@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from posttrain.algorithms import ALGORITHMS
-from posttrain.config.gates import wrong_gate
 from posttrain.config.run import RunConfig, uses_of_reward_model
+from posttrain.config.scorers import wrong_gate
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:

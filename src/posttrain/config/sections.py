@@ -29,7 +29,16 @@ from posttrain.errors import ConfigError
 Ratio = Annotated[float, Field(gt=1), BeforeValidator(as_number)]
 
 
-class ModelConfig(Part):
+class ByPath(Part):
+    """A section that a bare string stands for: `{path: string}`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return expand("model", given)
+
+
+class ModelConfig(ByPath):
     """The model that is trained. A bare string stands for `{path: string}`."""
 
     path: PathText = Field(examples=["Qwen/Qwen3-0.6B"])
@@ -50,53 +59,36 @@ class ModelConfig(Part):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the computation; master weights are float32 always. auto is bfloat16 on a GPU that has it. On a CPU it is
     bfloat16 for a model of a million parameters or more where the processor has it and a short measurement shows it to
-    be 1.2 times as fast as float32, else float32. float32 never computes in less. What was chosen is saved with the
-    run and shown at its start."""
+    be 1.2 times as fast as float32, else float32. float32 never computes in less. A frozen teacher or reference
+    holds its linear layers in it, which changes no number. What was chosen is saved with the run and shown at its
+    start."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train and sample. auto takes the GPU if there is one."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_string(cls, given: Any) -> Any:
-        return expand("model", given)
+
+class FrozenModelConfig(ByPath):
+    """A model beside the trained one, that never learns."""
+
+    path: PathText = Field(examples=["Qwen/Qwen3-4B"])
+    """A Hugging Face folder or name, or `tiny:TASK`; its tokenizer must be that of `model`."""
+    revision: Text | None = None
+    """Branch, tag or commit on the Hub. null is its main branch."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with it. Only for authors whom you trust."""
 
 
-class TeacherConfig(Part):
+class TeacherConfig(FrozenModelConfig):
     """A frozen model that judges each token of the policy. A bare string stands for `{path: string}`.
 
     Everything else about it is as in `model`: attention, precision and device.
     """
 
-    path: PathText = Field(examples=["Qwen/Qwen3-4B"])
-    """A Hugging Face folder or name, or `tiny:TASK`; its tokenizer must be that of `model`."""
-    revision: Text | None = None
-    """Branch, tag or commit of a teacher on the Hub. null is its main branch."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with the teacher. Only for authors whom you trust."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_string(cls, given: Any) -> Any:
-        return expand("teacher", given)
-
-
-class ReferenceConfig(Part):
+class ReferenceConfig(FrozenModelConfig):
     """A frozen model that the policy is held to. A bare string stands for `{path: string}`.
 
     Everything else about it is as in `model`: attention, precision and device.
     """
-
-    path: PathText = Field(examples=["runs/sft-1/checkpoints/step-000100/model"])
-    """A Hugging Face folder or name, or `tiny:TASK`; its tokenizer must be that of `model`."""
-    revision: Text | None = None
-    """Branch, tag or commit of a reference on the Hub. null is its main branch."""
-    trust_remote_code: bool = False
-    """Run Python code that comes with the reference. Only for authors whom you trust."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_string(cls, given: Any) -> Any:
-        return expand("reference", given)
 
 
 class LoRAConfig(Part):

@@ -5,8 +5,8 @@ and everything computes the same without it.
 
     choice.py                       which of the following pays on this machine, by measurement
     kernels.py, kernels.cpp         attention, norms, rotations, experts, small products; compiled when first needed
-    segment_attention.py            attention of packed rows in training, by a kernel
-    short_attention.py              the same by matrix products, where there is no compiler or more than causality
+    segment_attention.py            attention of packed rows in training, by a kernel; and by matrix products, where
+                                    there is no compiler or more than causality
     plain_decoder.py, group_rows.py decoding of plain decoders, prompts held once per group
     onednn.py                       packed weights
 """
@@ -22,8 +22,7 @@ from posttrain.cpu import kernels, onednn
 from posttrain.cpu.choice import choose
 from posttrain.cpu.onednn import pack_linears as pack
 from posttrain.cpu.plain_trial import decoder
-from posttrain.cpu.segment_attention import row_attention
-from posttrain.cpu.short_attention import grid_attention
+from posttrain.cpu.segment_attention import grid_attention, row_attention
 from posttrain.models.acceleration import Draw
 from posttrain.models.compute import Compute
 

@@ -29,8 +29,8 @@ from torch.nn.functional import linear
 
 from posttrain.cpu import kernels, onednn
 from posttrain.cpu.joint_linear import merges_adapters
+from posttrain.cpu.kernel_formulas import in_panels
 from posttrain.cpu.kernels import Kernels
-from posttrain.cpu.layouts import in_panels
 from posttrain.engines.decoding_path import decoding_path
 from posttrain.importing import WAITING
 from posttrain.models.compute import DTYPES, Compute, dtype_name, has_bfloat16, machine

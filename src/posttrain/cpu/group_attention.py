@@ -9,17 +9,131 @@ of scores go through one softmax:
 
 n rows, P prompts, g places in a group (its largest), H query heads, K key-value heads, H = K G, N = H + 2 K, D width of
 a head, C_p and C_s columns of prompts and of rows.
+
+Keys and values of rows whose prompts are shared: each prompt is held once, each row has what came after it.
+
+    prompts     [P, K, D, C_p] keys, [P, K, C_p, D] values      a slot per prompt that some row began with
+    rows        [S, K, D, C_s] keys, [S, K, C_s, D] values      a slot per row, column = tokens after the prompt
+
+Keys lie with their columns together: the product of one query with many keys then reads memory in order, which for
+bfloat16 on a CPU takes less than half the time.
+
+P prompts, S rows, K key-value heads, D width of a head, C columns.
+
+Attention of the new tokens of rows that share prompts, in one of two ways that compute the same.
+
+    ByProducts    batched matrix products of PyTorch, on any device (group_attention.py)
+    ByKernel      one call of a compiled kernel for each layer, on a CPU (kernels.py)
+
+Both are made anew when other rows are in flight or other columns are in use. n rows, m with those that fill up, C
+columns of prompts and rows together; H, K, D as in group_attention.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from posttrain.cpu.kernel_formulas import RowPlaces
+from posttrain.cpu.kernels import LANES, Kernels
+from posttrain.models.footprint import GROUP_COLUMNS, SLOT_GROWTH
+
+Place = tuple[Tensor, Tensor] | tuple[slice, int]
+"""Slots and columns, `[n]` each; or so many first slots and the one column that all of them write, in half the time."""
+
+
+class SlotBlocks:
+    """The keys and the values of every layer, one slot per prompt or per row; slots in use come first."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.num_columns = 0
+        """C, the columns in use."""
+        self.capacity = 0
+        self.num_slots = 0
+        self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+
+    def use(self, num_slots: int, num_columns: int, *, num_held: int) -> bool:
+        """Let there be so many slots and columns, these rounded up; no slot from `num_held` on holds anything.
+
+        True where what `stored` gave before is no longer what it gives. Memory that is made anew has no more slots than
+        are asked for: late in a batch few rows are left.
+        """
+        num_columns = -(-num_columns // GROUP_COLUMNS) * GROUP_COLUMNS
+        changed = num_columns != self.num_columns
+        if num_slots > self.num_slots or num_columns > self.capacity:
+            changed = True
+            if num_columns > self.capacity:
+                self.capacity = max(num_columns, int(self.capacity * SLOT_GROWTH))
+            held = slice(0, min(num_held, self.num_slots)), slice(0, self.num_columns)
+            self.num_slots = num_slots
+            for number, blocks in enumerate(self._layers):
+                if blocks is not None:
+                    keys_SKDC, values_SKCD = blocks
+                    self._layers[number] = self._grown(keys_SKDC, 3, *held), self._grown(values_SKCD, 2, *held)
+        self.num_columns = num_columns
+        return changed
+
+    def write_prompt(self, layer: int, slot: int, key_TKD: Tensor, value_TKD: Tensor) -> None:
+        """All columns of one slot up to T."""
+        keys_SKDC, values_SKCD = self.blocks(layer, key_TKD)
+        keys_SKDC[slot, :, :, : len(key_TKD)] = key_TKD.permute(1, 2, 0)
+        values_SKCD[slot, :, : len(key_TKD)] = value_TKD.transpose(0, 1)
+
+    def write_token(self, layer: int, place: Place, key_nKD: Tensor, value_nKD: Tensor) -> None:
+        """One column of each of the given slots."""
+        keys_SKDC, values_SKCD = self.blocks(layer, key_nKD)
+        slots, columns = place
+        keys_SKDC[slots, :, :, columns] = key_nKD.to(keys_SKDC.dtype)
+        values_SKCD[slots, :, columns] = value_nKD.to(values_SKCD.dtype)
+
+    def stored(self, layer: int, num_used: int) -> tuple[Tensor, Tensor]:
+        """Keys `[S K, D, C]` and values `[S K, C, D]` of the slots in use, without a copy."""
+        blocks = self._layers[layer]
+        assert blocks is not None, "something was written before it is read"
+        keys_SKDC, values_SKCD = blocks
+        keys_sKDC = keys_SKDC[:num_used, :, :, : self.num_columns]
+        return keys_sKDC.flatten(0, 1), values_SKCD[:num_used, :, : self.num_columns].flatten(0, 1)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first `length` columns of one slot, in all layers."""
+        for keys_SKDC, values_SKCD in filter(None, self._layers):
+            keys_SKDC[target, :, :, :length] = keys_SKDC[source, :, :, :length]
+            values_SKCD[target, :, :length] = values_SKCD[source, :, :length]
+
+    def close_ranks(self, kept: Sequence[int], lengths: Sequence[int]) -> None:
+        """Slot i gets what slot `kept[i]` has; no slot that is still to be moved is overwritten (`engine.py`)."""
+        for place, slot in enumerate(kept):
+            if place != slot and lengths[slot]:
+                self.copy(slot, place, lengths[slot])
+
+    def blocks(self, layer: int, like_nKD: Tensor) -> tuple[Tensor, Tensor]:
+        """All slots with all columns that there is room for, of which C may be in use.
+
+        Made in the precision in which attention will compute. Zeros: what is masked has weight 0, and 0 times what
+        memory happens to hold may be no number.
+        """
+        blocks = self._layers[layer]
+        if blocks is None:
+            _, heads, width = like_nKD.shape
+            keys_SKDC = like_nKD.new_zeros(self.num_slots, heads, width, self.capacity)
+            values_SKCD = like_nKD.new_zeros(self.num_slots, heads, self.capacity, width)
+            blocks = self._layers[layer] = keys_SKDC, values_SKCD
+        return blocks
+
+    def _grown(self, block: Tensor, axis: int, slots: slice, columns: slice) -> Tensor:
+        shape = [self.num_slots, *block.shape[1:]]
+        shape[axis] = self.capacity
+        grown = block.new_zeros(shape)
+        held = (slots, slice(None), *([slice(None)] * (axis - 2)), columns)
+        grown[held] = block[held]
+        return grown
+
 
 Stored = tuple[Tensor, Tensor]
 """Keys `[S K, D, C]` and values `[S K, C, D]` of the slots in use."""
@@ -114,3 +228,98 @@ def attend_prompt(qkv_TND: Tensor, mask_TT: Tensor | None, heads: Heads) -> Tens
         query, key, value, attn_mask=mask_TT, is_causal=mask_TT is None, scale=heads.scaling
     )
     return output_1HTD[0].transpose(0, 1).flatten(1)
+
+
+class RowAttention(Protocol):
+    """Rows in flight, and where they and their prompts are stored."""
+
+    needs_causal_mask: bool
+    """Whether a mask has to say that a row sees its prompt and itself and nothing else."""
+
+    def __call__(self, layer: int, qkv_mND: Tensor, ages_m: Tensor, place: Place, mask_m1C: Tensor | None) -> Tensor:
+        """`[m, H D]`: the new tokens of the rows are stored, and attend to what their rows hold.
+
+        `qkv_mND` are rotated queries, rotated keys and values; `ages_m` the tokens that a row has stored behind its
+        prompt, and `place` the same as a place; the mask is added to scores.
+        """
+        ...
+
+
+class ByProducts:
+    """Implements `RowAttention`."""
+
+    needs_causal_mask = True
+
+    def __init__(
+        self,
+        prompts: SlotBlocks,
+        rows: SlotBlocks,
+        heads: Heads,
+        *,
+        prompt_n: Sequence[int],
+        num_prompts: int,
+        num_filled: int,
+        device: torch.device,
+    ) -> None:
+        self._prompts, self._rows, self._heads = prompts, rows, heads
+        self._num_rows = len(prompt_n)
+        self._groups = Groups.of(prompt_n, num_prompts, heads, device, num_filled=num_filled)
+        self._stored: dict[int, tuple[Stored, Stored]] = {}
+
+    def __call__(self, layer: int, qkv_mND: Tensor, ages_m: Tensor, place: Place, mask_m1C: Tensor | None) -> Tensor:
+        """See `RowAttention`."""
+        assert mask_m1C is not None, "products see every column"
+        self._rows.write_token(layer, place, *key_value(qkv_mND[: self._num_rows], self._heads))
+        if layer not in self._stored:
+            prompts = self._prompts.stored(layer, self._groups.num_prompts)
+            self._stored[layer] = prompts, self._rows.stored(layer, len(qkv_mND))
+        return attend_rows(qkv_mND, self._groups, *self._stored[layer], mask_m1C, self._heads)
+
+
+class ByKernel:
+    """Implements `RowAttention`. Rows that fill up get zeros."""
+
+    needs_causal_mask = False
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        prompts: SlotBlocks,
+        rows: SlotBlocks,
+        heads: Heads,
+        *,
+        prompt_n: Sequence[int],
+        lengths: Sequence[int],
+    ) -> None:
+        """`lengths`: of every prompt."""
+        self._kernels, self._prompts, self._rows, self._heads = kernels, prompts, rows, heads
+        self._num_rows = len(prompt_n)
+        self._places = RowPlaces.of(prompt_n, lengths)
+
+    @staticmethod
+    def knows(heads: Heads) -> bool:
+        """Whether the kernel can compute with heads of this width."""
+        return heads.width % (2 * LANES) == 0
+
+    def __call__(self, layer: int, qkv_mND: Tensor, ages_m: Tensor, place: Place, mask_m1C: Tensor | None) -> Tensor:
+        """See `RowAttention`."""
+        qkv_nND = qkv_mND[: self._num_rows]
+        key_nKD, _ = key_value(qkv_nND, self._heads)
+        output_nA = self._kernels.attend_rows(
+            qkv_nND,
+            self._places,
+            ages_m,
+            self._prompts.blocks(layer, key_nKD),
+            self._rows.blocks(layer, key_nKD),
+            self._heads.scaling,
+            None if mask_m1C is None else mask_m1C[:, 0],
+            self._prompts.num_columns,
+        )
+        filled = len(qkv_mND) - self._num_rows
+        return torch.cat([output_nA, output_nA.new_zeros(filled, output_nA.shape[1])]) if filled else output_nA
+
+
+def key_value(qkv_nND: Tensor, heads: Heads) -> tuple[Tensor, Tensor]:
+    """`[n, K, D]` each."""
+    _, key_nKD, value_nKD = qkv_nND.split([heads.query, heads.key, heads.key], dim=1)
+    return key_nKD, value_nKD

@@ -22,12 +22,18 @@ import torch
 from torch import Tensor, nn
 from transformers.masking_utils import causal_mask_function
 
-from posttrain.cpu.group_attention import attend_prompt
-from posttrain.cpu.group_cache import Place, SlotBlocks
+from posttrain.cpu.group_attention import (
+    ByKernel,
+    ByProducts,
+    Place,
+    RowAttention,
+    SlotBlocks,
+    attend_prompt,
+    key_value,
+)
 from posttrain.cpu.kernels import Kernels, can_compute
 from posttrain.cpu.onednn import PackedLinear
 from posttrain.cpu.plain_decoder import PlainDecoder
-from posttrain.cpu.row_attention import ByKernel, ByProducts, RowAttention, key_value
 from posttrain.engines.engine import Arrival, close_ranks
 
 MaskFunction = Callable[..., Tensor]

@@ -18,8 +18,8 @@ from peft.tuners.lora.layer import Linear as LoRALinear
 from torch import Tensor, nn
 
 from posttrain.cpu import onednn
+from posttrain.cpu.kernel_formulas import in_panels
 from posttrain.cpu.kernels import Kernels
-from posttrain.cpu.layouts import in_panels
 from posttrain.cpu.onednn import PackedLinear
 from posttrain.engines.decoding import is_hooked
 from posttrain.models.footprint import COPIED_WEIGHTS

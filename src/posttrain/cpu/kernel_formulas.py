@@ -2,21 +2,178 @@
 
 L tokens, n rows, B rows of logits, V vocabulary, E width of the model, I of a gated MLP or expert, X experts, k of them
 per row, H query heads, K key-value heads, N = H + 2 K, D width of a head, C columns of keys and values.
+
+C++ compiled for this machine's processor, when it is first needed, and kept for every later start.
+
+How compiled kernels want their arguments laid out: families of segments, places of rows, weights in panels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from posttrain.cpu.compiled import Unavailable
-from posttrain.cpu.layouts import Families, RowPlaces, in_panels
+from posttrain.cache import cache_folder
+from posttrain.errors import DoesNotFit
+from posttrain.files import write_atomically
+from posttrain.models.compute import machine
 
 if TYPE_CHECKING:
     from posttrain.cpu.kernels import Kernels
+
+COMPILER = "g++"
+"""Where CXX names no other. Its OpenMP is the one that PyTorch has brought into the process, so they share threads."""
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-std=c++17", "-shared", "-fPIC")
+MOST_SECONDS = 120
+
+
+class Unavailable(Exception):
+    """Why there is no library, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    command: tuple[str, ...]
+    version: str
+    """As it names itself."""
+
+
+def find_compiler() -> Compiler:
+    """That of CXX, which may have arguments, or g++. Raises Unavailable."""
+    try:
+        command = shlex.split(os.environ.get("CXX", "")) or [COMPILER]
+    except ValueError as error:
+        raise Unavailable(f"CXX is no command line ({error})") from error
+    found = shutil.which(command[0])
+    if found is None:
+        raise Unavailable(f"no C++ compiler was found ({command[0]})")
+    command = (found, *command[1:])
+    return Compiler(command, next(iter(_run([*command, "--version"]).splitlines()), ""))
+
+
+def compiled(source: Path, compiler: Compiler) -> Path:
+    """The shared library of one C++ file, in the cache folder. Takes seconds where there is none yet.
+
+    Its name says what it depends on: the source, the compiler, the C library and what the processor can do. One that is
+    not as it was written is made anew. Processes may ask at once. Raises Unavailable.
+    """
+    made_of = [*FLAGS, *compiler.command, compiler.version, *platform.libc_ver(), machine()]
+    key = hashlib.sha256("\n".join(made_of).encode() + source.read_bytes()).hexdigest()[:16]
+    try:
+        library = cache_folder("compiled") / f"{source.stem}-{key}.so"
+        digest = library.with_suffix(".sha256")
+        if library.is_file() and digest.is_file() and digest.read_text() == _digest(library.read_bytes()):
+            return library
+        content = _compile(source, compiler)
+        write_atomically(library, content)
+        write_atomically(digest, _digest(content))
+    except (OSError, RuntimeError, DoesNotFit) as error:  # RuntimeError: there is no home folder
+        raise Unavailable(f"the cache folder cannot be used ({error})") from error
+    return library
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _compile(source: Path, compiler: Compiler) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "library.so"
+        _run([*compiler.command, *FLAGS, str(source), "-o", str(target)])
+        return target.read_bytes()
+
+
+def _run(command: list[str]) -> str:
+    """What it prints; raises Unavailable where it cannot be run, fails or takes too long."""
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{name} took more than {MOST_SECONDS} seconds") from error
+    except OSError as error:
+        raise Unavailable(f"{name} cannot be run ({error.strerror})") from error
+    if done.returncode:
+        said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
+        raise Unavailable(f"{name} failed with exit code {done.returncode} ({said})")
+    return done.stdout
+
+
+PANEL = 64
+"""Outputs of a linear layer whose weights are stored together."""
+CHUNK_ROWS = 8
+"""Rows of one prompt that are computed together: its keys and values are read once for all of them."""
+
+
+@dataclass(frozen=True)
+class Families:
+    """Segments of packed rows. Those of a family see a prefix of its first one before their own tokens."""
+
+    segments: Tensor
+    """`[segments, 3]` start, length and length of the prefix; the first of a family has none."""
+    starts: Tensor
+    """`[families + 1]`: where families begin in `segments`."""
+
+    @property
+    def number(self) -> int:
+        return len(self.starts) - 1
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of all segments, each of them once."""
+        return int(self.segments[:, 1].sum())
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """Where each of n rows is, for as long as the same rows are in flight."""
+
+    prompts_n: Tensor
+    """The slot of the prompt that a row began with."""
+    lengths_n: Tensor
+    """Tokens of that prompt."""
+    order_n: Tensor
+    """The rows, those of a prompt beside each other."""
+    chunks: Tensor
+    """`[number + 1]`: where in `order_n` chunks begin, of rows of one prompt."""
+
+    @staticmethod
+    def of(prompt_n: Sequence[int], lengths: Sequence[int]) -> RowPlaces:
+        """`lengths`: of every prompt."""
+        prompts, lengths_P = np.array(prompt_n, dtype=np.int64), np.array(lengths, dtype=np.int64)
+        order = np.argsort(prompts, kind="stable")
+        first = np.flatnonzero(np.diff(prompts[order], prepend=-1))
+        ends = np.append(first[1:], len(order))
+        chunks = [place for a, b in zip(first, ends, strict=True) for place in range(a, b, CHUNK_ROWS)]
+        arrays = (prompts, lengths_P[prompts], order, np.array([*chunks, len(order)]))
+        return RowPlaces(*map(torch.from_numpy, arrays))
+
+
+def in_panels(weight_MK: Tensor) -> Tensor:
+    """A copy of a weight as `Kernels.linear` reads it, flat: transposed, `PANEL` outputs after the other.
+
+    In bfloat16 two neighbouring inputs stay together.
+    """
+    if weight_MK.dtype == torch.bfloat16:
+        pairs_MK = weight_MK.clone() if weight_MK.storage_offset() % 2 else weight_MK
+        return in_panels(pairs_MK.contiguous().view(torch.int32)).view(torch.bfloat16)
+    whole = len(weight_MK) // PANEL * PANEL
+    panels, rest = weight_MK[:whole].unflatten(0, (-1, PANEL)), weight_MK[whole:]
+    return torch.cat([panels.transpose(1, 2).flatten(), rest.T.flatten()])
+
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Relative to the largest number, from the formula in float32."""

@@ -2,7 +2,7 @@
 
 A pass over a few rows of a small model takes as long as the calls that it makes, and attention of single queries by
 batched products of PyTorch reaches a tenth of what the processor can do. Where the machine has a C++ compiler
-(`CXX`, or g++), the kernels are compiled once for its processor (compiled.py). Before anything is computed with them,
+(`CXX`, or g++), the kernels are compiled once for its processor. Before anything is computed with them,
 each is compared with the formula that it stands for (kernel_formulas.py). Where there is no compiler, or
 POSTTRAIN_KERNELS=torch, the same is computed in operations of PyTorch; which of the two a run began with is saved with
 it (compute.py).
@@ -28,9 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posttrain.cpu.compiled import Unavailable, compiled, find_compiler
-from posttrain.cpu.kernel_formulas import check
-from posttrain.cpu.layouts import Families, RowPlaces
+from posttrain.cpu.kernel_formulas import Families, RowPlaces, Unavailable, check, compiled, find_compiler
 from posttrain.models.compute import Compute
 
 SOURCE = Path(__file__).with_suffix(".cpp")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from posttrain.errors import DataError
 
 if TYPE_CHECKING:
     from posttrain.data.read import Row
 
+T = TypeVar("T")
 CURES = (
     (
         "prompt longer than",
@@ -76,6 +77,19 @@ class Kept:
     @property
     def rows_read(self) -> int:
         return len(self.usable) + len(self.dropped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered(Kept, Generic[T]):
+    """The usable rows of one kind, tokenised."""
+
+    rows: Sequence[T]
+    form: str = ""
+    """The columns that were read."""
+
+    @property
+    def usable(self) -> Sequence[T]:
+        return self.rows
 
 
 def summary(dropped: Sequence[Dropped], total: int) -> str:

@@ -8,11 +8,11 @@ generation, so that training sees the ids that sampling will produce.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from posttrain.data.dropped import Dropped, Kept, Unusable
+from posttrain.data.dropped import Dropped, Rendered, Unusable
 from posttrain.data.forms import Form, detect
 from posttrain.data.limits import refuse_long
 from posttrain.data.masks import Segment, Tools, assistant_segments, closed
@@ -23,37 +23,14 @@ from posttrain.data.stream import collect
 from posttrain.types import Example
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExampleSet(Kept):
-    """The usable examples, and what was left out of them."""
-
-    examples: Sequence[Example]
-    form: str
-
-    @property
-    def usable(self) -> Sequence[Example]:
-        return self.examples
-
-
 def render_examples(
-    rows: Sequence[Row],
-    renderer: Renderer,
-    *,
-    eos_ids: Collection[int],
-    max_length: int,
-    max_dropped: float,
-    what: str,
-) -> ExampleSet:
+    rows: Sequence[Row], renderer: Renderer, *, eos_ids: Collection[int], max_length: int, max_dropped: float, what: str
+) -> Rendered[Example]:
     """Every row as an `Example`, or counted as dropped with the reason. Raises `DataError` as `render_prompts` does."""
     form = detect(rows, "examples")
     render = partial(render_example, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
     examples, dropped = collect(rows, render, Example, max_dropped=max_dropped, what=what)
-    return ExampleSet(examples=examples, form=form.name, dropped=dropped, source=rows)
-
-
-def detect_form(rows: Sequence[Row]) -> str:
-    """The columns that are read. Raises `DataError` when they fit no form."""
-    return detect(rows, "examples").name
+    return Rendered(rows=examples, form=form.name, dropped=dropped, source=rows)
 
 
 def render_example(

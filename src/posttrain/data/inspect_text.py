@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from posttrain.data.dropped import Dropped, counted
 from posttrain.data.forms import TAKEN_BY
-from posttrain.data.marked import cut, marked
+from posttrain.data.looks import cut, marked
 from posttrain.data.survey import PLACES, Finding, Lengths, Sample, Use
 
 if TYPE_CHECKING:

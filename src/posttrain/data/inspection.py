@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from posttrain.config import DataConfig
 from posttrain.data.dropped import Dropped
 from posttrain.data.forms import Kind, columns_of, detect, in_whole_characters
-from posttrain.data.hints import looks_like, passed_over
+from posttrain.data.hints import looks_like, passed_over, template_problems
 from posttrain.data.looks import LOOKS, Looking, take
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.split import open_rows
 from posttrain.data.survey import Finding, Lengths, Sample, Use
-from posttrain.data.template import template_problems
 from posttrain.errors import DataError
 
 if TYPE_CHECKING:

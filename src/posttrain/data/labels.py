@@ -9,10 +9,9 @@ from functools import partial
 import numpy as np
 
 from posttrain.data.dataset import numbers_of
-from posttrain.data.dropped import Dropped, Kept, Unusable
+from posttrain.data.dropped import Dropped, Rendered
 from posttrain.data.forms import Form, detect, fits
-from posttrain.data.limits import refuse_long
-from posttrain.data.pairs import render_answer, render_pairs
+from posttrain.data.pairs import judged_answer, render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.stream import collect
@@ -21,17 +20,11 @@ from posttrain.types import LabelledExample, Pair
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledSet(Kept):
+class LabelledSet(Rendered[LabelledExample]):
     """The usable answers, and what was left out of them."""
 
-    rows: Sequence[LabelledExample]
-    form: str = ""
     pairs: Sequence[Pair] | None = None
     """The pairs whose sides the rows are, where the data has pairs."""
-
-    @property
-    def usable(self) -> Sequence[LabelledExample]:
-        return self.rows
 
     @property
     def rows_read(self) -> int:
@@ -66,13 +59,7 @@ class Unpaired(Sequence[LabelledExample]):
 
 
 def render_labels(
-    rows: Sequence[Row],
-    renderer: Renderer,
-    *,
-    eos_ids: Collection[int],
-    max_length: int,
-    max_dropped: float,
-    what: str,
+    rows: Sequence[Row], renderer: Renderer, *, eos_ids: Collection[int], max_length: int, max_dropped: float, what: str
 ) -> LabelledSet:
     """Every row as a `LabelledExample`, or counted as dropped with the reason; of pairs both sides.
 
@@ -80,10 +67,9 @@ def render_labels(
     """
     if not fits(rows, "labels") and fits(rows, "pairs"):
         limits = {"eos_ids": eos_ids, "max_length": max_length, "max_dropped": max_dropped, "what": what}
-        found = render_pairs(rows, renderer, **limits)
-        return LabelledSet(
-            rows=Unpaired(found.pairs), form=found.form, dropped=found.dropped, pairs=found.pairs, source=rows
-        )
+        pairs = render_pairs(rows, renderer, **limits)
+        unpaired = Unpaired(pairs.rows)
+        return LabelledSet(rows=unpaired, form=pairs.form, dropped=pairs.dropped, pairs=pairs.rows, source=rows)
     form = detect(rows, "labels")
     render = partial(render_label, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
     usable, dropped = collect(rows, render, LabelledExample, max_dropped=max_dropped, what=what)
@@ -115,16 +101,7 @@ def render_label(
     values = form.read(row, chat=renderer.chat)
     if isinstance(values, Dropped):
         return values
-    answer, tools = values["completion"], values.get("tools")
-    try:
-        refuse_long((values["prompt"], answer), max_length, renderer.tokenizer)
-        example = render_answer(
-            values["prompt"], answer, renderer, eos_ids, index=index, origin=row.origin, tools=tools
-        )
-    except Unusable as reason:
-        return Dropped(row.origin, str(reason))
-    if len(example.input_ids) > max_length:
-        return Dropped(row.origin, f"longer than {max_length} tokens")
-    if not any(example.completion_mask):
-        return Dropped(row.origin, "nothing to train on")
+    example = judged_answer(values, index, row, renderer, eos_ids, max_length, to="train on")
+    if isinstance(example, Dropped):
+        return example
     return LabelledExample(index=index, example=example, label=values["label"])

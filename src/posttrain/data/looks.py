@@ -1,6 +1,8 @@
 """The records of each kind of training, as `data check` sees them: rendered as a run renders them, then counted.
 
 LOOKS has one entry per kind.
+
+A row as text, with the stretches that are trained between ⟦ and ⟧.
 """
 
 from __future__ import annotations
@@ -8,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
-from posttrain.data.dropped import Dropped
+from posttrain.data.dropped import Dropped, Rendered
 from posttrain.data.examples import render_examples
 from posttrain.data.forms import MEANT, Kind
 from posttrain.data.labels import render_labels
 from posttrain.data.limits import texts_in
-from posttrain.data.marked import stretches
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.ratings import render_ratings
@@ -28,6 +29,51 @@ from posttrain.types import Example, LabelledExample, Pair, Prompt, RatedExample
 
 if TYPE_CHECKING:
     from posttrain.config import DataConfig
+
+Parts = Sequence[tuple[str, bool]]
+"""Stretches of text, and whether their tokens are trained."""
+SHOWN_CHARACTERS = 500
+"""Of each stretch, or of each message in it."""
+CONTROLS = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""What moves the cursor of a terminal, or turns the direction of its text, is spelt out."""
+SHOWN_TURNS = 8
+"""So many messages of a stretch are shown, at least."""
+
+
+def stretches(example: Example, decode: Callable[[list[int]], object]) -> tuple[tuple[str, bool], ...]:
+    """The tokens of an example as text, in stretches that are trained or not."""
+    pairs = zip(example.input_ids, example.completion_mask, strict=True)
+    runs = groupby(pairs, key=lambda pair: pair[1])
+    return tuple((str(decode([token for token, _ in run])), trained) for trained, run in runs)
+
+
+def marked(parts: Parts, texts: Iterable[str] = ()) -> str:
+    """`texts` are those of the row that stand in it: each is cut by itself where it is long, so that turns stay apart.
+
+    >>> marked([("2+2=", False), ("4<eos>", True)])
+    '2+2=⟦4<eos>⟧'
+    """
+    known = [text.strip() for text in texts]
+    long = sorted((text for text in known if len(text) > SHOWN_CHARACTERS), key=len, reverse=True)
+    limit = SHOWN_TURNS * SHOWN_CHARACTERS if known else SHOWN_CHARACTERS
+    shown = [(cut(_each_cut(text, long), limit), trained) for text, trained in parts]
+    return "".join(f"⟦{text}⟧" if trained else text for text, trained in shown)
+
+
+def _each_cut(text: str, long: Iterable[str]) -> str:
+    for one in long:
+        text = text.replace(one, cut(one))
+    return text
+
+
+def cut(text: str, limit: int = SHOWN_CHARACTERS) -> str:
+    """With its beginning and its end, where it is long: the end shows whether there is an EOS."""
+    tail, text = limit // 4, text.translate(CONTROLS)
+    return text if len(text) <= limit else f"{text[: limit - tail]} […] {text[-tail:]}"
+
 
 SAMPLES = 3
 SEPARATOR = "\n"
@@ -44,10 +90,6 @@ class Looking:
     eos_ids: frozenset[int]
     max_length: int
     unit: str
-
-    @property
-    def rendering(self) -> dict[str, Any]:
-        return {"eos_ids": self.eos_ids, "max_length": self.max_length} | self.tolerance
 
     @property
     def tolerance(self) -> dict[str, Any]:
@@ -130,29 +172,15 @@ def _prompts(look: Looking) -> tuple[Sequence[Prompt], Sequence[Dropped], str]:
     return found.prompts, found.dropped, found.columns
 
 
-def _examples(look: Looking) -> tuple[Sequence[Example], Sequence[Dropped], str]:
-    found = render_examples(look.rows, look.renderer, **look.rendering)
-    return found.examples, found.dropped, found.form
-
-
-def _pairs(look: Looking) -> tuple[Sequence[Pair], Sequence[Dropped], str]:
-    found = render_pairs(look.rows, look.renderer, **look.rendering)
-    return found.pairs, found.dropped, found.form
-
-
-def _labels(look: Looking) -> tuple[Sequence[LabelledExample], Sequence[Dropped], str]:
-    found = render_labels(look.rows, look.renderer, **look.rendering)
+def _steps(look: Looking) -> tuple[Sequence[StepExample], Sequence[Dropped], str]:
+    found = render_steps(look.rows, look.renderer, separator=SEPARATOR, max_length=look.max_length, **look.tolerance)
     return found.rows, found.dropped, found.form
 
 
-def _ratings(look: Looking) -> tuple[Sequence[RatedExample], Sequence[Dropped], str]:
-    found = render_ratings(look.rows, look.renderer, **look.rendering)
-    return found.rows, found.dropped, "an answer and its score"
-
-
-def _steps(look: Looking) -> tuple[Sequence[StepExample], Sequence[Dropped], str]:
-    found = render_steps(look.rows, look.renderer, separator=SEPARATOR, max_length=look.max_length, **look.tolerance)
-    return found.rows, found.dropped, "steps and their labels"
+def _rendered(look: Looking, render: Callable[..., Rendered]) -> tuple[Sequence[Any], Sequence[Dropped], str]:
+    """The other kinds."""
+    found = render(look.rows, look.renderer, eos_ids=look.eos_ids, max_length=look.max_length, **look.tolerance)
+    return found.rows, found.dropped, found.form
 
 
 # --- counted ----------------------------------------------------------------------------------------------------------
@@ -259,10 +287,14 @@ def _show_judged(look: Looking, row: Any, *, fact: str) -> dict[str, Any]:
 
 LOOKS: Mapping[Kind, Look] = {
     "steps": Look(render=_steps, see=_see_steps, show=partial(_show_judged, fact="labels")),
-    "pairs": Look(render=_pairs, see=_see_pair, show=_show_pair),
-    "labels": Look(render=_labels, see=_see_label, show=partial(_show_judged, fact="label")),
-    "ratings": Look(render=_ratings, see=_see_rating, show=partial(_show_judged, fact="score")),
-    "examples": Look(render=_examples, see=_see_example, show=_show_example),
+    "pairs": Look(render=partial(_rendered, render=render_pairs), see=_see_pair, show=_show_pair),
+    "labels": Look(
+        render=partial(_rendered, render=render_labels), see=_see_label, show=partial(_show_judged, fact="label")
+    ),
+    "ratings": Look(
+        render=partial(_rendered, render=render_ratings), see=_see_rating, show=partial(_show_judged, fact="score")
+    ),
+    "examples": Look(render=partial(_rendered, render=render_examples), see=_see_example, show=_show_example),
     "prompts": Look(render=_prompts, see=_see_prompt, show=_show_prompt),
 }
 """The most telling kind first: what data is taken for, where it fits several."""

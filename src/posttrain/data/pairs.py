@@ -7,46 +7,25 @@ with their EOS.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from posttrain.data.dropped import Dropped, Kept, Unusable
+from posttrain.data.dropped import Dropped, Rendered, Unusable
 from posttrain.data.examples import answer_segments
 from posttrain.data.forms import Form, detect
 from posttrain.data.limits import refuse_long
 from posttrain.data.masks import Tools
-from posttrain.data.messages import Text, implicit_prompt
+from posttrain.data.messages import Text
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair, read_sampled_pair
 from posttrain.data.stream import collect
 from posttrain.types import Example, Pair
 
-__all__ = ["PairSet", "Text", "implicit_prompt", "render_answer", "render_pair", "render_pairs"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairSet(Kept):
-    """The usable pairs, and what was left out of them."""
-
-    pairs: Sequence[Pair]
-    form: str = ""
-
-    @property
-    def usable(self) -> Sequence[Pair]:
-        return self.pairs
-
 
 def render_pairs(
-    rows: Sequence[Row],
-    renderer: Renderer,
-    *,
-    eos_ids: Collection[int],
-    max_length: int,
-    max_dropped: float,
-    what: str,
-) -> PairSet:
+    rows: Sequence[Row], renderer: Renderer, *, eos_ids: Collection[int], max_length: int, max_dropped: float, what: str
+) -> Rendered[Pair]:
     """Every row as a `Pair`, or counted as dropped with the reason; `what` names the rows in errors.
 
     Raises `DataError` when a column is missing from all rows, or when more than `max_dropped` of them cannot be used.
@@ -54,7 +33,7 @@ def render_pairs(
     form = detect(rows, "pairs")
     render = partial(render_pair, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
     pairs, dropped = collect(rows, render, Pair, max_dropped=max_dropped, what=what)
-    return PairSet(pairs=pairs, form=form.name, dropped=dropped, source=rows)
+    return Rendered(rows=pairs, form=form.name, dropped=dropped, source=rows)
 
 
 def render_pair(
@@ -117,3 +96,24 @@ def render_answer(
         input_ids=tuple(token for segment in segments for token in segment.ids),
         completion_mask=(False, *mask[1:]) if mask else (),
     )
+
+
+def judged_answer(
+    values: Mapping[str, Any],
+    index: int,
+    row: Row,
+    renderer: Renderer,
+    eos_ids: Collection[int],
+    max_length: int,
+    to: str,
+) -> Example | Dropped:
+    """Prompt and completion of a row that says what the answer is worth; without a trained token there is nothing `to`
+    do with it."""
+    try:
+        refuse_long((values["prompt"], values["completion"]), max_length, renderer.tokenizer)
+        example = _side(values, "completion", index, row, renderer, eos_ids)
+    except Unusable as reason:
+        return Dropped(row.origin, str(reason))
+    if len(example.input_ids) > max_length:
+        return Dropped(row.origin, f"longer than {max_length} tokens")
+    return example if any(example.completion_mask) else Dropped(row.origin, f"nothing to {to}")

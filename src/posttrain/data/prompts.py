@@ -1,4 +1,7 @@
-"""Rows into prompts: which column is the question, how it is rendered, which ids the model will see."""
+"""Rows into prompts: which column is the question, how it is rendered, which ids the model will see.
+
+Prompts as rewards see them, where there is no tokenizer to render them with.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from posttrain.data.cells import cell
-from posttrain.data.dropped import Dropped, Kept, Unusable
+from posttrain.config import DataConfig
+from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
 from posttrain.data.forms import ANSWER_COLUMNS, Form, columns_of, detect
-from posttrain.data.layouts import read_prompt
+from posttrain.data.layouts import cell, read_prompt
 from posttrain.data.limits import limited_time, refuse_long, try_template
 from posttrain.data.read import Row
 from posttrain.data.stream import StreamedRecords, collect
@@ -287,3 +290,29 @@ def overlap(train: PromptSet, heldout: PromptSet) -> int:
         return train.prompts.shared_with(heldout.source)
     seen = {prompt.text for prompt in train.prompts}
     return sum(prompt.text in seen for prompt in heldout.prompts)
+
+
+def plain_prompts(rows: Sequence[Row], config: DataConfig) -> list[Prompt]:
+    """The usable rows, without token ids.
+
+    DataError when no column holds a prompt, or when more than `data.max_dropped` of the rows cannot be used.
+    """
+    form = prompt_form(rows, config)
+    read = [form.read(row) for row in rows]
+    refuse_too_many([row for row in read if isinstance(row, Dropped)], len(rows), config.max_dropped, "training data")
+    prompts = tuple(
+        _prompt(number, rows[number].origin, columns)
+        for number, columns in enumerate(read)
+        if not isinstance(columns, Dropped)
+    )
+    [whole] = with_all_columns(PromptSet(prompts=prompts))
+    return list(whole.prompts)
+
+
+def _prompt(number: int, origin: str, columns: Mapping[str, Any]) -> Prompt:
+    others = {name: value for name, value in columns.items() if name != "prompt"}
+    prompt = columns["prompt"]
+    if isinstance(prompt, str):
+        return Prompt(index=number, ids=(), text=prompt, plain=prompt, columns=others, origin=origin)
+    text = "\n".join(str(message["content"]) for message in prompt)
+    return Prompt(index=number, ids=(), text=text, messages=tuple(prompt), columns=others, origin=origin)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
+from posttrain.data.dropped import Dropped, Rendered, Unusable, refuse_too_many
 from posttrain.data.forms import detect
 from posttrain.data.limits import MOST_CHARACTERS, refuse_long
 from posttrain.data.prompts import Renderer
@@ -20,18 +20,13 @@ from posttrain.types import Example, StepExample
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSet(Kept):
+class StepSet(Rendered[StepExample]):
     """The usable answers, and what was left out of them."""
 
-    rows: tuple[StepExample, ...]
     cut: int = 0
     """Steps of the usable answers that the context has no room for: they are in no loss."""
     divided: int = 0
     """Steps with a separator within: where the trained model is a reward, each of those would count as several."""
-
-    @property
-    def usable(self) -> Sequence[StepExample]:
-        return self.rows
 
     @property
     def notes(self) -> list[str]:
@@ -55,30 +50,21 @@ class Solution(NamedTuple):
 
 
 def render_steps(
-    rows: Sequence[Row],
-    renderer: Renderer,
-    *,
-    separator: str,
-    max_length: int,
-    max_dropped: float,
-    what: str,
+    rows: Sequence[Row], renderer: Renderer, *, separator: str, max_length: int, max_dropped: float, what: str
 ) -> StepSet:
     """Every row as a `StepExample`, or counted as dropped with the reason. Raises as `render_pairs` does."""
     form, usable, dropped, cut, divided = detect(rows, "steps"), [], [], 0, 0
     for index, row in enumerate(rows):
         values = form.read(row, chat=renderer.chat)
-        if isinstance(values, Dropped):
-            dropped.append(values)
-            continue
-        found = _render(values, index, row, renderer, separator, max_length)
-        if isinstance(found, Dropped):
+        found = values if isinstance(values, Dropped) else _render(values, index, row, renderer, separator, max_length)
+        if isinstance(values, Dropped) or isinstance(found, Dropped):
             dropped.append(found)
             continue
         usable.append(found)
         cut += sum(label is not None for label in values["labels"]) - len(found.labels)
         divided += sum(separator in step.removesuffix(separator) for step in values["steps"])
     refuse_too_many(dropped, len(rows), max_dropped, what)
-    return StepSet(rows=tuple(usable), dropped=tuple(dropped), cut=cut, divided=divided)
+    return StepSet(rows=tuple(usable), form="steps and their labels", dropped=tuple(dropped), cut=cut, divided=divided)
 
 
 def render_solution(

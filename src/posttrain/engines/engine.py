@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from posttrain.engines.sampler import SamplingSettings
-from posttrain.engines.sampling import UniformStream, choose, is_whole, token_logprobs, uniforms
-from posttrain.engines.stop import StopStrings
+from posttrain.engines.sampling import StopStrings, UniformStream, choose, is_whole, token_logprobs, uniforms
 from posttrain.heartbeat import beat
 from posttrain.models.acceleration import acceleration
 from posttrain.models.compute import PLAIN, Compute

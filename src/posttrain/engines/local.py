@@ -30,12 +30,11 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.engines.decoding import base_model
 from posttrain.engines.decoding_path import decode_by, decoding_path
-from posttrain.engines.delivery import digest
+from posttrain.engines.delivery import chosen_experts, digest
 from posttrain.engines.engine import Choose, Draw, Engine, Request, Row, Score
 from posttrain.engines.reads import Reads, check_reads
-from posttrain.engines.routing import chosen_experts
 from posttrain.engines.sampler import Receipt, SamplingSettings
-from posttrain.engines.stop import StopStrings
+from posttrain.engines.sampling import StopStrings
 from posttrain.engines.weights import dense, named_tensors, named_weights, pack_in_place, plain_copy, write_tensors
 from posttrain.errors import ConfigError, DataError, ModelError, NonFiniteError, PublishError
 from posttrain.models.compute import PLAIN, Compute

@@ -209,10 +209,10 @@ def _of_policy(subject: _Subject) -> tuple[Measure, Kept]:
     limits = _limits(loaded, longest_row(config, loaded), config.data.max_dropped)
     if kind == "examples":
         found = render_examples(rows, renderer, eos_ids=loaded.eos_ids, **limits)
-        return HeldOutLoss(config, forward, found.examples, loaded.pad_id), found
+        return HeldOutLoss(config, forward, found.rows, loaded.pad_id), found
     if kind == "pairs":
         pairs = render_pairs(rows, renderer, eos_ids=loaded.eos_ids, **limits)
-        return HeldOutPolicyPairs(config, forward, pairs.pairs, loaded.pad_id), pairs
+        return HeldOutPolicyPairs(config, forward, pairs.rows, loaded.pad_id), pairs
     judged = render_labels(rows, renderer, eos_ids=loaded.eos_ids, **limits)
     if judged.pairs is not None:
         return HeldOutPolicyPairs(config, forward, judged.pairs, loaded.pad_id), judged
@@ -238,7 +238,7 @@ def _of_scores(subject: _Subject) -> tuple[Measure, Kept]:
         heldout = HeldOutRatings(forward, first(found.rows, subject.most), facts, **batching)
     else:
         found = render_pairs(rows, reward.renderer, eos_ids=reward.eos_ids, **limits)
-        heldout = HeldOutPairs(ScoringForward(loaded, scores_of_rows), first(found.pairs, subject.most), **batching)
+        heldout = HeldOutPairs(ScoringForward(loaded, scores_of_rows), first(found.rows, subject.most), **batching)
     return HeldOutScores(heldout, subject.confidence), found
 
 

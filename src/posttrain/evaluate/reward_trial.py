@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config import in_folder
-from posttrain.data.plain import plain_prompts
+from posttrain.data.prompts import plain_prompts
 from posttrain.data.read import Row
 from posttrain.data.split import Split, read_split
 from posttrain.engines import make_sampler

@@ -22,8 +22,7 @@ from posttrain.data.stream import StreamedRecords
 from posttrain.engines.sampler import Sampler
 from posttrain.experience.assemble import assemble, with_rewards
 from posttrain.experience.generate import Generated, Generator, sampling_seed, turns
-from posttrain.experience.group import Group
-from posttrain.experience.group_queue import GroupQueue
+from posttrain.experience.group import Group, GroupQueue
 from posttrain.experience.metrics import sampled_metrics
 from posttrain.experience.references import used_rows
 from posttrain.experience.selection import DynamicSampling, EveryGroup, Select

@@ -22,13 +22,14 @@ from pydantic import TypeAdapter
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm, DataKind, Need
-from posttrain.algorithms.composition.about import ABOUT
-from posttrain.algorithms.off_policy import decoupled
-from posttrain.algorithms.off_policy.names import NAMED
+from posttrain.algorithms.declared import card, told_in
+from posttrain.algorithms.metrics import RATIO_METRICS, clip_formulas
+from posttrain.algorithms.off_policy.apply import CORRECTION_METRICS
+from posttrain.algorithms.off_policy.correction import NAMED
 from posttrain.algorithms.settings import attributes
 from posttrain.config.algorithm import nearest_algorithm
 from posttrain.errors import ConfigError
-from posttrain.explain.correction import correction_settings
+from posttrain.explain.correction import DECOUPLED, correction_settings
 
 DATA: dict[DataKind, str] = {
     "prompts": "prompts and a reward; completions are sampled during training",
@@ -224,35 +225,41 @@ def explain(name: str) -> Explanation:
         avoid_when=card.avoid_when,
         differs=card.differs,
         metrics=card.metrics | cls.shared_metrics,
-        options=ABOUT if cls.open_composition else {},
+        options=options_of_choices() if cls.open_composition else {},
     )
+
+
+def options_of_choices() -> dict[str, dict[str, str]]:
+    """Choice of `policy_gradient` -> option -> what it computes."""
+    return {choice: options for choice, options in told_in("options").items() if choice != "correction"}
 
 
 def decoupled_ppo() -> Explanation:
     """Decoupled PPO is a correction that each algorithm takes: told like one, because people look for it by name."""
-    card, correction = decoupled.CARD, NAMED["decoupled"]
+    correction, metrics = NAMED["decoupled"], clip_formulas() | RATIO_METRICS | CORRECTION_METRICS
+    told = card(DECOUPLED_KEY, metrics)
     settings = tuple(
-        Setting(name=name, type=kind, default=getattr(correction, name), doc=doc, source=card.sources[name])
+        Setting(name=name, type=kind, default=getattr(correction, name), doc=doc, source=told.sources[name])
         for name, kind, doc in correction_settings()
     )
     needs = tuple(need for need in _needs(ALGORITHMS["grpo"]) if need.name == "old")
     return Explanation(
         key=DECOUPLED_KEY,
         config="algorithm: {name: grpo, correction: decoupled}",
-        title=card.title,
-        paper=card.paper,
-        summary=card.summary,
-        formula=inspect.cleandoc(decoupled.__doc__ or "").partition("\n")[2].strip("\n"),
+        title=told.title,
+        paper=told.paper,
+        summary=told.summary,
+        formula=DECOUPLED,
         settings=settings,
         data_kind="prompts",
         min_group_size=1,
         needs=needs,
         models=("policy, trained", "what the algorithm beside it needs"),
-        choices=card.choices,
-        use_when=card.use_when,
-        avoid_when=card.avoid_when,
-        differs=card.differs,
-        metrics=card.metrics,
+        choices=told.choices,
+        use_when=told.use_when,
+        avoid_when=told.avoid_when,
+        differs=told.differs,
+        metrics=told.metrics,
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import fields
 
 from pydantic import TypeAdapter
 
-from posttrain.algorithms.off_policy.correction import DEFAULTS, Correction
-from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
-from posttrain.algorithms.off_policy.names import ABOUT, NAMED
+from posttrain.algorithms.declared import told_in
+from posttrain.algorithms.off_policy.apply import CORRECTION_METRICS
+from posttrain.algorithms.off_policy.correction import DEFAULTS, NAMED, Correction
 
 _HEAD = """\
 <!-- generated from the classes: python -m posttrain.explain.page docs/algorithms -->
@@ -42,10 +42,21 @@ length; a weight per token is bounded and biased. For long answers: truncate or 
 experts rather mask.
 """
 
+DECOUPLED = """\
+    mu          the policy that sampled a token, some versions old; its log-probabilities are recorded then
+    prox        the policy at the start of this update: old_logprobs, computed by the trainer
+    u = policy / prox         the ratio, with gradient          w = prox / mu         a weight, without
+    L = -w min(u A, clip(u, 1 - clip_low, 1 + clip_high) A)     w = 0 where it exceeds high
+
+PPO's clip has two jobs: to undo the bias of old data and to keep the update small. Centred at a stale mu it does the
+second badly. Here the weight does the first and the clip, around prox, the second. With prox = mu it is PPO."""
+"""The formula of decoupled PPO, which is a correction that people look for as an algorithm."""
+
 
 def correction_page() -> str:
     """Markdown: what it is, the names, the settings, the metrics."""
-    names = [(f"`{name}`", _settings_of(value), ABOUT[name]) for name, value in NAMED.items()]
+    about = told_in("options")["correction"]
+    names = [(f"`{name}`", _settings_of(value), about[name]) for name, value in NAMED.items()]
     defaults = {field.name: field.default for field in fields(Correction)}
     settings = [(f"`{name}`", kind, f"`{_value(defaults[name])}`", doc) for name, kind, doc in correction_settings()]
     metrics = [(f"`{name}`", formula) for name, formula in CORRECTION_METRICS.items()]

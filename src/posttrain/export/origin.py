@@ -20,8 +20,7 @@ from posttrain.files import is_inside
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import without_progress_bars
 from posttrain.models.named import resolve_model_path
-from posttrain.models.reward_head import load_reward_model
-from posttrain.models.step_head import load_step_model
+from posttrain.models.reward_head import load_reward_model, load_step_model
 from posttrain.store.checkpoint import Checkpoint, require_intact, verify
 
 Head = Literal["tokens", "score", "steps"]

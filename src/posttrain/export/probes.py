@@ -22,8 +22,7 @@ from posttrain.errors import DataError
 from posttrain.export.origin import Head, Origin
 from posttrain.models.compute import PLAIN
 from posttrain.models.load import LoadedModel
-from posttrain.models.reward_head import row_scores
-from posttrain.models.step_head import step_scores
+from posttrain.models.reward_head import row_scores, step_scores
 from posttrain.types import Prompt, Tokens
 
 BUILT_IN = (

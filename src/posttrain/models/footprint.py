@@ -4,7 +4,7 @@ They stand apart because the modules that use them import transformers, which a 
 """
 
 SHORT_KEYS = 512
-"""Up to here short attention is used (cpu/short_attention.py): the scores of a row stay in the processor's caches;
+"""Up to here short attention is used (cpu/segment_attention.py): the scores of a row stay in the processor's caches;
 beyond, the fused kernel is the faster one."""
 SLAB_NUMBERS = 2**18
 """Scores of the rows that short attention computes together: 1 MB. Of short rows, one at a time, calls are most of the
@@ -12,7 +12,7 @@ cost."""
 SLOT_COLUMNS = 32
 """Columns of the cache of keys and values come in multiples of this (engines/slots.py)."""
 GROUP_COLUMNS = 16
-"""The same of a plain decoder (cpu/group_cache.py)."""
+"""The same of a plain decoder (cpu/group_attention.py)."""
 SLOT_GROWTH = 1.5
 """Slots that are full get this many times the columns: what is copied is bounded by what is written."""
 COPIED_WEIGHTS = 2**21

@@ -1,7 +1,7 @@
 """Which rows go through the model together: a token budget, no divisibility rule.
 
 What is counted are the tokens that are computed: padding costs nothing, since the forward pass is packed, and what rows
-have in common at their beginning (shared_prefixes.py) counts once per micro-batch.
+have in common at their beginning (packing.py) counts once per micro-batch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from posttrain.heartbeat import beat
-from posttrain.models.packing import needed_tokens
-from posttrain.models.shared_prefixes import Family, alone, find_families
+from posttrain.models.packing import Family, alone, find_families, needed_tokens
 from posttrain.types import Batch
 
 PAIRS_PER_TOKEN = 4096

@@ -1,4 +1,7 @@
-"""The forward pass of a run: a model with its temperature, its precision and its critic, from a batch to outputs."""
+"""The forward pass of a run: a model with its temperature, its precision and its critic, from a batch to outputs.
+
+Frozen models beside the policy, a teacher or a reference of its own: what they say about each of its tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,26 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from posttrain.errors import ConfigError
 from posttrain.models.adapters import apply_lora
 from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
 from posttrain.models.forward import TokenLogprobs
-from posttrain.models.forward_path import shares_prefixes
+from posttrain.models.forward_path import forward_path, shares_prefixes
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
+from posttrain.models.reading import called
 from posttrain.types import Batch, Outputs
 
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
-    from posttrain.config import RunConfig
+    from posttrain.config import ReferenceConfig, RunConfig, TeacherConfig
+
+    FrozenConfig = TeacherConfig | ReferenceConfig
 
 
 class Forward:
@@ -133,4 +142,73 @@ def policy_forward(
         entropy="gradient" if "entropy" in algorithm.needs else "value",
         critic=critic,
         top1=algorithm.data_kind == "examples",
+    )
+
+
+def load_frozen(
+    section: str, entry: FrozenConfig, config: RunConfig, student: LoadedModel, forward: Forward
+) -> Forward:
+    """The policy's definition of a log-probability, of the model that `section` of the configuration names.
+
+    Raises ConfigError when the two do not mean the same tokens by the same ids (RULE 47), or when the other context is
+    too short for what the policy may see.
+    """
+    settings = config.model.model_copy(
+        update={**entry.model_dump(), "gguf_file": None, "chat_template": None, "device": "auto"}
+    )
+    with called(f"{section}.path"):
+        frozen = load_model(resolve_model_path(settings, config.seed), device=student.device)
+    check_same_tokens(section, entry.path, student, frozen)
+    check_context(section, config, student, frozen)
+    return forward.under(hold_in(frozen.model.requires_grad_(False), forward.compute_dtype))
+
+
+@torch.no_grad()
+def hold_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A frozen model whose linear layers are held in the precision in which their products are computed.
+
+    Autocast would cast each of these weights for each product, so no number changes. What is no product keeps its
+    precision, as norms and embeddings do, and so does the head, whose log-probabilities have products of their own.
+    """
+    forward_path(model)  # found once per model, in float32
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    kept = {id(parameter) for end in ends if end is not None for parameter in end.parameters()}
+    for module in model.modules():
+        if isinstance(module, nn.Linear | Conv1D) and id(module.weight) not in kept:
+            module.to(dtype)
+    return model
+
+
+def check_same_tokens(section: str, path: str, student: LoadedModel, frozen: LoadedModel) -> None:
+    """RULE 47: token ids are handed over as they are, so every token must have the same id on both sides."""
+    ours, theirs = student.tokenizer.get_vocab(), frozen.tokenizer.get_vocab()
+    different = sorted(ours.items() ^ theirs.items(), key=lambda item: (item[1], item[0]))
+    if not different:
+        return
+    token, number = different[0]
+    other = (theirs if token in ours and ours[token] == number else ours).get(token)
+    raise ConfigError(
+        given=f"{section} = {path}, whose tokenizer is another than the policy's: {len(ours)} and {len(theirs)} tokens;"
+        f" {token!r} is id {number} in one and {'missing' if other is None else f'id {other}'} in the other",
+        allowed=f"a {section} with the same vocabulary",
+        fix="Choose a model of the same family, which shares its tokenizer.",
+    )
+
+
+def check_context(section: str, config: RunConfig, student: LoadedModel, frozen: LoadedModel) -> None:
+    """The longest prompt and completion that the run admits fit the other context."""
+    longest = student.context_length
+    if config.data.max_prompt_length is not None:
+        asked = config.data.max_prompt_length + config.sampling.max_completion_length
+        longest = asked if longest is None else min(longest, asked)
+    if frozen.context_length is None or (longest is not None and longest <= frozen.context_length):
+        return
+    room = frozen.context_length - config.sampling.max_completion_length
+    raise ConfigError(
+        given=f"the {section}'s context is {frozen.context_length} tokens{frozen.context_reason}, and prompt "
+        f"and completion may have {'any number' if longest is None else longest} together",
+        allowed=f"rows that fit the {section}'s context",
+        fix=f"Set data.max_prompt_length = {room}."
+        if room > 0
+        else f"Lower sampling.max_completion_length below {frozen.context_length}.",
     )

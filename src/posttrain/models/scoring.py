@@ -14,8 +14,7 @@ from posttrain.models.forward_path import shares_prefixes
 from posttrain.models.load import LoadedModel
 from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
-from posttrain.models.reward_head import load_reward_model, row_scores, score_head
-from posttrain.models.step_head import load_step_model, step_scores
+from posttrain.models.reward_head import load_reward_model, load_step_model, row_scores, score_head, step_scores
 from posttrain.types import Batch, Outputs
 
 if TYPE_CHECKING:

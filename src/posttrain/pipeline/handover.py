@@ -29,9 +29,8 @@ from posttrain.files import write_durably
 from posttrain.models.compute import Compute
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import evaluating
-from posttrain.models.reward_head import load_reward_model, row_scores
+from posttrain.models.reward_head import load_reward_model, load_step_model, row_scores, step_scores
 from posttrain.models.save import merged_weights
-from posttrain.models.step_head import load_step_model, step_scores
 from posttrain.store.checkpoint import Checkpoint, verify
 from posttrain.types import Prompt
 

@@ -32,8 +32,14 @@ from posttrain.models.footprint import REWARD_TOKENS
 from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import plan_microbatches
 from posttrain.models.reading import called
-from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores
-from posttrain.models.step_head import load_step_model, scores_steps, step_scores
+from posttrain.models.reward_head import (
+    ScoringFacts,
+    load_reward_model,
+    load_step_model,
+    row_scores,
+    scores_steps,
+    step_scores,
+)
 from posttrain.rewards.calls import Outcome, Signature, failed
 from posttrain.types import Completion, Prompt, Tokens
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.config.gates import wrong_gate
+from posttrain.config.scorers import wrong_gate
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards.call_batch import CallBatch
 from posttrain.rewards.calls import Runner

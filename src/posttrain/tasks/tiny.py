@@ -117,7 +117,7 @@ def demonstrations(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: TinyR
         max_dropped=0.0,
         what=f"demonstrations of {task.name}",
     )
-    return rendered.examples
+    return rendered.rows
 
 
 def imitate(model: PreTrainedModel, examples: Sequence[Example], recipe: TinyRecipe, *, seed: int) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from posttrain.data.marked import Parts, marked, stretches
+from posttrain.data.looks import Parts, marked, stretches
 from posttrain.types import Example
 
 if TYPE_CHECKING:

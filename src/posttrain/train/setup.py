@@ -25,10 +25,9 @@ from posttrain.experience.references import reference_forward
 from posttrain.experience.rendering import context_length
 from posttrain.functional.intervals import wilson
 from posttrain.models.compute import dtype_name
-from posttrain.models.frozen import load_frozen
 from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import Split
-from posttrain.models.policy import Forward, load_policy, policy_forward
+from posttrain.models.policy import Forward, load_frozen, load_policy, policy_forward
 from posttrain.models.reward_head import ScoringFacts
 from posttrain.models.scoring import HEADS, ScoringForward, load_scoring_model
 from posttrain.store.checkpoint import Checkpoints
@@ -284,7 +283,7 @@ def auxiliary(
     )
     add_gradient = Auxiliary(
         coef=algorithm.auxiliary_coef,
-        examples=found.examples,
+        examples=found.rows,
         rows=config.data.auxiliary_rows,
         updates_per_step=config.train.updates_per_batch,
         seed=config.seed,

@@ -198,21 +198,19 @@ def sampled_preferences(inputs: Inputs) -> Source:
 def supervised(inputs: Inputs) -> Source:
     """Given answers are imitated."""
     train, heldout = inputs.rendered(render_examples)
-    examples = heldout.examples if heldout else ()
+    examples = heldout.rows if heldout else ()
     measure = HeldOutLoss(inputs.config, inputs.forward, examples, inputs.loaded.pad_id)
-    feed, asked = inputs.feed(train.examples, None), inputs.asked(examples, train.examples)
+    feed, asked = inputs.feed(train.rows, None), inputs.asked(examples, train.rows)
     return Source(feed=feed, measure=measure, asked=asked, notes=data_notes(train, heldout))
 
 
 def preferences(inputs: Inputs) -> Source:
     """The better one of two answers is told from the other."""
     train, heldout = inputs.rendered(render_pairs)
-    feed, facts = pairs_feed(inputs, train.pairs)
-    pairs = heldout.pairs if heldout else ()
-    measure, asked = (
-        HeldOutPolicyPairs(inputs.config, inputs.forward, pairs, inputs.loaded.pad_id),
-        inputs.asked(pairs, train.pairs),
-    )
+    feed, facts = pairs_feed(inputs, train.rows)
+    pairs = heldout.rows if heldout else ()
+    measure = HeldOutPolicyPairs(inputs.config, inputs.forward, pairs, inputs.loaded.pad_id)
+    asked = inputs.asked(pairs, train.rows)
     return Source(feed=feed, measure=measure, asked=asked, notes=data_notes(train, heldout), facts=facts)
 
 
@@ -307,12 +305,12 @@ class ScoringInputs:
 def scored_pairs(inputs: ScoringInputs) -> ScoredSource:
     """The better one of two answers is to score higher."""
     train, heldout = inputs.rendered(partial(render_pairs, eos_ids=inputs.loaded.eos_ids))
-    pairs = inputs.heldout(heldout and heldout.pairs)
+    pairs = inputs.heldout(heldout and heldout.rows)
     return ScoredSource(
-        feed=inputs.dataset(train.pairs),
+        feed=inputs.dataset(train.rows),
         heldout=HeldOutPairs(inputs.forward, pairs, **inputs.batching),
         facts=inputs.facts,
-        notes=data_notes(train, heldout) + margin_notes(train.pairs, inputs.algorithm),
+        notes=data_notes(train, heldout) + margin_notes(train.rows, inputs.algorithm),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.evaluate.evaluation import Evaluation
-from posttrain.functional.drops import largest_drop
+from posttrain.functional.cusum import largest_drop
 from posttrain.functional.intervals import normal_quantile
 from posttrain.watch.records import Alarm, HeldOut, Movement
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from posttrain.lab.plan.layout import Step
 from posttrain.models.microbatches import plan_units
-from posttrain.models.shared_prefixes import LEAST_SAVING, Family
+from posttrain.models.packing import LEAST_SAVING, Family
 
 GROUPS = Step(prompts=32, per_prompt=8, rows_are="answers", prompt_tokens=128, answer_tokens=256)
 

@@ -206,7 +206,7 @@ def test_micro_batches_of_rows_of_one_length_are_what_planning_real_rows_gives(
     prompts: int, group: int, prompt: int, completion: int, budget: int
 ) -> None:
     from posttrain.models.microbatches import plan_units
-    from posttrain.models.shared_prefixes import Family
+    from posttrain.models.packing import Family
 
     step = workload("grpo", prompts_per_step=prompts, group_size=group)
     step = replace(step, prompt_tokens=prompt, completion_tokens=completion, tokens_per_microbatch=budget)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from posttrain.algorithms.base import PolicyGradient
+from posttrain.algorithms.critic import VALUE_METRICS
+from posttrain.algorithms.kimi_k15 import SQUARED_LOG_RATIO
+from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
 from posttrain.algorithms.settings import (
     AboveOne,
     Count,
@@ -25,6 +28,18 @@ class Parameters(PolicyGradient):
     """A parameter that no chosen part reads is refused when it is given."""
 
     open_composition = True
+    metrics = {
+        **clip_formulas("the elements that have a ratio: trained tokens, or completions", "u"),
+        **DUAL_CLIP_METRICS,
+        "policy/weight_clip_fraction": "weight_clip: share of them whose weight is held at a bound",
+        "policy/gate_mean": "soft_gate: mean of the gate over them",
+        "policy/kernel_mean": "kernel: mean of the weight over the trained tokens",
+        "policy/selected_fraction": "clip_cov, kl_cov: share of the trained tokens that are chosen",
+        "policy/weight_mean": "truncated_negatives: mean of the weight over the completions",
+        "policy/dropped_fraction": "off_policy_negatives: share of the completions that leave the policy term",
+        **SQUARED_LOG_RATIO,
+        **VALUE_METRICS,
+    }
 
     baseline_decay: UnitInterval | None = None
     """baseline moving_average: weight of the old value, 0.9."""
@@ -123,28 +138,3 @@ class Parameters(PolicyGradient):
     @property
     def correct_from(self) -> float | None:
         return self.correct_at
-
-
-AS = {
-    "reinforce": "baseline_decay gamma",
-    "topr": "constant",
-    "pass_at_k": "k correct_at",
-    "distillation": "coef floor",
-    "ppo": "gae_lambda value_coef score_clip missing_eos_penalty",
-    "grpo": "std_epsilon population clip_low clip_high dual_clip kl_coef kl_estimator count_masked_sequences "
-    "top_entropy_quantile",
-    "reinforce_plus_plus_baseline": "whiten_over center",
-    "cispo": "max_ratio",
-    "sapo": "tau_pos tau_neg",
-    "vespo": "k_pos lambda_pos k_neg lambda_neg",
-    "dppo": "divergence divergence_low divergence_high",
-    "clip_cov": "cov_low cov_high cov_share seed",
-    "kl_cov": "penalty",
-    "kimi_k15": "tau length_coef",
-    "dr_grpo": "max_completion_length",
-    "deepseek_v32": "max_negative_divergence",
-    "dapo": "overlong_buffer",
-    "kimi_k2": "token_budget budget_penalty",
-}
-SOURCES = {name: f"as {key}" for key, names in AS.items() for name in names.split()}
-SOURCES |= {"value_clip": "off here; ppo uses 0.2", "length_coef": "1 here, where the choice switches it on"}

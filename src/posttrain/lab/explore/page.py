@@ -12,8 +12,7 @@ from string import Template
 from typing import Any
 
 from posttrain.algorithms import ALGORITHMS, Algorithm
-from posttrain.algorithms.composition.about import ABOUT
-from posttrain.explain import NeedFact, explain
+from posttrain.explain import NeedFact, explain, options_of_choices
 from posttrain.files import write_atomically
 from posttrain.lab.advise.guides import from_rewards, guides, samples
 from posttrain.lab.explore.choices import Choice, choices, settings_by_value, words, written
@@ -124,7 +123,7 @@ REWARD_MODELS = "To become a reward"
 
 def facts_of(kind: type[Algorithm]) -> dict[str, Any]:
     """One algorithm as the page shows it."""
-    told, online = explain(kind.key), samples(kind)
+    told, online, options = explain(kind.key), samples(kind), options_of_choices()
     return {
         "key": told.key,
         "name": told.title.partition(":")[0],
@@ -138,7 +137,7 @@ def facts_of(kind: type[Algorithm]) -> dict[str, Any]:
         "group": group_of(kind),
         "models": list(told.models),
         "needs": [_need(need) for need in told.needs],
-        "choices": {name: [option, ABOUT.get(name, {}).get(option, "")] for name, option in told.choices.items()},
+        "choices": {name: [option, options.get(name, {}).get(option, "")] for name, option in told.choices.items()},
         "use_when": told.use_when,
         "avoid_when": told.avoid_when,
         "failures": [failure.what for failure in guides().failures if told.key in failure.of],

@@ -8,7 +8,7 @@ wide, a layer of Llama in float32 keeps, of each token:
     inputs of q, k, v     D
     attention         H d + 2 K d  as grids: a branch repeats its prefix there, and where masked the keys of each head
                       H d + H      its output and the log-sum-exp of the fused kernel; short attention keeps the
-                                   probabilities in place of these two (cpu/short_attention.py)
+                                   probabilities in place of these two (cpu/segment_attention.py)
     input of o        H d
     hidden state          D        after attention, for the norm that follows
     norm              1 + D

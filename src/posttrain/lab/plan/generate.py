@@ -1,7 +1,7 @@
 """Bytes of sampling in the trainer's process: keys and values of the rows in flight, their prompts, the next token.
 
 A plain decoder (cpu/plain_decoder.py: RMSNorms, separate queries, keys and values) holds each prompt once for all
-rows that began with it, and what came after it per row (cpu/group_cache.py); other models hold prompt and answer in
+rows that began with it, and what came after it per row (cpu/group_attention.py); other models hold prompt and answer in
 a slot per row (engines/slots.py). Per layer, with K heads for keys and values, each d wide:
 
     plain     [prompts, K, columns of a prompt, d] and [rows, K, columns of an answer, d], for keys and for values

@@ -16,7 +16,7 @@ from math import ceil
 from typing import Literal, NamedTuple
 
 from posttrain.lab.plan.records import Workload
-from posttrain.models.shared_prefixes import LEAST_SAVING
+from posttrain.models.packing import LEAST_SAVING
 
 
 class Grid(NamedTuple):

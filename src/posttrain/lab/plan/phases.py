@@ -13,7 +13,7 @@ The moments of an update at which most may be alive: where the backward pass beg
 The backward pass goes through the models in reverse: a critic of its own first, then the policy, of each the head, the
 layers from last to first, the embedding. Activations become fewer while gradients become more, evenly from layer to
 layer, so what is alive is largest at one of the ends. From the second micro-batch on all gradients are there already;
-on a CPU from the first gradient on, with which the memory of all is taken (train/gradient_block.py).
+on a CPU from the first gradient on, with which the memory of all is taken (train/optimizer.py).
 """
 
 from __future__ import annotations

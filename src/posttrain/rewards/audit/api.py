@@ -120,7 +120,7 @@ def audit(
 def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[AuditReport]:
     """Audit every reward of a run on the rows that it will be trained on. `folder` is where the config lies."""
     from posttrain.config import in_folder
-    from posttrain.data.plain import plain_prompts
+    from posttrain.data.prompts import plain_prompts
     from posttrain.data.read import read_rows
 
     sizes = {"completions_per_step": config.train.prompts_per_step * config.sampling.group_size}
@@ -254,7 +254,7 @@ def _enough(prompts: Sequence[Prompt]) -> None:
 def read_prompts(rows: str | Sequence[Mapping[str, Any]], **columns: Any) -> list[Prompt]:
     """The rows as rewards see them; `columns` are settings of `data`: prompt, answer, split."""
     from posttrain.config import DataConfig  # these load torch, which the processes that watch a reward do not need
-    from posttrain.data.plain import plain_prompts
+    from posttrain.data.prompts import plain_prompts
     from posttrain.data.read import Row, read_rows
 
     config = DataConfig(train=rows if isinstance(rows, str) else "rows", **columns)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from posttrain.config import JudgeConfig
 
 POLICY = "policy"
-CODE = ("engines/*.py", "functional/*.py", "data/prompts.py", "data/template.py", "rewards/judge/local.py")
+CODE = ("engines/*.py", "functional/*.py", "data/prompts.py", "rewards/judge/local.py")
 """The modules that a reply comes from, beside those of the model."""
 
 
