@@ -56,4 +56,5 @@ def few(members: Iterable[Any], *quick: Any) -> list[Any]:
     """For `parametrize`: these of the members run in `make test`, and all of them with `make test-slow`."""
     found = list(members)
     assert set(quick) <= set(found), f"no members: {sorted(set(quick) - set(found))}"
-    return [member if member in quick else pytest.param(member, marks=pytest.mark.slow) for member in found]
+    slow = (pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.slow) for each in found)
+    return [each if each in quick else later for each, later in zip(found, slow, strict=True)]

@@ -9,7 +9,6 @@ import pytest
 from benchmarks.sweeping import page
 
 from posttrain.lab.experiments.sweep.confirm import Confirmation, SeedScore
-from posttrain.lab.experiments.sweep.page import picture
 
 RESULT: dict[str, Any] = json.loads(page.FILE.read_text()) if page.FILE.exists() else {}
 pytestmark = pytest.mark.skipif(not RESULT, reason="the sweep of the demonstration has not been run")
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.skipif(not RESULT, reason="the sweep of the demonstrati
 
 def test_the_page_and_its_picture_are_those_of_the_results_on_file():
     assert page.block(RESULT) in page.PAGE.read_text()
-    assert picture(RESULT) == page.PICTURE.read_text()
+    assert page.picture(RESULT) == page.PICTURE.read_text()
 
 
 def test_no_trial_of_the_killed_sweep_is_missing_and_the_first_is_the_default():

@@ -9,7 +9,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from posttrain.cpu import segment_attention
 from posttrain.cpu.onednn import onednn_products
-from posttrain.cpu.segment_attention import _Attention, grid_attention
+from posttrain.cpu.segment_attention import _ShortAttention, grid_attention
 from posttrain.models.footprint import SHORT_KEYS
 
 CASES = {
@@ -47,7 +47,9 @@ def test_outputs_and_gradients_are_those_of_the_fused_kernel(case):
     queries, keys = CASES[case][3:5]
     seen_TS = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     expected = outputs_and_gradients(lambda q, k, v: sdpa_attention_forward(module, q, k, v, mask)[0], tensors)
-    actual = outputs_and_gradients(lambda q, k, v: _Attention.apply(q, k, v, seen_TS, 8**-0.5).transpose(1, 2), tensors)
+    actual = outputs_and_gradients(
+        lambda q, k, v: _ShortAttention.apply(q, k, v, seen_TS, 8**-0.5).transpose(1, 2), tensors
+    )
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
@@ -56,7 +58,7 @@ def test_rows_one_by_one_in_slabs_and_all_at_once_are_the_same(monkeypatch, numb
     """Three rows: the second case has a slab of two and one of one."""
     tensors, _, _ = draw("grouped heads", torch.float64)
     seen_TS = torch.ones(9, 9, dtype=torch.bool).tril()
-    attend = lambda q, k, v: _Attention.apply(q, k, v, seen_TS, 8**-0.5).transpose(1, 2)  # noqa: E731
+    attend = lambda q, k, v: _ShortAttention.apply(q, k, v, seen_TS, 8**-0.5).transpose(1, 2)  # noqa: E731
     expected = outputs_and_gradients(attend, tensors)
     monkeypatch.setattr(segment_attention, "SLAB_NUMBERS", numbers)
     torch.testing.assert_close(outputs_and_gradients(attend, tensors), expected, rtol=0, atol=1e-14)

@@ -192,7 +192,8 @@ def test_margins_accuracies_and_likelihoods_are_drawn():
     assert all(label in bars for label in ("pairs", "per token", "implicit"))
 
 
-def test_a_step_on_pairs_shows_margin_order_and_likelihood():
+def test_a_step_on_pairs_shows_margin_order_and_likelihood(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     stream = io.StringIO()
     TerminalView(stream).step({**pair_run(0.5, 0.7, interval(0.2, 0.05)).metrics[9], "time/step": 1.0}, 20)
     line = "step 10/20  loss 0.49  margin 1  in order 80%  logp chosen -39  grad 1  tokens 1,000  1.0 s  10.0 s left\n"

@@ -181,7 +181,7 @@ def segment_attention(
     if not keeps_busy(of, key_LKD.shape[1]):
         return None
     scaling = settings.get("scaling")
-    return _ShortAttention.apply(*tensors, of, kernels, query_LHD.shape[-1] ** -0.5 if scaling is None else scaling)
+    return _Attention.apply(*tensors, of, kernels, query_LHD.shape[-1] ** -0.5 if scaling is None else scaling)
 
 
 def attends_alone(module: nn.Module, settings: Mapping[str, Any]) -> bool:

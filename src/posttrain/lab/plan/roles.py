@@ -1,7 +1,8 @@
 """What each role keeps from step to step: weights, moments of the optimizer, a copy for the sampler.
 
     policy        4 bytes per parameter: master weights are float32; with adapters they are frozen, and those are beside
-    reference     a frozen copy, 4 bytes; none with adapters, whose base it is, and none where its numbers are on disk
+    reference     a frozen copy: linear layers in the run's precision, the rest 4 bytes (models.policy.hold_in); none
+                  with adapters, whose base it is, and none where its numbers are on disk. A teacher is held likewise
     critic        separate: a second model without the head of a language model, trained; lora: a second set of
                   adapters; shared: a head of D + 1 numbers
     optimizer     two float32 moments per trained parameter (AdamW, arXiv:1711.05101); 8 bits: one byte each and a scale
@@ -101,10 +102,9 @@ def _policy(workload: Workload) -> Iterator[Part]:
 def _others(workload: Workload) -> Iterator[Part]:
     ranks = weight_ranks(workload)
     if has_reference(workload):
-        reference = workload.reference or workload.architecture
-        yield _weights("reference", reference.parameters, ranks, "frozen, in float32")
+        yield _frozen("reference", workload.reference or workload.architecture, workload)
     if "teacher" in workload.needs and workload.teacher is not None:
-        yield _weights("teacher", workload.teacher.parameters, ranks, "frozen, in float32")
+        yield _frozen("teacher", workload.teacher, workload)
     for model in workload.reward_models:
         yield _weights("reward model", model.trunk_parameters + model.hidden, ranks, "frozen, in float32")
 
@@ -130,6 +130,13 @@ def sampler_copy(workload: Workload) -> int:
 def _weights(role: Role, parameters: int, ranks: int, why: str) -> Part:
     size = MASTER * parameters // ranks
     return Part(role=role, what="weights", bytes=size, why=f"{parameters:,} parameters, {why}", stays=True)
+
+
+def _frozen(role: Role, model: Architecture, workload: Workload) -> Part:
+    linear = sum(number * layer.parameters for number, block in model.blocks for layer in block.linears)
+    size = BYTES[workload.precision] * linear + MASTER * (model.parameters - linear)
+    why = f"{model.parameters:,} parameters, frozen, linear layers in {workload.precision}"
+    return Part(role=role, what="weights", bytes=size // weight_ranks(workload), why=why, stays=True)
 
 
 def frozen_scorers(workload: Workload) -> list[tuple[Role, Architecture]]:
