@@ -79,13 +79,20 @@ def test_what_stays_follows_from_the_parameters() -> None:
     train = plan("ppo", settings={"kl_coef": 0.05}).phase("train")
     assert train is not None
     parameters = read_architecture("0.5b").parameters
-    assert train.of("policy", "weights") == 4 * parameters
-    attention = (896 * 896 + 896) + 2 * (896 * 128 + 128) + 896 * 896
-    linear = 24 * (attention + 3 * 896 * 4864)  # what a frozen model holds in bfloat16; embeddings and norms stay
-    assert train.of("reference", "weights") == 2 * linear + 4 * (parameters - linear)
+    assert train.of("policy", "weights") == train.of("reference", "weights") == 4 * parameters
     assert train.of("policy", "optimizer state") == 8 * parameters
     assert train.of("critic", "weights") == 4 * (parameters + 896)  # tied: the trunk is all, and a head of one number
     assert train.of("critic", "optimizer state") == 2 * train.of("critic", "weights")
+
+
+def test_a_frozen_model_holds_its_linear_layers_in_the_precision_of_the_run() -> None:
+    train = plan("grpo", settings={"kl_coef": 0.05}, precision="bfloat16").phase("train")
+    assert train is not None
+    parameters = read_architecture("0.5b").parameters
+    attention = (896 * 896 + 896) + 2 * (896 * 128 + 128) + 896 * 896
+    linear = 24 * (attention + 3 * 896 * 4864)
+    assert train.of("reference", "weights") == 2 * linear + 4 * (parameters - linear)
+    assert train.of("policy", "weights") == 4 * parameters
 
 
 def test_critic_free_training_needs_about_half_of_ppo() -> None:
