@@ -87,6 +87,7 @@ def measured_now(*names: str) -> list[Compared]:
     return [Compared.of(named(one["case"]), one) for one in found]
 
 
+@pytest.mark.slow
 def test_real_steps_of_two_tiny_models_take_what_was_planned():
     for one in measured_now(*LIVE):
         for phase, error in zip(one.phases, one.phase_errors, strict=True):

@@ -206,7 +206,8 @@ def test_what_is_wrong_is_said_by_data_check(value, tmp_path, tokenizer):
     assert SAID[value] in said
 
 
-@pytest.mark.parametrize("streaming", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", [False, True])
 def test_training_says_the_same_of_them(tmp_path, streaming, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
     model = str(tiny_model(tmp_path / "model"))

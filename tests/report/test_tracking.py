@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.catalogue import few
 from tests.report.synthetic_run import write_run
 from tests.tiny import tiny_model, write_prompts
 from trackio.sqlite_storage import SQLiteStorage
@@ -178,9 +179,7 @@ def test_a_run_tells_all_three_what_it_writes(tmp_path):
     assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [0]
 
 
-@pytest.mark.parametrize(
-    "tracker", [name if name == "trackio" else pytest.param(name, marks=pytest.mark.slow) for name in TRACKERS]
-)
+@pytest.mark.parametrize("tracker", few(TRACKERS, "tensorboard"))
 def test_what_a_killed_run_has_sent_is_not_sent_again_when_it_is_resumed(tracker, tmp_path):
     train = {"steps": 10_000, "prompts_per_step": 2}
     config = config_in(tmp_path, report_to=[tracker], checkpoint={"every": 20}, train=train)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.catalogue import few
 from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.errors import DataError
@@ -287,7 +288,7 @@ def reward(completion, way):
 """
 
 
-@pytest.mark.parametrize("end", ["hang", "crash", "close"])
+@pytest.mark.parametrize("end", few(["hang", "crash", "close"], "crash", "close"))
 def test_what_a_reward_starts_in_a_session_of_its_own_ends_with_it(reward_file, tmp_path, end):
     """At a time-out, at a crash of the worker, and when the run is over: nothing is left, however it has detached."""
     ways = ["session", "shell", "double fork", "many"]

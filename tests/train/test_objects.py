@@ -134,6 +134,7 @@ print(run.step, run.folder)
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_not_run_again_by_its_own_reward(model, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     arguments = [json.dumps(settings(model, tmp_path / "run")), json.dumps(ROWS)]

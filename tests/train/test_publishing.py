@@ -96,7 +96,9 @@ def records(run: Run) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("settings", [{}, {"lora": {"rank": 4}}], ids=["whole model", "adapters"])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"lora": {"rank": 4}}, marks=pytest.mark.slow)], ids=["whole model", "adapters"]
+)
 def test_a_resumed_run_samples_with_the_weights_that_were_published(folder, run, stop, settings):
     name = f"{len(settings)}-{stop}"
     whole = train(folder, f"whole-{name}", **settings)

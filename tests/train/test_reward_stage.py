@@ -149,6 +149,7 @@ def test_a_run_that_died_while_the_reward_model_was_trained_resumes_to_the_same_
     assert events(resumed.folder / "reward_model", "resume")
 
 
+@pytest.mark.slow
 def test_a_reward_model_that_is_finished_is_not_trained_again(folder, run, stopped_at):
     settings = config(folder, "around")
     stopped_at(settings, in_stage=False, step=6)

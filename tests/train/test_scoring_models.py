@@ -279,7 +279,9 @@ def online(folder: Path, model: Path, name: str, **changes: Any) -> dict[str, An
     }
 
 
-@pytest.mark.parametrize(("kind", "truth"), [("ratings", "count_a"), ("steps", "share_without_c")])
+@pytest.mark.parametrize(
+    ("kind", "truth"), few([("ratings", "count_a"), ("steps", "share_without_c")], ("ratings", "count_a"))
+)
 def test_a_policy_learns_what_the_model_rewards_and_what_it_was_trained_on(folder, runs, kind, truth):
     """The truth is looked at with weight 0."""
     learned: dict[str, Any] = {"model": str(runs[kind].folder)}
