@@ -1,4 +1,4 @@
-"""Threads that wait for each other sleep, unless the user says otherwise or torch was there before."""
+"""Threads that wait for each other soon sleep, unless the user says otherwise or torch was there before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-SAYS = "import os; print(os.environ.get('OMP_WAIT_POLICY'))"
+SAYS = "import os; print(os.environ.get('OMP_WAIT_POLICY'), os.environ.get('GOMP_SPINCOUNT'))"
 
 
 def policy(code: str, **settings: str) -> str:
@@ -23,12 +23,12 @@ def policy(code: str, **settings: str) -> str:
 @pytest.mark.parametrize(
     ("code", "settings", "expected"),
     [
-        ("import posttrain", {}, "passive"),
-        ("import posttrain", {"OMP_WAIT_POLICY": "active"}, "active"),
-        ("import posttrain", {"GOMP_SPINCOUNT": "100"}, "None"),
-        ("import torch, posttrain", {}, "None"),
+        ("import posttrain", {}, "None 30000"),
+        ("import posttrain", {"OMP_WAIT_POLICY": "active"}, "active None"),
+        ("import posttrain", {"GOMP_SPINCOUNT": "100"}, "None 100"),
+        ("import torch, posttrain", {}, "None None"),
     ],
     ids=["by default", "the user's policy", "the user's number of turns", "torch was there before"],
 )
-def test_threads_wait_passively_unless_the_user_says_otherwise(code, settings, expected):
+def test_threads_soon_sleep_unless_the_user_says_otherwise(code, settings, expected):
     assert policy(code, **settings) == expected
