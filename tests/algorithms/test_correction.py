@@ -12,7 +12,9 @@ from torch import Tensor
 
 from posttrain.algorithms import GRPO, REINFORCE, RLOO, PolicyGradient
 from posttrain.algorithms.base import Card
-from posttrain.algorithms.off_policy.correction import NAMED, Correction, CorrectionName, Rule
+from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.names import NAMED, CorrectionName
+from posttrain.algorithms.off_policy.rules import Rule
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import advantages_of, weighted
 from posttrain.errors import ConfigError

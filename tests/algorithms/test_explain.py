@@ -13,8 +13,9 @@ from tests.catalogue import catalogue
 from posttrain.algorithms import ALGORITHMS, Algorithm, ComposedPolicyGradient, PolicyGradient
 from posttrain.algorithms.composition.tables import TABLES
 from posttrain.algorithms.declared import told_in
-from posttrain.algorithms.off_policy.apply import CORRECTION_METRICS
-from posttrain.algorithms.off_policy.correction import NAMED, Correction
+from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
+from posttrain.algorithms.off_policy.names import NAMED
 from posttrain.errors import ConfigError
 from posttrain.explain import Explanation, explain, find, options_of_choices
 from posttrain.explain.correction import correction_page, is_correction

@@ -37,7 +37,8 @@ from posttrain.algorithms import (
     ReinforcePlusPlusBaseline,
     ReMax,
 )
-from posttrain.algorithms.off_policy.correction import Correction, Rule
+from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.rules import Rule
 
 VARIANTS: dict[str, Algorithm] = {
     "reinforce": REINFORCE(),

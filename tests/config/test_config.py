@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from tests.catalogue import catalogue
 
 from posttrain.algorithms import ALGORITHMS, GRPO
-from posttrain.algorithms.off_policy.correction import NAMED, Correction
+from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.names import NAMED
 from posttrain.config import (
     PRESETS,
     DataConfig,

@@ -13,13 +13,10 @@ from pydantic import model_validator
 from posttrain.algorithms.algorithm import Algorithm, require_whole_update
 from posttrain.algorithms.declared import NEEDS, Card, DataKind, Need
 from posttrain.algorithms.metrics import SHARED_METRICS, common_metrics, ratio_and_clip_metrics
-from posttrain.algorithms.off_policy.apply import CORRECTION_METRICS, anchor_and_weigh, correction_metrics, couple_rows
-from posttrain.algorithms.off_policy.correction import (
-    Correction,
-    CorrectionSetting,
-    correction_of,
-    refuse_a_second_weight,
-)
+from posttrain.algorithms.off_policy.apply import anchor_and_weigh, couple_rows
+from posttrain.algorithms.off_policy.correction import Correction
+from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS, correction_metrics
+from posttrain.algorithms.off_policy.names import CorrectionSetting, correction_of, refuse_a_second_weight
 from posttrain.algorithms.settings import Finite, settings
 from posttrain.algorithms.shared import entropy_bonus, keep_top_entropy, on_trained_tokens
 from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals

@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from posttrain.algorithms.algorithm import require_whole_update
 from posttrain.algorithms.base import Need
+from posttrain.algorithms.composition.faults import refuse
 from posttrain.algorithms.composition.losses import critic_loss, without
 from posttrain.algorithms.composition.options import Values
 from posttrain.algorithms.composition.parameters import Parameters
-from posttrain.algorithms.composition.tables import Chosen, advantages_of, refuse, scored_by
-from posttrain.algorithms.composition.trust_regions import Moved
+from posttrain.algorithms.composition.ratios import Moved
+from posttrain.algorithms.composition.tables import Chosen, advantages_of, scored_by
 from posttrain.algorithms.reinforce import REINFORCE, MovingAverage
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import kl_term, weighted, weighted_completions

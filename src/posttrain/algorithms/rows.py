@@ -2,50 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
-
-from posttrain.algorithms.base import Need, PolicyGradient
+from posttrain.algorithms.composition.row import Row
 from posttrain.algorithms.declared import row
 from posttrain.algorithms.metrics import DUAL_CLIP_METRICS, clip_formulas
-from posttrain.algorithms.policy_gradient import ComposedPolicyGradient
 from posttrain.algorithms.settings import AboveOne, KLInLoss, NonNegative, settings
-from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
-
-
-@settings
-class Row(PolicyGradient):
-    """What it computes is what `policy_gradient` computes with its row and its settings."""
-
-    @property
-    def composed(self) -> ComposedPolicyGradient:
-        choices = {name: option for name, option in self.choices.items() if name != "correction"}
-        return ComposedPolicyGradient(**choices, **{f.name: getattr(self, f.name) for f in fields(self)})
-
-    def __post_init__(self) -> None:
-        assert self.composed
-
-    @property
-    def auto_correction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.composed.auto_correction
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return self.composed.needs
-
-    @property
-    def group_size_needed(self) -> int:
-        return self.composed.group_size_needed
-
-    def advantages(self, experience: Experience, state: Any = None) -> Tensor:
-        self.require_group(experience)
-        return self.composed.advantages(experience, state)
-
-    def prepare(self, batch: Batch) -> Batch:
-        return self.composed.prepare(batch)
-
-    def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        return self.composed.loss(outputs, batch, totals)
 
 
 @settings

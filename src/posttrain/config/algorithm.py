@@ -68,7 +68,8 @@ def settings_of(name: str) -> Mapping[str, Any]:
 
 def written_out(path: Steps, given: Any) -> dict[str, Any]:
     """The settings of a correction that was given by its name, so that one of them can be changed by itself."""
-    from posttrain.algorithms.off_policy.correction import NAMED, Correction
+    from posttrain.algorithms.off_policy.correction import Correction
+    from posttrain.algorithms.off_policy.names import NAMED
 
     named = NAMED.get(given) if path == ("algorithm", "correction") and isinstance(given, str) else None
     return {} if named is None else TypeAdapter(Correction).dump_python(named, mode="json")

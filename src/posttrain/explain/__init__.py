@@ -24,8 +24,8 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm, DataKind, Need
 from posttrain.algorithms.declared import card, told_in
 from posttrain.algorithms.metrics import RATIO_METRICS, clip_formulas
-from posttrain.algorithms.off_policy.apply import CORRECTION_METRICS
-from posttrain.algorithms.off_policy.correction import NAMED
+from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
+from posttrain.algorithms.off_policy.names import NAMED
 from posttrain.algorithms.settings import attributes
 from posttrain.config.algorithm import nearest_algorithm
 from posttrain.errors import ConfigError

@@ -8,8 +8,9 @@ from dataclasses import fields
 from pydantic import TypeAdapter
 
 from posttrain.algorithms.declared import told_in
-from posttrain.algorithms.off_policy.apply import CORRECTION_METRICS
-from posttrain.algorithms.off_policy.correction import DEFAULTS, NAMED, Correction
+from posttrain.algorithms.off_policy.correction import DEFAULTS, Correction
+from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
+from posttrain.algorithms.off_policy.names import NAMED
 
 _HEAD = """\
 <!-- generated from the classes: python -m posttrain.explain.page docs/algorithms -->
