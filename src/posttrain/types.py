@@ -397,10 +397,11 @@ class Experience:
     def __post_init__(self) -> None:
         _make_bool(self, "completion_mask_BT", "scored_PG", "truncated_PG")
         _require_shapes(self, self.completion_mask_BT, self.rewards_PG)
-        _refuse_endless("rewards_PG", self.rewards_PG, self.scored_PG)
-        _refuse_endless("rewards_KPG", self.rewards_KPG, self.scored_PG)
-        _refuse_endless("token_rewards_BT", self.token_rewards_BT, self.scored_mask_BT)
-        _refuse_endless("greedy_rewards_P", self.greedy_rewards_P)
+        _require_bounded("rewards_PG", self.rewards_PG, self.scored_PG)
+        _require_bounded("rewards_KPG", self.rewards_KPG, self.scored_PG)
+        _require_bounded("token_rewards_BT", self.token_rewards_BT, self.scored_mask_BT, nan=False)
+        _require_bounded("greedy_rewards_P", self.greedy_rewards_P)
+        _require_bounded("reward_weights_K", self.reward_weights_K, nan=False)
 
     @staticmethod
     def from_rewards(
@@ -459,14 +460,26 @@ class Experience:
         """Trained tokens of each completion, in the dtype of the rewards."""
         return self.completion_mask_BT.sum(dim=-1).reshape(self.rewards_PG.shape).to(self.rewards_PG.dtype)
 
-    def broadcast(self, values_PG: Tensor) -> Tensor:
-        """One number per completion -> `[B, T]`: that number on its trained tokens, 0 elsewhere."""
+    @property
+    def total_rewards_PG(self) -> Tensor:
+        """The reward of each completion, those of its tokens included."""
+        if self.token_rewards_BT is None:
+            return self.rewards_PG
+        of_tokens_B = self.token_rewards_BT.masked_fill(~self.scored_mask_BT, 0).sum(dim=-1)
+        return self.rewards_PG + of_tokens_B.reshape(self.rewards_PG.shape).to(self.rewards_PG.dtype)
+
+    def refuse_token_rewards(self) -> None:
+        """ConfigError where tokens have rewards, for algorithms that would leave them out."""
         if self.token_rewards_BT is not None:
             raise ConfigError(
-                given="token_rewards_BT, but all tokens of a completion get the same advantage here",
+                given="token_rewards_BT, which this algorithm does not read",
                 allowed="rewards of tokens with ppo, reinforce_plus_plus, reinforce and remax",
                 fix="Leave token_rewards_BT out, or choose one of these.",
             )
+
+    def broadcast(self, values_PG: Tensor) -> Tensor:
+        """One number per completion -> `[B, T]`: that number on its trained tokens, 0 elsewhere."""
+        self.refuse_token_rewards()
         mask_BT = self.scored_mask_BT
         return torch.where(mask_BT, values_PG.reshape(-1, 1), values_PG.new_zeros(()))
 
@@ -737,9 +750,15 @@ def _make_bool(record: Any, *names: str) -> None:
             object.__setattr__(record, name, x.bool())
 
 
-def _refuse_endless(name: str, rewards: Tensor | None, scored: Tensor | bool = True) -> None:
-    """An infinite reward, or one whose square is, would make the deviation of its group infinite: all advantages 0."""
-    if rewards is not None and (bad := scored & (rewards.abs() > LARGEST_REWARD)).any():
+def _require_bounded(name: str, rewards: Tensor | None, scored: Tensor | bool = True, *, nan: bool = True) -> None:
+    """An infinite reward, or one whose square is, would make the deviation of its group infinite: all advantages 0.
+
+    `nan` says whether NaN may stand there, as it does for a reward that is missing.
+    """
+    if rewards is None:
+        return
+    beyond = rewards.abs() > LARGEST_REWARD if nan else ~(rewards.abs() <= LARGEST_REWARD)
+    if (bad := scored & beyond).any():
         at = bad.nonzero()[0].tolist()
         raise ConfigError(
             given=f"{name}{at} = {rewards[tuple(at)].item()}",

@@ -79,6 +79,8 @@ class PolicyGradient(Algorithm):
 
     def to_batch(self, experience: Experience, state: Any = None) -> Batch:
         """What the loss reads: advantages and, for a critic, returns."""
+        if not self.reads_token_rewards:
+            experience.refuse_token_rewards()
         return Batch.from_experience(experience, self.advantages(experience, state))
 
     def prepare(self, batch: Batch) -> Batch:

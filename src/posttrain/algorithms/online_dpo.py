@@ -77,6 +77,7 @@ class OnlineDPO(Algorithm):
     def to_batch(self, experience: Experience, state: Any = None) -> Batch:
         """The rows of the pairs: chosen ones, then rejected ones. A completion is there once for each of its pairs."""
         self.require_group(experience)
+        experience.refuse_token_rewards()
         found = self.compare(experience)
         used_PK = found.decided_PK | found.tied_PK if self.ties == "first" else found.decided_PK
         first_row_P1 = experience.group_size * torch.arange(len(used_PK), device=used_PK.device)[:, None]

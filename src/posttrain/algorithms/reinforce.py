@@ -63,7 +63,7 @@ class REINFORCE(PolicyGradient):
     def next_state(self, state: MovingAverage, experience: Experience) -> MovingAverage:
         if not experience.scored_PG.any():
             return state
-        mean = float(batch_mean(experience.rewards_PG, experience.scored_PG))
+        mean = float(batch_mean(experience.total_rewards_PG, experience.scored_PG))
         if state.batches:
             mean = self.baseline_decay * state.mean + (1 - self.baseline_decay) * mean
         return MovingAverage(mean=mean, batches=state.batches + 1)
@@ -74,7 +74,7 @@ class REINFORCE(PolicyGradient):
 
     def _baseline(self, experience: Experience, state: MovingAverage | None) -> Tensor | float:
         if self.baseline == "batch_mean":
-            return batch_mean(experience.rewards_PG, experience.scored_PG)
+            return batch_mean(experience.total_rewards_PG, experience.scored_PG)
         if self.baseline == "moving_average" and state is not None:
             return state.mean
         return 0.0

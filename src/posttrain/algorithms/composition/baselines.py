@@ -57,7 +57,7 @@ def moving_average(s: Scored) -> float:
 
 
 def batch_mean_of(s: Scored) -> Tensor:
-    return batch_mean(s.experience.rewards_PG, s.experience.scored_PG)
+    return batch_mean(s.experience.total_rewards_PG, s.experience.scored_PG)
 
 
 def pass_at_k(s: Scored) -> Tensor:

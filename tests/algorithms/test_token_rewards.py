@@ -1,0 +1,61 @@
+"""Rewards of single tokens in plain tensors: who reads them, and who refuses them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.algorithms.test_invariances import make_experience
+from tests.algorithms.variants import VARIANTS
+from tests.catalogue import catalogue
+
+from posttrain.algorithms import REINFORCE, OnlineDPO, PolicyGradient
+from posttrain.algorithms.reinforce import MovingAverage
+from posttrain.errors import ConfigError
+from posttrain.types import Experience
+
+MASK_BT = torch.ones(4, 3)
+REWARDS_PG = torch.tensor([[1.0, 0.0, 1.0, 1.0]])
+DEAF = [name for name, a in VARIANTS.items() if isinstance(a, PolicyGradient) and not a.reads_token_rewards]
+
+
+def on_the_last_token(value: float = 1.0) -> Experience:
+    """The same rewards, given to the last token of each completion instead of to the completion."""
+    tokens_BT = torch.zeros(4, 3)
+    tokens_BT[:, -1] = value * REWARDS_PG[0]
+    return Experience.from_rewards(torch.zeros(1, 4), completion_mask_BT=MASK_BT, token_rewards_BT=tokens_BT)
+
+
+@pytest.mark.parametrize("baseline", ["none", "batch_mean", "moving_average"])
+def test_a_reward_of_the_last_token_is_worth_that_of_the_completion(baseline):
+    algorithm, whole = REINFORCE(baseline=baseline), Experience.from_rewards(REWARDS_PG, completion_mask_BT=MASK_BT)
+    state = algorithm.next_state(MovingAverage(), whole)
+    assert algorithm.next_state(MovingAverage(), on_the_last_token()) == state
+    expected_BT = algorithm.advantages(whole, state)
+    torch.testing.assert_close(algorithm.advantages(on_the_last_token(), state), expected_BT)
+
+
+@catalogue("name", DEAF)
+def test_whoever_would_leave_them_out_refuses_them(name):
+    experience = make_experience()
+    given = torch.ones_like(experience.completion_mask_BT, dtype=experience.rewards_PG.dtype)
+    spoken = Experience(**{**vars(experience), "token_rewards_BT": given})
+    with pytest.raises(ConfigError, match="token_rewards_BT, which this algorithm does not read"):
+        VARIANTS[name].to_batch(spoken, VARIANTS[name].initial_state())
+
+
+def test_pairs_of_completions_have_no_use_for_them():
+    with pytest.raises(ConfigError, match="token_rewards_BT"):
+        OnlineDPO().to_batch(on_the_last_token())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_one_that_is_no_number_is_refused(value):
+    with pytest.raises(ConfigError, match=r"token_rewards_BT\[0, 2\]"):
+        on_the_last_token(value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_of_a_reward_is_a_finite_number(value):
+    weights_K = torch.tensor([1.0, value])
+    with pytest.raises(ConfigError, match=r"reward_weights_K\[1\]"):
+        Experience.from_rewards(REWARDS_PG, completion_mask_BT=MASK_BT, reward_weights_K=weights_K)
