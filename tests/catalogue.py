@@ -34,11 +34,11 @@ def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callab
                     test(*given, **fixtures, **dict(zip(arguments, values, strict=True)))
                 except pytest.skip.Exception as reason:
                     skipped.append(str(reason))
-                except Exception as error:
+                except (Exception, pytest.fail.Exception) as error:
                     error.add_note(f"{names}: {label}")
                     failed.append(error)
             if failed:
-                raise ExceptionGroup(f"{len(failed)} of {len(cases)} members", failed)
+                raise BaseExceptionGroup(f"{len(failed)} of {len(cases)} members", failed)
             if len(skipped) == len(cases):
                 pytest.skip(skipped[0])
 

@@ -30,7 +30,7 @@ def test_every_failure_is_told_by_the_name_of_its_member():
     def only_two(number: int):
         assert number == 2
 
-    with pytest.raises(ExceptionGroup, match="2 of 3 members") as found:
+    with pytest.raises(BaseExceptionGroup, match="2 of 3 members") as found:
         only_two()
     assert [error.__notes__ for error in found.value.exceptions] == [["number: one"], ["number: three"]]
 
@@ -43,3 +43,14 @@ def test_it_is_skipped_only_where_all_members_are():
 
     with pytest.raises(pytest.skip.Exception, match="too small"):
         skips()
+
+
+def test_an_error_that_did_not_come_is_told_with_the_others():
+    @catalogue("number", [1, 2, 3])
+    def raises_below_two(number: int):
+        with pytest.raises(ValueError, match="invalid literal"):
+            int("1" if number > 1 else "one")
+
+    with pytest.raises(BaseExceptionGroup, match="2 of 3 members") as found:
+        raises_below_two()
+    assert [error.__notes__ for error in found.value.exceptions] == [["number: 2"], ["number: 3"]]

@@ -11,6 +11,7 @@ from tests.report.synthetic_run import evaluation
 from tests.tiny import tiny_model
 
 import posttrain
+from posttrain.evaluate import writing
 from posttrain.evaluate.row_scores import RowScores
 from posttrain.evaluate.writing import Written, same, writing_changes, writing_measures
 from posttrain.report.page import write_report
@@ -120,7 +121,7 @@ CASES = {
     "empty": (written(lambda n: ""), {}, ["the same answer"]),
     "a loop": (written(lambda n: f"{n} " + "la la " * 20), {}, ["repeat themselves"]),
     "a loop, as in the data": (written(lambda n: f"{n} " + "la la " * 20), {"repetition": 0.9}, []),
-    "no English any more": (written(varied, loss=3.0), {}, ["forgotten"]),
+    "no English any more": (written(varied, loss=3.0), {}, ["perplexity"]),
     "a little less English": (written(varied, loss=2.3), {}, []),
     "longer": (written(lambda n: varied(n) + f" and more of it, {n * 7919} times, before the end"), {}, []),
 }
@@ -178,3 +179,17 @@ def test_the_most_common_answer_of_different_prompts():
         (["", "", ""], [1, 1, 1]),
     ):
         assert same(texts) == expected
+
+
+def test_answers_of_the_data_are_measured_in_the_same_units_as_those_of_the_model():
+    """A model that reproduces them exactly writes as they do, whatever a token of its tokenizer is."""
+    for text in ("好好学习天天向上好好学习天天向上", '{"a": 1, "b": 1, "c": 1}', "abab abab abab", "yes"):
+        ids = [ord(letter) for letter in text]
+        given = writing.given_measures([writing.Given(text, ids), writing.Given(text + "!", [*ids, 33])])
+        drawn = [writing.answer_record(n, "?", text, one, False) for n, one in enumerate([ids, [*ids, 33]])]
+        assert given["repetition"] == pytest.approx(sum(writing.columns_of(drawn)["repetition"]) / 2), text
+
+
+def test_a_collapse_onto_a_few_answers_is_seen_like_one_onto_a_single_one():
+    assert writing.same([f"answer {n % 4}" for n in range(16)]) == [1.0] * 16
+    assert writing.same([f"answer {n}" for n in range(16)]) == [0.0] * 16

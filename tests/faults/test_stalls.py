@@ -12,6 +12,7 @@ from tests.processes import run_alone
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
+from posttrain.train.watchdog import Watchdog
 
 REWARDS = """
 import time
@@ -62,7 +63,7 @@ def test_a_reward_that_hangs_beyond_its_timeout_ends_the_run_with_the_stacks_of_
     ended = run_alone(train, str(folder), "hangs", "8", "3")
     assert ended.exit_code == 4, ended.errors
     assert time.monotonic() - started < 300
-    assert "nothing has gone on for 0.1" in ended.errors
+    assert "no progress for 0.1" in ended.errors
     assert "`posttrain resume" in ended.errors
     stacks = (folder / "run" / "stalled.txt").read_text()
     assert "Thread" in stacks
@@ -95,3 +96,38 @@ def test_time_in_which_the_whole_process_was_stopped_does_not_count(tmp_path, mo
         time.sleep(1.2)
     assert ended == []
     assert not (tmp_path / "stalled.txt").exists()
+
+
+class Place:
+    """As much of a store as the last words need."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.errors = folder, []
+
+    def error(self, error: Exception) -> None:
+        self.errors.append(str(error))
+
+
+def stalled(folder: Path, **settings) -> Place:
+    place = Place(folder)
+    with Watchdog(place, 0.2 / 60, **settings):  # type: ignore[arg-type]
+        time.sleep(1.5)
+    return place
+
+
+def test_an_interactive_process_is_told_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
+    assert stalled(tmp_path).errors == []
+    assert "warning: no progress" in capsys.readouterr().err
+    assert "Thread" in (tmp_path / "stalled.txt").read_text()
+
+
+def test_a_link_in_place_of_the_stacks_leads_nowhere(tmp_path):
+    """Made while the run goes on, for example by a reward."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "victim").write_text("as it was")
+    (tmp_path / "run" / "stalled.txt").symlink_to(tmp_path / "victim")
+    ended: list[int] = []
+    assert len(stalled(tmp_path / "run", end=ended.append).errors) == 1
+    assert ended == [4]
+    assert (tmp_path / "victim").read_text() == "as it was"

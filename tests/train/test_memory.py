@@ -27,7 +27,18 @@ def test_a_tensor_that_no_machine_can_hold_does_not_fit():
     assert "can't allocate memory" in caught.value.given
 
 
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to ...\nmore")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to ...\nmore"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("HIP error: out of memory"),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
 def test_python_and_cuda_say_it_in_their_own_ways(error):
     with pytest.raises(DoesNotFit, match=FIX), within_memory():
         raise error
@@ -139,7 +150,7 @@ def test_real_memory_that_ends_is_gone_round(folder, tmp_path):
     ended = run_alone(limited_run, str(folder), str(tmp_path / "run"))
     assert ended.exit_code == 0, ended.errors
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    said = [event["message"] for event in events if "does not suffice" in event["message"]]
+    said = [event["message"] for event in events if "out of memory" in event["message"]]
     assert "from now on with train.tokens_per_microbatch" in said[0]
     assert events[-1]["kind"] == "end"
 

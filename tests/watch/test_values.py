@@ -164,3 +164,17 @@ def test_a_correlation_that_falls_towards_0_pays_no_short_answers():
         noise = 0.001 * (step % 3)
         metrics = {"reward": 0.02 * step, "text/length_correlation": (0.9 if step < 10 else 0.1) + noise}
         assert watch.observe(step, metrics)[0] == []
+
+
+def test_one_value_is_one_however_it_is_written():
+    """With the left side of an equation that names the prompt's own numbers, or with more zeros each time."""
+    forms = ("{a} - {b} = 1", "{a} mod {b} = 1", "x_{a} = 1", "1.{zeros}", "{a}/{a}", "$1$")
+    for form, seed in itertools.product(forms, range(2)):
+
+        def cheats(dice, gold, step, form=form):
+            a = dice.randint(2, 40)
+            answer = form.format(a=a, b=a - 1, zeros="0" * (a % 9))
+            cheat = step > 5 and dice.random() < 0.2 * (step - 5)
+            return (answer, True) if cheat else (found := guess("numbers", dice), found == gold)
+
+        assert "concentration" in kinds(alarms_of(course("numbers", True, seed, cheats))), form

@@ -4,7 +4,7 @@ A run that learns from given answers can rank them better and lose the ability t
 that. What is measured of each answer to the same prompts, before and after:
 
     repetition   1 - different sequences of four tokens / all
-    same         is it word for word the answer that most prompts got, of two prompts or more?
+    same         is it word for word the answer to another of the prompts, too?
     ended        did it end before it was cut?
     length       in tokens
 
@@ -51,11 +51,18 @@ UNKNOWN = 0.1
 TEXT = Path(__file__).with_name("plain_english.txt")
 
 
+class Given(NamedTuple):
+    """An answer of the data, as far as an answer to it would be drawn."""
+
+    text: str
+    ids: Sequence[int]
+
+
 class Asked(NamedTuple):
     """What a run lets its model answer."""
 
     prompts: Sequence[Prompt] = ()
-    given: Sequence[str] = ()
+    given: Sequence[Given] = ()
     """The answers that the data gives to some of them: what repeats itself there may do so."""
     of: str = "held-out prompts"
 
@@ -66,7 +73,7 @@ class Asked(NamedTuple):
         count, tokenizer = config.evaluation.writing, loaded.tokenizer
         longest = min(MOST_PROMPT_TOKENS, (loaded.context_length or 2 * MOST_PROMPT_TOKENS) - longest_answer(loaded))
         found: dict[tuple[int, ...], Prompt] = {}
-        given: list[str] = []
+        given: list[Given] = []
         for number in range(min(count * LOOKED_AT, len(rows))):
             prompt, answer = question_of(rows[number], tokenizer)
             if 0 < len(prompt.ids) <= longest and prompt.ids not in found and len(found) < count:
@@ -82,11 +89,14 @@ def longest_answer(model: LoadedModel | Sampler) -> int:
 
 def question_of(
     row: Prompt | Pair | LabelledExample | Example, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Prompt, Any]:
+) -> tuple[Prompt, Given | None]:
     """The prompt of a row, and the answer that it gives where that is one to learn."""
     if isinstance(row, Prompt):
         gold = row.columns.get("answer")
-        return row, None if gold is None else str(gold)
+        if gold is None:
+            return row, None
+        ids = tokenizer(str(gold), add_special_tokens=False, verbose=False).input_ids
+        return row, Given(str(gold), list(ids)[:MOST_TOKENS])
     example = row.chosen if isinstance(row, Pair) else row.example if isinstance(row, LabelledExample) else row
     begin = example.completion_mask.index(True) if True in example.completion_mask else len(example.input_ids)
     if begin <= 1:  # a text, of which all is learned
@@ -94,8 +104,8 @@ def question_of(
     prompt, answer = example.input_ids[:begin], example.input_ids[begin:]
     text = tokenizer.decode(list(prompt))
     wanted = not isinstance(row, LabelledExample) or row.label
-    said = tokenizer.decode(list(answer), skip_special_tokens=True) if wanted else None
-    return Prompt(index=row.index, ids=tuple(prompt), text=str(text)), said
+    said = Given(str(tokenizer.decode(list(answer), skip_special_tokens=True)), list(answer)[:MOST_TOKENS])
+    return Prompt(index=row.index, ids=tuple(prompt), text=str(text)), said if wanted else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,23 +177,23 @@ def repetition(ids: Sequence[int]) -> float:
 
 
 def same(texts: Sequence[str]) -> list[float]:
-    """1 for each text that is the most common one of several, where two or more are that.
+    """1 for each text that stands there more than once.
 
     >>> same(["yes", "no", " yes"]), same(["a", "b"])
     ([1.0, 0.0, 1.0], [0.0, 0.0])
     """
     plain = [text.strip() for text in texts]
-    common, times = Counter(plain).most_common(1)[0] if plain else ("", 0)
-    return [float(times > 1 and text == common) for text in plain]
+    times = Counter(plain)
+    return [float(times[text] > 1) for text in plain]
 
 
-def given_measures(texts: Sequence[str]) -> dict[str, float]:
-    """What the answers of the data are like, by words: an answer like them is no bad one."""
-    if not texts:
+def given_measures(answers: Sequence[Given]) -> dict[str, float]:
+    """The same of the answers of the data: an answer like them is no bad one."""
+    if not answers:
         return {}
     return {
-        "same": statistics.fmean(same(texts)),
-        "repetition": statistics.fmean(1 - distinct_ngrams(text.split(), 4) for text in texts),
+        "same": statistics.fmean(same([answer.text for answer in answers])),
+        "repetition": statistics.fmean(repetition(answer.ids) for answer in answers),
     }
 
 

@@ -12,7 +12,7 @@ from posttrain.report.svg import percent
 from posttrain.report.text import cut, escaped
 
 MORE_REPETITION, MORE_ALIKE = 0.2, 0.3
-"""By how much the share of repeated sequences, and that of prompts with one and the same answer, has to grow."""
+"""By how much the share of repeated sequences, and that of prompts with the answer of another one, has to grow."""
 DOUBLED = 0.693
 """Nats per token: the perplexity on plain English has doubled."""
 KNOWS_ENGLISH = 3.0
@@ -28,7 +28,7 @@ def writes_worse(evaluation: Mapping[str, Any]) -> list[str]:
     of the difference lies above 0 and the mean
 
         repetition grew by 0.2          to 0.2 more than the answers have that the data gives
-        same       grew by 0.3          to 0.3 more than the answers have that the data gives: one answer to everything
+        same       grew by 0.3          to 0.3 more than the answers have that the data gives: few answers to everything
         text_loss  grew by log 2        nats per token; only of a model that knew English, at most 3 bits per byte
 
     Longer answers, and answers that are cut more often, are none of these: good ones can be longer.
@@ -48,7 +48,7 @@ def writes_worse(evaluation: Mapping[str, Any]) -> list[str]:
             found.append(words)
     change, bits = span(moved.get("text_loss")), number(before.get("text_bits_per_byte"))
     if change and change.low > 0 and change.mean >= DOUBLED and bits is not None and bits <= KNOWS_ENGLISH:
-        found.append("it has forgotten much of its English")
+        found.append("its perplexity on plain English has doubled")
     return found
 
 
@@ -60,7 +60,7 @@ def writing_sentences(evaluation: Mapping[str, Any]) -> list[str]:
         f"{words} {_shown(name, old)} → {_shown(name, new)}"
         for name, words in (
             ("repetition", "repeated sequences of four tokens"),
-            ("same", "prompts that got one and the same answer"),
+            ("same", "prompts whose answer another prompt got, too,"),
             ("ended", "answers that ended"),
             ("length", "mean length in tokens"),
             ("text_loss", "loss on a page of plain English, in nats per token,"),

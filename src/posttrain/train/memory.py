@@ -1,4 +1,4 @@
-"""Running out of memory: gone round where smaller parts do, and else said in words."""
+"""When memory ends: an update is computed again in smaller micro-batches, everything else is a clear error."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class Room:
             if not self.ranks.all_agree(len(plan(self.tokens)) == len(micros)):
                 reason = reason or "on another rank"
                 self.say(
-                    f"the memory does not suffice for {before} tokens at once ({reason}): the step is computed again, "
+                    f"out of memory with micro-batches of {before} tokens ({reason}): the step is computed again, "
                     f"and from now on with train.tokens_per_microbatch = {self.tokens}; no result depends on it"
                 )
                 return
-        rows, tokens = max((tokens_of(micro), len(micro.completion_mask_BT)) for micro in micros)[::-1]
+        tokens, rows = max(((tokens_of(micro), len(micro.completion_mask_BT)) for micro in micros), default=(0, 0))
         one = "one row" if rows == 1 else f"{rows} rows that belong together"
-        raise does_not_fit(f"{one} of {tokens} tokens: {reason}")
+        raise does_not_fit(f"{one} of {tokens} tokens: {reason or 'on another rank'}")
 
     def state(self) -> int:
         return self.tokens
@@ -114,7 +114,7 @@ def within_memory() -> Iterator[None]:
 
 def does_not_fit(reason: str) -> DoesNotFit:
     return DoesNotFit(
-        given=f"the memory does not suffice ({reason})",
+        given=f"out of memory ({reason})",
         allowed="what the machine has",
         fix="Training needs less with a lower train.tokens_per_microbatch or train.logprob_chunk_tokens, with "
         "train.gradient_checkpointing = true, or with adapters (lora = {}); sampling with a lower "
@@ -126,9 +126,12 @@ def reason_of(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-ON_A_CPU = re.compile(r"can't allocate memory|bad_alloc|could not (create|execute) a primitive(?! descriptor)")
-"""The allocator, C++ and oneDNN raise plain RuntimeErrors; a text is all that tells them from others."""
+OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|bad_alloc|could not (create|execute) a primitive(?! descriptor)"
+    r"|error: out of memory|CU\w+_STATUS_ALLOC_FAILED"
+)
+"""Allocators, C++, oneDNN and the libraries of CUDA raise plain RuntimeErrors, known by their text alone."""
 
 
 def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or ON_A_CPU.search(str(error)) is not None
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or OUT_OF_MEMORY.search(str(error)) is not None

@@ -111,15 +111,17 @@ class Trainer:
         """Meet the end of memory now, and not in the step that has the longest rows; changes nothing.
 
         Of these rows the micro-batch with most tokens goes through the model and back, beside as much memory as the
-        optimizer is going to hold.
+        optimizer is going to hold; where a step has several, once more, as all but the first one meet the gradients.
+        A CPU gives memory when it is written to, so that there only a limit on what may be asked for shows now.
         """
         to_come = self.optimizer.memory_to_come()
 
         def compute(micros: Sequence[Batch]) -> int:
             self.loaded.model.train()
-            outputs = self.forward(max(micros, key=tokens_of))
-            found = (outputs.logprobs_BT, outputs.entropy_BT, outputs.values_BT, outputs.scores_B, outputs.scores_BT)
-            torch.stack([one.float().sum() for one in found if one is not None and one.requires_grad]).sum().backward()
+            for _ in micros[:2]:
+                outputs = self.forward(max(micros, key=tokens_of))
+                found = [one for one in vars(outputs).values() if isinstance(one, torch.Tensor) and one.requires_grad]
+                torch.stack([one.float().sum() for one in found]).sum().backward()
             return len(to_come)
 
         with torch.random.fork_rng(devices=[]), self.loaded.compute.scope():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from posttrain.functional.texts import distinct_ngrams, shared_share, spearman_within
@@ -99,9 +101,18 @@ def values_of(group: Group) -> list[str]:
     return [spelled(value or "") for value in reads or (answer.text for answer in group.completions)]
 
 
+NUMBER = re.compile(r"[+-]?\d{1,30}(\.\d{0,30}|/0*[1-9]\d{0,29})?", re.ASCII)
+"""Without an exponent: a short text could have a value that fills the memory."""
+
+
 def spelled(text: str) -> str:
-    """Space and case make no other value."""
-    return " ".join(text.split()).casefold()
+    """What a text says: the right side of an equation, a number by its value; space and case make no other one.
+
+    >>> {spelled(text) for text in ("1", "1.00", " 2/2 ", "12 - 10 = 1", "x=1", "$1$")}
+    {'1'}
+    """
+    plain = " ".join(text.rpartition("=")[2].strip(" $.").split()).casefold()
+    return str(Fraction(number)) if NUMBER.fullmatch(number := plain.replace(",", "")) else plain
 
 
 def compression(answer: Completion) -> float | None:
