@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engines",),
     ("rewards",),
     ("tasks",),
+    ("controller",),
     ("experience",),
     ("evaluate",),
     ("watch",),

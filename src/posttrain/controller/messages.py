@@ -1,0 +1,268 @@
+"""What the controller is told, and what it orders. Plain records: no tensor, no token id, no clock.
+
+A group is one prompt with its completions and has a number, counted from 0 in the order of creation; which prompt of
+the data it is follows from the number (`experience/schedule.py`). A row is one completion: `(group, g)`. An attempt
+counts how often a row was given to an engine: what an engine says of an earlier attempt is ignored.
+
+    trainer  -> Asked, Trained, Published                    Publish, Deliver       -> trainer
+    engines  -> Joined, Loaded, Drew, Ended, Returned, Lost  Submit, Interrupt, Load, Restart -> engines
+    rewards  -> Scored, ScoringLost                          Score                  -> rewards
+    clock    -> Late                                         GiveUp, Stop           -> run
+    user     -> Ending
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+class Row(NamedTuple):
+    """One completion of a group."""
+
+    group: int
+    g: int
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Joined:
+    """An engine is there. It has no weights yet."""
+
+    engine: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine has proven that it decodes with these weights. Its rows go on by themselves."""
+
+    engine: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Drew:
+    """The next `count` tokens of a row were drawn with the weights of `version`."""
+
+    engine: str
+    row: Row
+    attempt: int
+    version: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A row has ended by itself; all its tokens were told before."""
+
+    engine: str
+    row: Row
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A row came back unfinished, because of an `Interrupt`; all its tokens were told before."""
+
+    engine: str
+    row: Row
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """An engine is gone, or was found wrong: killed, hung, failed to load, lied about its version."""
+
+    engine: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The rewards of a whole group are known. `trains`: False for a group that is to be replaced by another prompt."""
+
+    group: int
+    trains: bool = True
+
+
+@dataclass(frozen=True)
+class ScoringLost:
+    """Whoever computed the rewards of a group is gone."""
+
+    group: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The trainer waits for the batch of its next step."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The trainer has made the weights of `version`."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """The weights of `version` can be read by engines, and stay readable until those of `version + 2` publications."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Late:
+    """The deadline of a wait has passed."""
+
+    wait: Wait
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The run is to end: nothing new is begun."""
+
+    cause: str
+
+
+Event = (
+    Joined
+    | Loaded
+    | Drew
+    | Ended
+    | Returned
+    | Lost
+    | Scored
+    | ScoringLost
+    | Asked
+    | Trained
+    | Published
+    | Late
+    | Ending
+)
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Decode a row from where it stands: `drawn` tokens of it were delivered by earlier attempts."""
+
+    engine: str
+    row: Row
+    attempt: int
+    drawn: int
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Give a row back, as it is between two tokens."""
+
+    engine: str
+    row: Row
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """Stop between two tokens, take the published weights of `version`, go on with the same rows."""
+
+    engine: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """End what is left of an engine, and start it anew; it joins again."""
+
+    engine: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """All rows of the group have ended: compute its rewards."""
+
+    group: int
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Write the weights of `version` over the older of the two publications: nobody reads it any more."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Train version `version` into the next one with these groups, in this order."""
+
+    version: int
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The group is not trained, for this reason; its place goes to another prompt."""
+
+    group: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Nothing more will come. `failed`: because nothing can."""
+
+    cause: str
+    failed: bool
+
+
+Command = Submit | Interrupt | Load | Restart | Score | Publish | Deliver | GiveUp | Stop
+
+
+# --- waits -----------------------------------------------------------------------------------------------------------
+
+WaitKind = Literal["join", "load", "draw", "score", "train", "publish"]
+
+
+class Wait(NamedTuple):
+    """Somebody waits for `owner`, who has to do something by a deadline of the kind.
+
+    A wait that got on is another wait: `progress` changes, and its deadline begins anew. What the controller does when
+    it hears that a wait is late is said in `Controller.late`.
+    """
+
+    kind: WaitKind
+    owner: str
+    """An engine, "rewards" or "trainer"."""
+    progress: int
+    """Tokens drawn by an engine, the group that is scored, the version that is trained or published."""
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the controller keeps to."""
+
+    prompts_per_step: int
+    """P, groups of a step."""
+    group_size: int
+    """G, rows of a group."""
+    last_version: int
+    """The run ends when the trainer has made it."""
+    run_ahead: int = 0
+    """D: steps by which sampling may be ahead."""
+    max_staleness: int = 0
+    """S: the largest age of a token that enters a loss. The controller never waits or drops for it."""
+    publish_every: int = 1
+    """Versions are published that are multiples of it."""
+    max_groups: int = 1 << 30
+    """C: most groups in flight."""
+    attempts: int = 3
+    """Of a row or of the rewards of a group, before the group is given up; also the losses of an engine in a row, with
+    no answer ended in between, after which it is not started again."""
