@@ -128,21 +128,8 @@ class Ending:
     cause: str
 
 
-Event = (
-    Joined
-    | Loaded
-    | Drew
-    | Ended
-    | Returned
-    | Lost
-    | Scored
-    | ScoringLost
-    | Asked
-    | Trained
-    | Published
-    | Late
-    | Ending
-)
+AboutEngines = Joined | Loaded | Drew | Ended | Returned | Lost
+Event = AboutEngines | Scored | ScoringLost | Asked | Trained | Published | Late | Ending
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
