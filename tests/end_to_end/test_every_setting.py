@@ -149,13 +149,17 @@ BETA_OF_PAIRS = (*SMOOTHED, "rpo", "dpop", "cpo", "mpo", "simpo", "orpo", "apo_z
 CHECKED = {"check": [{"name": "exact_match"}], "alarms.baseline_disagreement": 0.01, "alarms.cusum_limit": 1.0}
 """The check rejects what the reward accepts."""
 SEEN_AT_ONCE = {"alarms.reference_steps": 1, "train.learning_rate": 0.05, "train.steps": 8}
-GAMED = SEEN_AT_ONCE | MEASURED | {
-    "rewards": [reward("sevens")],
-    "check": [reward("no_sevens")],
-    "evaluation.every": 1,
-    "alarms.heldout_window": 1,
-    "sampling.max_completion_length": 40,
-}
+GAMED = (
+    SEEN_AT_ONCE
+    | MEASURED
+    | {
+        "rewards": [reward("sevens")],
+        "check": [reward("no_sevens")],
+        "evaluation.every": 1,
+        "alarms.heldout_window": 1,
+        "sampling.max_completion_length": 40,
+    }
+)
 """What is paid for is what the check forbids, and it is learned in a few steps."""
 FAILS_MORE = SEEN_AT_ONCE | {"rewards": [reward("fails_at_several_sevens")], "guards.max_unscored": 1.0}
 READS = {"name": "exact_match", "settings": {"extract": "(.)"}, "weight": 0.0}
