@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import RunConfig, check, load_config
-from posttrain.config.text import REDACTED, read_mapping, show
+from posttrain.config.text import REDACTED, dotted, leaves, read_mapping, show
 from posttrain.data.given import where_the_run_is
 from posttrain.errors import ConfigError
 from posttrain.experience.recorded import recorded_steps
@@ -55,18 +55,28 @@ class RecordedRun:
             )
         run = RecordedRun(folder, changes)
         run._refuse_idle_changes()
+        run._require_same_kind()
         return run
 
     def _refuse_idle_changes(self) -> None:
         idle = (*NOT_READ, *(ALREADY_SAMPLED if self.samples else ()))
-        for name in self.changes:
-            key = name.replace("-", "_")
-            if key not in STILL_READ and any(f"{key}.".startswith(f"{one}.") for one in idle):
+        for path, _ in leaves(self.changes):
+            name = dotted(path).replace("-", "_")
+            if name not in STILL_READ and any(f"{name}.".startswith(f"{one}.") for one in idle):
                 raise ConfigError(
                     given=f"{name} decides nothing in a replay, which trains on what the run recorded",
                     allowed="settings of algorithm, train, model, lora, critic, reference and teacher",
                     fix="Leave it out; `posttrain train` starts a new run with other data or rewards.",
                 )
+
+    def _require_same_kind(self) -> None:
+        before, now = (self._load(self.settings, changes).algorithm.build() for changes in ({}, self.changes))
+        if now.data_kind != before.data_kind:
+            raise ConfigError(
+                given=f"algorithm = {now.key}, which learns from {now.data_kind}; the run recorded {before.data_kind}",
+                allowed=f"an algorithm that learns from {before.data_kind}, as {before.key} does",
+                fix="Choose one of those; `posttrain explain ALGORITHM` says from what it learns.",
+            )
 
     # --- its settings ------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class _Replaying:
         self.checkpoints = {step: run.checkpoints.of(step) for step in there}
         """Those that are compared; damaged ones are refused before anything is computed."""
         self.began: dict[str, Any] = {}
-        """The tensors of the start."""
+        """The weights of the start, from which a what-if and the run went their ways."""
 
     def __call__(self, store: RunStore) -> Replay:
         found = self.run.start(self.first)
@@ -133,7 +133,12 @@ class _Replaying:
             trainer, feed = self.build(store, first, found)
             for step in range(first, last + 1):
                 self.one_step(store, trainer, feed, step)
+                if self.is_settled(step):
+                    self.last = last = step
+                    break
             found = self.save(own, trainer, last)
+            if last == self.last:
+                break
         result = Replay(
             run=self.run.folder,
             folder=store.folder,
@@ -150,21 +155,25 @@ class _Replaying:
         store.record(FILE, result.to_json() | {"sha256": self.hashes})
         return result
 
+    def is_settled(self, step: int) -> bool:
+        """Nothing more is to be learned from steps after the first one whose weights are others."""
+        differs = bool(self.compared.differences) and not self.what_if
+        return differs and (step in self.checkpoints or step > max(self.checkpoints, default=0))
+
     def build(self, store: RunStore, first: int, start: Checkpoint | None) -> tuple[Trainer, Feed]:
         """The trainer of these steps, as it stood before the first of them, and what feeds it."""
         config = self.run.config(first)
         self.say(f"loading {config.model.path}")
         algorithm = config.algorithm.build()
-        self.require_same_kind(first, algorithm)
         trainer, feed = build(config, algorithm, self.run, store, self.tell)
-        self.require_same_start(config, trainer, first, from_model=start is None)
+        self.require_same_start(config, trainer, from_model=start is None)
         self.require_same_place(trainer, start)
         if start is not None:
             tensors, plain = load_state(start.state)
-            if self.what_if:
+            if self.what_if and first == self.first:
                 tensors, plain = self.fitting(trainer, tensors, plain)
             trainer.restore(tensors, plain, start.path)
-        if not self.began:
+        if self.what_if and not self.began:
             self.began = {"policy": {name: one.detach().clone() for name, one in trainer.trained_parameters().items()}}
         return trainer, feed
 
@@ -214,17 +223,7 @@ class _Replaying:
 
     # --- what would make it meaningless ------------------------------------------------------------------------------
 
-    def require_same_kind(self, first: int, algorithm: Algorithm) -> None:
-        before = self.run.config(first, changed=False).algorithm.build()
-        if algorithm.data_kind != before.data_kind:
-            raise ConfigError(
-                given=f"algorithm = {algorithm.key}, which learns from {algorithm.data_kind}; the run recorded "
-                f"{before.data_kind}",
-                allowed=f"an algorithm that learns from {before.data_kind}, as {before.key} does",
-                fix="Choose one of those; `posttrain explain ALGORITHM` says from what it learns.",
-            )
-
-    def require_same_start(self, config: RunConfig, trainer: Trainer, first: int, *, from_model: bool) -> None:
+    def require_same_start(self, config: RunConfig, trainer: Trainer, *, from_model: bool) -> None:
         role = "from which it starts" if from_model else same_model.role_of_start(config, trainer.algorithm)
         before = self.run.record(same_model.FILE)
         if role and before is not None and before.get("sha256") != same_model.start_key(trainer.loaded.model):
