@@ -20,7 +20,7 @@ from posttrain.data.dataset import Dataset
 from posttrain.data.order import rows_for_step
 from posttrain.data.stream import StreamedRecords
 from posttrain.engines.sampler import Sampler
-from posttrain.experience.assemble import assemble, with_rewards
+from posttrain.experience.assemble import experience_of
 from posttrain.experience.generate import Generated, Generator, sampling_seed, turns
 from posttrain.experience.group import Group, GroupQueue
 from posttrain.experience.metrics import sampled_metrics
@@ -154,12 +154,9 @@ class SampledFeed:
             self.queue.put(group)
         groups = self.queue.take(len(selected.trained), version)
         greedy = self.generate_greedy(groups, step) if self.needs_greedy else Generated(groups=())
-        experience = assemble(groups, pad_id=self.pad_id, version=version)
-        if self.weights is not None:
-            experience = with_rewards(experience, groups, self.weights, greedy.groups)
         whole = selected.generated + greedy
         return StepData(
-            experience=experience,
+            experience=experience_of(groups, greedy.groups, self.weights, pad_id=self.pad_id, version=version),
             version=version,
             groups=groups,
             discarded=selected.discarded,
