@@ -2,10 +2,13 @@
 
 A group is one prompt with its completions and has a number, counted from 0 in the order of creation; which prompt of
 the data it is follows from the number (`experience/schedule.py`). A row is one completion: `(group, g)`. An attempt
-counts how often a row was given to an engine: what an engine says of an earlier attempt is ignored.
+counts how often a row was given to an engine, from 1: what an engine says of an earlier attempt is ignored.
+
+What one process of an engine says arrives in the order in which it was said. After a `Restart` nothing of the earlier
+process is passed on, save perhaps `Drew`, `Ended` and `Returned`, which attempts tell apart.
 
     trainer  -> Asked, Trained, Published                    Publish, Deliver       -> trainer
-    engines  -> Joined, Loaded, Drew, Ended, Returned, Lost  Submit, Interrupt, Load, Restart -> engines
+    engines  -> Joined, Loaded, Drew, Ended, Returned, Lost  Submit, Interrupt, Load, Restart, Dismiss -> engines
     rewards  -> Scored, ScoringLost                          Score                  -> rewards
     clock    -> Late                                         GiveUp, Stop           -> run
     user     -> Ending
@@ -170,6 +173,13 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Dismiss:
+    """End what is left of an engine, for good: it is not started again."""
+
+    engine: str
+
+
+@dataclass(frozen=True)
 class Score:
     """All rows of the group have ended: compute its rewards."""
 
@@ -207,12 +217,12 @@ class Stop:
     failed: bool
 
 
-Command = Submit | Interrupt | Load | Restart | Score | Publish | Deliver | GiveUp | Stop
+Command = Submit | Interrupt | Load | Restart | Dismiss | Score | Publish | Deliver | GiveUp | Stop
 
 
 # --- waits -----------------------------------------------------------------------------------------------------------
 
-WaitKind = Literal["join", "load", "draw", "score", "train", "publish"]
+WaitKind = Literal["join", "load", "draw", "score", "ask", "train", "publish"]
 
 
 class Wait(NamedTuple):
@@ -224,9 +234,12 @@ class Wait(NamedTuple):
 
     kind: WaitKind
     owner: str
-    """An engine, "rewards" or "trainer"."""
+    """An engine, "rewards" or "trainer"; "engines" as long as none is known."""
     progress: int
-    """Tokens drawn by an engine, the group that is scored, the version that is trained or published."""
+    """What an engine drew and answered so far, the version that it loads, the group that is scored, the version that
+    the trainer makes, publishes or asks a batch for."""
+    attempt: int = 0
+    """How often an engine was lost in a row, or how often rewards were asked for before."""
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -250,6 +263,10 @@ class Limits:
     """Versions are published that are multiples of it."""
     max_groups: int = 1 << 30
     """C: most groups in flight."""
+    max_given_up: int = 16
+    """Groups given up in a row, none scored in between, after which the run ends as failed."""
+    max_voided: int = 10_000
+    """Groups voided in a row, none kept in between, after which the run ends as failed: nothing is left to learn."""
     attempts: int = 3
     """Of a row or of the rewards of a group, before the group is given up; also the losses of an engine in a row, with
     no answer ended in between, after which it is not started again."""

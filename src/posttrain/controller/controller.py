@@ -1,0 +1,474 @@
+"""Decides who samples what, when, with which weights, and what is trained next.
+
+`handle` is told an event and gives the commands that follow from it. Each event changes what the controller knows
+(`_drew`, `_ended`, ...); then the controller does all that has become possible (`_advance`): publish, load, begin
+groups, place rows, score, deliver. The same events give the same commands.
+
+The trainer goes round in a circle:
+
+    publishing -> between -> asked -> training -> blocked -> publishing
+      Published     Asked    Deliver    Trained     Publish
+
+It is `blocked` while an engine still reads the publication that the next one overwrites. After a version that is not
+published it is `between` at once.
+
+A group in flight is one of: rows without an engine (`_unplaced`), rows being decoded, ended and to be scored
+(`_unscored`), being scored (`_scoring`). Then it is in `_finished`, until it is trained.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from posttrain.controller.admission import capacity
+from posttrain.controller.messages import (
+    Asked,
+    Command,
+    Deliver,
+    Dismiss,
+    Drew,
+    Ended,
+    Ending,
+    Event,
+    GiveUp,
+    Interrupt,
+    Joined,
+    Late,
+    Limits,
+    Load,
+    Loaded,
+    Lost,
+    Publish,
+    Published,
+    Restart,
+    Returned,
+    Row,
+    Score,
+    Scored,
+    ScoringLost,
+    Stop,
+    Submit,
+    Trained,
+    Wait,
+)
+from posttrain.controller.parts import EngineState, GroupState, RowState
+
+Phase = Literal["publishing", "between", "asked", "training", "blocked"]
+LATE = {
+    "join": "did not start",
+    "load": "did not load its weights",
+    "draw": "drew no token",
+    "ask": "did not ask for a batch",
+    "train": "did not finish its step",
+    "publish": "did not publish its weights",
+    "score": "gave no rewards",
+}
+
+
+class Controller:
+    """The state of an asynchronous run, and the rules by which it changes."""
+
+    def __init__(self, limits: Limits, *, version: int = 0, engines: Iterable[str] = ()) -> None:
+        """`engines`: those that are being started. Others may join as well."""
+        self.limits = limits
+        self._version = version
+        self._phase: Phase = "publishing"
+        self._published: int | None = None
+        self._training: tuple[int, ...] = ()
+        self._finished: list[int] = []
+        self._groups: dict[int, GroupState] = {}
+        self._unplaced: set[int] = set()
+        self._unscored: set[int] = set()
+        self._scoring: set[int] = set()
+        self._next_group = version * limits.prompts_per_step
+        self._engines = {name: EngineState() for name in sorted(engines)}
+        self._dismissed: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._given_up = self._voided = 0
+        self._ending: str | None = None
+        self._stopped = False
+        self._commands: list[Command] = []
+
+    # --- what the shell asks -----------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Command]:
+        """What follows from an event."""
+        self._commands = []
+        if not self._stopped:
+            self._learn(event)
+            self._advance()
+        return self._commands
+
+    def waits(self) -> frozenset[Wait]:
+        """Who has to do something now."""
+        return frozenset() if self._stopped else frozenset(self._all_waits())
+
+    def holds(self, engine: str, row: Row, attempt: int) -> bool:
+        """Whether an engine has to decode a row in this attempt; else what it says of the row is ignored."""
+        found = self._row(row)
+        return found is not None and found.engine == engine and found.attempt == attempt
+
+    def state(self) -> dict[str, Any]:
+        """All that a run needs to go on elsewhere, as plain JSON. Groups being trained count as finished."""
+        return {
+            "version": self._version,
+            "next_group": self._next_group,
+            "finished": [*self._training, *self._finished],
+            "in_flight": [self._groups[number].saved(number) for number in sorted(self._groups)],
+            "counts": dict(self._counts),
+        }
+
+    @classmethod
+    def restored(cls, limits: Limits, state: dict[str, Any], *, engines: Iterable[str] = ()) -> Controller:
+        """The controller that goes on from a state: its rows keep their tokens and are given to engines again."""
+        controller = cls(limits, version=state["version"], engines=engines)
+        controller._next_group = state["next_group"]
+        controller._finished = sorted(state["finished"])
+        controller._counts = Counter(state["counts"])
+        for saved in state["in_flight"]:
+            group = GroupState.restored(saved["rows"])
+            controller._groups[saved["group"]] = group
+            waiting = controller._unscored if group.ended else controller._unplaced
+            waiting.add(saved["group"])
+        return controller
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def _learn(self, event: Event) -> None:
+        match event:
+            case Drew():
+                self._drew(event)
+            case Ended():
+                self._ended(event)
+            case Returned():
+                self._returned(event)
+            case Joined(engine):
+                self._joined(engine)
+            case Loaded():
+                self._loaded(event)
+            case Lost(engine, cause):
+                self._lose(engine, cause)
+            case Scored():
+                self._scored(event)
+            case ScoringLost(group, cause):
+                self._scoring_lost(group, cause)
+            case Asked():
+                self._trainer_was("between", event)
+                self._phase = "asked"
+            case Trained():
+                self._trained(event)
+            case Published():
+                self._now_published(event)
+            case Late(wait):
+                self._late(wait)
+            case Ending(cause):
+                self._end(cause)
+
+    def _joined(self, name: str) -> None:
+        if name in self._dismissed:
+            self._ignore()
+            return
+        engine = self._engines.setdefault(name, EngineState())
+        if engine.joined:
+            self._lose(name, "was started anew", again=True)
+        else:
+            engine.joined = True
+
+    def _loaded(self, event: Loaded) -> None:
+        engine = self._engines.get(event.engine)
+        if engine is None or not engine.joined or (engine.loading is None and engine.version == event.version):
+            self._ignore()
+        elif engine.loading == event.version:
+            engine.version, engine.loading = event.version, None
+            engine.progress += 1
+        else:
+            self._lose(event.engine, f"loaded version {event.version} in place of {engine.loading}")
+
+    def _drew(self, event: Drew) -> None:
+        row = self._held(event)
+        if row is None:
+            return
+        engine = self._engines[event.engine]
+        if event.version < row.version or event.version not in (engine.version, engine.loading):
+            self._lose(event.engine, f"drew with version {event.version} in place of {engine.version}")
+            return
+        row.draw(event.version, event.count)
+        engine.progress += event.count
+
+    def _ended(self, event: Ended) -> None:
+        row = self._held(event)
+        if row is None:
+            return
+        row.ended = True
+        self._take_from(event.engine, event.row)
+        self._engines[event.engine].losses = 0
+        if self._groups[event.row.group].ended:
+            self._unscored.add(event.row.group)
+
+    def _returned(self, event: Returned) -> None:
+        if self._held(event) is None:
+            return
+        self._take_from(event.engine, event.row)
+        self._place_again(event.row, f"{event.engine} gave it back unfinished")
+
+    def _scored(self, event: Scored) -> None:
+        if event.group not in self._scoring:
+            self._ignore()
+            return
+        self._forget(event.group)
+        self._given_up = 0
+        if event.trains:
+            self._voided = 0
+            insort(self._finished, event.group)
+        else:
+            self._voided += 1
+            self._counts["voided"] += 1
+            if self._voided >= self.limits.max_voided:
+                self._stop(f"{self._voided} groups in a row were voided: none is left that trains", failed=True)
+
+    def _scoring_lost(self, number: int, cause: str) -> None:
+        if number not in self._scoring:
+            self._ignore()
+            return
+        self._counts["scorings_lost"] += 1
+        self._scoring.discard(number)
+        if self._groups[number].scorings >= self.limits.attempts:
+            self._give_up(number, f"its rewards were asked for {self.limits.attempts} times: {cause}")
+        else:
+            self._unscored.add(number)
+
+    def _trained(self, event: Trained) -> None:
+        self._trainer_was("training", event)
+        if event.version != self._version + 1:
+            raise ValueError(f"{event}, but the step was to make version {self._version + 1}")
+        self._version, self._training = event.version, ()
+        self._phase = "between" if self._version % self.limits.publish_every else "blocked"
+        if self._version >= self.limits.last_version:
+            self._stop("done", failed=False)
+
+    def _now_published(self, event: Published) -> None:
+        self._trainer_was("publishing", event)
+        if event.version > self._version or (self._published is not None and event.version != self._version):
+            raise ValueError(f"{event}, but the trainer has made version {self._version}")
+        self._published = event.version
+        self._phase = "between"
+
+    def _late(self, wait: Wait) -> None:
+        if wait not in self.waits():
+            self._ignore()
+        elif wait.kind == "score":
+            self._scoring_lost(wait.progress, f"{wait.owner} {LATE['score']} within the deadline")
+        elif wait.owner in self._engines:
+            self._lose(wait.owner, f"{LATE[wait.kind]} within the deadline")
+        else:
+            whom = "the trainer waited for engines" if wait.owner == "engines" else "the engines waited for the trainer"
+            self._stop(f"{whom}, which {LATE[wait.kind]} within the deadline (version {wait.progress})", failed=True)
+
+    def _end(self, cause: str) -> None:
+        if self._ending is not None:
+            return
+        self._ending = cause
+        for name in sorted(self._engines):
+            for row in sorted(self._engines[name].rows):
+                self._order(Interrupt(name, row, self._groups[row.group].rows[row.g].attempt))
+
+    def _trainer_was(self, phase: Phase, event: Event) -> None:
+        if self._phase != phase:
+            raise ValueError(f"{event} while the trainer is {self._phase}; it has to be {phase} before")
+
+    # --- losses ------------------------------------------------------------------------------------------------------
+
+    def _lose(self, name: str, cause: str, again: bool = False) -> None:
+        """Take an engine's rows from it, and start it anew, unless it was lost too often. `again`: it has been."""
+        if name in self._dismissed:
+            self._ignore()
+            return
+        engine = self._engines.pop(name, EngineState())
+        losses = engine.losses + 1
+        self._counts["engines_lost"] += 1
+        if losses < self.limits.attempts and self._ending is None:
+            self._engines[name] = EngineState(joined=again, losses=losses, progress=engine.progress)
+            if not again:
+                self._order(Restart(name))
+        else:
+            self._dismissed[name] = cause
+            self._order(Dismiss(name))
+        self._move(engine.rows, f"{name}, which {cause}")
+
+    def _move(self, rows: Iterable[Row], cause: str) -> None:
+        """Take rows from an engine that is lost."""
+        taken = sorted(rows)
+        for row in taken:
+            self._groups[row.group].rows[row.g].engine = None
+        for row in taken:
+            self._place_again(row, cause)
+
+    def _place_again(self, row: Row, cause: str) -> None:
+        """A row has no engine any more: another goes on with it, unless it was given to engines too often."""
+        found = self._row(row)
+        if found is None:
+            return
+        if found.attempt >= self.limits.attempts and self._ending is None:
+            self._give_up(row.group, f"row {row.g} was given to engines {found.attempt} times: {cause}")
+        else:
+            self._counts["rows_moved"] += 1
+            self._unplaced.add(row.group)
+
+    def _give_up(self, number: int, cause: str) -> None:
+        for g, row in enumerate(self._groups[number].rows):
+            if row.engine is not None:
+                self._order(Interrupt(row.engine, Row(number, g), row.attempt))
+                self._take_from(row.engine, Row(number, g))
+        self._forget(number)
+        self._order(GiveUp(number, cause))
+        self._counts["given_up"] += 1
+        self._given_up += 1
+        if self._given_up >= self.limits.max_given_up:
+            self._stop(f"{self._given_up} groups in a row were given up; the last: {cause}", failed=True)
+
+    # --- what has become possible ------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        if self._stopped:
+            return
+        if self._ending is not None:
+            if not any(engine.rows for engine in self._engines.values()):
+                self._stop(self._ending, failed=False)
+            return
+        self._publish()
+        self._load()
+        self._begin()
+        self._place()
+        self._score()
+        self._deliver()
+        if not self._engines and self._dismissed and not self.waits():
+            name, cause = next(reversed(self._dismissed.items()))
+            self._stop(f"the trainer waited for {name}, which {cause}; no engine is left", failed=True)
+
+    def _publish(self) -> None:
+        """Of the two publications the older is overwritten, once nobody reads it."""
+        read = any(engine.loading not in (None, self._published) for engine in self._engines.values())
+        if self._phase == "blocked" and not read:
+            self._phase = "publishing"
+            self._order(Publish(self._version))
+
+    def _load(self) -> None:
+        newest = self._published
+        if newest is None:
+            return
+        for name, engine in self._engines.items():
+            if engine.joined and engine.loading is None and engine.version != newest:
+                engine.loading = newest
+                self._order(Load(name, newest))
+
+    def _begin(self) -> None:
+        """Begin groups. A version counts once it is published, so that sampling does not run ahead of what it needs."""
+        if self._published is None:
+            return
+        version = self._version - 1 if self._phase in ("blocked", "publishing") else self._version
+        free = capacity(self.limits, version, self._accepted, len(self._groups))
+        for number in range(self._next_group, self._next_group + max(0, free)):
+            self._groups[number] = GroupState([RowState() for _ in range(self.limits.group_size)])
+            self._unplaced.add(number)
+            self._next_group = number + 1
+
+    def _place(self) -> None:
+        """Give each group's rows without an engine to the one that has the fewest, as soon as that is ready."""
+        load = {name: len(engine.rows) for name, engine in self._engines.items() if engine.joined}
+        if not load:
+            return
+        for number in sorted(self._unplaced):
+            rows = [Row(number, g) for g, row in enumerate(self._groups[number].rows) if not (row.ended or row.engine)]
+            name = min(load, key=lambda name: (load[name], name))
+            load[name] += len(rows)
+            if self._engines[name].ready(self._published):
+                self._unplaced.discard(number)
+                for row in rows:
+                    self._submit(name, row)
+
+    def _submit(self, name: str, row: Row) -> None:
+        found = self._groups[row.group].rows[row.g]
+        found.engine = name
+        found.attempt += 1
+        self._engines[name].rows.add(row)
+        self._order(Submit(name, row, found.attempt, found.drawn))
+
+    def _score(self) -> None:
+        for number in sorted(self._unscored):
+            self._groups[number].scorings += 1
+            self._scoring.add(number)
+            self._order(Score(number))
+        self._unscored.clear()
+
+    def _deliver(self) -> None:
+        batch = self.limits.prompts_per_step
+        if self._phase == "asked" and len(self._finished) >= batch:
+            self._training, self._finished = tuple(self._finished[:batch]), self._finished[batch:]
+            self._phase = "training"
+            self._order(Deliver(self._version, self._training))
+
+    # --- small things ------------------------------------------------------------------------------------------------
+
+    @property
+    def _accepted(self) -> int:
+        """Groups trained, being trained, or waiting to be."""
+        return self._version * self.limits.prompts_per_step + len(self._training) + len(self._finished)
+
+    def _all_waits(self) -> Iterator[Wait]:
+        if not self._engines and not self._dismissed:
+            yield Wait("join", "engines", 0)
+        for name, engine in self._engines.items():
+            if engine.rows and engine.loading is None:
+                yield Wait("draw", name, engine.progress, engine.losses)
+            elif self._ending is not None and not engine.rows:
+                continue
+            elif engine.loading is not None:
+                yield Wait("load", name, engine.loading, engine.losses)
+            elif not engine.joined:
+                yield Wait("join", name, engine.progress, engine.losses)
+        if self._ending is not None:
+            return
+        for number in self._scoring:
+            yield Wait("score", "rewards", number, self._groups[number].scorings)
+        if self._phase == "training":
+            yield Wait("train", "trainer", self._version + 1)
+        elif self._phase == "publishing":
+            yield Wait("publish", "trainer", self._version)
+        elif self._phase == "between":
+            yield Wait("ask", "trainer", self._version)
+
+    def _row(self, row: Row) -> RowState | None:
+        group = self._groups.get(row.group)
+        return None if group is None else group.rows[row.g]
+
+    def _held(self, event: Drew | Ended | Returned) -> RowState | None:
+        """The row of which an engine speaks, unless it does so of an earlier attempt."""
+        if not self.holds(event.engine, event.row, event.attempt):
+            self._ignore()
+            return None
+        return self._row(event.row)
+
+    def _take_from(self, name: str, row: Row) -> None:
+        engine = self._engines[name]
+        engine.rows.discard(row)
+        engine.progress += 1
+        self._groups[row.group].rows[row.g].engine = None
+
+    def _forget(self, number: int) -> None:
+        del self._groups[number]
+        for numbers in (self._unplaced, self._unscored, self._scoring):
+            numbers.discard(number)
+
+    def _ignore(self) -> None:
+        self._counts["ignored"] += 1
+
+    def _order(self, command: Command) -> None:
+        if not self._stopped:
+            self._commands.append(command)
+
+    def _stop(self, cause: str, *, failed: bool) -> None:
+        self._order(Stop(cause, failed))
+        self._stopped = True

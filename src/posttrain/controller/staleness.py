@@ -1,0 +1,70 @@
+"""How old tokens are when they are trained, and which of them enter the loss. Pure functions.
+
+    lag_t  = v - u_t                   v: version that is trained; u_t: version of the weights that drew token t
+    kept_t = lag_t <= S + k - 1        S: max_staleness; k: publish_every
+
+Tokens that were not sampled have version -1 and are never kept. Rewards and advantages use whole completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+NOT_SAMPLED = -1
+"""Version of a token of the prompt or of a tool."""
+
+Span = tuple[int, int]
+"""The next `count` tokens of a row were drawn with the weights of a version: (version, count)."""
+
+
+def lags(version: int, token_versions: Sequence[int]) -> list[int]:
+    """Ages of sampled tokens in the step that trains `version`."""
+    found = [version - u for u in token_versions]
+    if any(lag < 0 for lag in found):
+        raise ValueError(
+            f"version {version} is trained on a token of version {max(token_versions)}, which does not exist yet"
+        )
+    return found
+
+
+def kept(version: int, token_versions: Sequence[int], max_staleness: int, publish_every: int = 1) -> list[bool]:
+    """Which tokens enter the loss of the step that trains `version`."""
+    bound = max_staleness + publish_every - 1
+    ages = lags(version, token_versions)
+    return [u != NOT_SAMPLED and age <= bound for u, age in zip(token_versions, ages, strict=True)]
+
+
+def token_versions(spans: Iterable[Sequence[int]]) -> list[int]:
+    """The version of each token of a row, from spans (version, count)."""
+    return [version for version, count in spans for _ in range(count)]
+
+
+def add_span(spans: list[list[int]], version: int, count: int) -> None:
+    """Append `count` tokens of `version` to a row."""
+    if not count:
+        return
+    if spans and spans[-1][0] > version:
+        raise ValueError(f"a token of version {version} follows one of version {spans[-1][0]}: versions never fall")
+    if spans and spans[-1][0] == version:
+        spans[-1][1] += count
+    else:
+        spans.append([version, count])
+
+
+def merge_pieces(pieces: Iterable[tuple[int, Sequence[tuple[int, int, int]]]]) -> list[int]:
+    """The version of each token of a row that came in pieces.
+
+    A piece is (number of its tokens, its spans); a span is (version, start, end) within the piece. Each token of a
+    piece belongs to one span, and versions never fall, from one piece to the next either.
+    """
+    merged: list[list[int]] = []
+    for tokens, spans in pieces:
+        position = 0
+        for version, start, end in spans:
+            if start != position or end < start:
+                raise ValueError(f"a span covers the tokens {start} to {end}; token {position} has no version")
+            add_span(merged, version, end - start)
+            position = end
+        if position != tokens:
+            raise ValueError(f"a piece has {tokens} tokens, but its spans end at {position}")
+    return token_versions(merged)
