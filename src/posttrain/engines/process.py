@@ -41,10 +41,19 @@ class EngineSetup:
 class EngineProcess:
     """One process. Nothing here waits for it, so that one that hangs holds up nobody."""
 
-    def __init__(self, name: str, setup: EngineSetup, files: Sequence[int], proof: DeliveryProof, log: Path) -> None:
-        """`files` are those of the published weights, `log` takes what it prints."""
+    def __init__(
+        self,
+        name: str,
+        setup: EngineSetup,
+        files: Sequence[int],
+        numbers: Mapping[int, int],
+        proof: DeliveryProof,
+        log: Path,
+    ) -> None:
+        """`files` are those of the published weights, `numbers` says which publication a version is, `log` takes what
+        it prints."""
         self.name, self.proof, self.log = name, proof, log
-        self._numbers: dict[int, int] = {}
+        self._numbers = numbers
         self.channel, theirs = socket.socketpair()
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
         environment |= {"OMP_NUM_THREADS": str(setup.threads)}
@@ -89,10 +98,6 @@ class EngineProcess:
             "temperature": proof.temperature,
         }
         self._say({"load": {"version": version, "number": self._numbers[version], "probe": probe}})
-
-    def published(self, version: int, number: int) -> None:
-        """The weights of `version` are publication `number`: which buffer they lie in."""
-        self._numbers = {version: number, **dict(list(self._numbers.items())[:3])}
 
     def answers(self) -> list[Answer]:
         """See `EnginePort`."""

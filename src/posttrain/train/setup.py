@@ -35,6 +35,7 @@ from posttrain.train.advantages import Advantages, OfExperience, OfGivenData
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.computing import compute_facts, with_compute
 from posttrain.train.critic import build_critic, critic_updates
+from posttrain.train.fleet import PROBE_PROMPTS, Fleet
 from posttrain.train.guards import Guards
 from posttrain.train.judges import Judges, Samplers
 from posttrain.train.optimizer import Updater
@@ -61,10 +62,6 @@ if TYPE_CHECKING:
     from posttrain.report.terminal import TerminalView
     from posttrain.store.run_store import EventKind, RunStore
     from posttrain.types import Metrics
-
-PROBE_PROMPTS = 4
-"""Prompts on which each delivery of weights is proved."""
-
 
 FEW_HELDOUT = 30
 """Rows, below which a held-out score says little."""
@@ -158,7 +155,17 @@ def policy_trainer(
     declared, algorithm = algorithm, with_correction(config, algorithm, loaded)
     critic = build_critic(config, algorithm, loaded, store.folder)
     forward = policy_forward(config, loaded, algorithm, critic)
-    samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts")
+    fleet = None
+    if config.rollout.engines:
+        fleet = Fleet(
+            config=config,
+            loaded=loaded,
+            forward=forward,
+            folder=store.folder,
+            resources=resources,
+            say=lambda sentence: tell("warning", [sentence]),
+        )
+    samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
     judges.bind(samplers.evaluation, config, store.folder)
     read = SOURCES[algorithm.data_kind] if config.sampled_pairs is None else sampled_preferences
     source = read(
@@ -172,6 +179,7 @@ def policy_trainer(
             judges=judges,
             folder=store.folder,
             say=lambda sentence: tell("data", [sentence]),
+            fleet=fleet,
         )
     )
     watch, watch_notes = nothing_to_watch(), list[str]()
@@ -190,10 +198,12 @@ def policy_trainer(
         advantages=advantages_of(config, algorithm, loaded, forward),
         optimizer=Updater(loaded.model.parameters(), config.train, critic_updates(config, critic)),
         numbers=guards.non_finite,
-        publish=publishing(config, loaded, forward, samplers, [p.ids for p in source.prompts[:PROBE_PROMPTS]]),
+        publish=fleet.deliveries
+        if fleet is not None and fleet.deliveries is not None
+        else publishing(config, loaded, forward, samplers, [p.ids for p in source.prompts[:PROBE_PROMPTS]]),
         add_gradient=add_gradient,
         critic=critic,
-        held=HeldWeights(samplers.training) if samplers.training.owns_weights else None,
+        held=HeldWeights(samplers.training) if fleet is None and samplers.training.owns_weights else None,
         say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, source.feed, measure, watch
