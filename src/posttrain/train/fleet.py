@@ -119,7 +119,25 @@ class Fleet:
     folder: Path
     resources: ExitStack
     say: Callable[[str], None]
-    deliveries: Deliveries | None = None
+
+    @staticmethod
+    def of(
+        config: RunConfig,
+        loaded: LoadedModel,
+        forward: Forward,
+        folder: Path,
+        resources: ExitStack,
+        say: Callable[[str], None],
+    ) -> Fleet | None:
+        """None where the trainer's process samples."""
+        if not config.rollout.engines:
+            return None
+        return Fleet(config=config, loaded=loaded, forward=forward, folder=folder, resources=resources, say=say)
+
+    @property
+    def deliveries(self) -> Deliveries:
+        """What publishes to the engines, once the feed is made."""
+        return self._deliveries
 
     def feed(self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None) -> AsynchronousFeed:
         """Engines start at once, and load the model while the rest of the run is set up."""
@@ -130,7 +148,7 @@ class Fleet:
             temperature=self.forward.temperature,
         )
         scores = TrainerScores(self.forward.under(self.loaded.model), self.loaded.pad_id)
-        self.deliveries = deliveries = Deliveries(self.loaded.model, proof, scores)
+        self._deliveries = deliveries = Deliveries(self.loaded.model, proof, scores)
         self.resources.callback(deliveries.close)
         learns = rewards is not None and algorithm.learns_from_rewards
         driver = Driver(

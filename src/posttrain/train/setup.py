@@ -155,16 +155,7 @@ def policy_trainer(
     declared, algorithm = algorithm, with_correction(config, algorithm, loaded)
     critic = build_critic(config, algorithm, loaded, store.folder)
     forward = policy_forward(config, loaded, algorithm, critic)
-    fleet = None
-    if config.rollout.engines:
-        fleet = Fleet(
-            config=config,
-            loaded=loaded,
-            forward=forward,
-            folder=store.folder,
-            resources=resources,
-            say=lambda sentence: tell("warning", [sentence]),
-        )
+    fleet = Fleet.of(config, loaded, forward, store.folder, resources, lambda text: tell("warning", [text]))
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
     judges.bind(samplers.evaluation, config, store.folder)
     read = SOURCES[algorithm.data_kind] if config.sampled_pairs is None else sampled_preferences
@@ -198,9 +189,7 @@ def policy_trainer(
         advantages=advantages_of(config, algorithm, loaded, forward),
         optimizer=Updater(loaded.model.parameters(), config.train, critic_updates(config, critic)),
         numbers=guards.non_finite,
-        publish=fleet.deliveries
-        if fleet is not None and fleet.deliveries is not None
-        else publishing(config, loaded, forward, samplers, [p.ids for p in source.prompts[:PROBE_PROMPTS]]),
+        publish=publishing(config, loaded, forward, fleet or samplers, [p.ids for p in source.prompts[:PROBE_PROMPTS]]),
         add_gradient=add_gradient,
         critic=critic,
         held=HeldWeights(samplers.training) if fleet is None and samplers.training.owns_weights else None,
@@ -305,9 +294,11 @@ def auxiliary(
 
 
 def publishing(
-    config: RunConfig, loaded: LoadedModel, forward: Forward, samplers: Samplers, probe: Sequence[Sequence[int]]
+    config: RunConfig, loaded: LoadedModel, forward: Forward, samplers: Samplers | Fleet, probe: Sequence[Sequence[int]]
 ) -> Callable[[int], Metrics]:
     """How new weights reach whoever samples, with the proof that they arrived; without a probe nobody does."""
+    if isinstance(samplers, Fleet):
+        return samplers.deliveries
     if not probe:
         return FiniteWeights(loaded.model)
     proof = DeliveryProof.from_prompts(
