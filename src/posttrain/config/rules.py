@@ -163,14 +163,10 @@ def _engines_have_prompts(config: RunConfig, algorithm: Algorithm) -> ConfigErro
     if not config.rollout.engines:
         return None
     if not _samples(algorithm):
-        given, allowed = (
-            f"{config.algorithm.name} learns from examples and samples nothing",
-            "an algorithm that samples",
-        )
+        given = f"{config.algorithm.name} learns from examples and samples nothing"
+        allowed = "an algorithm that samples"
     elif "greedy_reward" in algorithm.needs:
-        given = (
-            f"{config.algorithm.name} compares with a greedy completion of each prompt, which engines do not draw yet"
-        )
+        given = f"{config.algorithm.name} compares with greedy completions, which engines do not draw yet"
         allowed = "0 for this algorithm"
     else:
         return None
