@@ -68,6 +68,7 @@ CALLS: Mapping[str, tuple[Callable[..., Any], str]] = {
     "Outputs": (Outputs, "logprobs_BT entropy_BT values_BT scores_B"),
     "count_totals": (count_totals, "batch"),
     "pt.evaluate": (pt.evaluate, "model data rewards *k"),
+    "pt.replay": (pt.replay, "run *first last"),
 }
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from posttrain.pipeline.run import Pipeline
     from posttrain.report.terminal import TerminalView
     from posttrain.store.run_store import RunStore
+    from posttrain.train.replayed import Replay
     from posttrain.train.run import Run
 
 
@@ -60,7 +61,7 @@ sources.ROWS["task"] = _rows_of_task
 sources.MODELS |= {"tiny": _tiny_model, "tiny-moe": _tiny_mixture}
 
 __version__ = "0.1.0"
-__all__ = ["advise", "compare", "evaluate", "plan", "presets", "resume", "sweep", "train"]
+__all__ = ["advise", "compare", "evaluate", "plan", "presets", "replay", "resume", "sweep", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -111,6 +112,14 @@ def resume(
         from posttrain.pipeline.run import go_on
 
     return go_on(folder, steps=steps, functions=functions, view=view)
+
+
+def replay(run: str | PathLike[str], *, first: int | None = None, last: int | None = None, **how: Any) -> Replay:
+    """Train steps of a run again from what it recorded, and compare every bit; see `posttrain.train.replay.replay`."""
+    with uncollected():
+        from posttrain.train.replay import replay as train_again
+
+    return train_again(run, first=first, last=last, **how)
 
 
 def advise(facts: Any = None, **given: Any) -> Advice:

@@ -18,8 +18,8 @@ from posttrain.errors import ConfigError
 from posttrain.tasks import demo
 
 VERBS = (
-    "demo", "check", "init", "advise", "plan", "train", "compare", "sweep", "dash", "track", "resume", "eval", "chat",
-    "explain", "explore", "data check", "reward test", "reward audit", "export",
+    "demo", "check", "init", "advise", "plan", "train", "compare", "sweep", "dash", "track", "resume", "replay", "eval",
+    "chat", "explain", "explore", "data check", "reward test", "reward audit", "export",
 )  # fmt: skip
 
 
@@ -62,7 +62,9 @@ def test_the_page_of_the_verbs_is_up_to_date():
     assert page.read_text() == cli_page(), "python -m posttrain.cli.page > docs/cli.md"
 
 
-NEED_AN_ARGUMENT = ("train", "compare", "sweep", "resume", "eval", "chat", "data check", "reward test", "export")
+NEED_AN_ARGUMENT = (
+    "train", "compare", "sweep", "resume", "replay", "eval", "chat", "data check", "reward test", "export",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", ["", "data", "reward", *NEED_AN_ARGUMENT])

@@ -165,6 +165,7 @@ def test_a_rollout_row_holds_the_text_the_ids_and_each_number_behind_its_loss(st
         "logprobs": [-0.5, -0.25],
         "finish_reason": "eos",
         "version": 3,
+        "versions": [3, 3],
         "reward/math": 1.0,
         "reward/brevity": None,
     }

@@ -1,8 +1,8 @@
 """The command line: verbs, each a thin layer over a function of the Python API.
 
-Exit codes: 0 it worked, 2 configuration or data, 3 does not fit, 4 stopped by a guard, 130 stopped by Ctrl-C, 143 by
-SIGTERM, 1 anything else. With `--json` stdout carries exactly one JSON object, whatever happens; everything that is
-meant for people goes to stderr.
+Exit codes: 0 it worked, 2 configuration or data, 3 does not fit, 4 stopped by a guard or not the same in a replay, 130
+stopped by Ctrl-C, 143 by SIGTERM, 1 anything else. With `--json` stdout carries exactly one JSON object, whatever
+happens; everything that is meant for people goes to stderr.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ VERBS: dict[str, Any] = {
     "dash": looks.dash,
     "track": looks.track,
     "resume": runs.resume,
+    "replay": runs.replay,
     "eval": models.evaluate,
     "chat": models.chat,
     "explain": looks.explain,
@@ -64,7 +65,7 @@ VERBS: dict[str, Any] = {
 }
 WITHOUT_ARGUMENTS = ("demo", "check", "init", "advise", "dash", "track", "explain", "explore")
 """Verbs that do something as they are; the others then show their help."""
-TAKES_SETTINGS = ("train", "plan")
+TAKES_SETTINGS = ("train", "plan", "replay")
 """Verbs to which `--train.steps 5` is a setting, not an unknown option."""
 for name, verb in VERBS.items():
     if isinstance(verb, typer.Typer):

@@ -1,4 +1,4 @@
-"""`posttrain train`, `resume` and `demo`: what starts a run, or goes on with one."""
+"""`posttrain train`, `resume`, `replay` and `demo`: what starts a run, goes on with one, or trains one again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posttrain.cli.output import AsJson, Quiet, ShowSamples, answer, finish, setting_keys, view_for
+from posttrain.cli.output import AsJson, Quiet, ShowSamples, answer, finish, lines_for, setting_keys, view_for
 from posttrain.errors import ConfigError
 from posttrain.importing import uncollected
 
@@ -187,6 +187,59 @@ def resume(
 
     result = go_on(run, steps=steps, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
     return finish(result, as_json=json)
+
+
+# --- replay ----------------------------------------------------------------------------------------------------------
+
+REPLAY_OPTIONS = ("--from", "--to", "--output", "--quiet", "--json", "--help")
+
+
+def replay(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, for example runs/tiny-sort-grpo-1.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SECTION.KEY=VALUE",
+            help="Other settings than the run's: a what-if on the same data.",
+            autocompletion=setting_keys,
+        ),
+    ] = None,
+    first: Annotated[
+        int | None, typer.Option("--from", min=1, help="First step; default: after the oldest checkpoint.")
+    ] = None,
+    last: Annotated[int | None, typer.Option("--to", min=1, help="Last step; default: the last on file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the replay; default: RUN-replay-N.")] = None,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> int:
+    """Train steps of a run again from what it recorded, and show that the weights are the same bits.
+
+    Nothing is sampled and nothing is scored. Exit code 4 when a number or a bit is not what the run recorded; the first
+    step and tensor are named. With settings it is a what-if on the same data, which claims nothing to be equal.
+
+    \b
+    Examples:
+      posttrain replay runs/tiny-sort-grpo-1
+      posttrain replay runs/tiny-sort-grpo-1 --from 51 --to 60
+      posttrain replay runs/tiny-sort-grpo-1 algorithm=rloo train.learning_rate=1e-6
+    """
+    from posttrain.config.text import read_override
+
+    folders, overrides = sort_arguments([run, *(settings or [])], "replay", REPLAY_OPTIONS)
+    if len(folders) != 1:
+        raise ConfigError(
+            given=f"{len(folders)} folders: {', '.join(folders)}" if folders else "no folder of a run",
+            allowed="one run, and settings as section.key=value",
+            fix="posttrain replay runs/tiny-sort-grpo-1 --from 51",
+        )
+    with uncollected():
+        from posttrain.train.replay import replay as train_again
+
+    changes = dict(read_override(text) for text in overrides)
+    say = lines_for(quiet=quiet, as_json=json)
+    result = train_again(folders[0], first=first, last=last, output=output, say=say, **changes)
+    answer(result.to_json(), result.render(), as_json=json)
+    return result.exit_code
 
 
 # --- demo ------------------------------------------------------------------------------------------------------------

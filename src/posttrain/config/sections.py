@@ -317,6 +317,11 @@ class TrainConfig(Part):
         """Optimizer steps with the rows of one step."""
         return self.epochs * self.minibatches
 
+    @property
+    def max_lag(self) -> int:
+        """Policy versions by which a token may be older than the policy that learns from it."""
+        return self.max_staleness + self.publish_every - 1
+
     def samples_exactly(self, precision: str) -> bool:
         """Does the sampler compute what the trainer computes, with the newest weights? Else `correction: auto` is one
         that corrects."""

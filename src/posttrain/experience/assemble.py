@@ -18,6 +18,23 @@ from posttrain.rewards.scores import Scores
 from posttrain.types import Batch, Example, Experience, whole_pairs
 
 
+def experience_of(
+    groups: Sequence[Group],
+    greedy: Sequence[Group] = (),
+    weights: Sequence[float] | None = None,
+    *,
+    pad_id: int,
+    version: int,
+    max_lag: int | None = None,
+) -> Experience:
+    """What a step learns from; `weights` are those of the rewards, None where nothing is learned from rewards.
+
+    A pure function of what a rollout file holds.
+    """
+    experience = assemble(groups, pad_id=pad_id, version=version, max_lag=max_lag)
+    return experience if weights is None else with_rewards(experience, groups, weights, greedy)
+
+
 def assemble(
     groups: Sequence[Group], *, pad_id: int, version: int | None = None, max_lag: int | None = None
 ) -> Experience:

@@ -39,7 +39,7 @@ class AsynchronousFeed(PromptFeed):
         of a version, and `say` warns the user."""
         super().__init__(config, prompts, pad_id=pad_id)
         self.driver, self.weights, self.publish, self.say = driver, weights, publish, say
-        self.max_lag = config.train.max_staleness + config.train.publish_every - 1
+        self.max_lag = config.train.max_lag
 
     def take(self, step: int, version: int) -> StepData:
         if not self.driver.has_weights:

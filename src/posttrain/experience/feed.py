@@ -20,7 +20,7 @@ from posttrain.data.dataset import Dataset
 from posttrain.data.order import rows_for_step
 from posttrain.data.stream import StreamedRecords
 from posttrain.engines.sampler import Sampler
-from posttrain.experience.assemble import assemble, with_rewards
+from posttrain.experience.assemble import experience_of
 from posttrain.experience.generate import Generated, Generator, sampling_seed, turns
 from posttrain.experience.group import Group, GroupQueue
 from posttrain.experience.metrics import sampled_metrics
@@ -106,9 +106,7 @@ def sampled_step(
     `weights` are those of the rewards, None where nothing is learned from them; `sampled` is everything in the order in
     which it was sampled, where that is another order.
     """
-    experience = assemble(groups, pad_id=pad_id, version=version, max_lag=max_lag)
-    if weights is not None:
-        experience = with_rewards(experience, groups, weights, greedy)
+    experience = experience_of(groups, greedy, weights, pad_id=pad_id, version=version, max_lag=max_lag)
     sampled = [*groups, *discarded] if sampled is None else sampled
     return StepData(
         experience=experience,
@@ -201,7 +199,7 @@ class SampledFeed(PromptFeed):
         super().__init__(config, prompts, pad_id=pad_id)
         self.generator = Generator(sampler=sampler, rewards=rewards)
         self.select: Select = (DynamicSampling if "signal" in needs else EveryGroup)(config, len(prompts))
-        self.queue = GroupQueue(config.train.max_staleness + config.train.publish_every - 1)
+        self.queue = GroupQueue(config.train.max_lag)
         self.needs_greedy = "greedy_reward" in needs
         self.weights = [one.weight for one in rewards.components] if rewards and learns_from_rewards else None
 

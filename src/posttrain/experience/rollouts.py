@@ -1,7 +1,17 @@
-"""The rollout file of a step: every completion with its text, its ids and every number behind its loss."""
+"""The rollout file of a step: every completion with its text, its ids and every number behind its loss.
+
+It suffices to train the step again (recorded.py). What is no column stands in the metadata of its schema, under the key
+`posttrain`:
+
+    {"format": 1, "version": 41, "labels": ["math"], "weights": [1.0], "sha256": ...}
+
+`version` is that of the policy that learned from it, `weights` those of the rewards in the order of `labels`; null
+where nothing is learned from rewards. The hash is of all columns and of these facts.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +26,11 @@ from posttrain.rewards import Scores
 VERDICT_COLUMNS = {"reason": pa.string(), "extracted": pa.string(), "seconds": pa.float64()}
 """What a rollout table keeps of a verdict, beside its score."""
 NUMBERS = pa.list_(pa.float32())
+VERSIONS = pa.list_(pa.int32())
+STRETCHES = pa.list_(pa.list_(pa.int32()))
+EXACT_NUMBERS = pa.list_(pa.float64())
+"""Of what is added up before it is rounded to float32."""
+FACTS, FORMAT = b"posttrain", 1
 
 
 def rollout_table(
@@ -27,16 +42,23 @@ def rollout_table(
     discarded: Sequence[Group] = (),
     greedy: Sequence[Group] = (),
     columns: Mapping[str, Sequence[float | None]] | None = None,
+    version: int | None = None,
+    weights: Sequence[float] | None = None,
 ) -> pa.Table:
     """One row per completion, in the order of the batch (row = p * G + g); text, ids, and every number behind its loss.
 
-    `advantages` and `logprobs` have one entry per completion token; `advantage` is their mean. `reward` and
-    `reward/<label>` are null where there is none. `reward/<label>/reason`, `/extracted` and `/seconds` say why it is
-    what it is, which answer was found, and how long that took. `token_rewards/<label>` are the rewards of single
-    tokens, where a component gives them. `version` is the policy version that produced the last
-    token. Where completions are compared in pairs there is a `role` instead of advantages (`pair_roles`). Groups that
-    were sampled and not trained follow with `discarded` true and no advantages. `greedy`, one completion per trained
-    prompt, stands beside each completion of the group. `columns` are further numbers about the trained rows.
+    advantages, logprobs      one entry per completion token, and one per drawn token; `advantage` is the mean
+    reward, reward/<label>    null where there is none
+    reward/<label>/reason     why it is what it is; /extracted: which answer was found; /seconds: how long that took
+    reward/<label>/open       of a reward behind a gate: was it open?
+    token_rewards/<label>     the rewards of single tokens, where a component gives them
+    versions, version         the policy version that drew each token, and the last one
+    given                     stretches of completion_ids that the policy did not draw, where there are any
+    role                      in place of advantages where completions are compared in pairs (`pair_roles`)
+    discarded                 of groups that were sampled and not trained: they follow, without advantages
+    greedy_completion, _reward  of the greedy answer to the prompt, beside each completion of the group
+
+    `columns` are further numbers about the trained rows. `version` and `weights`: see the top of this file.
     """
     rows = list(_rows(step, trained, advantages_BT))
     for row, role in zip(rows, roles or (), strict=roles is not None):
@@ -55,10 +77,37 @@ def rollout_table(
     more = ({"role": pa.string()} if roles is not None else {}) | dict.fromkeys(columns or {}, pa.float64())
     reasons = dict.fromkeys(label for scores in judged for label in scores.verdicts)
     more |= {f"reward/{label}/{name}": kind for label in reasons for name, kind in VERDICT_COLUMNS.items()}
-    more |= {f"token_rewards/{label}": NUMBERS for scores in judged for label in scores.tokens}
+    more |= {f"reward/{label}/open": pa.bool_() for scores in judged for label in scores.is_open}
+    more |= {f"token_rewards/{label}": EXACT_NUMBERS for scores in judged for label in scores.tokens}
+    if any("given" in row for row in rows):
+        more |= {"given": STRETCHES}
     if greedy:
         more |= {"greedy_completion": pa.string(), "greedy_reward": pa.float64()}
-    return pa.Table.from_pylist(rows, schema=_rollout_schema(labels, more))
+    table = pa.Table.from_pylist(rows, schema=_rollout_schema(labels, more))
+    facts = {"format": FORMAT, "version": version, "labels": list(labels), "weights": weights and list(weights)}
+    facts["sha256"] = content_hash(table, facts)
+    return table.replace_schema_metadata({FACTS: json.dumps(facts)})
+
+
+def content_hash(table: pa.Table, facts: Mapping[str, Any]) -> str:
+    """Changes with the facts and with any name, type, value or null of the table, and with the order of its rows."""
+    names = [[field.name, str(field.type).replace("element: ", "item: ")] for field in table.schema]  # as in parquet
+    digest = hashlib.sha256(json.dumps([{**facts, "sha256": None}, names], sort_keys=True).encode())
+
+    def add(array: Any) -> None:
+        digest.update(array.is_valid().cast(pa.int8()).to_numpy().tobytes())
+        if pa.types.is_list(array.type):
+            digest.update(array.value_lengths().fill_null(0).to_numpy().tobytes())
+            add(array.flatten())
+        elif pa.types.is_string(array.type):
+            digest.update(json.dumps(array.to_pylist()).encode())
+        else:
+            numbers = array.cast(pa.int8()) if pa.types.is_boolean(array.type) else array
+            digest.update(numbers.fill_null(0).to_numpy().tobytes())
+
+    for column in table.columns:
+        add(pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type))
+    return digest.hexdigest()
 
 
 def _rows(
@@ -90,8 +139,11 @@ def _rows(
                 "logprobs": completion.logprobs,
                 "finish_reason": completion.finish_reason,
                 "version": completion.versions[-1] if completion.versions else None,
+                "versions": completion.versions,
+                **({"given": completion.given} if completion.given else {}),
                 **({} if scores is None else {f"reward/{label}": part[0][g] for label, part in scores.parts.items()}),
                 **({} if scores is None else _reasons(scores, g)),
+                **({} if scores is None else {f"reward/{k}/open": part[0][g] for k, part in scores.is_open.items()}),
                 **({} if scores is None else {f"token_rewards/{k}": part[0][g] for k, part in scores.tokens.items()}),
             }
             number += 1
@@ -140,5 +192,6 @@ def _rollout_schema(labels: Iterable[str], more: dict[str, pa.DataType]) -> pa.S
         "logprobs": NUMBERS,
         "finish_reason": text,
         "version": whole,
+        "versions": VERSIONS,
     }
     return pa.schema(types | more | {f"reward/{label}": pa.float64() for label in labels})

@@ -140,6 +140,13 @@ def machine() -> str:
     return f"{processor} (instructions {digest}), PyTorch {torch.__version__}"
 
 
+def computed_on(device: torch.device) -> dict[str, Any]:
+    """What the last bit of a number may depend on beside the code: processor, PyTorch, and threads that add up."""
+    if device.type == "cuda":
+        return {"machine": f"{torch.cuda.get_device_name(device)}, PyTorch {torch.__version__}"}
+    return {"machine": machine(), "threads": torch.get_num_threads()}
+
+
 def has_bfloat16() -> bool:
     """The processor multiplies bfloat16 by instructions of its own. Where that is not known, only the clock tells."""
     found = _capabilities()

@@ -172,6 +172,21 @@ class Checkpoints:
         """The step of the newest checkpoint from before `step`, by its name; None without one."""
         return max((number for number, _ in self._steps() if number < step), default=None)
 
+    def steps(self) -> list[int]:
+        """Of all checkpoints that are there, by their names, oldest first."""
+        return [step for step, _ in self._steps()]
+
+    def of(self, step: int) -> Checkpoint:
+        """That of a step. Raises `CheckpointError` with the names of its damaged files, or where it is not there."""
+        found = verify(self.folder / f"step-{step:06d}")
+        if isinstance(found, Checkpoint):
+            return found
+        raise CheckpointError(
+            given="; ".join(map(str, found)),
+            allowed="a checkpoint whose files are exactly as they were written",
+            fix="Restore the named files from a copy, or use another checkpoint of the run.",
+        )
+
     def clean(self) -> None:
         """Remove what a save that was killed has left behind. For the process that writes the run."""
         for path in self.folder.glob("step-*.tmp-*"):

@@ -130,6 +130,19 @@ class RunStore:
                 (folder / name).mkdir(exist_ok=True)
         return cls(folder, lock)
 
+    @classmethod
+    def aside(cls, folder: Path) -> RunStore:
+        """What is computed beside a run goes into a folder of its own, which is no run: it has no config.yaml."""
+        with _explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise ConfigError(
+                    given=f"output = {folder}, which holds something already",
+                    allowed="a folder that does not exist yet, or an empty one",
+                    fix="Name another folder, or leave output out.",
+                )
+            return cls(folder, RunLock(folder))
+
     def __enter__(self) -> RunStore:
         return self
 

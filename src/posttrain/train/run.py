@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.errors import CheckpointError
 from posttrain.experience.assemble import pair_roles
 from posttrain.experience.rollouts import rollout_table
+from posttrain.models.compute import computed_on
 from posttrain.report.lines import short_line
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
@@ -158,12 +159,19 @@ class Run:
                 discarded=data.discarded,
                 greedy=data.greedy,
                 columns=looked.columns,
+                version=data.version,
+                weights=self._weights(data),
             )
             self.store.rollouts(self.step, table)
             self.store.judgements(self.step, [*data.judgements, *looked.judgements])
             if self.view.show_samples and (self.step == 1 or self.step % 10 == 0):
                 self.view.samples(self.step, table.slice(0, 2 * self.config.sampling.group_size).to_pylist())
         self.view.step({"step": self.step, **values}, self.config.train.steps)
+
+    def _weights(self, data: StepData) -> list[float] | None:
+        """Of the rewards, where the step learned from them."""
+        learned = getattr(data.experience, "reward_weights_K", None) is not None
+        return [reward.weight for reward in self.config.rewards] if learned else None
 
     def warn(self, about: str, message: str) -> None:
         self.store.event("warning", message, step=self.step, about=about)
@@ -214,7 +222,8 @@ class Run:
         self.checkpoints.pinned = self.watch.needs(self.checkpoints)
         size = size_of(trainer.tensors(self.step), trainer.weights())
         try:
-            self.checkpoints.save(self.step, write, {"step": self.step}, size=size, wait=required)
+            facts = {"step": self.step, **computed_on(trainer.loaded.device)}
+            self.checkpoints.save(self.step, write, facts, size=size, wait=required)
         except CheckpointError as error:
             self.warn("checkpoint", self.saves.missed(error, required=required))
         else:

@@ -18,6 +18,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.dataset import type_of
@@ -28,6 +29,8 @@ from posttrain.types import Example, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import DataConfig
+    from posttrain.evaluate.measure import Measure
+    from posttrain.experience.feed import Feed
     from posttrain.train.run import Run
 
 FILE = "data.json"
@@ -40,7 +43,7 @@ Facts = dict[str, dict[str, Any]]
 
 def put_on_file(run: Run) -> None:
     """At the start of a run, whatever an attempt before it has left."""
-    run.store.record(FILE, facts_of(run))
+    run.store.record(FILE, facts_of(run.feed, run.measure))
 
 
 def check_same(run: Run) -> None:
@@ -49,24 +52,28 @@ def check_same(run: Run) -> None:
     if before is None:
         put_on_file(run)
         return
-    now = facts_of(run, like=before)
+    require_same(before, run.feed, run.measure, run.config.data, run.folder)
+    if any(not isinstance(before.get(what), dict) for what in (TRAIN, HELDOUT)):
+        put_on_file(run)
+
+
+def require_same(before: Facts, feed: Feed, measure: Measure, data: DataConfig, folder: Path) -> None:
+    """Raises DataError where the rows of the run in `folder` are not those of which `before` tells."""
+    now = facts_of(feed, measure, like=before)
     known = [what for what in (TRAIN, HELDOUT) if isinstance(before.get(what), dict)]
     different = [f"{what}: {_difference(before[what], now[what])}" for what in known if before[what] != now[what]]
     if different:
         raise DataError(
-            given=f"the data is not the one with which the run was started ({_places(run.config.data)}): "
-            + "; ".join(different),
+            given=f"the data is not the one with which the run was started ({_places(data)}): " + "; ".join(different),
             allowed="the same rows in the same order, read by the same tokenizer and template",
-            fix=f"Restore the data and the settings in {run.folder}/config.yaml; or train a new run on the new data, "
+            fix=f"Restore the data and the settings in {folder}/config.yaml; or train a new run on the new data, "
             "with the model folder of the newest checkpoint as model.path.",
         )
-    if len(known) < len(now):
-        put_on_file(run)
 
 
-def facts_of(run: Run, like: Facts | None = None) -> Facts:
+def facts_of(feed: Feed, measure: Measure, like: Facts | None = None) -> Facts:
     """Of the rows that a run learns from and is measured by; hashed as those in `like` were."""
-    rows = {TRAIN: rows_of(run.feed), HELDOUT: rows_of(run.measure)}
+    rows = {TRAIN: rows_of(feed), HELDOUT: rows_of(measure)}
     return {
         what: {"rows": len(one), "sha256": rows_key(one, _by_tokens(like, what)) if len(one) else ""}
         for what, one in rows.items()

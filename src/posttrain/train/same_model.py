@@ -19,6 +19,8 @@ from posttrain.errors import ModelError
 from posttrain.models.forward_path import without_adapters
 
 if TYPE_CHECKING:
+    from posttrain.algorithms import Algorithm
+    from posttrain.config import RunConfig
     from posttrain.train.run import Run
 
 FILE = "start.json"
@@ -38,7 +40,7 @@ def check_same(run: Run) -> None:
     if before is None:
         put_on_file(run)
         return
-    role = _role(run)
+    role = role_of_start(run.config, run.trainer.algorithm)
     if role and before.get("sha256") != start_key(run.trainer.loaded.model):
         raise ModelError(
             given=f"model.path = {run.config.model.path!r} holds another model than the one with which the run was "
@@ -49,12 +51,11 @@ def check_same(run: Run) -> None:
         )
 
 
-def _role(run: Run) -> str:
+def role_of_start(config: RunConfig, algorithm: Algorithm) -> str:
     """What the model at the start is to later steps; empty where all of it comes from the checkpoint."""
-    if run.config.lora is not None:
+    if config.lora is not None:
         return "on which its adapters stand"
-    is_reference = "reference" in run.trainer.algorithm.needs and run.config.reference is None
-    return "which is its reference" if is_reference else ""
+    return "which is its reference" if "reference" in algorithm.needs and config.reference is None else ""
 
 
 @torch.no_grad()

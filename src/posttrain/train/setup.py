@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from posttrain.algorithms import Algorithm
 from posttrain.data.examples import render_examples
@@ -25,6 +27,7 @@ from posttrain.experience.references import reference_forward
 from posttrain.experience.rendering import context_length
 from posttrain.functional.intervals import wilson
 from posttrain.models.compute import dtype_name
+from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import Split
 from posttrain.models.policy import Forward, load_frozen, load_policy, policy_forward
@@ -150,11 +153,9 @@ def policy_trainer(
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     judges = Judges.of(config, store.folder, resources)
     judges.refuse_token_rewards(algorithm)
-    loaded = with_compute(load_policy(config), config.model.precision, store.folder)
+    policy = Policy.of(config, algorithm, store.folder)
+    loaded, forward = policy.loaded, policy.forward
     tell("compute", compute_facts(loaded))
-    declared, algorithm = algorithm, with_correction(config, algorithm, loaded)
-    critic = build_critic(config, algorithm, loaded, store.folder)
-    forward = policy_forward(config, loaded, algorithm, critic)
     fleet = Fleet.of(config, loaded, forward, store.folder, resources, lambda text: tell("warning", [text]))
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
     judges.bind(samplers.evaluation, config, store.folder)
@@ -162,7 +163,7 @@ def policy_trainer(
     source = read(
         Inputs(
             config=config,
-            algorithm=declared,
+            algorithm=algorithm,
             rows=rows,
             loaded=loaded,
             forward=forward,
@@ -177,25 +178,52 @@ def policy_trainer(
     if source.prompts:
         watch, watch_notes = Watch.of(config, judges.check, source.prompts)
     measure = measure_of(config, loaded, samplers, source)
-    add_gradient, more_notes = auxiliary(config, auxiliary_rows, algorithm, loaded, forward)
+    add_gradient, more_notes = auxiliary(config, auxiliary_rows, policy)
     tell("warning", [*loaded.notes, *samplers.notes, *judges.notes, *source.notes, *watch_notes])
     tell("warning", [*injection_notes(rows, algorithm, loaded), *more_notes])
     tell("data", (*judges.facts, *source.facts))
-    trainer = Trainer(
-        config=config,
-        algorithm=algorithm,
-        loaded=loaded,
-        forward=forward,
-        advantages=advantages_of(config, algorithm, loaded, forward),
-        optimizer=Updater(loaded.model.parameters(), config.train, critic_updates(config, critic)),
+    trainer = policy.trainer(
+        config,
         numbers=guards.non_finite,
         publish=publishing(config, loaded, forward, fleet or samplers, [p.ids for p in source.prompts[:PROBE_PROMPTS]]),
         add_gradient=add_gradient,
-        critic=critic,
         held=HeldWeights(samplers.training) if fleet is None and samplers.training.owns_weights else None,
         say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, source.feed, measure, watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The model that is trained to write, and what training it takes: neither data nor whoever samples and scores."""
+
+    algorithm: Algorithm
+    """With the correction that `auto` was decided to be."""
+    loaded: LoadedModel
+    critic: Critic | None
+    forward: Forward
+
+    @staticmethod
+    def of(config: RunConfig, algorithm: Algorithm, folder: Path) -> Policy:
+        """As the run starts; `folder` is the one that keeps how it computes."""
+        loaded = with_compute(load_policy(config), config.model.precision, folder)
+        algorithm = with_correction(config, algorithm, loaded)
+        critic = build_critic(config, algorithm, loaded, folder)
+        forward = policy_forward(config, loaded, algorithm, critic)
+        return Policy(algorithm=algorithm, loaded=loaded, critic=critic, forward=forward)
+
+    def trainer(self, config: RunConfig, **how: Any) -> Trainer:
+        """`how` are the other arguments of `Trainer`."""
+        return Trainer(
+            config=config,
+            algorithm=self.algorithm,
+            loaded=self.loaded,
+            forward=self.forward,
+            advantages=advantages_of(config, self.algorithm, self.loaded, self.forward),
+            optimizer=Updater(self.loaded.model.parameters(), config.train, critic_updates(config, self.critic)),
+            critic=self.critic,
+            **how,
+        )
 
 
 def measure_of(config: RunConfig, loaded: LoadedModel, samplers: Samplers, source: Source) -> Measure:
@@ -266,10 +294,9 @@ def forgetting_loss(config: RunConfig, loaded: LoadedModel) -> float:
         ).loss
 
 
-def auxiliary(
-    config: RunConfig, rows: Sequence[Row], algorithm: Algorithm, loaded: LoadedModel, forward: Forward
-) -> tuple[AddGradient, list[str]]:
+def auxiliary(config: RunConfig, rows: Sequence[Row], policy: Policy) -> tuple[AddGradient, list[str]]:
     """What is added to the gradient of each update, and what the user should know about it."""
+    algorithm, loaded, forward = policy.algorithm, policy.loaded, policy.forward
     if "auxiliary" not in algorithm.needs:
         return nothing_else, []
     found = render_examples(

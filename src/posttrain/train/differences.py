@@ -1,0 +1,124 @@
+"""What a replay computed beside what the run recorded, bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+COMPARED = ("policy", "critic", "optimizer")
+"""Parts of a checkpoint: what the sampler held is not computed by training."""
+PLAIN = ("algorithm", "adapters")
+
+
+class Difference(NamedTuple):
+    """One thing that is not the same."""
+
+    step: int
+    name: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.name}: {self.what}"
+
+
+@dataclass
+class Compared:
+    """How much was compared, and what was found."""
+
+    steps: int = 0
+    metrics: int = 0
+    rows: int = 0
+    """Of completions, by their advantages or by their roles in pairs."""
+    tensors: int = 0
+    checkpoints: list[int] = field(default_factory=list)
+    """The steps whose checkpoints were compared."""
+    differences: list[Difference] = field(default_factory=list)
+
+    def step(self, step: int, now: Mapping[str, float], then: Mapping[str, Any]) -> None:
+        """The metrics that training computes, against those on file."""
+        self.steps += 1
+        self.metrics += len(now)
+        for name, value in now.items():
+            found, before = value if math.isfinite(value) else None, then.get(name)
+            if found != before:
+                self._differs(step, f"metric {name}", f"{before} in the run, {found} replayed")
+
+    def columns(self, step: int, name: str, now: Sequence[Any], then: Sequence[Any]) -> None:
+        """A value of each row, against that in the rollout file."""
+        self.rows += len(now)
+        for row, (value, before) in enumerate(zip(now, then, strict=True)):
+            if value != before and str(value) != str(before):  # NaN is never equal to itself
+                self._differs(step, f"{name} of row {row}", f"{_short(before)} in the run, {_short(value)} replayed")
+
+    def checkpoint(self, step: int, tensors: tuple[Mapping[str, Any], Mapping[str, Any]], plain: Sequence[Any]) -> None:
+        """(replayed, recorded) tensors, and what stands beside them."""
+        now, then = (dict(named(tree)) for tree in tensors)
+        self.checkpoints.append(step)
+        self.tensors += len(now)
+        for name in {**then, **now}:
+            if name not in now or name not in then:
+                self._differs(step, name, f"only in the {'run' if name in then else 'replay'}")
+            elif not same_bits(now[name], then[name]):
+                self._differs(step, name, size_of_difference(now[name], then[name]))
+        for name in PLAIN:
+            if (found := plain[0].get(name)) != (before := plain[1].get(name)):
+                self._differs(step, f"state of {name}", f"{_short(before)} in the run, {_short(found)} replayed")
+
+    def _differs(self, step: int, name: str, what: str) -> None:
+        self.differences.append(Difference(step, name, what))
+
+
+def named(tree: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """`optimizer/0/exp_avg` -> tensor, of the parts that are compared."""
+    for part in COMPARED:
+        yield from _leaves(tree.get(part, {}), part)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
+    for key, value in tree.items():
+        if isinstance(value, Tensor):
+            yield f"{prefix}/{key}", value
+        else:
+            yield from _leaves(value, f"{prefix}/{key}")
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits_of(a), bits_of(b))
+
+
+def hash_of(tensor: Tensor) -> str:
+    return hashlib.sha256(bits_of(tensor).numpy().data).hexdigest()
+
+
+def size_of_difference(now: Tensor, then: Tensor) -> str:
+    if now.shape != then.shape or now.dtype != then.dtype:
+        return f"{then.dtype} {list(then.shape)} in the run, {now.dtype} {list(now.shape)} replayed"
+    gap = (now.detach().cpu().double() - then.double()).abs()
+    many = int((gap != 0).sum())
+    return f"{many} of {gap.numel()} numbers differ, by {float(gap.max()):.3g} at most"
+
+
+def moved_apart(now: Mapping[str, Any], then: Mapping[str, Any], start: Mapping[str, Any]) -> float:
+    """How far two ways lead apart, over the length of the second: |now - then| / |then - start|."""
+    parts = [dict(named({"policy": tree.get("policy", {})})) for tree in (now, then, start)]
+
+    def length(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+        return math.sqrt(sum(float((a[name].cpu().double() - b[name].cpu().double()).square().sum()) for name in a))
+
+    way = length(parts[1], parts[2])
+    return length(parts[0], parts[1]) / way if way else math.nan
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

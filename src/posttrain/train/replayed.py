@@ -1,0 +1,134 @@
+"""What came of a replay, as a record and in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posttrain.train.differences import Compared, Difference
+
+SHOWN = 8
+"""Differences that are told; replay.json has all."""
+TOLD = ("loss", "grad_norm", "entropy")
+"""Metrics of a what-if that are told step by step; replay.json has all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What came of it; `replay.json` in its folder holds the same."""
+
+    run: Path
+    folder: Path
+    """Of the replay: metrics.jsonl, replay.json, and the checkpoint of the last step."""
+    first: int
+    last: int
+    start: str
+    """From which weights it began."""
+    what_if: bool
+    """Were settings given? Then nothing is claimed to be equal."""
+    changed: list[str]
+    """Settings that are not those of the run, in words."""
+    compared: Compared
+    metrics: list[tuple[int, dict[str, float], dict[str, Any]]]
+    """(step, replayed, recorded), of what training computes."""
+    apart: dict[int, float] = field(default_factory=dict)
+    """Of a what-if, by step: how far its weights are from the run's, over how far the run's moved since the start."""
+    notes: list[str] = field(default_factory=list)
+    """What else differs from the run."""
+
+    @property
+    def same(self) -> bool:
+        """Was everything the same that could be compared?"""
+        return not self.compared.differences
+
+    @property
+    def differences(self) -> list[Difference]:
+        """In the order of the steps."""
+        return self.compared.differences
+
+    @property
+    def exit_code(self) -> int:
+        """4 where bits differ with the settings of the run; a what-if claims nothing."""
+        return 0 if self.same or self.what_if else 4
+
+    def to_json(self) -> dict[str, Any]:
+        compared = self.compared
+        return {
+            "run": str(self.run),
+            "folder": str(self.folder),
+            "first": self.first,
+            "last": self.last,
+            "start": self.start,
+            "what_if": self.what_if,
+            "changed": self.changed,
+            "same": self.same,
+            "compared": {
+                "steps": compared.steps,
+                "metrics": compared.metrics,
+                "rows": compared.rows,
+                "tensors": compared.tensors,
+                "checkpoints": compared.checkpoints,
+            },
+            "differences": [difference._asdict() for difference in compared.differences],
+            "apart": {str(step): share for step, share in self.apart.items()},
+            "metrics": [{"step": step, "replayed": now, "run": then} for step, now, then in self.metrics],
+            "notes": self.notes,
+        }
+
+    def render(self) -> str:
+        """The last words of the command."""
+        body = self._what_if() if self.what_if else self._verdict()
+        notes = [f"note       {note}" for note in self.notes]
+        return "\n".join([*body, f"started    from {self.start}", *notes, f"folder     {self.folder}"])
+
+    def _verdict(self) -> list[str]:
+        steps = f"Steps {self.first} to {self.last} of {self.run}"
+        if self.same:
+            what = "the same bits" if self.compared.tensors else "the same numbers; no weights were compared"
+            return [f"{steps}, trained again from what was recorded: {what}.", *self._counts()]
+        differences = self.differences
+        listed = [f"  {difference}" for difference in differences[:SHOWN]]
+        more = [f"  and {len(differences) - SHOWN} more, in replay.json"] if len(differences) > SHOWN else []
+        return [
+            f"{steps}, trained again from what was recorded: NOT the same, from step {differences[0].step} on.",
+            *listed,
+            *more,
+            *self._counts(),
+        ]
+
+    def _counts(self) -> list[str]:
+        compared = self.compared
+        rows = f", {compared.rows} rows of advantages or roles" if compared.rows else ""
+        steps = ", ".join(map(str, compared.checkpoints))
+        tensors = (
+            f"{compared.tensors} tensors (policy, critic and optimizer after step {steps})"
+            if compared.checkpoints
+            else "no tensors, as the run has no checkpoint of these steps"
+        )
+        return [f"compared   {compared.metrics} metrics of {compared.steps} steps{rows}, {tensors}"]
+
+    def _what_if(self) -> list[str]:
+        changed = "; ".join(self.changed) or "no setting is another one"
+        width = max(len(name) for name in TOLD) + 9
+        lines = [
+            f"What if: steps {self.first} to {self.last} of {self.run} with {changed}.",
+            "It trains on what the run sampled and scored; nothing is claimed to be equal.",
+            "",
+            "  step" + "".join(f"{name + ' (run)':>{width}}{'what-if':>12}" for name in TOLD),
+        ]
+        shown = self.metrics if len(self.metrics) <= 2 * SHOWN else self.metrics[:SHOWN] + self.metrics[-SHOWN:]
+        for step, now, then in shown:
+            numbers = "".join(f"{_number(then.get(name)):>{width}}{_number(now.get(name)):>12}" for name in TOLD)
+            lines.append(f"{step:6}{numbers}")
+        lines.append("")
+        for step, share in self.apart.items():
+            lines.append(f"  after step {step} the weights are {share:.1%} of the run's way from the run's")
+        if not self.apart:
+            lines.append("  the run has no checkpoint of these steps: how far the weights are apart is not known")
+        return [*lines, ""]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.4g}"
