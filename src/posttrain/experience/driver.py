@@ -11,6 +11,7 @@ Nothing is decided here. Whoever raises an error in a thread of the driver's rai
 
 from __future__ import annotations
 
+import json
 import queue
 import selectors
 import socket
@@ -449,12 +450,13 @@ class Driver:
     # --- what a checkpoint holds -------------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
-        return {
+        state = {
             "controller": self.controller.state(),
             "groups": {str(number): group.to_json() for number, group in self._groups.items()},
             "voided": [group.to_json() for group in self._voided],
             "rows": [{"row": row, **vars(drawn)} for row, drawn in self._rows.items()],
         }
+        return json.loads(json.dumps(state))  # now, as rows go on; and lists, as a checkpoint gives them back
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self.controller = Controller.restored(self.limits, dict(state["controller"]), engines=self.engines)
