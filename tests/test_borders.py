@@ -31,7 +31,7 @@ MAY_IMPORT = {
     | {"torch", "pydantic", "pydantic_core", "importlib", "pathlib", "yaml"}
     | {f"posttrain.{part}" for part in ("algorithms", "functional", "types", "errors")},
     "control_groups.py": PURE | {"os", "pathlib"},
-    "controller": PURE - {"random"} | {"posttrain.controller"},
+    "controller": PURE | {"heapq", "json", "copy", "posttrain.controller"},
     "errors.py": {"__future__"},
     "files.py": PURE
     | {

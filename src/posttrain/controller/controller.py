@@ -86,7 +86,7 @@ class Controller:
         self._next_group = version * limits.prompts_per_step
         self._engines = {name: EngineState() for name in sorted(engines)}
         self._dismissed: dict[str, str] = {}
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._given_up = self._voided = 0
         self._ending: str | None = None
         self._stopped = False
@@ -102,6 +102,11 @@ class Controller:
             self._advance()
         return self._commands
 
+    @property
+    def phase(self) -> Phase:
+        """Where the trainer is in its circle."""
+        return self._phase
+
     def waits(self) -> frozenset[Wait]:
         """Who has to do something now."""
         return frozenset() if self._stopped else frozenset(self._all_waits())
@@ -116,9 +121,9 @@ class Controller:
         return {
             "version": self._version,
             "next_group": self._next_group,
-            "finished": [*self._training, *self._finished],
+            "finished": sorted([*self._training, *self._finished]),
             "in_flight": [self._groups[number].saved(number) for number in sorted(self._groups)],
-            "counts": dict(self._counts),
+            "counts": dict(self.counts),
         }
 
     @classmethod
@@ -127,7 +132,7 @@ class Controller:
         controller = cls(limits, version=state["version"], engines=engines)
         controller._next_group = state["next_group"]
         controller._finished = sorted(state["finished"])
-        controller._counts = Counter(state["counts"])
+        controller.counts = Counter(state["counts"])
         for saved in state["in_flight"]:
             group = GroupState.restored(saved["rows"])
             controller._groups[saved["group"]] = group
@@ -225,7 +230,7 @@ class Controller:
             insort(self._finished, event.group)
         else:
             self._voided += 1
-            self._counts["voided"] += 1
+            self.counts["voided"] += 1
             if self._voided >= self.limits.max_voided:
                 self._stop(f"{self._voided} groups in a row were voided: none is left that trains", failed=True)
 
@@ -233,7 +238,7 @@ class Controller:
         if number not in self._scoring:
             self._ignore()
             return
-        self._counts["scorings_lost"] += 1
+        self.counts["scorings_lost"] += 1
         self._scoring.discard(number)
         if self._groups[number].scorings >= self.limits.attempts:
             self._give_up(number, f"its rewards were asked for {self.limits.attempts} times: {cause}")
@@ -288,7 +293,7 @@ class Controller:
             return
         engine = self._engines.pop(name, EngineState())
         losses = engine.losses + 1
-        self._counts["engines_lost"] += 1
+        self.counts["engines_lost"] += 1
         if losses < self.limits.attempts and self._ending is None:
             self._engines[name] = EngineState(joined=again, losses=losses, progress=engine.progress)
             if not again:
@@ -309,12 +314,12 @@ class Controller:
     def _place_again(self, row: Row, cause: str) -> None:
         """A row has no engine any more: another goes on with it, unless it was given to engines too often."""
         found = self._row(row)
-        if found is None:
+        if found is None or self._stopped:
             return
         if found.attempt >= self.limits.attempts and self._ending is None:
             self._give_up(row.group, f"row {row.g} was given to engines {found.attempt} times: {cause}")
         else:
-            self._counts["rows_moved"] += 1
+            self.counts["rows_moved"] += 1
             self._unplaced.add(row.group)
 
     def _give_up(self, number: int, cause: str) -> None:
@@ -324,7 +329,7 @@ class Controller:
                 self._take_from(row.engine, Row(number, g))
         self._forget(number)
         self._order(GiveUp(number, cause))
-        self._counts["given_up"] += 1
+        self.counts["given_up"] += 1
         self._given_up += 1
         if self._given_up >= self.limits.max_given_up:
             self._stop(f"{self._given_up} groups in a row were given up; the last: {cause}", failed=True)
@@ -463,7 +468,7 @@ class Controller:
             numbers.discard(number)
 
     def _ignore(self) -> None:
-        self._counts["ignored"] += 1
+        self.counts["ignored"] += 1
 
     def _order(self, command: Command) -> None:
         if not self._stopped:

@@ -1,0 +1,152 @@
+"""Asynchronous runs with faults of every kind, and the invariants that hold in each of them.
+
+    python -m benchmarks.schedules                 100,000 schedules on two processes
+    python -m benchmarks.schedules --number 5000   fewer
+    python -m benchmarks.schedules --seed 4711     one of them, with its history
+
+A schedule is a run of a few tiny steps in virtual time. Its seed decides everything: limits, engines, how long each
+thing takes, what goes wrong and when. What happened is counted, and what of it was noticed. The rest came so late that
+the run was over first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from posttrain.controller.controller import Controller
+from posttrain.controller.faults import FAULTS, Faults
+from posttrain.controller.invariants import INVARIANTS
+from posttrain.controller.messages import Limits
+from posttrain.controller.simulate import Simulated, simulate
+from posttrain.controller.workload import Workload
+
+RESULT = Path(__file__).parent / "results" / "schedules.json"
+AT_ONCE = 500
+"""Schedules of one piece of work."""
+
+
+def limits_of(rng: Random) -> Limits:
+    return Limits(
+        prompts_per_step=rng.randint(1, 3),
+        group_size=rng.randint(1, 3),
+        last_version=rng.randint(1, 5),
+        run_ahead=rng.randint(0, 3),
+        max_staleness=rng.randint(0, 4),
+        publish_every=rng.choice((1, 1, 1, 2, 3)),
+        max_groups=rng.choice((1 << 30, 1 << 30, rng.randint(1, 4))),
+        attempts=rng.randint(1, 3),
+        max_given_up=rng.choice((4, 16)),
+        max_voided=8,
+    )
+
+
+def workload_of(rng: Random) -> Workload:
+    """A step takes about one second to sample, and one to train."""
+    return Workload(
+        engines=rng.randint(1, 3),
+        slots=rng.randint(1, 6),
+        seconds_per_token=0.05,
+        seconds_per_token_and_row=rng.choice((0.0, 0.01)),
+        mean_tokens=20,
+        sigma=rng.choice((0.5, 1.0, 1.5)),
+        reward_seconds=rng.choice((0.0, 0.1, 1.0)),
+        train_seconds=rng.choice((0.1, 1.0, 2.0)),
+        publish_seconds=rng.choice((0.0, 0.02, 0.3)),
+        load_seconds=rng.choice((0.0, 0.05, 0.8)),
+        join_seconds=rng.choice((0.0, 0.3, 2.0)),
+        voided=rng.choice((0.0, 0.0, 0.2)),
+        report_seconds=rng.choice((0.5, 1.5)),
+        deadlines={"join": 5.0, "load": 3.0, "draw": 4.0, "score": 4.0, "ask": 5.0, "train": 6.0, "publish": 5.0},
+    )
+
+
+def scheduled(seed: int, *, controller: type[Controller] = Controller, history: bool = False) -> Simulated:
+    """The run of a seed."""
+    rng = Random(seed)
+    limits, workload = limits_of(rng), workload_of(rng)
+    faults = Faults(rng.randint(0, 7), within=rng.choice((2.0, 8.0)) * limits.last_version)
+    return simulate(limits, workload, seed=seed, faults=faults, controller=controller, watched=True, history=history)
+
+
+def found_by(seeds: range, controller: type[Controller] = Controller) -> dict[str, Counter[str]]:
+    """What happened in some runs, counted; of `broken` the seeds are named."""
+    counts = {name: Counter[str]() for name in ("faults", "answered", "ends", "broken")}
+    for seed in seeds:
+        run = scheduled(seed, controller=controller)
+        counts["faults"].update(run.faults)
+        counts["answered"].update(run.answered)
+        counts["ends"][how_it_ended(run)] += 1
+        counts["broken"].update({f"seed {seed}: {broken.name}: {broken.text}": 1 for broken in run.broken[:3]})
+    return counts
+
+
+def how_it_ended(run: Simulated) -> str:
+    if run.stop is None:
+        return "not at all"
+    if not run.stop.failed:
+        return "done" if run.stop.cause == "done" else "stopped by the user"
+    return "failed, with a cause"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Asynchronous runs with faults, and the invariants that hold in them.")
+    parser.add_argument("--number", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seed", type=int, help="one schedule, with its history")
+    options = parser.parse_args()
+    if options.seed is not None:
+        return replay(options.seed)
+    began = time.time()
+    total = {name: Counter[str]() for name in ("faults", "answered", "ends", "broken")}
+    last = options.first + options.number
+    pieces = [range(first, min(last, first + AT_ONCE)) for first in range(options.first, last, AT_ONCE)]
+    with ProcessPoolExecutor(options.processes) as pool:
+        for counts in pool.map(partial(found_by), pieces):
+            for name, counter in counts.items():
+                total[name].update(counter)
+            for line in counts["broken"]:
+                print(line, flush=True)
+    return report(options.number, total, time.time() - began)
+
+
+def report(number: int, total: dict[str, Counter[str]], seconds: float) -> int:
+    print(f"{number} schedules in {seconds:.0f} s; ends: {dict(total['ends'])}")
+    print(f"{'fault':20} {'happened':>9} {'noticed':>9}")
+    for kind in FAULTS:
+        print(f"{kind:20} {total['faults'][kind]:9} {total['answered'][kind]:9}")
+    if total["broken"]:
+        print(f"{len(total['broken'])} broken invariants; python -m benchmarks.schedules --seed N shows a history")
+        return 1
+    print(f"all {len(INVARIANTS)} invariants held in all of them")
+    if number >= 100_000:
+        kept = {name: dict(sorted(total[name].items())) for name in ("faults", "answered", "ends")}
+        RESULT.write_text(json.dumps({"schedules": number, "seconds": round(seconds), **kept}, indent=1) + "\n")
+    return 0
+
+
+def replay(seed: int) -> int:
+    """What happened in one run, event by event."""
+    rng = Random(seed)
+    print(limits_of(rng), workload_of(rng), sep="\n")
+    run = scheduled(seed, history=True)
+    for at, event, commands in run.history:
+        print(f"{at:9.3f}  {event}")
+        for command in commands:
+            print(f"{'':9}    -> {command}")
+    print(f"faults {run.faults}, answered {run.answered}, {run.stop}")
+    for broken in run.broken:
+        print(f"broken: {broken.name} ({INVARIANTS[broken.name]}): {broken.text}")
+    return 1 if run.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
