@@ -347,6 +347,9 @@ CASES = [
     Case("train.logprob_chunk_tokens", 8, "effort/largest_logits", keeps="metrics/grad_norm"),
     Case("train.gradient_checkpointing", True, "effort/kept_numbers", keeps="metrics/grad_norm"),
     Case("train.mask_truncated", True, "weights"),
+    Case("rollout.engine", "vllm", refused="ConfigError: rollout.engine = 'vllm'"),
+    Case("rollout.engines", 1, "metrics/queue"),
+    Case("train.run_ahead", 1, "metrics/staleness/mean", given={"rollout.engines": 1, "train.max_staleness": 1}),
     Case("train.max_staleness", 1, refused="ConfigError: train.max_staleness = 1"),
     Case("train.publish_every", 2, "metrics/staleness/mean"),
     Case(
@@ -693,6 +696,9 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
 
 ENDS_THE_PROCESS = {"guards.stalled_minutes"}
 """tests/faults/test_stalls.py shows it, in processes of its own."""
+SHOWN_WITH_ENGINES = {"rollout.keep_cache", "rollout.deadline"}
+"""tests/engines/test_continuous.py and tests/faults/test_engines.py show them: they take a change of weights under way,
+and an engine that hangs."""
 
 
 def test_every_setting_has_a_case():
@@ -700,7 +706,7 @@ def test_every_setting_has_a_case():
     settings = {doc.path for doc in describe_fields() if not doc.path.startswith("check.N.judge.")}
     settings |= {f"{key}.{name}" for key, algorithm in ALGORITHMS.items() for name in attributes(algorithm)}
     settings |= {f"algorithm.correction.{setting.name}" for setting in fields(Correction)}
-    assert {case.setting for case in CASES} | ENDS_THE_PROCESS == settings
+    assert {case.setting for case in CASES} | ENDS_THE_PROCESS | SHOWN_WITH_ENGINES == settings
 
 
 def test_without_a_change_nothing_differs(place):
