@@ -26,7 +26,7 @@ class Simulated:
     """None: it did not end."""
     steps: list[Step]
     drawn: list[int]
-    """Lengths of all rows that ended, trained or not."""
+    """Lengths of all rows that were begun, trained or not; of what was given up, the length that it would have had."""
     trainer_idle: float
     """Share of the time in which it neither trained nor published."""
     engines_idle: float
