@@ -55,6 +55,32 @@ def run_anew(function: Callable[..., None], *arguments: str, seconds: float = 90
     return Ended(exit_code=done.returncode, errors=done.stderr)
 
 
+class Command:
+    """`posttrain ARGUMENT ...` in a forked process: without a terminal, with signals of its own."""
+
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        self._printed = [tempfile.NamedTemporaryFile("r", suffix=suffix) for suffix in (".stdout", ".stderr")]  # noqa: SIM115
+        files = [file.name for file in self._printed]
+        self._process = _server().Process(target=_command, args=(str(cwd), dict(os.environ), files, arguments))
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def communicate(self, timeout: float = 600) -> tuple[str, str]:
+        """Wait for its end; what it wrote to stdout and to stderr."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            self._process.kill()
+            self._process.join()
+        return self._printed[0].read(), self._printed[1].read()
+
+
 def run_code(code: str, *arguments: str) -> Ended:
     """As `python -c CODE ARGUMENT ...` would."""
     return run_alone(_execute, code, *arguments)
@@ -81,6 +107,19 @@ def _server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     return context
+
+
+def _command(cwd: str, environment: dict[str, str], files: Sequence[str], arguments: tuple[str, ...]) -> None:
+    from posttrain.cli import main
+
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    for descriptor, file in enumerate(files, start=1):
+        with open(file, "w") as printed:
+            os.dup2(printed.fileno(), descriptor)
+    sys.argv = ["posttrain", *arguments]
+    main()
 
 
 def _with_errors_in(file: str, function: Callable[..., None], arguments: tuple[str, ...]) -> None:

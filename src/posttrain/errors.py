@@ -83,6 +83,10 @@ class PublishError(GuardStop):
     """The sampler does not run the weights that were trained."""
 
 
+class EngineError(GuardStop):
+    """The engines that sample are gone and cannot be replaced; says who waited for whom."""
+
+
 class HandOverError(GuardStop):
     """A stage of a pipeline does not get the model that an earlier stage has trained."""
 

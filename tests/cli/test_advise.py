@@ -3,9 +3,6 @@
 import json
 import os
 import pty
-import subprocess
-import sys
-from contextlib import suppress
 
 import pytest
 
@@ -14,8 +11,6 @@ from posttrain.config import load_config
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.advise.questions import ask_for, machine, questions, yes_or_no
-
-POSTTRAIN = (sys.executable, "-m", "posttrain")
 
 
 def shell(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -89,36 +84,37 @@ def test_what_cannot_be_meant_has_exit_code_2(capsys, arguments, message):
     assert message in err
 
 
-def test_without_a_terminal_and_without_flags_nothing_is_asked():
-    done = subprocess.run([*POSTTRAIN, "advise"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "No algorithm: there is nothing to learn from yet." in done.stdout
+def test_without_a_terminal_and_without_flags_nothing_is_asked(capsys, monkeypatch):
+    with open(os.devnull) as nothing, monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", nothing)
+        code, out, err = shell(capsys)
+    assert (code, err) == (0, "")
+    assert "No algorithm: there is nothing to learn from yet." in out
 
 
-def test_questions_are_answered_through_a_pipe():
-    answers = "verifer\nverifier\nyes\n\nreasoning\n7b\ny\n8xH100\n\n30%\n"
-    command = [*POSTTRAIN, "advise", "--ask", "--details", "0"]
-    done = subprocess.run(command, input=answers, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "Did you mean verifier?" in done.stderr
-    assert "1. gspo" in done.stdout
-    assert ">" not in done.stdout.splitlines()[0]
-
-
-def test_on_a_terminal_questions_are_asked_and_enter_skips_them():
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen([*POSTTRAIN, "advise"], stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, text=True)
-    os.close(theirs)
-    os.write(ours, b"pairs\n" + b"\n" * 12)
-    screen = b""
-    with suppress(OSError):  # Linux says so when nobody has the terminal any more
-        while part := os.read(ours, 65536):
-            screen += part
-    out, _ = process.communicate(timeout=600)
+def test_questions_are_answered_through_a_pipe(capsys, monkeypatch):
+    theirs, ours = os.pipe()
+    os.write(ours, b"verifer\nverifier\nyes\n\nreasoning\n7b\ny\n8xH100\n\n30%\n")
     os.close(ours)
-    assert process.returncode == 0
-    assert b"What says that an answer is good?" in screen
-    assert b"Is the verifier always right?" not in screen
+    with os.fdopen(theirs) as pipe, monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", pipe)
+        code, out, err = shell(capsys, "--ask", "--details", "0")
+    assert code == 0, err
+    assert "Did you mean verifier?" in err
+    assert "1. gspo" in out
+    assert ">" not in out.splitlines()[0]
+
+
+def test_on_a_terminal_questions_are_asked_and_enter_skips_them(capsys, monkeypatch):
+    ours, theirs = pty.openpty()
+    os.write(ours, b"pairs\n" + b"\n" * 12)
+    with os.fdopen(theirs) as terminal, monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", terminal)
+        code, out, asked = shell(capsys)
+    os.close(ours)
+    assert code == 0
+    assert "What says that an answer is good?" in asked
+    assert "Is the verifier always right?" not in asked
     assert "1. dpo" in out
 
 

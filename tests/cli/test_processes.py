@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.catalogue import few
+from tests.processes import Command
 
 from posttrain.cli import run
 
@@ -35,12 +36,6 @@ def slow(prompt, completion, **row):
     return float(len(completion) % 2)
 """
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-9]|4[0-9]|9[0-9])[0-9;]*m")
-
-
-def start(*arguments: str, cwd: Path, **options) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*POSTTRAIN, *arguments], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
 
 
 @contextmanager
@@ -64,10 +59,12 @@ def a_terminal_for_stdout(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[byte
 
 
 def test_without_a_terminal_a_run_prints_plain_complete_lines_and_no_library_says_a_word(place):
-    process = start("train", "run.yaml", "lora={rank: 2}", cwd=place, stdin=subprocess.DEVNULL)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert err == ""
+    done = subprocess.run(
+        [*POSTTRAIN, "train", "run.yaml", "lora={rank: 2}"],
+        cwd=place, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    out = done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in out
     assert "\r" not in out
     assert re.search(r"^step 2/2  reward [\d.]+ ", out, re.MULTILINE)
@@ -91,7 +88,7 @@ def test_a_run_on_a_terminal_has_colours_unless_they_are_not_wanted(place, monke
     ("sent", "exit_code"), few([(signal.SIGINT, 130), (signal.SIGTERM, 143)], (signal.SIGTERM, 143))
 )
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(place, sent, exit_code):
-    process = start("train", "run.yaml", "train.steps=100000", cwd=place)
+    process = Command("train", "run.yaml", "train.steps=100000", cwd=place)
     wait_for(place / "run" / "metrics.jsonl", process)
     process.send_signal(sent)
     _, err = process.communicate(timeout=600)
@@ -111,7 +108,7 @@ def test_a_signal_in_the_last_evaluation_of_a_stage_stops_the_pipeline_after_it(
     settings |= {"rewards": [{"function": "slow.py:slow"}], "output": "pipe"}
     settings["stages"] = [{"name": name, "train": {"steps": 1}} for name in ("first", "second")]
     (place / "pipeline.yaml").write_text(yaml.safe_dump(settings))
-    process = start("train", "pipeline.yaml", cwd=place)
+    process = Command("train", "pipeline.yaml", cwd=place)
     wait_for(place / "evaluating", process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
@@ -120,7 +117,7 @@ def test_a_signal_in_the_last_evaluation_of_a_stage_stops_the_pipeline_after_it(
     assert "trained" in json.loads((place / "pipe" / "01-first" / "evaluation.json").read_text())
     assert not (place / "pipe" / "02-second").exists()
     (place / "go-on").touch()
-    resumed = start("resume", "pipe", cwd=place)
+    resumed = Command("resume", "pipe", cwd=place)
     _, err = resumed.communicate(timeout=600)
     assert resumed.returncode == 0, err
     assert (place / "pipe" / "02-second" / "checkpoints" / "step-000001" / "manifest.json").is_file()
@@ -135,9 +132,9 @@ def test_a_reader_that_has_seen_enough_is_no_error_to_show():
     assert "GRPO" in process.stdout
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: Command) -> None:
     deadline = time.monotonic() + 600
     while not path.exists():
-        assert process.poll() is None, process.communicate()
+        assert process.returncode is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)

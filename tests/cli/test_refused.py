@@ -113,7 +113,7 @@ def test_a_folder_above_a_named_path_counts_as_named():
 
 def test_a_full_disk_behind_stdout_is_exit_code_3():
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "posttrain", "advise", "--data", "pairs", "--json"]
+        command = [sys.executable, "-m", "posttrain", "explain", "grpo", "--json"]
         found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert found.returncode == 3
     assert found.stderr.startswith("DoesNotFit: The output cannot be written: No space left on device")
@@ -122,7 +122,7 @@ def test_a_full_disk_behind_stdout_is_exit_code_3():
 
 
 def test_an_error_is_told_where_stdout_was_closed():
-    command = ["sh", "-c", 'exec "$0" -m posttrain plan --model 7b >&-', sys.executable]
+    command = ["sh", "-c", 'exec "$0" -m posttrain explain grop >&-', sys.executable]
     found = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     assert found.returncode == 2
     assert found.stderr.startswith("ConfigError: ")

@@ -859,9 +859,26 @@ BROKEN = {
         ["evaluation.temperature=0"],
         "evaluation.temperature = 0 with evaluation.samples = 4: all would be greedy answers",
     ),
-    "_is_synchronous": (
+    "_asynchrony_has_engines": (
         ["train.max_staleness=1"],
-        "train.max_staleness = 1, but asynchronous training is not available in this version; allowed: 0.",
+        "train.max_staleness = 1, but the trainer's own process samples, which cannot go on while it trains; allowed: "
+        "0, or engines in processes of their own.\n  Set rollout.engines = 1, or train.max_staleness = 0.",
+    ),
+    "_staleness_covers_the_lead": (
+        ["rollout.engines=1", "train.run_ahead=2", "train.max_staleness=1"],
+        "train.run_ahead = 2 with train.max_staleness = 1: most of what is sampled ahead would be too old to be "
+        "trained; allowed: train.max_staleness of at least 2.\n  Set train.max_staleness = 8, or lower "
+        "train.run_ahead.",
+    ),
+    "_engines_have_prompts": (
+        ["algorithm=remax", "rollout.engines=1"],
+        "rollout.engines = 1, but remax compares with greedy completions, which engines do not draw yet; allowed: 0 "
+        "for this algorithm.",
+    ),
+    "_stale_data_is_corrected": (
+        ["rollout.engines=1", "train.run_ahead=2", "train.max_staleness=8", "algorithm.correction=none"],
+        "train.run_ahead = 2 with algorithm.correction = none: tokens of older policies would be trained as if the "
+        "present one had drawn them",
     ),
     "_minibatches_have_rows": (
         ["train.minibatches=129"],

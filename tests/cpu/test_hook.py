@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.processes import run_code
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
@@ -19,10 +18,6 @@ from posttrain.models import acceleration
 SOURCE = Path(posttrain.__file__).parent
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
 """1.2 million parameters: large enough that kernels are chosen for it."""
-REWARD = """
-def vowels(prompt, completion, **row):
-    return sum(letter in "aeiou" for letter in completion) + 0.1 * sum(letter in "rstl" for letter in completion)
-"""
 
 
 @contextmanager
@@ -39,7 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hook")
     tiny_model(folder / "model", **WIDE)
     write_prompts(folder / "prompts.jsonl", count=12)
-    (folder / "rewards.py").write_text(REWARD)
     rows = [f'{{"prompt": "{a} plus {b}", "completion": " is {a + b}"}}' for a in range(4) for b in range(3)]
     (folder / "examples.jsonl").write_text("\n".join(rows))
     return folder
@@ -47,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, algorithm: str, name: str) -> dict[str, object]:
     rows = "prompts" if algorithm == "grpo" else "examples"
-    own = {"rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}], "guards": {"max_truncated": 1.0}}
+    own = {"rewards": [{"name": "repetition", "settings": {"n": 1}}], "guards": {"max_truncated": 1.0}}
     return {
         "model": {"path": str(folder / "model"), "device": "cpu", "precision": "float32"},
         "algorithm": algorithm,
@@ -86,8 +80,8 @@ assert not [name for name in sys.modules if name.startswith("posttrain.cpu.")]
 
 def test_a_process_in_which_the_package_cannot_be_imported_trains(folder):
     given = json.dumps(settings(folder, "grpo", "not installed"))
-    done = subprocess.run([sys.executable, "-c", WITHOUT, given], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_code(WITHOUT, given)
+    assert done.exit_code == 0, done.errors[-2000:]
 
 
 def _code(path: Path) -> ast.Module:

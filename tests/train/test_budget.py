@@ -19,7 +19,6 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("budget")
     tiny_model(folder / "model")
     write_prompts(folder / "prompts.jsonl", count=20)
-    (folder / "rewards.py").write_text("def vowels(prompt, completion, **row):\n    return completion.count('e')\n")
     return folder
 
 
@@ -28,7 +27,7 @@ def train(folder: Path, name: str, **overrides) -> Run:
         "model": {"path": str(folder / "model"), "device": "cpu"},
         "algorithm": "grpo",
         "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0.2},
-        "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+        "rewards": [{"name": "repetition", "settings": {"n": 1}}],
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 5, "prompts_per_step": 2, "learning_rate": 0.01},
         "evaluation": {"writing": 0, "prompts": 3, "samples": 0, "every": 2},

@@ -22,10 +22,6 @@ pytestmark = pytest.mark.skipif(not onednn.available(), reason="PyTorch is built
 
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
 """1.2 million parameters: large enough to be measured, with heads that the kernels know."""
-REWARD = """
-def vowels(prompt, completion, **row):
-    return sum(letter in "aeiou" for letter in completion) + 0.1 * sum(letter in "rstl" for letter in completion)
-"""
 EVERYTHING = Compute(
     matmul="onednn",
     sampler="packed",
@@ -42,7 +38,6 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("computing")
     tiny_model(folder / "model", **WIDE)
     write_prompts(folder / "prompts.jsonl", count=20)
-    (folder / "rewards.py").write_text(REWARD)
     return folder
 
 
@@ -51,7 +46,7 @@ def settings(folder: Path, name: str, **train) -> dict[str, object]:
         "model": {"path": str(folder / "model"), "device": "cpu"},
         "algorithm": "grpo",
         "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0.2},
-        "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+        "rewards": [{"name": "repetition", "settings": {"n": 1}}],
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 4, "prompts_per_step": 2, "learning_rate": 1e-3, **train},
         "evaluation": {"writing": 0, "prompts": 3, "samples": 1},

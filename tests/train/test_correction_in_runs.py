@@ -20,7 +20,6 @@ from posttrain.train.run import Run
 from posttrain.train.setup import set_up
 from posttrain.types import Batch
 
-REWARD = "def vowels(prompt, completion, **row):\n    return sum(letter in 'aeiou' for letter in completion) / 8\n"
 STALE = {"train.publish_every": 4}
 
 
@@ -29,7 +28,6 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("correction")
     tiny_model(folder / "model")
     write_prompts(folder / "prompts.jsonl", count=20)
-    (folder / "rewards.py").write_text(REWARD)
     return folder
 
 
@@ -43,7 +41,7 @@ def build(folder, tmp_path) -> Iterator[Callable[..., Run]]:
                 "model": {"path": str(folder / "model"), "device": "cpu"},
                 "algorithm": algorithm,
                 "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0},
-                "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+                "rewards": [{"name": "repetition", "settings": {"n": 1}}],
                 "sampling": {"group_size": 4, "max_completion_length": 6},
                 "train": {"steps": 3, "prompts_per_step": 2, "learning_rate": 0.05},
             }

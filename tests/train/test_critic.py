@@ -19,7 +19,6 @@ from posttrain.store.checkpoint import load_state
 from posttrain.train.optimizer import CriticUpdates, Updater
 from posttrain.train.run import Run
 
-REWARD = "def vowels(prompt, completion, **row):\n    return sum(letter in 'aeiou' for letter in completion) / 8\n"
 KINDS = {
     "separate": {},
     "lora": {"lora.rank": 2, "lora.dropout": 0.1, "critic.rank": 4},
@@ -37,7 +36,6 @@ def folder(tmp_path_factory) -> Path:
     tiny_model(folder / "model")
     tiny_model(folder / "letters", characters="abc ")
     write_prompts(folder / "prompts.jsonl", count=20)
-    (folder / "rewards.py").write_text(REWARD)
     return folder
 
 
@@ -46,7 +44,7 @@ def train(folder: Path, name: str, **overrides) -> Run:
         "model": {"path": str(folder / "model"), "device": "cpu"},
         "algorithm": "ppo",
         "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0},
-        "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+        "rewards": [{"name": "repetition", "settings": {"n": 1}}],
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-3, "minibatches": 2},
         "guards": {"max_truncated": 1.0},

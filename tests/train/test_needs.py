@@ -156,7 +156,7 @@ def build(folder, tmp_path) -> Iterator[Callable[..., Run]]:
                 "model": {"path": str(folder / "model"), "device": "cpu"},
                 "algorithm": algorithm,
                 "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0},
-                "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+                "rewards": [{"name": "repetition", "settings": {"n": 1}}],
                 "sampling": {"group_size": 4, "max_completion_length": 6},
                 "train": {"steps": 3, "prompts_per_step": 2, "learning_rate": 0.05},
                 "guards": {"max_truncated": 1.0},
@@ -281,8 +281,8 @@ def test_behind_a_shut_gate_a_component_is_0_for_algorithms_and_itself_in_the_me
     assert metrics["rewards/some/mean"] == pytest.approx(own_PG.double().mean().item())
 
 
-def test_the_greedy_answer_of_each_prompt_is_scored_by_the_same_rewards(build):
-    run = build("greedy")
+def test_the_greedy_answer_of_each_prompt_is_scored_by_the_same_rewards(build, folder):
+    run = build("greedy", {"rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}]})
     fed = run.feed.take(1, version=0)
     assert [len(group.completions) for group in fed.greedy] == [1, 1]
     assert [group.prompt for group in fed.greedy] == [group.prompt for group in fed.groups]

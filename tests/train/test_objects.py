@@ -17,6 +17,8 @@ import torch
 from datasets import Dataset, DatasetDict
 from tests.catalogue import few
 from tests.tiny import tiny_model
+from tests.train import letters
+from tests.train.letters import count_a
 
 import posttrain as pt
 from posttrain.errors import ConfigError, DataError
@@ -24,11 +26,6 @@ from posttrain.rewards import Reward
 from posttrain.rewards.load import GIVEN
 
 ROWS = [{"prompt": "abcdefgh"[n % 8] * (1 + n // 8), "answer": "a" * (n % 3)} for n in range(24)]
-
-
-def count_a(completions, answer, **columns):
-    """Of a module: it is found again by its file."""
-    return [float(completion.count("a") == len(gold)) for completion, gold in zip(completions, answer, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +67,7 @@ GIVEN_AS: dict[str, Callable[[], Any]] = {
 def from_a_file(model, tmp_path_factory) -> Any:
     folder = tmp_path_factory.mktemp("file")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    function = f"{__file__}:count_a"
+    function = f"{letters.__file__}:count_a"
     return pt.train(
         settings(model, folder / "run", data={"train": str(folder / "rows.jsonl")}, rewards=[{"function": function}])
     )
@@ -84,7 +81,7 @@ def test_rows_and_functions_train_as_files_do(form, model, tmp_path, from_a_file
     assert [json.loads(line) for line in kept.read_text().splitlines()] == ROWS
     config = (run.folder / "config.yaml").read_text()
     assert f"train: {kept}" in config
-    assert "test_objects.py:count_a" in config
+    assert "letters.py:count_a" in config
 
 
 def test_a_run_is_resumed_from_its_folder_wherever_that_is(model, tmp_path):

@@ -14,18 +14,12 @@ import posttrain
 from posttrain.errors import ConfigError
 from posttrain.train.run import Run
 
-REWARD = """
-def vowels(prompt, completion, **row):
-    return sum(letter in "aeiou" for letter in completion) + 0.1 * sum(letter in "rstl" for letter in completion)
-"""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("publishing")
     tiny_model(folder / "model")
     write_prompts(folder / "prompts.jsonl", count=20)
-    (folder / "rewards.py").write_text(REWARD)
     return folder
 
 
@@ -34,7 +28,7 @@ def train(folder: Path, name: str, **overrides) -> Run:
         "model": {"path": str(folder / "model"), "device": "cpu"},
         "algorithm": "grpo",
         "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0.2},
-        "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+        "rewards": [{"name": "repetition", "settings": {"n": 1}}],
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 6, "prompts_per_step": 2, "learning_rate": 0.01, "publish_every": 3},
         "evaluation": {"writing": 0, "prompts": 3, "samples": 1},

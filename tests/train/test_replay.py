@@ -271,7 +271,7 @@ def test_a_difference_is_told_by_tensor_and_size(copy):
     sealed_anew(state.parent, {"step": 4})
     result = pt.replay(copy)
     assert [*map(str, result.differences)] == [
-        f"step 4, policy/{name}: 1 of 2048 numbers differ, by 0.25 at most",
+        f"step 4, tensor policy/{name}: 1 of 2048 numbers differ, by 0.25 at most",
     ]
 
 

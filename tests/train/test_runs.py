@@ -13,15 +13,12 @@ import posttrain
 from posttrain.errors import CheckpointError, GuardStop, ModelError
 from posttrain.store.checkpoint import load_state
 
-REWARD = "def vowels(prompt, completion, **row):\n    return sum(letter in 'aeiou' for letter in completion) / 8\n"
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     tiny_model(folder / "model")
     write_prompts(folder / "prompts.jsonl", count=20)
-    (folder / "rewards.py").write_text(REWARD)
     (folder / "text.txt").write_text("some letters to remember " * 20)
     return folder
 
@@ -31,7 +28,7 @@ def train(folder, name, **overrides):
         "model": str(folder / "model"),
         "algorithm": "grpo",
         "data": {"train": str(folder / "prompts.jsonl")},
-        "rewards": [{"function": f"{folder / 'rewards.py'}:vowels"}],
+        "rewards": [{"name": "repetition", "settings": {"n": 1}}],
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-3},
         "evaluation": {"writing": 0, "prompts": 2, "samples": 0},
@@ -179,9 +176,12 @@ def test_a_run_that_learns_nothing_though_rewards_differ_is_warned_of_and_stoppe
 
 
 def test_a_run_in_which_every_answer_is_left_out_of_the_loss_is_stopped(folder):
+    def letters(completions, **columns):
+        return [sum(map(str.isalpha, completion)) for completion in completions]
+
     settings = {"train.mask_truncated": True, "train.steps": 5, "guards.no_signal_steps": 2}
     with pytest.raises(GuardStop, match=r"no answer was trained on.*(.|\n)*Cut answers are left out by"):
-        train(folder, "masked", **settings, **{"sampling.max_completion_length": 1})
+        train(folder, "masked", rewards=letters, **settings, **{"sampling.max_completion_length": 1})
 
 
 def test_a_column_that_one_row_has_is_there_in_every_step(folder):

@@ -131,15 +131,61 @@ def _evaluation_samples_differ(config: RunConfig, algorithm: Algorithm) -> Confi
     )
 
 
-def _is_synchronous(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """train.max_staleness is 0 in this version."""
-    if config.train.max_staleness == 0:
+def _asynchrony_has_engines(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.run_ahead and train.max_staleness above 0 need rollout.engines."""
+    train = config.train
+    if config.rollout.engines or train.run_ahead == train.max_staleness == 0:
+        return None
+    setting = "run_ahead" if train.run_ahead else "max_staleness"
+    return ConfigError(
+        given=f"train.{setting} = {getattr(train, setting)}, but the trainer's own process samples, which cannot go on "
+        "while it trains",
+        allowed="0, or engines in processes of their own",
+        fix=f"Set rollout.engines = 1, or train.{setting} = 0.",
+    )
+
+
+def _staleness_covers_the_lead(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.max_staleness is at least train.run_ahead."""
+    train = config.train
+    if train.max_staleness >= train.run_ahead:
         return None
     return ConfigError(
-        given=f"train.max_staleness = {config.train.max_staleness}, but "
-        "asynchronous training is not available in this version",
-        allowed="0",
-        fix="Set train.max_staleness = 0.",
+        given=f"train.run_ahead = {train.run_ahead} with train.max_staleness = {train.max_staleness}: most of what is "
+        "sampled ahead would be too old to be trained",
+        allowed=f"train.max_staleness of at least {train.run_ahead}",
+        fix=f"Set train.max_staleness = {max(8, train.run_ahead)}, or lower train.run_ahead.",
+    )
+
+
+def _engines_have_prompts(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """rollout.engines needs an algorithm that samples completions without greedy ones beside them."""
+    if not config.rollout.engines:
+        return None
+    if not _samples(algorithm):
+        given = f"{config.algorithm.name} learns from examples and samples nothing"
+        allowed = "an algorithm that samples"
+    elif "greedy_reward" in algorithm.needs:
+        given = f"{config.algorithm.name} compares with greedy completions, which engines do not draw yet"
+        allowed = "0 for this algorithm"
+    else:
+        return None
+    return ConfigError(
+        given=f"rollout.engines = {config.rollout.engines}, but {given}",
+        allowed=allowed,
+        fix="Leave rollout.engines out.",
+    )
+
+
+def _stale_data_is_corrected(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.run_ahead above 0 needs a correction for what older policies have sampled."""
+    if config.train.run_ahead == 0 or not _samples(algorithm) or algorithm.correction_name != "none":
+        return None
+    return ConfigError(
+        given=f"train.run_ahead = {config.train.run_ahead} with algorithm.correction = none: tokens of older policies "
+        "would be trained as if the present one had drawn them",
+        allowed="algorithm.correction = auto, or one of those that `posttrain explain correction` lists",
+        fix="Set algorithm.correction = auto.",
     )
 
 
@@ -437,7 +483,10 @@ RULES: tuple[Rule, ...] = (
     _whole_distribution,
     _training_explores,
     _evaluation_samples_differ,
-    _is_synchronous,
+    _asynchrony_has_engines,
+    _staleness_covers_the_lead,
+    _engines_have_prompts,
+    _stale_data_is_corrected,
     _minibatches_have_rows,
     _updates_have_a_reference_point,
     _warm_up_ends,

@@ -25,6 +25,7 @@ from posttrain.config.sections import (
     LoRAConfig,
     ModelConfig,
     ReferenceConfig,
+    RolloutConfig,
     SampledPairsConfig,
     SamplingConfig,
     TeacherConfig,
@@ -68,6 +69,8 @@ class RunConfig(Part):
     unless given. An entry `{model: reward_model}` of rewards or check scores with it."""
     sampling: SamplingConfig = SamplingConfig()
     """How completions are drawn."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Where completions are sampled: in this process, or beside it."""
     sampled_pairs: SampledPairsConfig | None = None
     """For algorithms that learn from pairs: answer the prompts of data.train with the model that the run starts with,
     order the answers by rewards, and train on the pairs (pairs.jsonl in the run's folder). One round of iterative DPO;

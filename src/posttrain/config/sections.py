@@ -220,6 +220,21 @@ class SamplingConfig(Part):
     """Rows that are decoded together: more is faster and needs more memory for their caches."""
 
 
+class RolloutConfig(Part):
+    """Where completions are sampled."""
+
+    engine: Literal["local"] = "local"
+    """What samples: the local sampler."""
+    engines: Natural = 0
+    """Processes that sample, each with cores of its own. 0: the trainer's process samples."""
+    keep_cache: bool = False
+    """When weights change, let completions that are under way go on with the keys and values that the old weights
+    computed: quicker and only nearly right, as the log-probabilities then are not those of any one policy. Else keys
+    and values are computed anew."""
+    deadline: Positive = 120
+    """Seconds after which an engine that draws no token is taken for lost: its completions go on elsewhere."""
+
+
 class SampledPairsConfig(Part):
     """Which pairs are made of the answers that the start model gives before training: one round of iterative DPO."""
 
@@ -284,8 +299,13 @@ class TrainConfig(Part):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     mask_truncated: bool = False
     """Leave truncated completions out of the loss; their rewards still count in the statistics of their group."""
+    run_ahead: Natural = 0
+    """Steps by which sampling may be ahead of training: throughput. 0 is synchronous training; 2 keeps most trainers
+    busy. Above 0 it needs engines in processes of their own (`rollout.engines`)."""
     max_staleness: Natural = 0
-    """Policy versions that experience may be old. 0 is synchronous training, the only choice in this version."""
+    """Policy versions by which a trained token may be old: correctness. Older tokens are context and train nothing;
+    their completion is trained and its reward counts whole. At least `run_ahead`; 8 with `run_ahead` 2 masks next to
+    nothing."""
     publish_every: Count = 1
     """Steps from one handing over of weights to the sampler to the next. Above 1 the steps between learn from what an
     older policy sampled, so that off-policy corrections can be studied; the sampler then holds a copy of the model."""
@@ -297,10 +317,16 @@ class TrainConfig(Part):
         """Optimizer steps with the rows of one step."""
         return self.epochs * self.minibatches
 
+    @property
+    def max_lag(self) -> int:
+        """Policy versions by which a token may be older than the policy that learns from it."""
+        return self.max_staleness + self.publish_every - 1
+
     def samples_exactly(self, precision: str) -> bool:
         """Does the sampler compute what the trainer computes, with the newest weights? Else `correction: auto` is one
         that corrects."""
-        return precision == "float32" and self.publish_every == 1 and self.max_staleness == 0
+        fresh = self.publish_every == 1 and self.max_staleness == 0 and self.run_ahead == 0
+        return precision == "float32" and fresh
 
 
 class EvaluationConfig(Part):

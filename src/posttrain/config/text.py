@@ -12,6 +12,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
@@ -117,10 +118,17 @@ def write_value(value: Any) -> str:
     """
     if value is None or type(value) in (bool, int):  # most of a configuration, without a writer for each
         return "null" if value is None else str(value).lower()
+    return _write_text(value) if type(value) is str else _dump(value)
+
+
+def _dump(value: Any) -> str:
     text = yaml.dump(
         [value], Dumper=_Writer, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False
     )
     return text.rstrip("\n")[1:-1]
+
+
+_write_text = lru_cache(maxsize=1024)(_dump)  # the keys of a configuration, above all: the same in each
 
 
 def show(value: Any, key: str = "", limit: int = 60) -> str:

@@ -102,6 +102,11 @@ class Controller:
             self._advance()
         return self._commands
 
+    @property
+    def phase(self) -> Phase:
+        """Where the trainer is in its circle."""
+        return self._phase
+
     def waits(self) -> frozenset[Wait]:
         """Who has to do something now."""
         return frozenset() if self._stopped else frozenset(self._all_waits())

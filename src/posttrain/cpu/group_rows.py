@@ -77,6 +77,7 @@ class GroupRows:
         weight = next(model.parameters())
         self.device, self._dtype = weight.device, _autocast_dtype(weight)
         self._kernels = kernels if can_compute(self.device, weight.dtype, self._dtype) else None
+        self._model = model
         self.decoder = PlainDecoder(model, self._kernels)
         self._mask_functions = mask_functions
         self._fills_up = _compiles_kernels(model, self._dtype)
@@ -126,6 +127,10 @@ class GroupRows:
         if self._held:
             self._held = (moved[self._held[0]], self._held[1])
         self._rows_changed()
+
+    def renew(self) -> None:
+        """See `Rows`."""
+        self.decoder = PlainDecoder(self._model, self._kernels)
 
     def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
         """A row that leaves costs one copy at most."""

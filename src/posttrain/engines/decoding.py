@@ -63,6 +63,9 @@ class PaddedRows:
         if len(kept):
             self._trim()
 
+    def renew(self) -> None:
+        """See `Rows`. The model reads them in every pass."""
+
     def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
         """The whole cache is copied."""
         return num_ended * LEAVE_WHEN_ONE_IN >= num_rows

@@ -99,7 +99,8 @@ class DeliveryProof:
             compared = check_receipt(receipt, _tensors_as_in(policy, receipt))
             decoded = sampler.probe(self.prompt_ids, self.completion_ids, temperature=self.temperature)
             with evaluating(policy):
-                difference = self._compare(policy_logprobs, decoded, version)
+                trained = policy_logprobs(self.prompt_ids, self.completion_ids, temperature=self.temperature)
+                difference = self.compare(trained, decoded, version)
                 routing = self._measure_routing(policy_logprobs, policy, sampler)
         return {
             "publish/tensors_compared": Min(float(compared)),
@@ -107,9 +108,9 @@ class DeliveryProof:
             **routing,
         }
 
-    def _compare(self, policy_logprobs: ScoreCompletions, decoded: Sequence[Sequence[float]], version: int) -> float:
-        """The largest difference between the two sides; raises where it exceeds the tolerance or is not a number."""
-        trained = policy_logprobs(self.prompt_ids, self.completion_ids, temperature=self.temperature)
+    def compare(self, trained: Sequence[Sequence[float]], decoded: Sequence[Sequence[float]], version: int) -> float:
+        """The largest difference between what both sides say of the probe; raises where it exceeds the tolerance or is
+        not a number."""
         _require_finite(trained, version)
         worst, row, t, ours, theirs = max(_differences(trained, decoded))
         allowed = self.tolerance / min(self.temperature or 1.0, 1.0)  # rounding of logits grows as they are divided

@@ -62,6 +62,11 @@ class Row:
     uniforms: UniformStream | None = None
     """Where its random numbers come from, once one was drawn."""
 
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        """All tokens so far: what goes through the model when the row arrives, for the first time or again."""
+        return (*self.request.prompt_ids, *self.ids) if self.ids else self.request.prompt_ids
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -84,6 +89,10 @@ class Rows(Protocol):
 
     def select(self, kept: Sequence[int]) -> None:
         """Go on with these rows, in this order."""
+        ...
+
+    def renew(self) -> None:
+        """Read the weights anew, which have changed, and keep the keys and values that the old ones computed."""
         ...
 
     def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
@@ -137,7 +146,7 @@ class Score:
 
 
 class Engine:
-    """Decodes requests in the order in which they come, up to `max_rows` at a time."""
+    """Decodes rows in the order in which they come, up to `max_rows` at a time."""
 
     def __init__(
         self,
@@ -156,41 +165,70 @@ class Engine:
         self.max_rows = max_rows
         self.eos_ids = frozenset(eos_ids)
         self.stop = stop
+        self.queue: deque[Row] = deque()
+        self.running: list[Row] = []
+        self._ids_B: Tensor | None = None
+        """The last token of each running row; None while there are none."""
+
+    def __bool__(self) -> bool:
+        """Is there anything to decode?"""
+        return bool(self.queue or self.running)
 
     def run(self, requests: Iterable[Request], device: torch.device) -> Iterator[list[Row]]:
         """The rows as they end: those that end in the same pass together, in the order of their requests' arrival."""
-        queue = deque(Row(number, request) for number, request in enumerate(requests))
-        running: list[Row] = []
-        ids_B = torch.zeros(0, dtype=torch.long, device=device)
-        while queue or running:
-            arrivals = self._admit(queue, running)
-            beat("a token was drawn")
-            logits_BV = self.rows.step(ids_B, arrivals)
-            ids_B, logprobs_B = self.choose(logits_BV, running)
-            if ended := self._record(running, ids_B.tolist(), logprobs_B.tolist()):
+        self.queue.extend(Row(number, request) for number, request in enumerate(requests))
+        while self:
+            if ended := self.step(device):
                 yield ended
-            kept = self._kept(running)
-            if kept is not None:
-                self.rows.select(kept)
-                running = [running[i] for i in kept]
-                ids_B = ids_B[kept]
 
-    def _admit(self, queue: deque[Row], running: list[Row]) -> list[Arrival]:
-        """Move requests from the queue to the free rows, at the end of `running`."""
-        arrivals: list[Arrival] = []
+    def step(self, device: torch.device) -> list[Row]:
+        """Draw one token of every running row; the rows that end with it, which leave when it is worth it."""
+        arrivals = self._admit()
+        beat("a token was drawn")
+        ids_B = torch.zeros(0, dtype=torch.long, device=device) if self._ids_B is None else self._ids_B
+        logits_BV = self.rows.step(ids_B, arrivals)
+        ids_B, logprobs_B = self.choose(logits_BV, self.running)
+        ended = self._record(self.running, ids_B.tolist(), logprobs_B.tolist())
+        self._ids_B = ids_B
+        kept = self._kept(self.running)
+        if kept is not None:
+            self._go_on_with(kept)
+        return ended
+
+    def leave(self, leaving: Callable[[Row], bool]) -> list[Row]:
+        """Take rows out between two tokens, unfinished. `restart` has to follow: storage may wait for the rest of a
+        group that has gone."""
+        alive = [*(row for row in self.running if row.reason is None), *self.queue]
+        self.queue = deque(row for row in alive if not leaving(row))
+        self.running, self._ids_B = [], None
+        return [row for row in alive if leaving(row)]
+
+    def restart(self, rows: Rows) -> None:
+        """Go on in other storage, which reads other weights: what the running rows have goes through the model anew."""
+        self.queue.extendleft(row for row in reversed(self.running) if row.reason is None)
+        self.rows, self.running, self._ids_B = rows, [], None
+
+    def _go_on_with(self, kept: Sequence[int]) -> None:
+        self.rows.select(kept)
+        self.running = [self.running[i] for i in kept]
+        self._ids_B = self._ids_B[list(kept)] if kept and self._ids_B is not None else None
+
+    def _admit(self) -> list[Arrival]:
+        """Move rows from the queue to the free places, at the end of `running`."""
+        queue, running, arrivals = self.queue, self.running, list[Arrival]()
         if running and not self.rows.joins_running:
             return arrivals
         longest = 0
         while queue and len(running) < self.max_rows:
-            prompt_ids = queue[0].request.prompt_ids
-            longest = max(longest, len(prompt_ids))
+            text_ids = queue[0].text_ids
+            longest = max(longest, len(text_ids))
             if arrivals and longest * (len(arrivals) + 1) > PREFILL_TOKENS:
                 break
             count = 0
-            while queue and len(running) < self.max_rows and queue[0].request.prompt_ids == prompt_ids:
+            while queue and len(running) < self.max_rows and queue[0].text_ids == text_ids:
                 running.append(queue.popleft())
                 count += 1
-            arrivals.append(Arrival(prompt_ids, count, more=bool(queue) and queue[0].request.prompt_ids == prompt_ids))
+            arrivals.append(Arrival(text_ids, count, more=bool(queue) and queue[0].text_ids == text_ids))
         return arrivals
 
     def _record(self, running: list[Row], ids: list[int], logprobs: list[float]) -> list[Row]:

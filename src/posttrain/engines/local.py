@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.engines.decoding import base_model
-from posttrain.engines.decoding_path import decode_by, decoding_path
+from posttrain.engines.decoding_path import DecodingPath, decode_by, decoding_path
 from posttrain.engines.delivery import chosen_experts, digest
-from posttrain.engines.engine import Choose, Draw, Engine, Request, Row, Score
+from posttrain.engines.engine import Choose, Draw, Engine, Request, Row, Rows, Score
 from posttrain.engines.reads import Reads, check_reads
 from posttrain.engines.sampler import Receipt, SamplingSettings
 from posttrain.engines.sampling import StopStrings
@@ -162,7 +162,7 @@ class LocalSampler:
             where = f"prompt {request.stream[0]}"
             self._check_length(request.prompt_ids, request.max_new_tokens, where=where)
         choose = Draw(sampling, seed, self.compute)
-        for row in self._run(requests, choose, sampling.max_batch_rows, eos_ids=self.eos_ids, stop=stop):
+        for row in self._run(requests, choose, sampling.max_batch_rows, stop):
             yield row.number, self._completion(row, stop)
 
     def score(
@@ -208,9 +208,7 @@ class LocalSampler:
         `generate` or `score`. Raises PublishError when they are not the modules that the tensors are of.
         """
         if self.owns_weights:
-            write_tensors(self.model, tensors)
-            self.version = version
-            return self.receipt()
+            return self.overwrite(tensors, version)
         own = {id(tensor) for _, tensor in named_tensors(self.model)}
         given = dict(tensors)
         if any(id(tensor) not in own for tensor in given.values()):
@@ -221,6 +219,12 @@ class LocalSampler:
             )
         self.version = version
         return self.receipt(in_place=given)
+
+    def overwrite(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
+        """Write these over those of the same name, for a sampler whose model nobody else uses."""
+        write_tensors(self.model, tensors)
+        self.version = version
+        return self.receipt()
 
     def receipt(self, in_place: Mapping[str, Tensor] = MappingProxyType({})) -> Receipt:
         """Of the tensors that decoding reads now, but for those that are the very ones that were given."""
@@ -236,30 +240,50 @@ class LocalSampler:
     @property
     def note(self) -> str:
         """Why the rows of this model are padded and do not join each other on their way; empty where they do."""
+        return self._path().note
+
+    def open(
+        self, choose: Choose, max_rows: int, stop: StopStrings | None = None, *, holds_prompt: bool = True
+    ) -> Engine:
+        """An engine without rows yet. `holds_prompt`: groups may be split for want of room."""
+        return Engine(
+            self.new_rows(max_rows, holds_prompt=holds_prompt),
+            choose,
+            max_rows=max_rows,
+            eos_ids=() if stop is None else self.eos_ids,
+            stop=stop,
+            version=lambda: self.version,
+        )
+
+    def new_rows(self, max_rows: int, *, holds_prompt: bool) -> Rows:
+        """Storage for so many rows, which reads the weights as they are now."""
+        path = self._path()
+        with self._decoding_mode(list(self.model.modules())):
+            return path.rows(self.model, max_rows=max_rows, holds_prompt=holds_prompt, compute=self.compute)
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Around every pass; outside of it nothing of the sampler's is in force."""
+        with self._decoding_mode(list(self.model.modules())), self._path().in_force(self.model):
+            yield
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _path(self) -> DecodingPath:
         with evaluating(self.model):
-            return decoding_path(self.model).note
+            return decoding_path(self.model)
 
     def _run(
-        self,
-        requests: Sequence[Request],
-        choose: Choose,
-        max_rows: int,
-        *,
-        eos_ids: Collection[int] = (),
-        stop: StopStrings | None = None,
+        self, requests: Sequence[Request], choose: Choose, max_rows: int, stop: StopStrings | None = None
     ) -> Iterator[Row]:
         """The rows as they end. Between two of them nothing of the sampler's is in force."""
         if not requests:
             return
         max_rows = max(1, min(max_rows, len(requests)))
-        with evaluating(self.model):
-            path = decoding_path(self.model)
-        modules = list(self.model.modules())
-        with self._decoding_mode(modules):
-            holds_prompt = len(requests) > max_rows
-            rows = path.rows(self.model, max_rows=max_rows, holds_prompt=holds_prompt, compute=self.compute)
-        engine = Engine(rows, choose, max_rows=max_rows, eos_ids=eos_ids, stop=stop, version=lambda: self.version)
-        ended = engine.run(requests, next(self.model.parameters()).device)
+        engine = self.open(choose, max_rows, stop, holds_prompt=len(requests) > max_rows)
+        ended, path, modules = engine.run(requests, self.device), self._path(), list(self.model.modules())
         while True:
             with self._decoding_mode(modules), path.in_force(self.model):
                 rows_ended = next(ended, None)

@@ -123,6 +123,11 @@ class UniformStream:
             self._waiting = self._philox.random_raw(_WORDS_AT_ONCE)[::-1].tolist()
         return self._waiting.pop()
 
+    def skip(self, tokens: int) -> None:
+        """Go on behind so many tokens that were drawn elsewhere."""
+        for _ in range(tokens):
+            self.word()
+
 
 def uniforms(words: Sequence[int]) -> Tensor:
     """`[B, 2]` float64 in [0, 1): the upper and the lower half of each word."""

@@ -226,6 +226,9 @@ class Slots:
         self._lengths = [self._lengths[row] for row in kept]
         self._positions_n = self._positions_n[list(kept)]
 
+    def renew(self) -> None:
+        """See `Rows`. The model's own modules read them in every pass; the logits after a held prompt stay."""
+
     def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
         """A row that leaves costs one copy at most."""
         return num_ended > 0

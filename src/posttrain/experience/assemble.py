@@ -25,17 +25,24 @@ def experience_of(
     *,
     pad_id: int,
     version: int,
+    max_lag: int | None = None,
 ) -> Experience:
     """What a step learns from; `weights` are those of the rewards, None where nothing is learned from rewards.
 
     A pure function of what a rollout file holds.
     """
-    experience = assemble(groups, pad_id=pad_id, version=version)
+    experience = assemble(groups, pad_id=pad_id, version=version, max_lag=max_lag)
     return experience if weights is None else with_rewards(experience, groups, weights, greedy)
 
 
-def assemble(groups: Sequence[Group], *, pad_id: int, version: int | None = None) -> Experience:
-    """What the sampler says about its completions; each counts as scored, with reward 0, until `with_rewards`."""
+def assemble(
+    groups: Sequence[Group], *, pad_id: int, version: int | None = None, max_lag: int | None = None
+) -> Experience:
+    """What the sampler says about its completions; each counts as scored, with reward 0, until `with_rewards`.
+
+    Tokens that are older than `max_lag` versions are context: the mask is False on them. A completion keeps its reward,
+    which is that of the whole text. Raises ValueError for a token of a version that does not exist yet.
+    """
     rows = [
         Example(
             index=group.prompt.index,
@@ -47,16 +54,29 @@ def assemble(groups: Sequence[Group], *, pad_id: int, version: int | None = None
     ]
     tokens, completion_mask_BT = collate_examples(rows, pad_id)
     completions = completions_of(groups)
+    versions_BT = pad_rows([c.versions for c in completions], completion_mask_BT, dtype=torch.long)
+    logprobs_BT = pad_rows([c.logprobs for c in completions], completion_mask_BT, dtype=torch.float32)
+    if version is not None:
+        completion_mask_BT = completion_mask_BT & fresh(versions_BT, completion_mask_BT, version, max_lag)
     truncated_PG = torch.tensor([[c.truncated for c in group.completions] for group in groups], dtype=torch.bool)
     return Experience.from_rewards(
         torch.zeros(truncated_PG.shape),
         completion_mask_BT=completion_mask_BT,
-        sampling_logprobs_BT=pad_rows([c.logprobs for c in completions], completion_mask_BT, dtype=torch.float32),
-        versions_BT=pad_rows([c.versions for c in completions], completion_mask_BT, dtype=torch.long),
+        sampling_logprobs_BT=logprobs_BT,
+        versions_BT=versions_BT,
         truncated_PG=truncated_PG,
         version=version,
         tokens=tokens,
     )
+
+
+def fresh(versions_BT: Tensor, drawn_BT: Tensor, version: int, max_lag: int | None) -> Tensor:
+    """`[B, T]` whether a token is at most `max_lag` versions older than the policy that learns from it."""
+    lags_BT = version - versions_BT
+    if (drawn_BT & (lags_BT < 0)).any():
+        newest = int(versions_BT[drawn_BT].max())
+        raise ValueError(f"a token of policy version {newest} cannot exist yet at version {version}")
+    return torch.ones_like(drawn_BT) if max_lag is None else lags_BT <= max_lag
 
 
 def with_rewards(
@@ -100,7 +120,9 @@ def of_single_tokens(
                     rest_PG[p, g] += weight_of[label] * value
                 elif is_open_at(scores, label, p, g):
                     numbers += weight_of[label] * torch.tensor(tokens[p][g], dtype=torch.float64)
-            rows.append(numbers[torch.tensor(completion.drawn, dtype=torch.bool)].tolist())
+            start = len(group.prompt.ids)
+            trained_T = experience.completion_mask_BT[len(rows), start : start + len(completion.ids)]
+            rows.append(numbers[trained_T].tolist())
     rest_PG.masked_fill_(~torch.tensor(scores.scored_PG), torch.nan)
     return rest_PG.float(), pad_rows(rows, experience.completion_mask_BT, dtype=torch.float32)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -90,6 +90,36 @@ class StepData:
         return [f"{failure}\n{failure.traceback}" for scores in self.scores for failure in scores.failures]
 
 
+def sampled_step(
+    groups: Sequence[Group],
+    *,
+    version: int,
+    pad_id: int,
+    weights: Sequence[float] | None,
+    max_lag: int | None = None,
+    discarded: Sequence[Group] = (),
+    greedy: Sequence[Group] = (),
+    sampled: Sequence[Group] | None = None,
+) -> StepData:
+    """What policy version `version` learns from these groups.
+
+    `weights` are those of the rewards, None where nothing is learned from them; `sampled` is everything in the order in
+    which it was sampled, where that is another order.
+    """
+    experience = experience_of(groups, greedy, weights, pad_id=pad_id, version=version, max_lag=max_lag)
+    sampled = [*groups, *discarded] if sampled is None else sampled
+    return StepData(
+        experience=experience,
+        version=version,
+        groups=groups,
+        discarded=discarded,
+        greedy=greedy,
+        names=name_completions(groups),
+        num_tokens=sum(group.num_tokens for group in (*sampled, *greedy)),
+        metrics=sampled_metrics(sampled, groups, greedy, version),
+    )
+
+
 class Feed(Protocol):
     samples: bool
     """Does it sample completions?"""
@@ -120,14 +150,39 @@ class Feed(Protocol):
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
-class SampledFeed:
+class PromptFeed:
+    """Prompts of the data; completions of them are sampled, here or elsewhere."""
+
+    samples = True
+
+    def __init__(self, config: RunConfig, prompts: Sequence[Prompt], *, pad_id: int) -> None:
+        self.config, self.rows, self.pad_id = config, prompts, pad_id
+
+    def describe(self) -> str:
+        return f"{len(self.rows)} prompts"
+
+    def longest(self) -> Batch:
+        """The longest prompts, and completions up to the limit that differ early on, so that they share no more."""
+        train, sampling, limit = self.config.train, self.config.sampling, self.config.sampling.max_completion_length
+        group_size = min(sampling.group_size, 1 + train.tokens_per_microbatch // limit)
+        count = min(train.prompts_per_step, 1 + train.tokens_per_microbatch // (limit * group_size))
+        rows = self.rows[:LOOKED_AT] if isinstance(self.rows, StreamedRecords) else self.rows
+        prompts = heapq.nlargest(count, rows, key=lambda prompt: len(prompt.ids))
+        answers = [[g >> place & 1 for place in range(limit)] for g in range(group_size)]
+        tokens, mask_BT = collate([(prompt.ids, answer) for prompt in prompts for answer in answers], self.pad_id)
+        return Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(mask_BT)), tokens=tokens)
+
+    def named_rows(self) -> Iterable[tuple[str, Example]]:
+        for p in self.rows:
+            yield "prompt", Example(index=p.index, input_ids=p.ids, completion_mask=(False,) * len(p.ids))
+
+
+class SampledFeed(PromptFeed):
     """prompts -> generate -> select -> queue -> assemble.
 
     With `train.max_staleness` 0 the queue is filled and emptied within the step: synchronous training. What was sampled
     by weights that were published up to `train.publish_every` - 1 steps ago is then as fresh as it can be.
     """
-
-    samples = True
 
     def __init__(
         self,
@@ -141,10 +196,10 @@ class SampledFeed:
         learns_from_rewards: bool = True,
     ) -> None:
         """`needs` and `learns_from_rewards` are what the algorithm declares."""
-        self.config, self.rows, self.pad_id = config, prompts, pad_id
+        super().__init__(config, prompts, pad_id=pad_id)
         self.generator = Generator(sampler=sampler, rewards=rewards)
         self.select: Select = (DynamicSampling if "signal" in needs else EveryGroup)(config, len(prompts))
-        self.queue = GroupQueue(config.train.max_staleness + config.train.publish_every - 1)
+        self.queue = GroupQueue(config.train.max_lag)
         self.needs_greedy = "greedy_reward" in needs
         self.weights = [one.weight for one in rewards.components] if rewards and learns_from_rewards else None
 
@@ -155,15 +210,18 @@ class SampledFeed:
         groups = self.queue.take(len(selected.trained), version)
         greedy = self.generate_greedy(groups, step) if self.needs_greedy else Generated(groups=())
         whole = selected.generated + greedy
-        return StepData(
-            experience=experience_of(groups, greedy.groups, self.weights, pad_id=self.pad_id, version=version),
+        data = sampled_step(
+            groups,
             version=version,
-            groups=groups,
+            pad_id=self.pad_id,
+            weights=self.weights,
             discarded=selected.discarded,
             greedy=greedy.groups,
-            names=name_completions(groups),
-            num_tokens=sum(group.num_tokens for group in whole.groups),
-            metrics=sampled_metrics(selected.generated.groups, groups, greedy.groups, version) | selected.metrics(),
+            sampled=selected.generated.groups,
+        )
+        return replace(
+            data,
+            metrics=data.metrics | selected.metrics(),
             seconds={
                 "time/sample": whole.sample_seconds,
                 "time/score": whole.score_seconds,
@@ -185,24 +243,6 @@ class SampledFeed:
         sampling = self.config.sampling.model_copy(update={"temperature": 0.0})
         seeds = [sampling_seed(self.config.seed, step, 0)] * len(groups)
         return self.generator.generate([group.prompt for group in groups], sampling, group_size=1, seeds=seeds)
-
-    def describe(self) -> str:
-        return f"{len(self.rows)} prompts"
-
-    def longest(self) -> Batch:
-        """The longest prompts, and completions up to the limit that differ early on, so that they share no more."""
-        train, sampling, limit = self.config.train, self.config.sampling, self.config.sampling.max_completion_length
-        group_size = min(sampling.group_size, 1 + train.tokens_per_microbatch // limit)
-        count = min(train.prompts_per_step, 1 + train.tokens_per_microbatch // (limit * group_size))
-        rows = self.rows[:LOOKED_AT] if isinstance(self.rows, StreamedRecords) else self.rows
-        prompts = heapq.nlargest(count, rows, key=lambda prompt: len(prompt.ids))
-        answers = [[g >> place & 1 for place in range(limit)] for g in range(group_size)]
-        tokens, mask_BT = collate([(prompt.ids, answer) for prompt in prompts for answer in answers], self.pad_id)
-        return Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(mask_BT)), tokens=tokens)
-
-    def named_rows(self) -> Iterable[tuple[str, Example]]:
-        for p in self.rows:
-            yield "prompt", Example(index=p.index, input_ids=p.ids, completion_mask=(False,) * len(p.ids))
 
     def state(self) -> dict[str, Any]:
         return {"queue": self.queue.state()}

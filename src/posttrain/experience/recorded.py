@@ -156,9 +156,9 @@ class ReplayFeed:
     samples = True
     rows: Sequence[Any] = ()
 
-    def __init__(self, folder: Path, *, pad_id: int) -> None:
-        """`folder` is that of the run."""
-        self.folder, self.pad_id = folder, pad_id
+    def __init__(self, folder: Path, *, pad_id: int, max_lag: int) -> None:
+        """`folder` is that of the run; `max_lag` is its `train.max_lag`."""
+        self.folder, self.pad_id, self.max_lag = folder, pad_id, max_lag
         self.recorded: Recorded | None = None
         """What the last step was made of."""
 
@@ -166,7 +166,12 @@ class ReplayFeed:
         found = self.recorded = read_rollouts(self.folder, step)
         return StepData(
             experience=experience_of(
-                found.trained, found.greedy, found.weights, pad_id=self.pad_id, version=found.version
+                found.trained,
+                found.greedy,
+                found.weights,
+                pad_id=self.pad_id,
+                version=found.version,
+                max_lag=self.max_lag,
             ),
             version=found.version,
             groups=found.trained,

@@ -67,9 +67,20 @@ class Compute:
         compiled = ", compiled kernels" if self.kernels == "compiled" else ""
         return f"{dtype_name(self.dtype)}{products}{copy}{compiled}"
 
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"dtype": dtype_name(self.dtype)}
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> Compute:
+        """What `to_json` gave. Raises ValueError, TypeError or KeyError for anything else."""
+        found = Compute(**{**saved, "dtype": DTYPES[saved["dtype"]]})
+        for name, allowed in _WAYS.items():
+            if getattr(found, name) not in allowed:
+                raise ValueError(f"{name} = {getattr(found, name)!r}")
+        return found
+
     def write(self, path: Path) -> None:
-        saved = asdict(self) | {"dtype": dtype_name(self.dtype)}
-        write_durably(path, json.dumps(saved, indent=1).encode())
+        write_durably(path, json.dumps(self.to_json(), indent=1).encode())
 
     @staticmethod
     def read(path: Path) -> Compute | None:
@@ -77,19 +88,13 @@ class Compute:
         if not path.is_file():
             return None
         try:
-            saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            saved["dtype"] = DTYPES[saved["dtype"]]
-            found = Compute(**saved)
-            for name, allowed in _WAYS.items():
-                if getattr(found, name) not in allowed:
-                    raise ValueError(f"{name} = {getattr(found, name)!r}")
+            return Compute.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError, KeyError) as error:  # no text, no JSON, another record, other values
             raise CheckpointError(
                 given=f"{path} is damaged ({type(error).__name__}: {error})",
                 allowed="the choice how products run, as it was written when the run began",
                 fix="Put the file back from a copy of the run folder. Without it the run goes on in plain products.",
             ) from error
-        return found
 
 
 PLAIN = Compute()

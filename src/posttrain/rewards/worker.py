@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from posttrain import wire
 from posttrain.errors import PosttrainError
-from posttrain.rewards import wire
 from posttrain.rewards.calls import Outcome, Signature, run_calls
 from posttrain.rewards.descendants import keep_orphans
 from posttrain.rewards.load import Target, load

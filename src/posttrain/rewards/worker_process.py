@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posttrain import wire
 from posttrain.heartbeat import beat
-from posttrain.rewards import wire
 from posttrain.rewards.calls import ASYNC_GRACE, Outcome, Signature, timed_out
 from posttrain.rewards.descendants import MARK, kill_tree, new_mark
 from posttrain.rewards.load import Target

@@ -306,7 +306,10 @@ def build(
         require_same_rows(config, run, feed, measure)
         return trainer, feed
     policy = Policy.of(config, algorithm, store.folder)
-    feed = ReplayFeed(run.folder, pad_id=policy.loaded.pad_id) if run.samples else given(config, policy, run, store)
+    if run.samples:
+        feed = ReplayFeed(run.folder, pad_id=policy.loaded.pad_id, max_lag=config.train.max_lag)
+    else:
+        feed = given(config, policy, run, store)
     add_gradient, _ = auxiliary(config, read_auxiliary(config.data, config.seed), policy)
     trainer = policy.trainer(
         config,

@@ -38,6 +38,7 @@ from posttrain.train.advantages import Advantages, OfExperience, OfGivenData
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.computing import compute_facts, with_compute
 from posttrain.train.critic import build_critic, critic_updates
+from posttrain.train.fleet import PROBE_PROMPTS, Fleet
 from posttrain.train.guards import Guards
 from posttrain.train.judges import Judges, Samplers
 from posttrain.train.optimizer import Updater
@@ -64,10 +65,6 @@ if TYPE_CHECKING:
     from posttrain.report.terminal import TerminalView
     from posttrain.store.run_store import EventKind, RunStore
     from posttrain.types import Metrics
-
-PROBE_PROMPTS = 4
-"""Prompts on which each delivery of weights is proved."""
-
 
 FEW_HELDOUT = 30
 """Rows, below which a held-out score says little."""
@@ -159,7 +156,8 @@ def policy_trainer(
     policy = Policy.of(config, algorithm, store.folder)
     loaded, forward = policy.loaded, policy.forward
     tell("compute", compute_facts(loaded))
-    samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts")
+    fleet = Fleet.of(config, loaded, forward, store.folder, resources, lambda text: tell("warning", [text]))
+    samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
     judges.bind(samplers.evaluation, config, store.folder)
     read = SOURCES[algorithm.data_kind] if config.sampled_pairs is None else sampled_preferences
     source = read(
@@ -173,6 +171,7 @@ def policy_trainer(
             judges=judges,
             folder=store.folder,
             say=lambda sentence: tell("data", [sentence]),
+            fleet=fleet,
         )
     )
     watch, watch_notes = nothing_to_watch(), list[str]()
@@ -186,9 +185,9 @@ def policy_trainer(
     trainer = policy.trainer(
         config,
         numbers=guards.non_finite,
-        publish=publishing(config, loaded, forward, samplers, [p.ids for p in source.prompts[:PROBE_PROMPTS]]),
+        publish=publishing(config, loaded, forward, fleet or samplers, [p.ids for p in source.prompts[:PROBE_PROMPTS]]),
         add_gradient=add_gradient,
-        held=HeldWeights(samplers.training) if samplers.training.owns_weights else None,
+        held=HeldWeights(samplers.training) if fleet is None and samplers.training.owns_weights else None,
         say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, source.feed, measure, watch
@@ -322,9 +321,11 @@ def auxiliary(config: RunConfig, rows: Sequence[Row], policy: Policy) -> tuple[A
 
 
 def publishing(
-    config: RunConfig, loaded: LoadedModel, forward: Forward, samplers: Samplers, probe: Sequence[Sequence[int]]
+    config: RunConfig, loaded: LoadedModel, forward: Forward, samplers: Samplers | Fleet, probe: Sequence[Sequence[int]]
 ) -> Callable[[int], Metrics]:
     """How new weights reach whoever samples, with the proof that they arrived; without a probe nobody does."""
+    if isinstance(samplers, Fleet):
+        return samplers.deliveries
     if not probe:
         return FiniteWeights(loaded.model)
     proof = DeliveryProof.from_prompts(

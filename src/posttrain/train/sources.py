@@ -51,6 +51,7 @@ from posttrain.types import Example, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
+    from posttrain.train.fleet import Fleet
     from posttrain.train.judges import Judges, Samplers
 
 
@@ -84,6 +85,8 @@ class Inputs:
     folder: Path
     say: Say
     """Tells the user how far sampling for pairs has come."""
+    fleet: Fleet | None = None
+    """Engines that sample in processes of their own; None where this process does."""
 
     def rendered(self, render: Callable[..., Any]) -> tuple[Any, Any]:
         """The training rows and the held-out ones, or None where there are none of those."""
@@ -123,15 +126,19 @@ def online(inputs: Inputs) -> Source:
     """Prompts are answered and the answers are scored."""
     config, algorithm, samplers = inputs.config, inputs.algorithm, inputs.samplers
     train, heldout, measure, notes = prompts_and_measure(inputs, inputs.rows)
-    feed = SampledFeed(
-        config,
-        train.prompts,
-        samplers.training,
-        inputs.judges.rewards,
-        pad_id=inputs.loaded.pad_id,
-        needs=algorithm.needs,
-        learns_from_rewards=algorithm.learns_from_rewards,
-    )
+    rewards = inputs.judges.rewards
+    if inputs.fleet is not None:
+        feed = inputs.fleet.feed(algorithm, train.prompts, rewards)
+    else:
+        feed = SampledFeed(
+            config,
+            train.prompts,
+            samplers.training,
+            rewards,
+            pad_id=inputs.loaded.pad_id,
+            needs=algorithm.needs,
+            learns_from_rewards=algorithm.learns_from_rewards,
+        )
     return Source(
         feed=feed,
         measure=measure,

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -426,14 +424,6 @@ def test_facts_that_cannot_be_meant_are_refused(facts, message):
 def test_facts_come_from_one_side():
     with pytest.raises(ConfigError, match="one of both"):
         advise(Facts(), data="pairs")
-
-
-def test_it_is_a_function_of_the_package_and_needs_no_transformers():
-    code = (
-        "import sys, posttrain as pt; assert pt.advise(data='verifier', size='7b').best.algorithm == 'grpo'; "
-        "sys.exit('transformers' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize(("context", "length"), [(256, 128), (4096, 1024), (None, 1024)])

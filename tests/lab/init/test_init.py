@@ -7,13 +7,12 @@ import importlib.util
 import json
 import os
 import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.catalogue import catalogue
+from tests.processes import Command
 
 from posttrain.cli import run
 from posttrain.config import check, load_config
@@ -24,16 +23,8 @@ from posttrain.lab.advise.ranges import remarks
 from posttrain.lab.init import QUESTIONS, Answers, make_project
 from posttrain.lab.init.samples import sample
 
-POSTTRAIN = (sys.executable, "-m", "posttrain")
 CHOICES = {question.key: tuple(question.choices) for question in QUESTIONS}
 KINDS = CHOICES["data"]
-
-
-def in_process(folder: Path, *arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    options = {"stdin": subprocess.DEVNULL, **options}
-    return subprocess.run(
-        [*POSTTRAIN, *arguments], cwd=folder, capture_output=True, text=True, timeout=600, check=False, **options
-    )
 
 
 @pytest.mark.parametrize(
@@ -43,8 +34,9 @@ def test_a_project_runs_as_it_is(tmp_path, kind):
     project = make_project(Answers(data=kind, folder=tmp_path / "first"))
     for command in project.commands[1:]:
         short = ["train.steps=2", "train.warmup_steps=0"] if command.startswith("posttrain train") else []
-        ended = in_process(project.folder, *command.split()[1:], *short)
-        assert ended.returncode == 0, (command, ended.stdout, ended.stderr)
+        process = Command(*command.split()[1:], *short, cwd=project.folder)
+        printed = process.communicate()
+        assert process.returncode == 0, (command, printed)
     (folder,) = (project.folder / "runs").iterdir()
     assert {"baseline", "trained"} <= json.loads((folder / "evaluation.json").read_text()).keys()
 
@@ -173,15 +165,16 @@ def test_without_a_terminal_the_defaults_are_taken_and_json_is_one_object(tmp_pa
     assert "nothing is overwritten" in json.loads(capfd.readouterr().out)["error"]["message"]
 
 
-@pytest.mark.slow
-def test_on_a_terminal_five_questions_are_asked_and_asked_again(tmp_path):
+def test_on_a_terminal_five_questions_are_asked_and_asked_again(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*POSTTRAIN, "init", "--where", "cpu"], cwd=tmp_path, stdin=theirs, stdout=subprocess.PIPE, text=True
-    )
     os.write(ours, b"pear\npairs\n\nspeed\nmine\n")
-    out, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, out
+    with os.fdopen(theirs) as terminal, monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", terminal)
+        code = run(["init", "--where", "cpu"])
+    os.close(ours)
+    out = capfd.readouterr().out
+    assert code == 0, out
     assert out.count("What do you have to learn from?") == 1
     assert "Did you mean pairs?" in out
     assert "Where will it be trained?" not in out

@@ -1,4 +1,4 @@
-"""Run attacks in one tier and print what came of them as JSON: `withstand.py KIND [NAME ...]`; without names, all."""
+"""Run attacks in one tier and print what came of them as JSON: `withstand.py KIND SECONDS NAME ...`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from posttrain.rewards.code_runner import CodeRunner
 from posttrain.verify.programs.attacks import ATTACKS, Scene, fenced, tests_for
 
 SECRET = "an-unlikely-secret-4711"
-WALL = 1.5
 
 
 @contextmanager
@@ -56,14 +55,14 @@ def _accepted(server: socket.socket) -> bool:
     return True
 
 
-def main(kind: str, *names: str) -> None:
+def main(kind: str, seconds: str, *names: str) -> None:
     before = {str(path) for top in ("/tmp", "/dev/shm", "/var/tmp") for path in Path(top).glob("posttrain-*")}
     runner = CodeRunner({"sandbox": kind}, size=4)
     with scene() as (outside, found):
-        chosen = [attack for attack in ATTACKS if not names or attack.name in names]
+        chosen = [attack for attack in ATTACKS if attack.name in names]
         attacks = [(attack, tests) for attack in chosen for tests in tests_for(attack)]
         calls = [{"completion": fenced(attack.source(outside)), **tests} for attack, tests in attacks]
-        outcomes = runner.run(calls, {"wall": WALL, "cpu": 1.0}, 10.0)
+        outcomes = runner.run(calls, {"wall": float(seconds), "cpu": float(seconds)}, 10.0)
     runner.close()
     found["left"] = sorted(set(found["left"]) - before)
     found["verdicts"] = [

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.rewards import wire
+from posttrain import wire
 from posttrain.rewards.audit import effects, safety
 from posttrain.rewards.audit.calling import Calling
 from posttrain.rewards.load import Target, load

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from posttrain.rewards import wire
+from posttrain import wire
 from posttrain.rewards.audit.effects import MARKER
 from posttrain.rewards.audit.finding import Measured
 from posttrain.rewards.audit.subject import Case, Subject, sample

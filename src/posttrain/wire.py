@@ -1,4 +1,4 @@
-"""Messages between the pool and a worker: 8 bytes of length, then JSON. Nothing is pickled."""
+"""Messages between processes: 8 bytes of length, then JSON. Nothing is pickled."""
 
 from __future__ import annotations
 

@@ -1,0 +1,106 @@
+"""A local sampler whose rows come and go at any time, and go on when its weights change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from torch import Tensor
+
+from posttrain.engines.engine import Draw, Engine, Request, Row
+from posttrain.engines.local import LocalSampler
+from posttrain.engines.port import Piece, RowName, Task
+from posttrain.engines.sampler import Receipt, SamplingSettings
+from posttrain.engines.sampling import StopStrings, UniformStream
+
+
+class ContinuousSampler:
+    """Decodes tasks one token at a time; between two tokens rows may join, leave, and meet new weights."""
+
+    def __init__(self, sampler: LocalSampler, sampling: SamplingSettings, *, keep_cache: bool = False) -> None:
+        """`keep_cache`: after new weights rows go on with the keys and values that the old ones computed, which is
+        quick and only nearly right; else these are computed anew."""
+        self.sampler, self.sampling, self.keep_cache = sampler, sampling, keep_cache
+        self.stop = StopStrings(sampler.tokenizer, sampling.stop)
+        self.engine: Engine = sampler.open(Draw(sampling, 0, sampler.compute), sampling.max_batch_rows, self.stop)
+        self._tasks: dict[int, Task] = {}
+        """By the number of the engine's row."""
+        self._told: dict[int, int] = {}
+        """Tokens of each row that were handed out, or came with its task."""
+        self._next = 0
+
+    def __bool__(self) -> bool:
+        """Is there anything to decode?"""
+        return bool(self.engine)
+
+    def submit(self, tasks: Iterable[Task]) -> None:
+        """Begin behind those that wait; the longest first, so that what does not fit fails early."""
+        for task in sorted(tasks, key=lambda task: -len(task.prompt_ids) - len(task.drawn_ids)):
+            stream = UniformStream(task.seed, *task.stream)
+            stream.skip(len(task.drawn_ids))
+            request = Request(prompt_ids=task.prompt_ids, max_new_tokens=task.max_new_tokens, stream=task.stream)
+            drawn = len(task.drawn_ids)
+            row = Row(
+                self._next, request, ids=[*task.drawn_ids], logprobs=[0.0] * drawn, versions=[-1] * drawn,
+                uniforms=stream,
+            )  # fmt: skip
+            self._tasks[row.number], self._told[row.number] = task, drawn
+            self.engine.queue.append(row)
+            self._next += 1
+
+    def step(self) -> list[Piece]:
+        """Draw one token of every row; the rows that ended with it, with all that was not handed out of them."""
+        with self.sampler.decoding():
+            ended = self.engine.step(self.sampler.device)
+        return [self._piece(row) for row in ended]
+
+    def told(self) -> list[Piece]:
+        """What the rows in flight have drawn since it was asked last."""
+        rows = [row for row in self.engine.running if row.reason is None and len(row.ids) > self._told[row.number]]
+        return [self._piece(row) for row in rows]
+
+    def interrupt(self, asked: Collection[tuple[RowName, int]]) -> tuple[list[Piece], list[Task]]:
+        """Take these out: what they have drawn, and which there were."""
+        wanted = set(asked)
+
+        def leaves(row: Row) -> bool:
+            task = self._tasks[row.number]
+            return (task.row, task.attempt) in wanted
+
+        told = self.told()
+        left = self.engine.leave(leaves)
+        self._restart()
+        return told, [self._forget(row) for row in left]
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
+        """Decode with these weights from the next token on. What was drawn before has to be asked for before."""
+        receipt = self.sampler.overwrite(tensors, version)
+        if self.keep_cache:
+            self.engine.rows.renew()
+        else:
+            self._restart()
+        return receipt
+
+    def _restart(self) -> None:
+        self.engine.restart(self.sampler.new_rows(self.engine.max_rows, holds_prompt=True))
+
+    def _forget(self, row: Row) -> Task:
+        del self._told[row.number]
+        return self._tasks.pop(row.number)
+
+    def _piece(self, row: Row) -> Piece:
+        task, told = self._tasks[row.number], self._told[row.number]
+        versions = set(row.versions[told:])
+        assert len(versions) == 1, "what was drawn before new weights is handed out before they are loaded"
+        self._told[row.number] = len(row.ids)
+        text = None if row.reason is None else self.stop.text(row.ids, stopped=row.reason == "stop")
+        if row.reason is not None:
+            self._forget(row)
+        return Piece(
+            row=task.row,
+            attempt=task.attempt,
+            version=versions.pop(),
+            ids=tuple(row.ids[told:]),
+            logprobs=tuple(row.logprobs[told:]),
+            reason=row.reason,
+            text=text,
+        )

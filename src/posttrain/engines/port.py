@@ -1,0 +1,125 @@
+"""What an engine outside of the trainer's process is asked and what it answers: one protocol for processes and servers.
+
+Messages hold numbers and text, never tensors: weights go through memory that both sides see (published.py), or however
+a server takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from posttrain.engines.sampler import Digest
+from posttrain.types import FinishReason
+
+RowName = tuple[int, int]
+"""(number of the group, number in the group)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Decode one row from where it stands, until it ends."""
+
+    row: RowName
+    attempt: int
+    prompt_ids: tuple[int, ...]
+    drawn_ids: tuple[int, ...] = ()
+    """Tokens that earlier attempts have delivered. They are kept, and the random stream goes on behind them."""
+    seed: int
+    stream: tuple[int, int]
+    """`(prompt index, g)`: with `seed`, which random numbers the row draws with."""
+    max_new_tokens: int
+    """Of the whole completion, what is drawn already included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The next tokens of a row, all drawn with the same weights; perhaps its end."""
+
+    row: RowName
+    attempt: int
+    version: int
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reason: FinishReason | None = None
+    """Why the row ends with these; None where it goes on."""
+    text: str | None = None
+    """Of the whole completion, when it ends."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> Piece:
+        return Piece(**{**saved, **{name: tuple(saved[name]) for name in ("row", "ids", "logprobs")}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """An engine has loaded the model. Its weights are not yet those of the run."""
+
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    """What it decodes with, by name: precision and shape."""
+    merged: bool
+    """Adapters are merged into what it decodes with; else it has adapters of its own."""
+    note: str = ""
+    """Why it decodes slower than it could."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsLoaded:
+    """The engine decodes with these weights. What it says of them is looked at before anything else is asked of it."""
+
+    version: int
+    digests: Mapping[str, Digest]
+    """Of what it decodes with now."""
+    probe: Sequence[Sequence[float]]
+    """What it says about the tokens of the delivery proof."""
+    seconds: float
+    """From one token to the next, so long nothing was drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenBack:
+    """A row came back unfinished."""
+
+    row: RowName
+    attempt: int
+
+
+class EngineGone(Exception):
+    """The engine has ended, or says what nobody understands; the text says how."""
+
+
+Answer = Ready | Piece | WeightsLoaded | GivenBack
+
+
+class EnginePort(Protocol):
+    """One engine, as whoever drives it sees it. No call waits."""
+
+    name: str
+
+    def fileno(self) -> int:
+        """What becomes readable when there is an answer."""
+        ...
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """Decode these rows, beside those that it has, in this order."""
+        ...
+
+    def interrupt(self, rows: Sequence[tuple[RowName, int]]) -> None:
+        """Give these back as they are, each if it is still at that attempt."""
+        ...
+
+    def load(self, version: int) -> None:
+        """Take the weights that are published as `version`; rows in flight go on with them."""
+        ...
+
+    def answers(self) -> list[Answer]:
+        """What has come since the last call. Raises EngineGone when nothing will come any more."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, and whatever it has started."""
+        ...

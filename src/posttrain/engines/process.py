@@ -1,0 +1,172 @@
+"""A local sampler in a process of its own, as its driver sees it. Implements `EnginePort`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posttrain import wire
+from posttrain.engines.delivery import DeliveryProof
+from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
+from posttrain.engines.sampler import Digest
+
+LAST_LINES = 2000
+"""Bytes of what an engine printed last, quoted when it is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSetup:
+    """What an engine is told when it starts, as plain JSON."""
+
+    model: Mapping[str, Any]
+    lora: Mapping[str, Any] | None
+    sampling: Mapping[str, Any]
+    seed: int
+    compute: Mapping[str, Any]
+    """How the trainer computes: an engine does the same."""
+    keep_cache: bool
+    threads: int
+
+
+class EngineProcess:
+    """One process. Nothing here waits for it, so that one that hangs holds up nobody."""
+
+    def __init__(
+        self,
+        name: str,
+        setup: EngineSetup,
+        files: Sequence[int],
+        numbers: Mapping[int, int],
+        proof: DeliveryProof,
+        log: Path,
+    ) -> None:
+        """`files` are those of the published weights, `numbers` says which publication a version is, `log` takes what
+        it prints."""
+        self.name, self.proof, self.log = name, proof, log
+        self._numbers = numbers
+        self.channel, theirs = socket.socketpair()
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
+        environment |= {"OMP_NUM_THREADS": str(setup.threads)}
+        log.parent.mkdir(parents=True, exist_ok=True)
+        descriptors = [theirs.fileno(), *files]
+        with theirs, log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "posttrain.engines.worker", *map(str, descriptors)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=descriptors,
+                start_new_session=True,  # Ctrl-C is for the trainer, which ends its engines
+                env=environment,
+            )
+        self.channel.setblocking(False)
+        self._incoming, self._outgoing = bytearray(), bytearray()
+        self._say(vars(setup))
+
+    def fileno(self) -> int:
+        return self.channel.fileno()
+
+    @property
+    def has_to_say(self) -> bool:
+        """Is something not sent yet, because the engine does not read?"""
+        return bool(self._outgoing)
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """See `EnginePort`."""
+        self._say({"submit": [vars(task) for task in tasks]})
+
+    def interrupt(self, rows: Sequence[tuple[RowName, int]]) -> None:
+        """See `EnginePort`."""
+        self._say({"interrupt": rows})
+
+    def load(self, version: int) -> None:
+        """See `EnginePort`."""
+        proof = self.proof
+        probe = {
+            "prompt_ids": proof.prompt_ids,
+            "completion_ids": proof.completion_ids,
+            "temperature": proof.temperature,
+        }
+        self._say({"load": {"version": version, "number": self._numbers[version], "probe": probe}})
+
+    def answers(self) -> list[Answer]:
+        """See `EnginePort`."""
+        self.push()
+        ended = False
+        try:
+            while received := self.channel.recv(1 << 20):
+                self._incoming += received
+            ended = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            ended = True
+        try:
+            found = [answer for message in wire.decode(self._incoming) for answer in _answers(message)]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EngineGone(f"it said what nobody understands ({type(error).__name__}: {error})") from error
+        if ended and not found:
+            raise EngineGone(self.death())
+        return found
+
+    def push(self) -> None:
+        """Send what could not be sent yet."""
+        with suppress(BlockingIOError, OSError):
+            while self._outgoing:
+                sent = self.channel.send(self._outgoing)
+                del self._outgoing[:sent]
+
+    def death(self) -> str:
+        """How the process ended, and the last line that it printed."""
+        try:
+            code = self.process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        how = f"killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exited with code {code}"
+        last = self.last_line()
+        return f"{how}; its last line: {last}" if last and code > 0 else how
+
+    def last_line(self) -> str:
+        with suppress(OSError):
+            lines = self.log.read_bytes()[-LAST_LINES:].decode(errors="replace").strip().splitlines()
+            return lines[-1] if lines else ""
+        return ""
+
+    def kill(self) -> None:
+        """See `EnginePort`."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.channel.close()
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        self._outgoing += wire.encode(message)
+        self.push()
+
+
+def _answers(message: Mapping[str, Any]) -> list[Answer]:
+    if "pieces" in message:
+        return [Piece.from_json(piece) for piece in message["pieces"]]
+    if "loaded" in message:
+        loaded = message["loaded"]
+        digests = {name: Digest(getattr(torch, dtype), sha) for name, (dtype, sha) in loaded["digests"].items()}
+        return [WeightsLoaded(**{**loaded, "digests": digests})]
+    if "given_back" in message:
+        return [GivenBack(row=tuple(row), attempt=attempt) for row, attempt in message["given_back"]]
+    if "ready" in message:
+        ready = message["ready"]
+        tensors = {name: (dtype, tuple(shape)) for name, (dtype, shape) in ready["tensors"].items()}
+        return [Ready(**{**ready, "tensors": tensors})]
+    if "failed" in message:
+        raise EngineGone(message["failed"])
+    raise ValueError(f"an unknown message: {', '.join(message)}")

@@ -1,0 +1,115 @@
+"""Weights in memory that several processes see: two buffers in turn, so that one is read while the other is written.
+
+Each buffer is a file without a name: it is gone when the last process has closed it, however that came about.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posttrain.engines.delivery import digest
+from posttrain.engines.sampler import Digest
+from posttrain.errors import PublishError
+
+BUFFERS = 2
+_ALIGNED = 64
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def end(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return self.start + count * self.dtype.itemsize
+
+
+def layout(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Place]:
+    """One tensor behind the other, in the order of the names given: both sides compute the same.
+
+    >>> layout({"a": ("float32", [3]), "b": ("bfloat16", [2, 2])})["b"]
+    Place(dtype=torch.bfloat16, shape=(2, 2), start=64)
+    """
+    places, start = dict[str, Place](), 0
+    for name, (dtype, shape) in tensors.items():
+        places[name] = Place(getattr(torch, dtype), tuple(shape), start)
+        start = -(-places[name].end // _ALIGNED) * _ALIGNED
+    return places
+
+
+def new_files() -> list[int]:
+    """A file descriptor for each buffer."""
+    folder = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    files = list[int]()
+    for _ in range(BUFFERS):
+        with tempfile.TemporaryFile(dir=folder) as file:
+            files.append(os.dup(file.fileno()))
+    return files
+
+
+class Published:
+    """The buffers, for whoever writes and for whoever reads."""
+
+    def __init__(self, files: Sequence[int], tensors: Mapping[str, tuple[str, Sequence[int]]], *, write: bool) -> None:
+        """`files` as `new_files` made them; `tensors` is what an engine decodes with: precision and shape by name."""
+        self.places = layout(tensors)
+        size = max([1, *(place.end for place in self.places.values())])
+        if write:
+            for file in files:
+                os.posix_fallocate(file, 0, size)  # a full memory shows here, and not as a bus error later
+        access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+        self._maps = [mmap.mmap(file, size, access=access) for file in files]
+        self._buffers = [_viewed(one) for one in self._maps]
+
+    @torch.no_grad()
+    def write(self, number: int, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Digest]:
+        """Write a publication, in the precision of whoever decodes with it; what they have to find there.
+
+        Publication `number` goes into the buffer of publication `number - 2`. Raises PublishError where names differ.
+        """
+        given = dict[str, Digest]()
+        for name, tensor in tensors:
+            if name in self.places:
+                view = self._view(number, name)
+                view.copy_(tensor.detach())
+                given[name] = digest(view)
+        if missing := [name for name in self.places if name not in given]:
+            raise PublishError(
+                given=f"an engine decodes with {missing[0]}, which the trained model has not ({len(missing)} tensors)",
+                allowed="engines that load the model that is trained",
+                fix="Let every machine load the same folder, with the same versions of transformers and peft.",
+            )
+        return given
+
+    def read(self, number: int) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a publication, as they lie in the buffer."""
+        return ((name, self._view(number, name)) for name in self.places)
+
+    def _view(self, number: int, name: str) -> Tensor:
+        place = self.places[name]
+        return self._buffers[number % BUFFERS][place.start : place.end].view(place.dtype).view(place.shape)
+
+
+def _viewed(memory: mmap.mmap) -> Tensor:
+    """A tensor of bytes over the map; what is only read is never written to."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a buffer that is not writable
+        return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,0 +1,98 @@
+"""Steps whose completions are sampled elsewhere, meanwhile: groups come from the driver of the engines.
+
+What a step learns from is assembled as in synchronous training. Tokens that are older than `train.max_staleness` are
+context; the group that they belong to is trained all the same, and its rewards count whole.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from posttrain.config import RunConfig
+from posttrain.experience.driver import Batch, Driver
+from posttrain.experience.feed import PromptFeed, StepData, sampled_step
+from posttrain.experience.group import Group
+from posttrain.types import Max, Mean, Metrics, Prompt
+
+TOO_MANY_STALE = 0.01
+"""Share of masked tokens above which a warning says which setting to change."""
+
+
+class AsynchronousFeed(PromptFeed):
+    """Implements `Feed`; sampling goes on between two calls."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        prompts: Sequence[Prompt],
+        driver: Driver,
+        *,
+        pad_id: int,
+        weights: Sequence[float] | None,
+        publish: Callable[[int], Metrics],
+        say: Callable[[str], None],
+    ) -> None:
+        """`weights` are those of the rewards, None where nothing is learned from them; `publish` hands over the weights
+        of a version, and `say` warns the user."""
+        super().__init__(config, prompts, pad_id=pad_id)
+        self.driver, self.weights, self.publish, self.say = driver, weights, publish, say
+        self.max_lag = config.train.max_lag
+
+    def take(self, step: int, version: int) -> StepData:
+        if not self.driver.has_weights:
+            self.publish(version)
+        batch = self.driver.batch(version)
+        data = sampled_step(
+            batch.groups,
+            version=version,
+            pad_id=self.pad_id,
+            weights=self.weights,
+            max_lag=self.max_lag,
+            discarded=batch.voided,
+        )
+        metrics = data.metrics | queue_metrics(batch) | age_metrics(batch.groups, version, self.max_lag)
+        if float(metrics["staleness/masked"]) > TOO_MANY_STALE:
+            self.say(
+                f"step {step}: {float(metrics['staleness/masked']):.1%} of the drawn tokens are older than "
+                f"train.max_staleness = {self.config.train.max_staleness} versions and train nothing; raise it, or "
+                f"lower train.run_ahead = {self.config.train.run_ahead}"
+            )
+        return replace(data, metrics=metrics, seconds={"time/wait_for_groups": batch.waited})
+
+    def describe(self) -> str:
+        train = self.config.train
+        engines = f"{len(self.driver.engines)} engine{'s' * (len(self.driver.engines) > 1)}"
+        return f"{super().describe()}, sampled by {engines}, {train.run_ahead} steps ahead"
+
+    def state(self) -> dict[str, Any]:
+        return {"engines": self.driver.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """A checkpoint of a synchronous run has nothing under way."""
+        if "engines" in state:
+            self.driver.load_state(state["engines"])
+
+
+def queue_metrics(batch: Batch) -> Metrics:
+    """`queue/in_flight`: groups that are sampled or scored when the step begins; `queue/waiting`: scored ones that wait
+    for a later step."""
+    return {"queue/in_flight": Mean(batch.in_flight, 1), "queue/waiting": Mean(batch.queued, 1)}
+
+
+def age_metrics(groups: Sequence[Group], version: int, max_lag: int) -> Metrics:
+    """`staleness/p95` of the drawn tokens, `staleness/masked` the share that is too old to be trained, and
+    `completions/trained_length` beside the mean of what was drawn: tokens of a completion that are trained."""
+    lags = sorted(version - drawn for group in groups for drawn in group.versions)
+    if not lags:
+        return {"staleness/masked": Mean(0, 1)}
+    masked = sum(lag > max_lag for lag in lags)
+    rows = sum(len(group.completions) for group in groups)
+    p95 = statistics.quantiles(lags, n=20, method="inclusive")[-1] if len(lags) > 1 else lags[0]
+    return {
+        "staleness/p95": Max(float(p95)),
+        "staleness/masked": Mean(masked, len(lags)),
+        "completions/trained_length": Mean(len(lags) - masked, rows),
+    }

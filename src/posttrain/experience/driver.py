@@ -1,0 +1,494 @@
+"""The shell around the controller: it hears engines, rewards, the trainer and the clock, and does what is ordered.
+
+    trainer's thread            driver's thread                       other processes
+    batch(), publish(v)  ---->  controller.handle(event)  ---->       engines
+                                       |    ^
+                                       v    |
+                                 thread of rewards
+
+Nothing is decided here. Whoever raises an error in a thread of the driver's raises it in the trainer's.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from posttrain.controller.controller import Controller
+from posttrain.controller.messages import (
+    Asked,
+    Command,
+    Deliver,
+    Dismiss,
+    Drew,
+    Ended,
+    Event,
+    GiveUp,
+    Interrupt,
+    Joined,
+    Late,
+    Limits,
+    Load,
+    Loaded,
+    Lost,
+    Publish,
+    Published,
+    Restart,
+    Returned,
+    Row,
+    Score,
+    Scored,
+    Stop,
+    Submit,
+    Trained,
+    Wait,
+)
+from posttrain.engines.port import Answer, EngineGone, EnginePort, GivenBack, Piece, Ready, Task, WeightsLoaded
+from posttrain.errors import EngineError
+from posttrain.experience.group import Group, groups_of
+from posttrain.experience.schedule import Schedule
+from posttrain.heartbeat import beat
+from posttrain.rewards import RewardSet
+from posttrain.types import Completion
+
+TICK = 0.25
+"""Seconds after which clocks are looked at though nothing came."""
+
+
+class Prove(Protocol):
+    """Looks at what an engine says of weights that it has loaded; the text says what is wrong, empty if nothing is."""
+
+    def __call__(self, loaded: WeightsLoaded) -> str: ...
+
+
+@dataclass
+class Drawn:
+    """What has been delivered of a row."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    reason: Any = None
+    text: str = ""
+
+    def take(self, piece: Piece) -> None:
+        self.ids += piece.ids
+        self.logprobs += piece.logprobs
+        self.versions += [piece.version] * len(piece.ids)
+        self.reason, self.text = piece.reason, piece.text or ""
+
+    def completion(self) -> Completion:
+        return Completion(
+            ids=tuple(self.ids),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            finish_reason=self.reason,
+            text=self.text,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a step is made of."""
+
+    groups: Sequence[Group]
+    """That are trained, the oldest first."""
+    voided: Sequence[Group]
+    """That were sampled since the last batch and are not trained."""
+    waited: float
+    """Seconds for which the trainer stood still."""
+    in_flight: int
+    """Groups that are being sampled or scored."""
+    queued: int
+    """Groups that wait for a later step."""
+
+
+@dataclass(kw_only=True)
+class Driver:
+    """Made in the trainer's thread; `start` begins a thread that ends with `close`."""
+
+    limits: Limits
+    engines: Mapping[str, Callable[[], EnginePort]]
+    """How each is started, by its name."""
+    schedule: Schedule
+    max_new_tokens: int
+    rewards: RewardSet | None
+    trains: Callable[[Group], bool]
+    """Whether a scored group is trained, or replaced by another."""
+    prove: Prove
+    deadline: float
+    """Seconds in which an engine has to draw a token or to load weights."""
+    start_deadline: float
+    """Seconds in which it has to start."""
+    say: Callable[[str], None]
+    """Tells the user what was lost and mended."""
+
+    def __post_init__(self) -> None:
+        self.controller = Controller(self.limits, engines=self.engines)
+        self.ready: Ready | None = None
+        """What engines decode with, once the first one is there."""
+        self._ports: dict[str, EnginePort] = {}
+        self._joined: set[str] = set()
+        self._rows: dict[Row, Drawn] = {}
+        self._groups: dict[int, Group] = {}
+        """Scored and not trained."""
+        self._voided: list[Group] = []
+        self._delivered: Deliver | None = None
+        self._may_publish: int | None = None
+        self._stopped: Stop | None = None
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._events: queue.SimpleQueue[Event | Callable[[], None]] = queue.SimpleQueue()
+        self._to_score: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._bell, self._woken = socket.socketpair()
+        self._bell.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._since: dict[Wait, float] = {}
+        self._threads: list[threading.Thread] = []
+        self._closing = False
+        self._has_weights = False
+
+    # --- the trainer's thread ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engines, and the threads that look after them."""
+        for target, name in ((self._drive, "engines"), (self._score, "rewards of engines")):
+            thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """End all engines and threads."""
+        self._closing = True
+        self._to_score.put(None)
+        self._ring()
+        for thread in self._threads[:1]:
+            thread.join()
+        for port in self._ports.values():
+            port.kill()
+        self._ports.clear()
+
+    @property
+    def has_weights(self) -> bool:
+        """Was anything published yet?"""
+        return self._has_weights
+
+    def wait_for_engine(self) -> Ready:
+        """Until one is there: what it decodes with."""
+        self._wait_until(lambda: self.ready is not None)
+        assert self.ready is not None
+        return self.ready
+
+    def may_publish(self, version: int) -> bool:
+        """The trainer has made `version`: wait until its weights may be written; False where they need not be."""
+        if self._error is None and self._stopped is not None:
+            return False
+        self.post(Trained(version))
+        self._wait_until(lambda: self._may_publish is not None or self._stopped is not None or not self._publishing())
+        return self._may_publish == version
+
+    def published(self, version: int) -> None:
+        """Engines may read the weights of `version`."""
+        self._may_publish = None
+        self._has_weights = True
+        self.post(Published(version))
+
+    def batch(self, version: int) -> Batch:
+        """The groups of the step that version `version` learns from. Raises whatever keeps it from coming."""
+        began = time.monotonic()
+        self._delivered = None
+        self.post(Asked())
+        self._wait_until(lambda: self._delivered is not None)
+        delivered = self._delivered
+        assert delivered is not None
+        assert delivered.version == version, "the trainer and the controller count the same versions"
+        found: list[Batch] = []
+        self.call(lambda: found.append(self._batch(delivered, time.monotonic() - began)))
+        return found[0]
+
+    def post(self, event: Event) -> None:
+        self._events.put(event)
+        self._ring()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function called between two events, and wait for its end."""
+        over = threading.Event()
+
+        def called() -> None:
+            try:
+                function()
+            finally:
+                over.set()
+
+        self._events.put(called)
+        self._ring()
+        self._wait_until(over.is_set, also_stopped=True)
+
+    def state(self) -> dict[str, Any]:
+        """What is waiting and under way, as plain JSON for a checkpoint."""
+        found: list[dict[str, Any]] = []
+        self.call(lambda: found.append(self._state()))
+        return found[0]
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave, before anything is published."""
+        self.call(lambda: self._load_state(state))
+
+    # --- the driver's thread -----------------------------------------------------------------------------------------
+
+    def _guarded(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:
+            with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _drive(self) -> None:
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        for name in self.engines:
+            self._launch(name)
+        while not self._closing:
+            for key, _ in self._selector.select(TICK):
+                if key.fileobj is self._woken:
+                    self._woken.recv(4096)
+                else:
+                    self._hear(key.data)
+            self._take_events()
+            self._look_at_clocks()
+
+    def _take_events(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                event = self._events.get_nowait()
+                event() if callable(event) else self._handle(event)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _handle(self, event: Event) -> None:
+        submitted: dict[str, list[Submit]] = {}
+        for command in self.controller.handle(event):
+            if isinstance(command, Submit):
+                submitted.setdefault(command.engine, []).append(command)
+            else:
+                self._obey(command)
+        for name, commands in submitted.items():
+            self._ports[name].submit([self._task(command) for command in commands])
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Interrupt(engine, row, attempt):
+                if engine in self._ports:
+                    self._ports[engine].interrupt([(row, attempt)])
+            case Load(engine, version):
+                self._ports[engine].load(version)
+            case Restart(engine):
+                self._end_engine(engine)
+                self._launch(engine)
+            case Dismiss(engine):
+                self._end_engine(engine)
+            case Score(group):
+                self._to_score.put(group)
+            case Publish(version):
+                self._may_publish = version
+            case Deliver():
+                self._delivered = command
+            case GiveUp(group, cause):
+                self._forget(group)
+                self.say(f"group {group} (prompt {self.schedule(group).prompt.index}) is given up: {cause}")
+            case Stop(cause, failed):
+                self._stopped = command
+                for name in list(self._ports):
+                    self._end_engine(name)
+                if failed:
+                    self._error = EngineError(
+                        given=cause,
+                        allowed="engines that draw tokens",
+                        fix="Look into the files engines/*.log of the run; `posttrain resume` then goes on from its "
+                        "newest checkpoint.",
+                    )
+
+    def _launch(self, name: str) -> None:
+        port = self.engines[name]()
+        self._ports[name] = port
+        self._selector.register(port.fileno(), selectors.EVENT_READ, name)
+
+    def _end_engine(self, name: str) -> None:
+        port = self._ports.pop(name, None)
+        self._joined.discard(name)
+        if port is not None:
+            self._selector.unregister(port.fileno())
+            port.kill()
+
+    def _lose(self, name: str, cause: str) -> None:
+        self.say(f"{name} is lost: {cause}; its rows go on from the tokens that it delivered")
+        self._handle(Lost(name, cause))
+
+    def _hear(self, name: str) -> None:
+        port = self._ports.get(name)
+        if port is None:
+            return
+        try:
+            answers = port.answers()
+        except EngineGone as gone:
+            self._lose(name, str(gone))
+            return
+        for answer in answers:
+            if self._ports.get(name) is not port:
+                return  # it was lost by what it said before
+            self._take(name, answer)
+
+    def _take(self, name: str, answer: Answer) -> None:
+        match answer:
+            case Piece():
+                self._take_piece(name, answer)
+            case WeightsLoaded():
+                wrong = self.prove(answer)
+                self._lose(name, wrong) if wrong else self._handle(Loaded(name, answer.version))
+            case Ready():
+                if self.ready is not None and answer.tensors != self.ready.tensors:
+                    self._lose(name, "it decodes with other tensors than the first engine")
+                    return
+                self.ready = answer
+                self._joined.add(name)
+                self._handle(Joined(name))
+            case GivenBack(row=row, attempt=attempt):
+                self._handle(Returned(name, Row(*row), attempt))
+
+    def _take_piece(self, name: str, piece: Piece) -> None:
+        beat("an engine drew tokens")
+        row = Row(*piece.row)
+        if not self.controller.holds(name, row, piece.attempt):
+            return
+        if piece.ids:
+            self._handle(Drew(name, row, piece.attempt, piece.version, len(piece.ids)))
+        if not self.controller.holds(name, row, piece.attempt):
+            return  # it drew with a version that it must not have
+        self._rows.setdefault(row, Drawn()).take(piece)
+        if piece.reason is not None:
+            self._handle(Ended(name, row, piece.attempt))
+
+    def _look_at_clocks(self) -> None:
+        """Tell the controller of waits that took too long. The trainer's own are the watchdog's."""
+        now, waits = time.monotonic(), self.controller.waits()
+        self._since = {wait: self._since.get(wait, now) for wait in waits}
+        allowed = {"join": self.start_deadline, "load": self.start_deadline, "draw": self.deadline}
+        for wait, since in list(self._since.items()):
+            if now - since > allowed.get(wait.kind, float("inf")):
+                self.say(f"{wait.owner} is late: nobody has heard of it for {now - since:.0f} s ({wait.kind})")
+                self._handle(Late(wait))
+
+    def _task(self, command: Submit) -> Task:
+        planned = self.schedule(command.row.group)
+        drawn = self._rows[command.row].ids if command.row in self._rows else []
+        assert len(drawn) == command.drawn, "controller and driver count the same tokens"
+        return Task(
+            row=command.row,
+            attempt=command.attempt,
+            prompt_ids=planned.prompt.ids,
+            drawn_ids=tuple(drawn),
+            seed=planned.seed,
+            stream=(planned.prompt.index, command.row.g),
+            max_new_tokens=self.max_new_tokens,
+        )
+
+    def _completions(self, number: int) -> list[Completion]:
+        return [self._rows[Row(number, g)].completion() for g in range(self.limits.group_size)]
+
+    def _forget(self, number: int) -> None:
+        for g in range(self.limits.group_size):
+            self._rows.pop(Row(number, g), None)
+
+    def _batch(self, deliver: Deliver, waited: float) -> Batch:
+        voided, self._voided = self._voided, []
+        groups = [self._groups.pop(number) for number in deliver.groups]
+        state = self.controller.state()
+        return Batch(
+            groups=groups,
+            voided=voided,
+            waited=waited,
+            in_flight=len(state["in_flight"]),
+            queued=len(state["finished"]) - len(groups),
+        )
+
+    # --- the thread of rewards ---------------------------------------------------------------------------------------
+
+    def _score(self) -> None:
+        """Groups that have ended while others were scored are scored together."""
+        while (number := self._to_score.get()) is not None:
+            numbers = [number]
+            with suppress(queue.Empty):
+                while (more := self._to_score.get_nowait()) is not None:
+                    numbers.append(more)
+            prompts = [self.schedule(one).prompt for one in numbers]
+            completions = [self._completions(one) for one in numbers]
+            scores = None if self.rewards is None else self.rewards.score(prompts, completions)
+            for one, group in zip(numbers, groups_of(prompts, completions, scores), strict=True):
+                self._events.put(lambda one=one, group=group: self._scored(one, group))
+            self._ring()
+
+    def _scored(self, number: int, group: Group) -> None:
+        trains = self.trains(group)
+        if trains:
+            self._groups[number] = group
+        else:
+            self._voided.append(group)
+        self._forget(number)
+        self._handle(Scored(number, trains))
+
+    # --- what a checkpoint holds -------------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        state = {
+            "controller": self.controller.state(),
+            "groups": {str(number): group.to_json() for number, group in self._groups.items()},
+            "voided": [group.to_json() for group in self._voided],
+            "rows": [{"row": row, **vars(drawn)} for row, drawn in self._rows.items()],
+        }
+        return json.loads(json.dumps(state))  # now, as rows go on; and lists, as a checkpoint gives them back
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        self.controller = Controller.restored(self.limits, dict(state["controller"]), engines=self.engines)
+        prompts = {prompt.index: prompt for prompt in self.schedule.prompts}
+
+        def group(saved: Mapping[str, Any]) -> Group:
+            return Group.from_json(saved, prompts[saved["prompt"]])
+
+        self._groups = {int(number): group(saved) for number, saved in state["groups"].items()}
+        self._voided = [group(saved) for saved in state["voided"]]
+        self._rows = {
+            Row(*saved["row"]): Drawn(**{name: saved[name] for name in saved if name != "row"})
+            for saved in state["rows"]
+        }
+        for name in sorted(self._joined):
+            self._handle(Joined(name))
+
+    # --- between threads ---------------------------------------------------------------------------------------------
+
+    def _ring(self) -> None:
+        with suppress(BlockingIOError, OSError):
+            self._bell.send(b"\0")
+
+    def _publishing(self) -> bool:
+        return self.controller.phase in ("training", "blocked", "publishing")
+
+    def _wait_until(self, there: Callable[[], bool], *, also_stopped: bool = False) -> None:
+        """Raises what has ended the driver."""
+        with self._changed:
+            while not there():
+                if self._error is not None and not also_stopped:
+                    raise self._error
+                if not self._threads[0].is_alive():
+                    raise self._error or RuntimeError("the thread that drives the engines has ended")
+                self._changed.wait(TICK)

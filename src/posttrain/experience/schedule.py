@@ -1,0 +1,35 @@
+"""Which prompt a group is, and which random numbers its completions draw with: a pure function of its number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from posttrain.data.order import rows_for_step
+from posttrain.experience.generate import sampling_seed, turns
+from posttrain.types import Prompt
+
+
+class Planned(NamedTuple):
+    prompt: Prompt
+    seed: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Group n is prompt n % P of step n // P + 1, as in synchronous training."""
+
+    seed: int
+    prompts: Sequence[Prompt]
+    prompts_per_step: int
+
+    def __call__(self, number: int) -> Planned:
+        """
+        Groups that replace others without signal move later ones on: then a group is trained in another step than the
+        one that its random numbers are named after, and each prompt still comes once in each pass over the data.
+        """
+        step, place = 1 + number // self.prompts_per_step, number % self.prompts_per_step
+        rows = rows_for_step(self.seed, step, self.prompts_per_step, len(self.prompts))
+        turn = turns(rows)[place]
+        return Planned(self.prompts[rows[place]], sampling_seed(self.seed, step, turn))

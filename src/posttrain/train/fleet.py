@@ -1,0 +1,231 @@
+"""The engines of a run in processes of their own: how they are started, get weights, and prove that they have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from os import close
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from posttrain.control_groups import cores
+from posttrain.controller.messages import Limits
+from posttrain.engines.delivery import DeliveryProof, tolerance_for
+from posttrain.engines.port import WeightsLoaded
+from posttrain.engines.process import EngineProcess, EngineSetup
+from posttrain.engines.published import Published, new_files
+from posttrain.engines.sampler import Digest
+from posttrain.engines.weights import merged_tensors, named_tensors
+from posttrain.errors import PosttrainError
+from posttrain.experience.asynchronous import AsynchronousFeed
+from posttrain.experience.driver import Driver
+from posttrain.experience.group import Group, rewards_of
+from posttrain.experience.schedule import Schedule
+from posttrain.functional.baselines import has_signal
+from posttrain.models.policy import Forward
+from posttrain.train.publish import TrainerScores
+from posttrain.types import Max, Metrics, Min, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.algorithms import Algorithm
+    from posttrain.config import RunConfig
+    from posttrain.models.load import LoadedModel
+    from posttrain.rewards import RewardSet
+
+PROBE_PROMPTS = 4
+"""Prompts on which each delivery of weights is proved."""
+START_DEADLINE = 300.0
+"""Seconds in which an engine has to load the model: imports alone take many on a busy machine."""
+
+
+@dataclass
+class Deliveries:
+    """Hands weights to engines through memory that both see, and looks at what they say of them."""
+
+    model: nn.Module
+    proof: DeliveryProof
+    scores: TrainerScores
+    files: Sequence[int] = field(default_factory=new_files)
+    numbers: dict[int, int] = field(default_factory=dict)
+    """Which publication a version is."""
+
+    def __post_init__(self) -> None:
+        self.driver: Driver | None = None
+        self._published: Published | None = None
+        self._expected: dict[int, tuple[dict[str, Digest], list[list[float]]]] = {}
+        self._worst = 0.0
+
+    def __call__(self, version: int) -> Metrics:
+        """Publish the weights of `version`; see `Publisher`. The first publication waits for an engine to be there."""
+        assert self.driver is not None, "a driver is made for these deliveries"
+        if self._published is None:
+            ready = self.driver.wait_for_engine()
+            self._published = Published(self.files, ready.tensors, write=True)
+            self._merged = ready.merged
+        elif not self.driver.may_publish(version):
+            return {}
+        number = 1 + max(self.numbers.values(), default=-1)
+        named = merged_tensors if self._merged else named_tensors
+        digests = self._published.write(number, named(self.model))
+        trained = self._score(version)
+        self.numbers[version] = number
+        self._expected[version] = digests, trained
+        for old in sorted(self.numbers)[:-3]:
+            del self.numbers[old], self._expected[old]
+        self.driver.published(version)
+        return {
+            "publish/tensors_compared": Min(float(len(digests))),
+            "publish/probe_max_difference": Max(self._worst),
+        }
+
+    def prove(self, loaded: WeightsLoaded) -> str:
+        """What is wrong with what an engine has loaded; empty if it decodes with the weights that were trained."""
+        if loaded.version not in self._expected:
+            return f"it says that it loaded version {loaded.version}, which is not published"
+        digests, trained = self._expected[loaded.version]
+        wrong = [name for name, one in digests.items() if loaded.digests.get(name) != one]
+        if wrong:
+            return f"{wrong[0]} and {len(wrong) - 1} other tensors are not those of version {loaded.version}"
+        try:
+            self._worst = self.proof.compare(trained, loaded.probe, loaded.version)
+        except PosttrainError as error:
+            return error.given
+        return ""
+
+    @torch.no_grad()
+    def _score(self, version: int) -> list[list[float]]:
+        trained = self.scores(self.proof.prompt_ids, self.proof.completion_ids, temperature=self.proof.temperature)
+        self.proof.compare(trained, trained, version)  # raises for numbers that are not finite
+        return trained
+
+    def close(self) -> None:
+        for file in self.files:
+            with suppress(OSError):
+                close(file)
+
+
+@dataclass(kw_only=True)
+class Fleet:
+    """Makes the feed of a run whose engines are processes, and what publishes to them."""
+
+    config: RunConfig
+    loaded: LoadedModel
+    forward: Forward
+    folder: Path
+    resources: ExitStack
+    say: Callable[[str], None]
+
+    @staticmethod
+    def of(
+        config: RunConfig,
+        loaded: LoadedModel,
+        forward: Forward,
+        folder: Path,
+        resources: ExitStack,
+        say: Callable[[str], None],
+    ) -> Fleet | None:
+        """None where the trainer's process samples."""
+        if not config.rollout.engines:
+            return None
+        return Fleet(config=config, loaded=loaded, forward=forward, folder=folder, resources=resources, say=say)
+
+    @property
+    def deliveries(self) -> Deliveries:
+        """What publishes to the engines, once the feed is made."""
+        return self._deliveries
+
+    def feed(self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None) -> AsynchronousFeed:
+        """Engines start at once, and load the model while the rest of the run is set up."""
+        config, rollout = self.config, self.config.rollout
+        proof = DeliveryProof.from_prompts(
+            [prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
+            tolerance=config.guards.publish_tolerance or tolerance_for(self.loaded.compute_dtype),
+            temperature=self.forward.temperature,
+        )
+        scores = TrainerScores(self.forward.under(self.loaded.model), self.loaded.pad_id)
+        self._deliveries = deliveries = Deliveries(self.loaded.model, proof, scores)
+        self.resources.callback(deliveries.close)
+        learns = rewards is not None and algorithm.learns_from_rewards
+        driver = Driver(
+            limits=limits_of(config),
+            engines={name: partial(self._engine, name, deliveries) for name in engine_names(rollout.engines)},
+            schedule=Schedule(config.seed, prompts, config.train.prompts_per_step),
+            max_new_tokens=config.sampling.max_completion_length,
+            rewards=rewards,
+            trains=informative if "signal" in algorithm.needs else every_group,
+            prove=deliveries.prove,
+            deadline=rollout.deadline,
+            start_deadline=START_DEADLINE,
+            say=self.say,
+        )
+        deliveries.driver = driver
+        self.resources.callback(driver.close)
+        torch.set_num_threads(threads_of(config)[0])
+        driver.start()
+        return AsynchronousFeed(
+            config,
+            prompts,
+            driver,
+            pad_id=self.loaded.pad_id,
+            weights=[one.weight for one in rewards.components] if rewards is not None and learns else None,
+            publish=deliveries,
+            say=self.say,
+        )
+
+    def _engine(self, name: str, deliveries: Deliveries) -> EngineProcess:
+        config = self.config
+        setup = EngineSetup(
+            model=config.model.model_dump(mode="json"),
+            lora=None if config.lora is None else config.lora.model_dump(mode="json"),
+            sampling=config.sampling.model_dump(mode="json"),
+            seed=config.seed,
+            compute=self.loaded.compute.to_json(),
+            keep_cache=config.rollout.keep_cache,
+            threads=threads_of(config)[1],
+        )
+        log = self.folder / "engines" / f"{name.replace(' ', '-')}.log"
+        return EngineProcess(name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log)
+
+
+def engine_names(count: int) -> list[str]:
+    """
+    >>> engine_names(2)
+    ['engine 0', 'engine 1']
+    """
+    return [f"engine {number}" for number in range(count)]
+
+
+def limits_of(config: RunConfig) -> Limits:
+    train = config.train
+    return Limits(
+        prompts_per_step=train.prompts_per_step,
+        group_size=config.sampling.group_size,
+        last_version=train.steps,
+        run_ahead=train.run_ahead,
+        max_staleness=train.max_staleness,
+        publish_every=train.publish_every,
+        max_voided=train.max_sampling_rounds * train.prompts_per_step,
+    )
+
+
+def threads_of(config: RunConfig) -> tuple[int, int]:
+    """Threads of the trainer, and of each engine. Side by side they share the cores; in turns each has all."""
+    available, engines = cores(), config.rollout.engines
+    if config.train.run_ahead == 0:
+        return torch.get_num_threads(), max(1, available // engines)
+    each = max(1, available // 2 // engines)
+    return max(1, available - each * engines), each
+
+
+def every_group(group: Group) -> bool:
+    return True
+
+
+def informative(group: Group) -> bool:
+    """Rewards that differ: else the group moves no weight."""
+    return bool(has_signal(*rewards_of([group])).all())
