@@ -16,11 +16,12 @@ on the same answers, ours and those of the field:
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.tables import table, with_tables
 
 from posttrain.controller.controller import Controller
 from posttrain.controller.messages import GiveUp, Interrupt, Limits, Row
@@ -198,26 +199,29 @@ def everything() -> list[Measured]:
 
 def leads_table(found: list[Measured]) -> str:
     """Speed and ages by run_ahead and max_staleness."""
-    heads = [f"D {ahead}, S {bound}" for ahead, bound in LEADS]
-    lines = [["spread", *heads, "ideal"]]
+    lines = []
     for sigma in SPREADS:
         runs = {(one.run_ahead, one.max_staleness): one for one in ours(found, sigma, 6.0)}
-        cells = [f"{one.speed:.1f}×, {one.mean_age:.1f} / {one.largest_age}, {one.masked:.1%}" for one in
-                 (runs[pair] for pair in LEADS)]  # fmt: skip
+        cells = [
+            f"{one.speed:.1f}×, {one.mean_age:.1f} / {one.largest_age}, {one.masked:.1%}"
+            for one in (runs[pair] for pair in LEADS)
+        ]
         lines.append([str(sigma), *cells, f"{runs[LEADS[0]].ideal:.1f}×"])
-    return table(lines)
+    return table(["spread", *(f"D {ahead}, S {bound}" for ahead, bound in LEADS), "ideal"], lines)
 
 
 def rules_table(found: list[Measured], longest: float) -> str:
     """The rules side by side."""
-    lines = [["spread", "rule", "bound", "speed", "age: mean / p95 / largest", "masked", "thrown away",
-              "longest tenth: drawn → trained"]]  # fmt: skip
-    for sigma in SPREADS:
-        for rule in RULES:
-            for one in found:
-                if (one.sigma, one.longest, one.rule, one.run_ahead) == (sigma, longest, rule, 2):
-                    lines.append(rule_line(one))
-    return table(lines)
+    head = ["spread", "rule", "bound", "speed", "age: mean / p95 / largest", "masked", "thrown away"]
+    lines = [
+        rule_line(one)
+        for sigma in SPREADS
+        for rule in RULES
+        for one in found
+        if (one.sigma, one.longest, one.rule, one.run_ahead) == (sigma, longest, rule, 2)
+        and one.max_staleness in (None, 2, 8)
+    ]
+    return table([*head, "longest tenth: drawn → trained"], lines)
 
 
 def rule_line(one: Measured) -> list[str]:
@@ -254,12 +258,6 @@ def differences(found: list[Measured]) -> str:
     return "\n".join(lines) or "None."
 
 
-def table(lines: list[list[str]]) -> str:
-    head, *body = lines
-    rows = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
 def tables(found: list[Measured]) -> dict[str, str]:
     return {
         "leads": leads_table(found),
@@ -267,14 +265,6 @@ def tables(found: list[Measured]) -> dict[str, str]:
         "rules": rules_table(found, 6.0),
         "uncut": rules_table(found, 50.0),
     }
-
-
-def with_tables(page: str, found: list[Measured]) -> str:
-    """The page with its tables anew; each stands between two comments."""
-    for name, text in tables(found).items():
-        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        page = re.sub(f"{begin}.*?{end}", lambda _, new=f"{begin}\n{text}\n{end}": new, page, flags=re.DOTALL)
-    return page
 
 
 def on_file() -> list[Measured]:
@@ -286,7 +276,7 @@ def main(arguments: list[str]) -> None:
         lines = [json.dumps(asdict(one)) for one in everything()]
         RESULT.write_text("[\n " + ",\n ".join(lines) + "\n]\n", encoding="utf-8")
     found = on_file()
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables(found)), encoding="utf-8")
     print("\n\n".join(f"{name}\n{text}" for name, text in tables(found).items()))
 
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from benchmarks import staleness
-from benchmarks.schedules import RESULT as SCHEDULES
-from benchmarks.staleness import EARLIER, PAGE, RULES, UNBOUNDED, on_file, tables, workload
+from benchmarks import schedules, staleness
+from benchmarks.staleness import EARLIER, PAGE, RULES, UNBOUNDED, workload
+from benchmarks.tables import with_tables
 
 from posttrain.controller.faults import FAULTS
 from posttrain.controller.messages import Limits
 from posttrain.controller.simulate import Simulated, simulate
 
-FOUND = on_file()
+FOUND = staleness.on_file()
 
 
 def test_the_page_has_the_tables_of_the_results():
     page = PAGE.read_text(encoding="utf-8")
-    assert staleness.with_tables(page, FOUND) == page
-    assert all(text in page for text in tables(FOUND).values())
+    assert with_tables(page, staleness.tables(FOUND) | schedules.tables(schedules.on_file())) == page
 
 
 def test_ours_keeps_the_bound_and_at_the_defaults_the_longest_answers_and_nearly_every_token():
@@ -73,6 +70,6 @@ def test_only_the_admission_leaves_tokens_as_old_as_they_come():
 
 
 def test_a_hundred_thousand_schedules_with_every_fault_are_on_file():
-    found = json.loads(SCHEDULES.read_text(encoding="utf-8"))
+    found = schedules.on_file()
     assert found["schedules"] >= 100_000
     assert {kind for kind in FAULTS if found["answered"][kind] >= 1000} == set(FAULTS)
