@@ -383,7 +383,7 @@ class Driver:
         """Tell the controller of waits that took too long. The trainer's own are the watchdog's."""
         now, waits = time.monotonic(), self.controller.waits()
         self._since = {wait: self._since.get(wait, now) for wait in waits}
-        allowed = {"join": self.start_deadline, "load": self.start_deadline, "draw": self.deadline}
+        allowed = {"join": self.start_deadline, "load": self.deadline, "draw": self.deadline}
         for wait, since in list(self._since.items()):
             if now - since > allowed.get(wait.kind, float("inf")):
                 self.say(f"{wait.owner} is late: nobody has heard of it for {now - since:.0f} s ({wait.kind})")
