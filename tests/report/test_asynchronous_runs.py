@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -57,11 +58,12 @@ def test_the_timeline_shows_what_each_did_and_agrees_with_the_metrics(run):
     assert by_name["engine 0", "starting"] == 1
     assert by_name["rewards", "score"] >= 2
     engine = sorted((span.begin, span.end) for span in spans if span.track == "engine 0")
-    assert all(before[1] <= after[0] for before, after in zip(engine, engine[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(engine))
     published = [args["version"] for _, name, args in instants_of(events) if name == "published"]
     assert published == list(range(STEPS))
     loaded = [span.args["version"] for span in spans if span.name == "loading"]
-    assert loaded == sorted(loaded) and set(loaded) <= set(published)
+    assert loaded == sorted(loaded)
+    assert set(loaded) <= set(published)
     for record in run.metrics:
         (train,) = [span for span in spans if span.name == "train" and span.args["step"] == record["step"]]
         assert (train.end - train.begin) / 1e6 == pytest.approx(record["time/train"], abs=0.02)
