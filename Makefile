@@ -32,6 +32,7 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu" tests
+	$(ALONE) POSTTRAIN_THOROUGH=1 $(RUN) -m pytest -n 2 -m "$(FAST)" tests/algorithms
 
 test-gpu: $(VENV)/installed-dev
 	$(RUN) -m pytest -m gpu tests

@@ -20,6 +20,9 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
+
+from benchmarks.tables import table, with_tables
 
 from posttrain.controller.controller import Controller
 from posttrain.controller.faults import FAULTS, Faults
@@ -29,6 +32,7 @@ from posttrain.controller.simulate import Simulated, simulate
 from posttrain.controller.workload import Workload
 
 RESULT = Path(__file__).parent / "results" / "schedules.json"
+PAGE = Path(__file__).parent.parent / "docs" / "asynchronous.md"
 AT_ONCE = 500
 """Schedules of one piece of work."""
 
@@ -130,7 +134,23 @@ def report(number: int, total: dict[str, Counter[str]], seconds: float) -> int:
     if number >= 100_000:
         kept = {name: dict(sorted(total[name].items())) for name in ("faults", "answered", "ends")}
         RESULT.write_text(json.dumps({"schedules": number, "seconds": round(seconds), **kept}, indent=1) + "\n")
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables(on_file())), encoding="utf-8")
     return 0
+
+
+def on_file() -> dict[str, Any]:
+    return json.loads(RESULT.read_text(encoding="utf-8"))
+
+
+def tables(found: dict[str, Any]) -> dict[str, str]:
+    """For docs/: what holds, and what went wrong meanwhile."""
+    faults = [[kind, f"{found['faults'][kind]:,}", f"{found['answered'][kind]:,}"] for kind in FAULTS]
+    ends = ", ".join(f"{count:,} {how}" for how, count in sorted(found["ends"].items()))
+    counted = f"{found['schedules']:,} schedules in {found['seconds']} s on two processes; {ends}."
+    return {
+        "invariants": table(["name", "what holds"], list(INVARIANTS.items())),
+        "faults": f"{counted}\n\n" + table(["fault", "happened", "noticed"], faults),
+    }
 
 
 def replay(seed: int) -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import hypothesis
 import pytest
 
 Test = Callable[..., None]
@@ -50,6 +52,11 @@ def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callab
         return through_all
 
     return decorate
+
+
+def examples(quick: int, thorough: int) -> hypothesis.settings:
+    """So many drawn examples of each member in `make test`, and the second number of them in `make test-slow`."""
+    return hypothesis.settings(max_examples=thorough if os.environ.get("POSTTRAIN_THOROUGH") else quick)
 
 
 def few(members: Iterable[Any], *quick: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from functools import reduce
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.algorithms.variants import (
     COUNTING_MASKED,
@@ -19,7 +19,7 @@ from tests.algorithms.variants import (
     WEIGHED_BY_THE_POLICY,
 )
 from tests.algorithms.variants import VARIANTS as ALGORITHMS
-from tests.catalogue import catalogue
+from tests.catalogue import catalogue, examples
 from torch import Tensor
 
 from posttrain.algorithms import RLOO, Algorithm, DrGRPO, PolicyGradient
@@ -31,7 +31,7 @@ P, G, T = 3, 4, 7
 every_algorithm = catalogue("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 group_relative = catalogue("algorithm", [ALGORITHMS[n] for n in GROUP_RELATIVE], ids=GROUP_RELATIVE)
 anything = st.integers(0, 10_000)
-few_examples = settings(max_examples=8)  # of each of 76 variants: the data of all of them together are many
+few_examples = examples(2, 8)  # of each of 76 variants: the data of all of them together are many
 
 
 def make_experience(seed: int = 0) -> Experience:

@@ -10,11 +10,11 @@ from functools import reduce
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.algorithms.preference_data import NAN, Evaluated, evaluate, random_step
 from tests.algorithms.test_invariances import merge
-from tests.catalogue import catalogue
+from tests.catalogue import catalogue, examples
 from torch import Tensor
 
 from posttrain.algorithms import ALGORITHMS
@@ -50,7 +50,7 @@ VARIANTS: dict[str, Algorithm] = {
 }
 every_variant = catalogue("algorithm", VARIANTS.values(), ids=VARIANTS)
 every_class = catalogue("cls", PREFERENCE_ALGORITHMS.values(), ids=PREFERENCE_ALGORITHMS)
-few_examples = settings(max_examples=15)
+few_examples = examples(5, 15)
 seeds = st.integers(0, 10_000)
 
 

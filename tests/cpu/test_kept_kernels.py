@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.processes import run_code
 
 from posttrain.cpu import onednn
 
@@ -34,16 +35,12 @@ def test_memory_does_not_grow_with_the_shapes_of_products():
 
 
 def test_who_sets_the_number_of_kept_kernels_is_obeyed():
-    environment = os.environ | {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}
-    told = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import os, posttrain.cpu.onednn; print(os.environ['ONEDNN_PRIMITIVE_CACHE_CAPACITY'])",
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert told.stdout.strip() == "7"
+    code = """if True:
+        import os, sys
+        os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "7"
+        assert "posttrain.cpu.onednn" not in sys.modules
+        import posttrain.cpu.onednn
+        assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
+    """
+    ended = run_code(code)
+    assert ended.exit_code == 0, ended.errors

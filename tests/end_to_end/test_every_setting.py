@@ -8,6 +8,7 @@ leave the results alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -27,6 +28,7 @@ import transformers.dynamic_module_utils
 from datasets.packaged_modules.json.json import Json
 from tests.algorithms.compositions import SETTINGS
 from tests.algorithms.test_settings import SHOWN_ELSEWHERE
+from tests.catalogue import catalogue
 from tests.end_to_end.judging import HERE, KEY, LOSSES, ONCE, SERVED, VERDICTS, verdicts_by_hash
 from tests.end_to_end.recorded import Place, Record
 from tests.tiny import tiny_model
@@ -37,7 +39,7 @@ from posttrain.algorithms.labels import LabelLoss
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.pairs import PairLoss
 from posttrain.algorithms.settings import attributes
-from posttrain.config import ModelConfig, describe_fields
+from posttrain.config import ModelConfig, describe_fields, load_config
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model
 
 CHARACTERS = "0123456789 "
@@ -63,7 +65,7 @@ SEEN_IN_THE_SECOND_STEP = {
     *(f"rewards.N.judge.{name}" for name in ("strip_reasoning", "max_total_tokens")),
     *(f"train.{name}" for name in ("steps", "stop_after_tokens", "stop_after_seconds", "schedule")),
     *(f"train.{name}" for name in ("min_learning_rate_ratio", "publish_every", "max_sampling_rounds")),
-    *("evaluation.every", "checkpoint.every", "reinforce.kl_coef", "grpo.kl_estimator"),
+    *("train.run_ahead", "evaluation.every", "checkpoint.every", "reinforce.kl_coef", "grpo.kl_estimator"),
     *(f"policy_gradient.{name}" for name in ("kl", "filter")),
     *("online_dpo.ties", "dpo.beta", "dpo.label_smoothing", "dpo.divergence", "dpo.alpha", "dpo.tail_weight"),
     *("discopop.tau", "kto.undesirable_weight", "bco.reduction", "aot.comparison", "reward_regression.regress"),
@@ -345,7 +347,7 @@ CASES = [
     Case("train.logprob_chunk_tokens", 8, "effort/largest_logits", keeps="metrics/grad_norm"),
     Case("train.gradient_checkpointing", True, "effort/kept_numbers", keeps="metrics/grad_norm"),
     Case("train.mask_truncated", True, "weights"),
-    Case("rollout.engine", "vllm", refused="ConfigError: rollout.engine = 'vllm'"),
+    Case("rollout.engine", "vllm", refused="ConfigError: rollout.engine = vllm; allowed: local"),
     Case("rollout.engines", 1, "metrics/queue"),
     Case("train.run_ahead", 1, "metrics/staleness/mean", given={"rollout.engines": 1, "train.max_staleness": 1}),
     Case("train.max_staleness", 1, refused="ConfigError: train.max_staleness = 1"),
@@ -669,13 +671,16 @@ ALARMS_OF_THE_SAME_RUN = {
 """Limits like alarms.length_ratio and alarms.failures, which are not slow; tests/train/test_alarms.py asks each."""
 ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss)
 """Each setting of theirs is asked for a change of the loss itself."""
+IN_WHOLE_RUNS = ("reinforce", "grpo", "ppo", "online_dpo", "dpo", "kto")
+"""Of each kind of such a loss, those whose settings are shown by runs in `make test`."""
 
 
 def thinned(cases: Sequence[Case]) -> Iterator[Any]:
     """Losses share settings such as kl_coef and beta, and one way from the config to them: where a first one has shown
-    that it leads there, the others are slow; and so are settings that one choice of the open composition reads, but for
-    the first. So are most limits of alarms, which the same few runs set off. That each loss heeds each of its settings
-    is asked in tests/algorithms: test_settings.py and test_preference_invariances.py.
+    that it leads there, the others are slow, and so are those that no loss of IN_WHOLE_RUNS has. For each of them,
+    test_a_setting_of_a_loss_reaches_it_alone asks the first half of that way, and the second half, that each loss heeds
+    each of its settings, is asked in tests/algorithms: test_settings.py and test_preference_invariances.py.
+    So are most limits of alarms slow, which the same few runs set off.
     """
     shown: dict[str, Case] = {}
     for case in cases:
@@ -684,9 +689,7 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
         repeated = False
         if asked and not case.refused:
             sampled = issubclass(ALGORITHMS[key], PolicyGradient)
-            repeated = shown.setdefault(f"{name} {sampled}", case).algorithm != key
-            if key == "policy_gradient" and any("algorithm." in setting for setting in case.given):
-                repeated |= shown.setdefault(f"composed {dict(case.given)}", case) is not case
+            repeated = key not in IN_WHOLE_RUNS or shown.setdefault(f"{name} {sampled}", case).algorithm != key
         repeated |= case.setting in ALARMS_OF_THE_SAME_RUN
         yield pytest.param(case, id=case.setting, marks=[pytest.mark.slow] if repeated else [])
 
@@ -725,6 +728,16 @@ def test_a_setting_changes_something(place, case):
     assert part(after, case.changes) != part(before, case.changes), f"{case.changes} is the same with and without"
     if case.keeps:
         assert part(after, case.keeps) == approximately(part(before, case.keeps))
+
+
+@catalogue("case", [case for case in CASES if case.algorithm and not case.refused], ids=lambda case: case.setting)
+def test_a_setting_of_a_loss_reaches_it_alone(place, case):
+    with contextlib.chdir(place.folder):
+        before, after = (load_config(PLAIN, changes).config.algorithm.build() for changes in (case.before, case.after))
+    changed = {name for name in attributes(type(after)) if getattr(after, name) != getattr(before, name)}
+    name = case.setting.removeprefix(f"{case.algorithm}.")
+    assert name in changed
+    assert changed <= {name, "loss"}, "online_dpo makes its loss anew, of the other settings"
 
 
 def part(record: Record, name: str) -> Record:

@@ -67,8 +67,9 @@ def test_no_name_of_a_run_folder_leads_out_of_it(tmp_path, kind):
             with pytest.raises(ConfigError) as refused:
                 act(run)
             assert name in str(refused.value), (name, writer)
-        assert SECRET not in render(read_run(run)), name
+        if name == "report.html":
+            assert SECRET not in render(read_run(run))
         if kind != "pipe" or name != "report.html":
-            write_report(run)
+            assert SECRET not in write_report(run).read_text(), name
         assert tree(outside) == before, name
         shutil.rmtree(run)

@@ -20,6 +20,7 @@ from typing import Any, get_args
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.catalogue import few
+from tests.processes import Command
 from tests.report.synthetic_run import write_run
 from tests.tiny import tiny_model, write_prompts
 from trackio.sqlite_storage import SQLiteStorage
@@ -184,15 +185,14 @@ def test_what_a_killed_run_has_sent_is_not_sent_again_when_it_is_resumed(tracker
     train = {"steps": 10_000, "prompts_per_step": 2}
     config = config_in(tmp_path, report_to=[tracker], checkpoint={"every": 20}, train=train)
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    code = "import sys, posttrain; posttrain.train(sys.argv[1])"
-    training = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "config.yaml")])
+    training = Command("train", "config.yaml", cwd=tmp_path)
     folder = tmp_path / "run"
     deadline = time.monotonic() + 120
     while Sent.of(folder, tracker).step < 3 and time.monotonic() < deadline:
-        assert training.poll() is None, "it ended before anything was sent"
+        assert training.returncode is None, "it ended before anything was sent"
         time.sleep(0.02)
-    os.kill(training.pid, signal.SIGKILL)
-    training.wait()
+    training.send_signal(signal.SIGKILL)
+    training.communicate()
     known = Sent.of(folder, tracker)
     assert known.step >= 3
     run = pt.resume(folder, steps=known.step + 25)

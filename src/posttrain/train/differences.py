@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +20,12 @@ class Difference(NamedTuple):
     """One thing that is not the same."""
 
     step: int
+    kind: Literal["metric", "row", "tensor", "state"]
     name: str
     what: str
 
     def __str__(self) -> str:
-        return f"step {self.step}, {self.name}: {self.what}"
+        return f"step {self.step}, {self.kind} {self.name}: {self.what}"
 
 
 @dataclass
@@ -47,14 +48,14 @@ class Compared:
         for name, value in now.items():
             found, before = value if math.isfinite(value) else None, then.get(name)
             if found != before:
-                self._differs(step, f"metric {name}", f"{before} in the run, {found} replayed")
+                self._differs(step, "metric", name, f"{before} in the run, {found} replayed")
 
     def columns(self, step: int, name: str, now: Sequence[Any], then: Sequence[Any]) -> None:
         """A value of each row, against that in the rollout file."""
         self.rows += len(now)
         for row, (value, before) in enumerate(zip(now, then, strict=True)):
             if value != before and str(value) != str(before):  # NaN is never equal to itself
-                self._differs(step, f"{name} of row {row}", f"{_short(before)} in the run, {_short(value)} replayed")
+                self._differs(step, "row", f"{row}, {name}", _first_other(value, before))
 
     def checkpoint(self, step: int, tensors: tuple[Mapping[str, Any], Mapping[str, Any]], plain: Sequence[Any]) -> None:
         """(replayed, recorded) tensors, and what stands beside them."""
@@ -63,15 +64,15 @@ class Compared:
         self.tensors += len(now)
         for name in {**then, **now}:
             if name not in now or name not in then:
-                self._differs(step, name, f"only in the {'run' if name in then else 'replay'}")
+                self._differs(step, "tensor", name, f"only in the {'run' if name in then else 'replay'}")
             elif not same_bits(now[name], then[name]):
-                self._differs(step, name, size_of_difference(now[name], then[name]))
+                self._differs(step, "tensor", name, size_of_difference(now[name], then[name]))
         for name in PLAIN:
             if (found := plain[0].get(name)) != (before := plain[1].get(name)):
-                self._differs(step, f"state of {name}", f"{_short(before)} in the run, {_short(found)} replayed")
+                self._differs(step, "state", name, f"{before} in the run, {found} replayed")
 
-    def _differs(self, step: int, name: str, what: str) -> None:
-        self.differences.append(Difference(step, name, what))
+    def _differs(self, step: int, kind: Literal["metric", "row", "tensor", "state"], name: str, what: str) -> None:
+        self.differences.append(Difference(step, kind, name, what))
 
 
 def named(tree: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
@@ -119,6 +120,9 @@ def moved_apart(now: Mapping[str, Any], then: Mapping[str, Any], start: Mapping[
     return length(parts[0], parts[1]) / way if way else math.nan
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _first_other(now: Any, then: Any) -> str:
+    """Of two values, or of the first token with other ones."""
+    if not isinstance(now, list) or not isinstance(then, list) or len(now) != len(then):
+        return f"{then} in the run, {now} replayed"
+    places = [place for place, (a, b) in enumerate(zip(now, then, strict=True)) if a != b]
+    return f"at token {places[0]} {then[places[0]]} in the run, {now[places[0]]} replayed"

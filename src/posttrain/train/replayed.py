@@ -9,8 +9,10 @@ from typing import Any
 
 from posttrain.train.differences import Compared, Difference
 
-SHOWN = 8
-"""Differences that are told; replay.json has all."""
+SHOWN = 3
+"""Differences of each kind that are told; replay.json has all."""
+ENDS = 8
+"""Steps of a what-if that are told from its beginning, and from its end."""
 TOLD = ("loss", "grad_norm", "entropy")
 """Metrics of a what-if that are told step by step; replay.json has all."""
 
@@ -88,15 +90,13 @@ class Replay:
         if self.same:
             what = "the same bits" if self.compared.tensors else "the same numbers; no weights were compared"
             return [f"{steps}, trained again from what was recorded: {what}.", *self._counts()]
-        differences = self.differences
-        listed = [f"  {difference}" for difference in differences[:SHOWN]]
-        more = [f"  and {len(differences) - SHOWN} more, in replay.json"] if len(differences) > SHOWN else []
-        return [
-            f"{steps}, trained again from what was recorded: NOT the same, from step {differences[0].step} on.",
-            *listed,
-            *more,
-            *self._counts(),
-        ]
+        first = self.differences[0].step
+        lines = [f"{steps}, trained again from what was recorded: NOT the same, from step {first} on."]
+        for kind in dict.fromkeys(difference.kind for difference in self.differences):
+            own = [difference for difference in self.differences if difference.kind == kind]
+            lines += [f"  {difference}" for difference in own[:SHOWN]]
+            lines += [f"  and {len(own) - SHOWN} more {kind}s, in replay.json"] if len(own) > SHOWN else []
+        return [*lines, *self._counts()]
 
     def _counts(self) -> list[str]:
         compared = self.compared
@@ -111,23 +111,29 @@ class Replay:
 
     def _what_if(self) -> list[str]:
         changed = "; ".join(self.changed) or "no setting is another one"
-        width = max(len(name) for name in TOLD) + 9
+        told = [name for name in TOLD if any(name in now for _, now, _ in self.metrics)]
+        width = max(map(len, TOLD)) + 9
         lines = [
             f"What if: steps {self.first} to {self.last} of {self.run} with {changed}.",
             "It trains on what the run sampled and scored; nothing is claimed to be equal.",
             "",
-            "  step" + "".join(f"{name + ' (run)':>{width}}{'what-if':>12}" for name in TOLD),
+            "  step" + "".join(f"{name + ' (run)':>{width}}{'what-if':>12}" for name in told),
         ]
-        shown = self.metrics if len(self.metrics) <= 2 * SHOWN else self.metrics[:SHOWN] + self.metrics[-SHOWN:]
-        for step, now, then in shown:
-            numbers = "".join(f"{_number(then.get(name)):>{width}}{_number(now.get(name)):>12}" for name in TOLD)
+        for place, (step, now, then) in enumerate(self.metrics):
+            if ENDS <= place < len(self.metrics) - ENDS:
+                lines += ["     …"] if place == ENDS else []
+                continue
+            numbers = "".join(f"{_number(then.get(name)):>{width}}{_number(now.get(name)):>12}" for name in told)
             lines.append(f"{step:6}{numbers}")
         lines.append("")
         for step, share in self.apart.items():
-            lines.append(f"  after step {step} the weights are {share:.1%} of the run's way from the run's")
+            lines.append(
+                f"weights    after step {step}: the distance to the run's is {share:.2f} times the way that the run's "
+                f"went since step {self.first - 1}"
+            )
         if not self.apart:
-            lines.append("  the run has no checkpoint of these steps: how far the weights are apart is not known")
-        return [*lines, ""]
+            lines.append("weights    not compared, as the run has no checkpoint of these steps")
+        return lines
 
 
 def _number(value: float | None) -> str:

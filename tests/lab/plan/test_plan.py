@@ -119,29 +119,38 @@ def test_a_pipeline_is_planned_stage_by_stage():
     assert total.startswith("all 2 stages: at most about")
 
 
-def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The verb in a process of its own, which fails if it imported transformers, which would take seconds."""
-    code = (
-        "import sys\nfrom posttrain.cli import run\ncode = run(sys.argv[1:])\n"
-        "assert 'transformers' not in sys.modules\nsys.exit(code)"
-    )
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=600)
+WITHOUT_TRANSFORMERS = """
+import sys, posttrain as pt, posttrain.lab.explore
+from posttrain.cli import run
+assert run(["plan", "--model", "7b", "--algorithm", "grpo", "--gpus", "l40s"]) == 0
+assert run(["plan", sys.argv[1]]) == 0
+assert pt.advise(data="verifier", size="7b").best.algorithm == "grpo"
+assert "transformers" not in sys.modules
+"""
 
 
-def test_the_verb_plans_without_transformers(tmp_path):
-    told = run_cli("plan", "--model", "7b", "--algorithm", "grpo", "--gpus", "l40s", "--group-size", "16", "--json")
+def test_plans_advice_and_the_explorer_need_no_transformers_which_would_take_seconds(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps(CONFIG))
+    code = [sys.executable, "-c", WITHOUT_TRANSFORMERS, str(config)]
+    told = subprocess.run(code, capture_output=True, text=True, timeout=600)
     assert told.returncode == 0, told.stderr
-    plan = json.loads(told.stdout)
+
+
+def test_the_verb_plans_from_flags_and_from_a_file(tmp_path, capsys):
+    flags = ("--model", "7b", "--algorithm", "grpo", "--gpus", "l40s", "--group-size", "16", "--json")
+    assert run(["plan", *flags]) == 0
+    plan = json.loads(capsys.readouterr().out)
     assert plan["fits"] == "no"
     assert plan["step"]["rows"] == 256
     assert plan["changes"][0]["settings"]["lora.rank"] == 16
     assert plan["changes"][0]["bytes"] <= plan["available_bytes"]
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps(CONFIG))
-    told = run_cli("plan", str(config), "train.prompts_per_step=16", "--train.steps", "5")
-    assert told.returncode == 0, told.stderr
-    assert "16 prompts x 4 completions = 64 answers" in told.stdout
-    assert "fits: yes" in told.stdout
+    assert run(["plan", str(config), "train.prompts_per_step=16", "--train.steps", "5"]) == 0
+    told = capsys.readouterr().out
+    assert "16 prompts x 4 completions = 64 answers" in told
+    assert "fits: yes" in told
 
 
 @pytest.mark.parametrize(
@@ -165,12 +174,11 @@ def test_a_misspelt_option_is_named_among_all_that_there_are(capsys):
     assert "--max-completion-length, --steps" in told
 
 
-def test_a_wrong_setting_is_refused(tmp_path):
+def test_a_wrong_setting_is_refused(tmp_path, capsys):
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps({**CONFIG, "algorithm": {"name": "grpo", "clip_lwo": 0.1}}))
-    told = run_cli("plan", str(config))
-    assert told.returncode == 2
-    assert "Did you mean algorithm.clip_low" in told.stderr
+    assert run(["plan", str(config)]) == 2
+    assert "Did you mean algorithm.clip_low" in capsys.readouterr().err
 
 
 def test_beside_the_verdict_on_several_devices_stands_that_on_the_one_that_trains():

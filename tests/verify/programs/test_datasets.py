@@ -37,10 +37,10 @@ def runner():
 
 
 def test_reference_solutions_pass_and_solutions_of_another_type_do_not(rows, runner):
-    """Every twelfth row, and those whose tests are of an unusual form."""
+    """Every fortieth row, and those whose tests are of an unusual form."""
     unusual = {"HumanEval/32", "HumanEval/33", "HumanEval/38", "HumanEval/50", "HumanEval/53"}
     unusual |= {f"MBPP/{number}" for number in (40, 126, 367, 414, 486, 533, 596, 601, 912, 927)}
-    some = rows[::12] + [row for row in rows if row[0] in unusual]
+    some = rows[::40] + [row for row in rows if row[0] in unusual]
     assert honest(runner, some)["failed"] == {}
     assert mutated(runner, some, per_row=0)["wrong_type_passed"] == []
 
