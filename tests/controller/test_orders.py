@@ -1,4 +1,4 @@
-"""Events in any order: hypothesis chooses, among all that could happen next. The invariants hold, and it always ends."""
+"""Events in any order: hypothesis chooses among all that could happen next. The invariants hold, and it ends."""
 
 from __future__ import annotations
 
