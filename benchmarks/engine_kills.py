@@ -5,8 +5,8 @@
 Each run samples with two engines, two steps ahead, and is resumed whenever its trainer was killed. What is killed, when
 and by what (SIGKILL, or SIGSTOP for an engine that hangs) follows from the seed. Afterwards the rollouts of the run
 say which prompt was trained in which step. Asked of every run: it ends with exit code 0, or says whom it waited for in
-vain; each prompt was trained once; none earlier than `run_ahead` allows; no process is left; no trained token is older than `max_staleness`. The first
-three runs are replayed and end in the same bits.
+vain; each prompt was trained once; none earlier than `run_ahead` allows; no process is left; versions never fall and
+none comes from the future. The first three runs are replayed and end in the same bits.
 """
 
 from __future__ import annotations
