@@ -1,7 +1,7 @@
 """How old are the tokens that asynchronous runs train on, and what does it cost to bound their age?
 
-    python -m benchmarks.staleness           simulate, put on file, write the tables of docs/asynchronous.md; minutes
-    python -m benchmarks.staleness --page    the tables anew from what is on file
+    python benchmarks/staleness.py           simulate, put on file, write the tables of docs/asynchronous.md; minutes
+    python benchmarks/staleness.py --page    the tables anew from what is on file
 
 One engine of 256 slots whose speed does not depend on how many are in use; 16 prompts of 8 completions a step; lengths
 log-normal with mean 1 second; a step of training takes 1.0 s, a publication 0.02 s. All rules run in the same simulator
@@ -21,15 +21,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import table, with_tables
-
 from posttrain.controller.controller import Controller
 from posttrain.controller.messages import GiveUp, Interrupt, Limits, Row
 from posttrain.controller.simulate import Simulated, simulate
 from posttrain.controller.workload import Workload
 
-RESULT = Path(__file__).parent / "results" / "staleness.json"
-PAGE = Path(__file__).parent.parent / "docs" / "asynchronous.md"
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from asynchrony.tables import table, with_tables  # noqa: E402
+
+RESULT = HERE / "results" / "staleness.json"
+PAGE = HERE.parent / "docs" / "asynchronous.md"
 STEPS = 300
 UNBOUNDED = 1 << 30
 SPREADS = (0.5, 1.0, 1.5)

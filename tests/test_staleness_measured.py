@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from benchmarks import schedules, staleness
+from benchmarks.asynchrony.tables import with_tables
 from benchmarks.staleness import EARLIER, PAGE, RULES, UNBOUNDED, workload
-from benchmarks.tables import with_tables
 
 from posttrain.controller.faults import FAULTS
 from posttrain.controller.messages import Limits

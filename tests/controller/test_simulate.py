@@ -169,7 +169,7 @@ def test_faults_happen_when_and_as_often_as_asked():
 
 
 def test_a_seed_can_be_replayed_from_the_command_line():
-    command = [sys.executable, "-m", "benchmarks.schedules", "--seed", "11"]
+    command = [sys.executable, "benchmarks/schedules.py", "--seed", "11"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Joined(engine='engine-0')" in done.stdout
     assert "-> Stop(" in done.stdout

@@ -105,7 +105,10 @@ class World:
             engine.start()
         self.version = controller.state()["version"]
         self._publish()
-        self.arm(controller.waits())
+        waits = controller.waits()
+        if self.observer:
+            self.observer.waits = waits
+        self.arm(waits)
 
     # --- time --------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ Nothing is decided here. Whoever raises an error in a thread of the driver's rai
 from __future__ import annotations
 
 import json
+import math
 import queue
 import selectors
 import socket
@@ -52,7 +53,7 @@ from posttrain.controller.messages import (
     Wait,
 )
 from posttrain.engines.port import Answer, EngineGone, EnginePort, GivenBack, Piece, Ready, Task, WeightsLoaded
-from posttrain.errors import EngineError
+from posttrain.errors import EngineError, NonFiniteError
 from posttrain.experience.activity import Activity
 from posttrain.experience.group import Group, groups_of
 from posttrain.experience.schedule import Schedule
@@ -388,6 +389,12 @@ class Driver:
             self._handle(Drew(name, row, piece.attempt, piece.version, len(piece.ids)))
         if not self.controller.holds(name, row, piece.attempt):
             return  # it drew with a version that it must not have
+        if not all(map(math.isfinite, piece.logprobs)):
+            index = self.schedule(row.group).prompt.index
+            raise NonFiniteError(
+                given=f"the policy's logits for completion {row.g} of prompt {index} are not finite in {name}",
+                fix="The weights or the precision overflowed: lower train.learning_rate, or sample in float32.",
+            )
         self._rows.setdefault(row, Drawn()).take(piece)
         if piece.reason is not None:
             self._handle(Ended(name, row, piece.attempt))
@@ -396,7 +403,7 @@ class Driver:
         """Tell the controller of waits that took too long. The trainer's own are the watchdog's."""
         now, waits = time.monotonic(), self.controller.waits()
         self._since = {wait: self._since.get(wait, now) for wait in waits}
-        allowed = {"join": self.start_deadline, "load": self.start_deadline, "draw": self.deadline}
+        allowed = {"join": self.start_deadline, "load": self.deadline, "draw": self.deadline}
         for wait, since in list(self._since.items()):
             if now - since > allowed.get(wait.kind, float("inf")):
                 self.say(f"{wait.owner} is late: nobody has heard of it for {now - since:.0f} s ({wait.kind})")
