@@ -57,5 +57,5 @@ def test_a_tensor_that_engines_have_and_the_trainer_lacks_is_named():
 
 
 def test_more_than_there_is_shows_when_it_is_asked_for():
-    with pytest.raises(DoesNotFit, match=r"2 copies of the weights, .* do not fit into memory"):
+    with pytest.raises(DoesNotFit, match=r"2 copies of the weights, .* do not fit into the"):
         Published(new_files(), {"huge": ("float32", (1 << 50,))}, write=True)

@@ -11,9 +11,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import psutil
 import torch
 from torch import Tensor
 
+from posttrain.control_groups import memory_left
 from posttrain.engines.delivery import digest
 from posttrain.engines.sampler import Digest
 from posttrain.errors import DoesNotFit, PublishError
@@ -105,17 +107,17 @@ class Published:
 
 
 def _make_room(files: Sequence[int], size: int) -> None:
-    """A full memory shows here, and not as a bus error when it is written to."""
-    try:
-        for file in files:
-            os.posix_fallocate(file, 0, size)
-    except OSError as error:
+    """Memory of this kind is given when it is written to, so that the end of it would be the end of some process."""
+    left = min([psutil.virtual_memory().available, *memory_left()])
+    if len(files) * size > left:
         raise DoesNotFit(
-            given=f"{len(files)} copies of the weights, {size / 2**30:.1f} GiB each, do not fit into memory "
-            f"({error.strerror})",
+            given=f"{len(files)} copies of the weights, {size / 2**30:.1f} GiB each, do not fit into the "
+            f"{left / 2**30:.1f} GiB of memory that are left",
             allowed="room for two copies beside trainer and engines",
             fix="Set rollout.engines = 0 to sample in the trainer's process, or take a machine with more memory.",
-        ) from error
+        )
+    for file in files:
+        os.ftruncate(file, size)
 
 
 def _viewed(memory: mmap.mmap) -> Tensor:
