@@ -1,8 +1,8 @@
 """Asynchronous runs with faults of every kind, and the invariants that hold in each of them.
 
-    python -m benchmarks.schedules                 100,000 schedules on two processes
-    python -m benchmarks.schedules --number 5000   fewer
-    python -m benchmarks.schedules --seed 4711     one of them, with its history
+    python benchmarks/schedules.py                 100,000 schedules on two processes
+    python benchmarks/schedules.py --number 5000   fewer
+    python benchmarks/schedules.py --seed 4711     one of them, with its history
 
 A schedule is a run of a few tiny steps in virtual time. Its seed decides everything: limits, engines, how long each
 thing takes, what goes wrong and when. What happened is counted, and what of it was noticed. The rest came so late that
@@ -20,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from posttrain.controller.controller import Controller
 from posttrain.controller.faults import FAULTS, Faults
@@ -28,7 +29,13 @@ from posttrain.controller.messages import Limits
 from posttrain.controller.simulate import Simulated, simulate
 from posttrain.controller.workload import Workload
 
-RESULT = Path(__file__).parent / "results" / "schedules.json"
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from asynchrony.tables import table, with_tables  # noqa: E402
+
+RESULT = HERE / "results" / "schedules.json"
+PAGE = HERE.parent / "docs" / "asynchronous.md"
 AT_ONCE = 500
 """Schedules of one piece of work."""
 
@@ -124,13 +131,29 @@ def report(number: int, total: dict[str, Counter[str]], seconds: float) -> int:
     for kind in FAULTS:
         print(f"{kind:20} {total['faults'][kind]:9} {total['answered'][kind]:9}")
     if total["broken"]:
-        print(f"{len(total['broken'])} broken invariants; python -m benchmarks.schedules --seed N shows a history")
+        print(f"{len(total['broken'])} broken invariants; python benchmarks/schedules.py --seed N shows a history")
         return 1
     print(f"all {len(INVARIANTS)} invariants held in all of them")
     if number >= 100_000:
         kept = {name: dict(sorted(total[name].items())) for name in ("faults", "answered", "ends")}
         RESULT.write_text(json.dumps({"schedules": number, "seconds": round(seconds), **kept}, indent=1) + "\n")
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables(on_file())), encoding="utf-8")
     return 0
+
+
+def on_file() -> dict[str, Any]:
+    return json.loads(RESULT.read_text(encoding="utf-8"))
+
+
+def tables(found: dict[str, Any]) -> dict[str, str]:
+    """For docs/: what holds, and what went wrong meanwhile."""
+    faults = [[kind, f"{found['faults'][kind]:,}", f"{found['answered'][kind]:,}"] for kind in FAULTS]
+    ends = ", ".join(f"{count:,} {how}" for how, count in sorted(found["ends"].items()))
+    counted = f"{found['schedules']:,} schedules in {found['seconds']} s on two processes; {ends}."
+    return {
+        "invariants": table(["name", "what holds"], list(INVARIANTS.items())),
+        "faults": f"{counted}\n\n" + table(["fault", "happened", "noticed"], faults),
+    }
 
 
 def replay(seed: int) -> int:

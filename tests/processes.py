@@ -31,19 +31,21 @@ class Ended:
     """0, 1 after an exception, minus the number of the signal that killed it, or None: it took too long."""
     errors: str
     """What it wrote to stderr."""
+    printed: str = ""
+    """What it wrote to stdout."""
 
 
 def run_alone(function: Callable[..., None], *arguments: str, seconds: float = 900) -> Ended:
     """Call a function of an importable module in a new process; one that takes longer than `seconds` is killed."""
-    with tempfile.NamedTemporaryFile("r", suffix=".stderr") as errors:
-        process = _server().Process(target=_with_errors_in, args=(errors.name, function, arguments))
+    with tempfile.NamedTemporaryFile("r") as printed, tempfile.NamedTemporaryFile("r") as errors:
+        process = _server().Process(target=_into_files, args=((printed.name, errors.name), function, arguments))
         process.start()
         process.join(seconds)
         exit_code = process.exitcode
         if exit_code is None:
             process.kill()
             process.join()
-        return Ended(exit_code=exit_code, errors=errors.read())
+        return Ended(exit_code=exit_code, errors=errors.read(), printed=printed.read())
 
 
 def run_anew(function: Callable[..., None], *arguments: str, seconds: float = 900) -> Ended:
@@ -52,7 +54,7 @@ def run_anew(function: Callable[..., None], *arguments: str, seconds: float = 90
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
     )
-    return Ended(exit_code=done.returncode, errors=done.stderr)
+    return Ended(exit_code=done.returncode, errors=done.stderr, printed=done.stdout)
 
 
 class Command:
@@ -60,8 +62,8 @@ class Command:
 
     def __init__(self, *arguments: str, cwd: Path) -> None:
         self._printed = [tempfile.NamedTemporaryFile("r", suffix=suffix) for suffix in (".stdout", ".stderr")]  # noqa: SIM115
-        files = [file.name for file in self._printed]
-        self._process = _server().Process(target=_command, args=(str(cwd), dict(os.environ), files, arguments))
+        files, given = [file.name for file in self._printed], (str(cwd), dict(os.environ), arguments)
+        self._process = _server().Process(target=_into_files, args=(files, _command, given))
         self._process.start()
 
     @property
@@ -83,7 +85,7 @@ class Command:
 
 def run_code(code: str, *arguments: str) -> Ended:
     """As `python -c CODE ARGUMENT ...` would."""
-    return run_alone(_execute, code, *arguments)
+    return run_alone(execute, code, *arguments)
 
 
 def run_script(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -97,7 +99,8 @@ def _run_path(*command: str) -> None:
     runpy.run_path(command[0], run_name="__main__")
 
 
-def _execute(code: str, *arguments: str) -> None:
+def execute(code: str, *arguments: str) -> None:
+    """Here, as `python -c CODE ARGUMENT ...` would."""
     sys.argv = ["-c", *arguments]
     exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
 
@@ -109,20 +112,19 @@ def _server() -> ForkServerContext:
     return context
 
 
-def _command(cwd: str, environment: dict[str, str], files: Sequence[str], arguments: tuple[str, ...]) -> None:
+def _command(cwd: str, environment: dict[str, str], arguments: tuple[str, ...]) -> None:
     from posttrain.cli import main
 
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    for descriptor, file in enumerate(files, start=1):
-        with open(file, "w") as printed:
-            os.dup2(printed.fileno(), descriptor)
     sys.argv = ["posttrain", *arguments]
     main()
 
 
-def _with_errors_in(file: str, function: Callable[..., None], arguments: tuple[str, ...]) -> None:
-    with open(file, "w") as errors:
-        os.dup2(errors.fileno(), 2)
+def _into_files(files: Sequence[str], function: Callable[..., None], arguments: Sequence[object]) -> None:
+    """Call a function, with stdout and stderr going to two files."""
+    for descriptor, file in enumerate(files, start=1):
+        with open(file, "w") as written:
+            os.dup2(written.fileno(), descriptor)
     function(*arguments)

@@ -1,4 +1,4 @@
-"""docs/asynchronous-measured.md says what the results on file say, and the engines it measures with draw real tokens."""
+"""docs/asynchronous-measured.md says what the results on file say, and its engines draw real tokens."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ for write in (files.write_durably, files.write_atomically, files.write_sealed, f
 
 def test_a_full_disk_leaves_the_old_content_and_no_draft_and_exits_with_3(tmp_path):
     found = on_a_small_disk(ON_A_FULL_DISK, tmp_path)
-    assert found.returncode == 0, found.stderr
+    assert found.exit_code == 0, found.errors
 
 
 FREED = (
@@ -82,8 +82,8 @@ assert path.stat().st_size == 20_000
 
 def test_a_disk_that_is_full_for_a_moment_costs_a_warning_and_no_byte(tmp_path):
     found = on_a_small_disk(FREED, tmp_path, patience=60)
-    assert found.returncode == 0, found.stderr
-    warnings = found.stderr.splitlines()
+    assert found.exit_code == 0, found.errors
+    warnings = found.errors.splitlines()
     assert len(warnings) == 2, "once for each time that the disk was full"
     assert all("metrics.jsonl: waiting up to 60 s for space on that disk" in warning for warning in warnings)
 

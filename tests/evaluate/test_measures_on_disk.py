@@ -78,7 +78,7 @@ for write in (
 
 def test_scores_answers_and_judgements_on_a_full_disk(tmp_path):
     found = on_a_small_disk(FULL, tmp_path)
-    assert found.returncode == 0, found.stderr
+    assert found.exit_code == 0, found.errors
 
 
 def test_the_loss_before_training_is_taken_from_what_is_replaced_as_a_whole(tmp_path):

@@ -22,6 +22,7 @@ from posttrain.rewards import Scores
 from posttrain.types import Completion, Experience, Prompt
 
 LABELS = ("plain", "behind a/gate", "of tokens")
+VERSION = 2**31 - 1
 REWARDS = st.floats(-1e6, 1e6)
 FLOAT32 = st.floats(-(2.0**99), 0.0, width=32)
 
@@ -32,7 +33,7 @@ def completions(draw: st.DrawFn) -> Completion:
     begin = draw(st.integers(0, len(ids)))
     end = draw(st.integers(begin, len(ids)))
     drawn = len(ids) - (end - begin)
-    versions = draw(st.lists(st.integers(0, 2**31 - 1), min_size=drawn, max_size=drawn))
+    versions = draw(st.lists(st.integers(VERSION - 5, VERSION), min_size=drawn, max_size=drawn))
     return Completion(
         ids=tuple(ids),
         logprobs=tuple(draw(st.lists(FLOAT32, min_size=drawn, max_size=drawn))),
@@ -99,16 +100,17 @@ def test_the_experience_of_a_step_comes_back_bit_for_bit(tmp_path_factory, data)
     discarded = data.draw(st.lists(groups(size), max_size=2), "discarded")
     greedy = [data.draw(groups(1)) for _ in trained] if data.draw(st.booleans(), "greedy") else []
     weights = data.draw(st.none() | st.tuples(REWARDS, REWARDS, REWARDS), "weights")
+    how = {"pad_id": 0, "version": VERSION, "max_lag": data.draw(st.none() | st.integers(0, 5), "max_lag")}
     folder = tmp_path_factory.mktemp("run")
     (folder / "rollouts").mkdir()
-    table = rollout_table(7, trained, None, discarded=discarded, greedy=greedy, version=6, weights=weights)
+    table = rollout_table(7, trained, None, discarded=discarded, greedy=greedy, version=VERSION, weights=weights)
     buffer = io.BytesIO()
     parquet.write_table(table, buffer, compression="zstd")
     Path(folder, "rollouts", "step-000007.parquet").write_bytes(buffer.getvalue())
     found = read_rollouts(folder, 7)
-    assert found.version == 6
+    assert found.version == VERSION
     assert found.weights == (None if weights is None else list(weights))
-    before = experience_of(trained, greedy, weights, pad_id=0, version=6)
-    after = experience_of(found.trained, found.greedy, found.weights, pad_id=0, version=6)
+    before = experience_of(trained, greedy, weights, **how)
+    after = experience_of(found.trained, found.greedy, found.weights, **how)
     assert content(after) == content(before)
     assert [group.completions for group in found.discarded] == [group.completions for group in discarded]

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.disks import FILL, on_a_small_disk
+from tests.processes import run_code
 from tests.tiny import tiny_model
 
 from posttrain.errors import CheckpointError
@@ -313,13 +313,12 @@ def test_space_that_runs_out_in_the_middle_costs_this_checkpoint_only(tmp_path, 
     if kind == "tmpfs":
         result = on_a_small_disk(SAVE_UNTIL_FULL, tmp_path / "disk", kind)
     else:
-        command = [sys.executable, "-c", SAVE_UNTIL_FULL, str(tmp_path / "disk"), kind]
-        result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert f"step-000020 could not be written to {tmp_path}/disk/checkpoints" in result.stdout
-    assert reason in result.stdout
-    assert "older checkpoints are intact" in result.stdout
-    assert "newest 10 ['step-000010']\nthen 30" in result.stdout
+        result = run_code(SAVE_UNTIL_FULL, str(tmp_path / "disk"), kind)
+    assert result.exit_code == 0, result.errors
+    assert f"step-000020 could not be written to {tmp_path}/disk/checkpoints" in result.printed
+    assert reason in result.printed
+    assert "older checkpoints are intact" in result.printed
+    assert "newest 10 ['step-000010']\nthen 30" in result.printed
 
 
 SAVE_AT_EVERY_SIZE = (
@@ -357,8 +356,8 @@ def test_wherever_in_a_model_the_disk_is_full_it_is_said_to_be_full(tmp_path):
     """Weights are written by safetensors, the tokenizer by a library that raises a plain `Exception`."""
     tiny_model(tmp_path / "model")
     result = on_a_small_disk(SAVE_AT_EVERY_SIZE, tmp_path / "disk", str(tmp_path / "model"), size="20m")
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout.split()[-1]) > 30
+    assert result.exit_code == 0, result.errors
+    assert int(result.printed.split()[-1]) > 30
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -481,11 +480,9 @@ print(interrupted)
 
 
 def kill_and_count(folder: Path, how: str, kills: int) -> int:
-    result = subprocess.run(
-        [sys.executable, "-c", FORK_AND_KILL, str(folder), how, str(kills)], capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    return int(result.stdout)
+    result = run_code(FORK_AND_KILL, str(folder), how, str(kills))
+    assert result.exit_code == 0, result.errors
+    return int(result.printed)
 
 
 def test_killed_at_20_random_moments_of_saving_the_newest_is_always_complete(tmp_path):

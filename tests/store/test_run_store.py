@@ -255,9 +255,9 @@ for _ in range(100):  # until its last block is full
 
 def test_a_full_disk_says_what_to_do(tmp_path):
     found = on_a_small_disk(FULL, tmp_path)
-    assert "No space left on device" in found.stderr
-    assert f"Free some space, then `posttrain resume {tmp_path}/run`" in found.stderr
-    assert "DoesNotFit" in found.stderr
+    assert "No space left on device" in found.errors
+    assert f"Free some space, then `posttrain resume {tmp_path}/run`" in found.errors
+    assert "DoesNotFit" in found.errors
 
 
 # --- resume ----------------------------------------------------------------------------------------------------------

@@ -137,6 +137,16 @@ def test_a_run_that_is_trained_again_ends_in_the_same_bits(folder, name):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "the run is never written"
 
 
+def test_an_asynchronous_run_is_repeated_which_no_seed_could_do(folder):
+    asynchronous = {"rollout.engines": 1, "train.run_ahead": 2, "train.max_staleness": 2, "train.steps": 6}
+    run = train(folder, "asynchronous", **asynchronous, **{"sampling.max_completion_length": 40})
+    versions = {version for step in range(1, 7) for row in read_rollouts(run, step).rows for version in row["versions"]}
+    assert len(versions) > 1, "answers of several versions were trained"
+    result = pt.replay(run)
+    assert [*map(str, result.differences)] == []
+    assert result.compared.checkpoints == [2, 4, 6]
+
+
 def test_the_bits_are_those_of_the_checkpoint_and_not_only_said_to_be(run):
     result = pt.replay(run)
     last = "checkpoints/step-000004/state/tensors.safetensors"

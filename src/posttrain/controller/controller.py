@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from posttrain.controller.admission import capacity
@@ -106,6 +106,16 @@ class Controller:
     def phase(self) -> Phase:
         """Where the trainer is in its circle."""
         return self._phase
+
+    @property
+    def engines(self) -> Mapping[str, EngineState]:
+        """Those that are there or expected, to be looked at."""
+        return self._engines
+
+    @property
+    def queued(self) -> int:
+        """Groups that are scored and wait for a step."""
+        return len(self._finished)
 
     def waits(self) -> frozenset[Wait]:
         """Who has to do something now."""

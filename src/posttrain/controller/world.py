@@ -20,7 +20,6 @@ from posttrain.controller.messages import (
     Deliver,
     Dismiss,
     Drew,
-    Ended,
     Event,
     GiveUp,
     Interrupt,
@@ -106,7 +105,10 @@ class World:
             engine.start()
         self.version = controller.state()["version"]
         self._publish()
-        self.arm(controller.waits())
+        waits = controller.waits()
+        if self.observer:
+            self.observer.waits = waits
+        self.arm(waits)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -157,10 +159,10 @@ class World:
     def tell(self, event: Event) -> None:
         if self.stop is not None:
             return
-        held = isinstance(event, Drew | Ended) and self.controller.holds(event.engine, event.row, event.attempt)
+        held = self._holds(event)
         commands = self.controller.handle(event)
-        if held:
-            self._keep(event)
+        if isinstance(event, Drew) and held and self._holds(event):  # the second time: it was not found to lie
+            add_span(self.spans.setdefault(event.row, []), event.version, event.count)
         waits = self.controller.waits()
         if self.history is not None:
             self.history.append((self.now, event, list(commands)))
@@ -172,12 +174,8 @@ class World:
             self.follow(command)
         self.arm(waits)
 
-    def _keep(self, event: Event) -> None:
-        """Keep tokens, unless the controller has just found that the engine lies."""
-        if isinstance(event, Drew) and self.controller.holds(event.engine, event.row, event.attempt):
-            add_span(self.spans.setdefault(event.row, []), event.version, event.count)
-        elif isinstance(event, Ended):
-            self.drawn[event.row] = self.length(event.row)
+    def _holds(self, event: Event) -> bool:
+        return isinstance(event, Drew) and self.controller.holds(event.engine, event.row, event.attempt)
 
     def arm(self, waits: frozenset[Wait]) -> None:
         """Wake up when the deadline of a new wait passes."""
@@ -197,6 +195,7 @@ class World:
     def follow(self, command: Command) -> None:
         match command:
             case Submit(engine, row):
+                self.drawn[row] = self.length(row)
                 self.engines[engine].submit(command)
                 self.settle(row)
             case Interrupt(engine):

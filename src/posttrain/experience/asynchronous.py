@@ -78,8 +78,13 @@ class AsynchronousFeed(PromptFeed):
 
 def queue_metrics(batch: Batch) -> Metrics:
     """`queue/in_flight`: groups that are sampled or scored when the step begins; `queue/waiting`: scored ones that wait
-    for a later step."""
-    return {"queue/in_flight": Mean(batch.in_flight, 1), "queue/waiting": Mean(batch.queued, 1)}
+    for a later step; `queue/engines_idle`: share of the engines' time since the last step in which they drew no token.
+    """
+    return {
+        "queue/in_flight": Mean(batch.in_flight, 1),
+        "queue/waiting": Mean(batch.queued, 1),
+        "queue/engines_idle": Mean(batch.engines_idle, 1),
+    }
 
 
 def age_metrics(groups: Sequence[Group], version: int, max_lag: int) -> Metrics:

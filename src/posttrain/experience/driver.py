@@ -12,6 +12,7 @@ Nothing is decided here. Whoever raises an error in a thread of the driver's rai
 from __future__ import annotations
 
 import json
+import math
 import queue
 import selectors
 import socket
@@ -52,11 +53,13 @@ from posttrain.controller.messages import (
     Wait,
 )
 from posttrain.engines.port import Answer, EngineGone, EnginePort, GivenBack, Piece, Ready, Task, WeightsLoaded
-from posttrain.errors import EngineError
+from posttrain.errors import EngineError, NonFiniteError
+from posttrain.experience.activity import Activity
 from posttrain.experience.group import Group, groups_of
 from posttrain.experience.schedule import Schedule
 from posttrain.heartbeat import beat
 from posttrain.rewards import RewardSet
+from posttrain.store.timeline import Timeline
 from posttrain.types import Completion
 
 TICK = 0.25
@@ -109,6 +112,8 @@ class Batch:
     """Groups that are being sampled or scored."""
     queued: int
     """Groups that wait for a later step."""
+    engines_idle: float
+    """Share of the engines' time in which they drew no token, since the last batch."""
 
 
 @dataclass(kw_only=True)
@@ -130,9 +135,11 @@ class Driver:
     """Seconds in which it has to start."""
     say: Callable[[str], None]
     """Tells the user what was lost and mended."""
+    timeline: Timeline = field(default_factory=Timeline)
 
     def __post_init__(self) -> None:
         self.controller = Controller(self.limits, engines=self.engines)
+        self.activity = Activity(self.timeline)
         self.ready: Ready | None = None
         """What engines decode with, once the first one is there."""
         self._ports: dict[str, EnginePort] = {}
@@ -192,7 +199,10 @@ class Driver:
         if self._error is None and self._stopped is not None:
             return False
         self.post(Trained(version))
-        self._wait_until(lambda: self._may_publish is not None or self._stopped is not None or not self._publishing())
+        with self.timeline.span("trainer", "wait for engines to load"):
+            self._wait_until(
+                lambda: self._may_publish is not None or self._stopped is not None or not self._publishing()
+            )
         return self._may_publish == version
 
     def published(self, version: int) -> None:
@@ -206,7 +216,8 @@ class Driver:
         began = time.monotonic()
         self._delivered = None
         self.post(Asked())
-        self._wait_until(lambda: self._delivered is not None)
+        with self.timeline.span("trainer", "wait for groups", step=version + 1):
+            self._wait_until(lambda: self._delivered is not None)
         delivered = self._delivered
         assert delivered is not None
         assert delivered.version == version, "the trainer and the controller count the same versions"
@@ -259,6 +270,7 @@ class Driver:
         self._selector.register(self._woken, selectors.EVENT_READ)
         for name in self.engines:
             self._launch(name)
+        self.activity.look(self.controller)
         while not self._closing:
             for key, _ in self._selector.select(TICK):
                 if key.fileobj is self._woken:
@@ -278,13 +290,15 @@ class Driver:
 
     def _handle(self, event: Event) -> None:
         submitted: dict[str, list[Submit]] = {}
-        for command in self.controller.handle(event):
+        commands = self.controller.handle(event)
+        self.activity.see(event, commands, self.controller)
+        for command in commands:
             if isinstance(command, Submit):
                 submitted.setdefault(command.engine, []).append(command)
             else:
                 self._obey(command)
-        for name, commands in submitted.items():
-            self._ports[name].submit([self._task(command) for command in commands])
+        for name, rows in submitted.items():
+            self._ports[name].submit([self._task(command) for command in rows])
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -375,6 +389,12 @@ class Driver:
             self._handle(Drew(name, row, piece.attempt, piece.version, len(piece.ids)))
         if not self.controller.holds(name, row, piece.attempt):
             return  # it drew with a version that it must not have
+        if not all(map(math.isfinite, piece.logprobs)):
+            index = self.schedule(row.group).prompt.index
+            raise NonFiniteError(
+                given=f"the policy's logits for completion {row.g} of prompt {index} are not finite in {name}",
+                fix="The weights or the precision overflowed: lower train.learning_rate, or sample in float32.",
+            )
         self._rows.setdefault(row, Drawn()).take(piece)
         if piece.reason is not None:
             self._handle(Ended(name, row, piece.attempt))
@@ -383,7 +403,7 @@ class Driver:
         """Tell the controller of waits that took too long. The trainer's own are the watchdog's."""
         now, waits = time.monotonic(), self.controller.waits()
         self._since = {wait: self._since.get(wait, now) for wait in waits}
-        allowed = {"join": self.start_deadline, "load": self.start_deadline, "draw": self.deadline}
+        allowed = {"join": self.start_deadline, "load": self.deadline, "draw": self.deadline}
         for wait, since in list(self._since.items()):
             if now - since > allowed.get(wait.kind, float("inf")):
                 self.say(f"{wait.owner} is late: nobody has heard of it for {now - since:.0f} s ({wait.kind})")
@@ -420,6 +440,7 @@ class Driver:
             waited=waited,
             in_flight=len(state["in_flight"]),
             queued=len(state["finished"]) - len(groups),
+            engines_idle=self.activity.idle(),
         )
 
     # --- the thread of rewards ---------------------------------------------------------------------------------------
@@ -433,7 +454,8 @@ class Driver:
                     numbers.append(more)
             prompts = [self.schedule(one).prompt for one in numbers]
             completions = [self._completions(one) for one in numbers]
-            scores = None if self.rewards is None else self.rewards.score(prompts, completions)
+            with self.timeline.span("rewards", "score", groups=numbers):
+                scores = None if self.rewards is None else self.rewards.score(prompts, completions)
             for one, group in zip(numbers, groups_of(prompts, completions, scores), strict=True):
                 self._events.put(lambda one=one, group=group: self._scored(one, group))
             self._ring()

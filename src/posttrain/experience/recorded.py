@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from posttrain.errors import DataError
-from posttrain.experience.assemble import experience_of
-from posttrain.experience.feed import StepData, name_completions
+from posttrain.experience.feed import StepData, sampled_step
 from posttrain.experience.group import Group
 from posttrain.experience.rollouts import FACTS, FORMAT, content_hash
 from posttrain.files import names_inside, read_inside
@@ -164,20 +163,14 @@ class ReplayFeed:
 
     def take(self, step: int, version: int) -> StepData:
         found = self.recorded = read_rollouts(self.folder, step)
-        return StepData(
-            experience=experience_of(
-                found.trained,
-                found.greedy,
-                found.weights,
-                pad_id=self.pad_id,
-                version=found.version,
-                max_lag=self.max_lag,
-            ),
+        return sampled_step(
+            found.trained,
             version=found.version,
-            groups=found.trained,
+            pad_id=self.pad_id,
+            weights=found.weights,
+            max_lag=self.max_lag,
             discarded=found.discarded,
             greedy=found.greedy,
-            names=name_completions(found.trained),
         )
 
     def describe(self) -> str:

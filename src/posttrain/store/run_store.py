@@ -6,6 +6,7 @@
     judgements/step-000010.jsonl  what judges were asked about it and said, where there is a judge
     checkpoints/                  see checkpoint.py
     evaluation.json, error.json   replaced as a whole
+    timeline.json                 what engines, rewards and the trainer did when, see timeline.py
     plan.json                     what the run was expected to need, see planning.py
     compute.json                  how products run, see computing.py
     data.json                     what the given rows were at the start, see same_data.py
@@ -57,6 +58,7 @@ from posttrain.files import (
     write_sealed,
 )
 from posttrain.heartbeat import beat
+from posttrain.store.timeline import Timeline
 
 EventKind = Literal[
     "start", "compute", "data", "checkpoint", "warning", "guard",
@@ -85,6 +87,8 @@ class RunStore:
 
     def __init__(self, folder: Path, lock: RunLock) -> None:
         self.folder, self._lock = folder, lock
+        self.timeline = Timeline()
+        """Of a run whose engines are processes; of others it is never opened."""
 
     @classmethod
     def create(cls, folder: Path, config: str) -> RunStore:
@@ -97,7 +101,7 @@ class RunStore:
             require_plain(folder)
             lock = RunLock(folder)
             if never_began(folder):
-                for name in ("error.json", "events.jsonl", "config.yaml", "compute.json", "plan.json"):
+                for name in ("error.json", "events.jsonl", "config.yaml", "compute.json", "plan.json", "timeline.json"):
                     (folder / name).unlink(missing_ok=True)
                 for name in ("tracking", "tensorboard"):  # to a tracker the next attempt is another run
                     shutil.rmtree(folder / name, ignore_errors=True)
@@ -150,7 +154,8 @@ class RunStore:
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """End the timeline, and let go of the lock."""
+        self.timeline.close()
         self._lock.release()
 
     @property

@@ -300,7 +300,8 @@ def catch_up(run: Run) -> None:
 
 def one_step(run: Run) -> None:
     """Take experience, learn from it, publish, write down what happened."""
-    step, phases, trainer = run.step + 1, Phases(), run.trainer
+    step, trainer = run.step + 1, run.trainer
+    phases = Phases(run.store.timeline, step)
     data = run.feed.take(step, run.step)
     for warning in run.guards.observe(step, data):
         run.warn("guard", warning)

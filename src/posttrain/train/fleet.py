@@ -7,7 +7,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from os import close
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.models.load import LoadedModel
     from posttrain.rewards import RewardSet
+    from posttrain.store.run_store import RunStore
 
 PROBE_PROMPTS = 4
 """Prompts on which each delivery of weights is proved."""
@@ -116,7 +116,7 @@ class Fleet:
     config: RunConfig
     loaded: LoadedModel
     forward: Forward
-    folder: Path
+    store: RunStore
     resources: ExitStack
     say: Callable[[str], None]
     start: ClassVar[Callable[..., EnginePort]] = EngineProcess
@@ -127,14 +127,15 @@ class Fleet:
         config: RunConfig,
         loaded: LoadedModel,
         forward: Forward,
-        folder: Path,
+        store: RunStore,
         resources: ExitStack,
         say: Callable[[str], None],
     ) -> Fleet | None:
         """None where the trainer's process samples."""
         if not config.rollout.engines:
             return None
-        return Fleet(config=config, loaded=loaded, forward=forward, folder=folder, resources=resources, say=say)
+        store.timeline.open(store.folder)
+        return Fleet(config=config, loaded=loaded, forward=forward, store=store, resources=resources, say=say)
 
     @property
     def deliveries(self) -> Deliveries:
@@ -164,6 +165,7 @@ class Fleet:
             deadline=rollout.deadline,
             start_deadline=START_DEADLINE,
             say=self.say,
+            timeline=self.store.timeline,
         )
         deliveries.driver = driver
         self.resources.callback(driver.close)
@@ -190,7 +192,7 @@ class Fleet:
             keep_cache=config.rollout.keep_cache,
             threads=threads_of(config)[1],
         )
-        log = self.folder / "engines" / f"{name.replace(' ', '-')}.log"
+        log = self.store.folder / "engines" / f"{name.replace(' ', '-')}.log"
         return type(self).start(name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from posttrain.experience.feed import Feed, StepData
     from posttrain.report.terminal import TerminalView
     from posttrain.store.run_store import RunStore
+    from posttrain.store.timeline import Timeline
     from posttrain.train.guards import Guards
     from posttrain.train.trainer import Trainer
     from posttrain.types import Batch
@@ -181,7 +182,8 @@ class Run:
 
     def measure_model(self, name: str) -> None:
         """Judge the present weights; `name` is "baseline", "trained" or "step N"."""
-        measured = self.measure(self.folder / "evaluations", name)
+        with self.store.timeline.span("trainer", "evaluate", of=name):
+            measured = self.measure(self.folder / "evaluations", name)
         if name == "baseline":
             warning = self.watch.before_training(self.folder / "evaluations" / "baseline.jsonl")
             if warning is not None:
@@ -223,7 +225,8 @@ class Run:
         size = size_of(trainer.tensors(self.step), trainer.weights())
         try:
             facts = {"step": self.step, **computed_on(trainer.loaded.device)}
-            self.checkpoints.save(self.step, write, facts, size=size, wait=required)
+            with self.store.timeline.span("trainer", "checkpoint", step=self.step):
+                self.checkpoints.save(self.step, write, facts, size=size, wait=required)
         except CheckpointError as error:
             self.warn("checkpoint", self.saves.missed(error, required=required))
         else:
@@ -257,9 +260,10 @@ class Run:
 
 
 class Phases:
-    """Seconds spent in each phase of a step, for the step line and the report."""
+    """Seconds spent in each phase of a step, for the step line and the report; the timeline has each by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeline: Timeline, step: int) -> None:
+        self.timeline, self.step = timeline, step
         self.seconds: dict[str, float] = {}
         self.started = time.perf_counter()
 
@@ -267,7 +271,8 @@ class Phases:
     def phase(self, name: str) -> Iterator[None]:
         begin = time.perf_counter()
         try:
-            yield
+            with self.timeline.span("trainer", name, step=self.step):
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 

@@ -156,7 +156,7 @@ def policy_trainer(
     policy = Policy.of(config, algorithm, store.folder)
     loaded, forward = policy.loaded, policy.forward
     tell("compute", compute_facts(loaded))
-    fleet = Fleet.of(config, loaded, forward, store.folder, resources, lambda text: tell("warning", [text]))
+    fleet = Fleet.of(config, loaded, forward, store, resources, lambda text: tell("warning", [text]))
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
     judges.bind(samplers.evaluation, config, store.folder)
     read = SOURCES[algorithm.data_kind] if config.sampled_pairs is None else sampled_preferences

@@ -1,0 +1,243 @@
+"""Kill engines, trainers and reward workers of asynchronous runs at random moments, and look at what became of them.
+
+    python -m benchmarks.engine_kills --kills 100 --seed 0
+
+Each run samples with two engines, two steps ahead, and is resumed whenever its trainer was killed. What is killed, when
+and by what (SIGKILL, or SIGSTOP for an engine that hangs) follows from the seed. Afterwards the rollouts of the run
+say which prompt was trained in which step. Asked of every run: it ends with exit code 0, or says whom it waited for in
+vain; each prompt was trained once; none earlier than `run_ahead` allows; no process is left; versions never fall and
+none comes from the future. The first three runs are replayed and end in the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+from benchmarks.speed.machine import origin
+
+from posttrain.config import load_config
+from posttrain.data.order import rows_for_step
+from posttrain.data.split import read_split
+from posttrain.errors import EngineError
+from posttrain.report.store import read_run
+
+PROMPTS, STEPS, AHEAD, STALENESS, ROWS = 4, 150, 2, 8, 2000
+KILLS_PER_RUN = 12
+DEADLINE = 10
+TARGETS = {"engine": 4, "hang": 2, "reward": 2, "trainer": 2}
+"""What is killed, and how often beside the others."""
+MODULES = {
+    "engine": "posttrain.engines.worker",
+    "hang": "posttrain.engines.worker",
+    "reward": "posttrain.rewards.worker",
+}
+REWARD = """
+def sorted_share(prompt, completion, answer, **row):
+    return sum(a == b for a, b in zip(completion.strip(), answer)) / max(len(answer), 1)
+"""
+
+
+@dataclass
+class Outcome:
+    """What became of one run."""
+
+    exit_code: int | None = None
+    kills: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    """What the run said about losses."""
+
+
+def write_inputs(folder: Path, seed: int) -> Path:
+    dice = random.Random(seed)
+    rows = ["".join(dice.choices("0123456789", k=dice.randint(3, 6))) for _ in range(ROWS)]
+    lines = [json.dumps({"prompt": row, "answer": "".join(sorted(row))}) for row in rows]
+    (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "reward.py").write_text(REWARD)
+    config = {
+        "model": {"path": "tiny:sort"},
+        "algorithm": {"name": "grpo"},
+        "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0.01},
+        "rewards": [{"function": f"{folder / 'reward.py'}:sorted_share"}],
+        "sampling": {"group_size": 4, "max_completion_length": 24},
+        "train": {
+            "steps": STEPS, "prompts_per_step": PROMPTS, "learning_rate": 1e-5, "run_ahead": AHEAD,
+            "max_staleness": STALENESS,
+        },
+        "rollout": {"engines": 2, "deadline": DEADLINE},
+        "evaluation": {"prompts": 4, "samples": 1, "writing": 0},
+        "checkpoint": {"every": 10, "keep": 3},
+        "guards": {"max_truncated": 1.0, "no_signal_steps": 100_000},
+        "report": False,
+    }  # fmt: skip
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path.rename(folder / "config.yaml")  # JSON is YAML
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "posttrain", *arguments]
+
+
+def of_run(folder: Path, module: str) -> list[psutil.Process]:
+    """Processes of this run: those that run the module and write into its folder, or are children of its trainer."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        with suppress(psutil.Error):
+            ours = (process.info["environ"] or {}).get("POSTTRAIN_KILLS") == str(folder)
+            if ours and module in (process.info["cmdline"] or ()):
+                found.append(process)
+    return found
+
+
+def one_run(folder: Path, dice: random.Random, kills: int) -> Outcome:
+    outcome, run = Outcome(), folder / "run"
+    config = write_inputs(folder, dice.randrange(10**6))
+    environment = os.environ | {"POSTTRAIN_KILLS": str(folder), "OMP_NUM_THREADS": "1"}
+    arguments = ["train", str(config), f"output={run}"]
+    with (folder / "log.txt").open("ab") as log:
+        while True:
+            process = subprocess.Popen(command(*arguments), stdout=log, stderr=log, env=environment)
+            killed = kill_while_it_runs(process, folder, run, dice, outcome, kills)
+            outcome.exit_code = process.wait()
+            if not killed:
+                break
+            arguments = ["resume", str(run)] if (run / "checkpoints").exists() else arguments
+    time.sleep(1.0)
+    look_at(outcome, folder, run)
+    return outcome
+
+
+def kill_while_it_runs(
+    process: subprocess.Popen[bytes], folder: Path, run: Path, dice: random.Random, outcome: Outcome, kills: int
+) -> bool:
+    """Kill at random moments, until the run has ended; True if the trainer was killed."""
+    moment = time.monotonic() + dice.uniform(1, 12)
+    while process.poll() is None:
+        time.sleep(0.05)
+        if outcome.kills.total() >= kills or time.monotonic() < moment:
+            continue
+        target = dice.choices(list(TARGETS), list(TARGETS.values()))[0]
+        moment = time.monotonic() + dice.uniform(0.2, 4)
+        if target == "trainer":
+            process.kill()
+            process.wait()
+            outcome.kills[target] += 1
+            return True
+        victims = of_run(folder, MODULES[target])
+        if not victims:
+            continue
+        with suppress(psutil.Error):
+            victims[dice.randrange(len(victims))].send_signal(signal.SIGSTOP if target == "hang" else signal.SIGKILL)
+            outcome.kills[target] += 1
+    return False
+
+
+def look_at(outcome: Outcome, folder: Path, run: Path) -> None:
+    """What has to be true of a run that was killed and went on."""
+    log = (folder / "log.txt").read_text()
+    if outcome.exit_code == EngineError.exit_code and "EngineError: the trainer waited for" in log:
+        outcome.said.append("the run ended, and said whom it waited for")
+    elif outcome.exit_code:
+        outcome.wrong.append(f"exit code {outcome.exit_code}: {log[-800:]}")
+    if outcome.exit_code:
+        return
+    if left := [process for module in set(MODULES.values()) for process in of_run(folder, module)]:
+        outcome.wrong.append(f"{len(left)} processes are left")
+    if (status := read_run(run).status) != "finished":
+        outcome.wrong.append(f"the run is {status}")
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    outcome.said = [one["message"] for one in events if " is lost" in one["message"] or " is late" in one["message"]]
+    outcome.wrong += wrong_in_the_ledger(run)
+
+
+def wrong_in_the_ledger(run: Path) -> list[str]:
+    """Which prompt was trained in which step, with tokens of which versions, as the rollouts say."""
+    wrong = list[str]()
+    files = sorted((run / "rollouts").glob("step-*.parquet"))
+    columns = ["step", "group", "prompt_index", "versions"]
+    rows = [row for file in files for row in pq.read_table(file, columns=columns).to_pylist()]
+    groups = {(row["step"], row["group"]): row["prompt_index"] for row in rows}
+    counts = Counter(groups.values())
+    if len(files) != STEPS or len(groups) != STEPS * PROMPTS:
+        wrong.append(f"{len(files)} steps with {len(groups)} groups are on file")
+    if twice := [prompt for prompt, count in counts.items() if count > 1]:
+        wrong.append(f"{len(twice)} prompts were trained more than once, {twice[:5]} for example")
+    number = numbers_of_prompts(run)
+    early = [step - 1 - number[prompt] // PROMPTS for (step, _), prompt in groups.items()]
+    if min(early) < -AHEAD:
+        wrong.append(f"a prompt was trained {-min(early)} steps before its turn")
+    if any(version > row["step"] - 1 or version < 0 for row in rows for version in row["versions"]):
+        wrong.append("a token has a version that did not exist when it was trained")
+    if any(row["versions"] != sorted(row["versions"]) for row in rows):
+        wrong.append("versions fall within a completion")
+    return wrong
+
+
+def numbers_of_prompts(run: Path) -> dict[int, int]:
+    """The number of the group that each prompt is, by its index."""
+    config = load_config(run / "config.yaml").config
+    size = len(read_split(config.data, config.seed).train)
+    order = [row for step in range(1, STEPS + 50) for row in rows_for_step(config.seed, step, PROMPTS, size)]
+    return {row: number for number, row in reversed(list(enumerate(order)))}
+
+
+def replay(run: Path) -> str:
+    """Train the run again from what it recorded; what is wrong, empty if all bits are the same."""
+    done = subprocess.run(command("replay", str(run)), capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout[-500:] + done.stderr[-500:]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "engine_kills.json")
+    asked = parser.parse_args()
+    kills, said, failed, replayed, runs = Counter[str](), 0, list[str](), 0, 0
+    while kills.total() < asked.kills:
+        dice = random.Random(f"{asked.seed} {runs}")
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            outcome = one_run(folder, dice, min(KILLS_PER_RUN, asked.kills - kills.total()))
+            if replayed < 3 and outcome.exit_code == 0:
+                replayed += 1
+                if wrong := replay(folder / "run"):
+                    outcome.wrong.append(f"its replay: {wrong}")
+        kills += outcome.kills
+        said += len(outcome.said)
+        failed += [f"run {runs}: {wrong}" for wrong in outcome.wrong]
+        runs += 1
+        print(
+            f"run {runs}: exit {outcome.exit_code}, {dict(outcome.kills)}, {len(outcome.said)} losses told", flush=True
+        )
+        for wrong in outcome.wrong:
+            print(f"  WRONG: {wrong}", flush=True)
+        if not outcome.kills:
+            failed.append(f"run {runs}: nothing was killed")
+            break
+    record = {
+        "kills": dict(kills), "runs": runs, "steps_of_a_run": STEPS, "losses_told": said, "replayed": replayed,
+        "failed": failed, "origin": origin(),
+    }  # fmt: skip
+    asked.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"{kills.total()} kills in {runs} runs, {len(failed)} wrong")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Engines in processes of their own: they change nothing of a synchronous run, and a run survives their end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file
+from tests.processes import Command
+from tests.tiny import tiny_model, write_prompts
+
+import posttrain as pt
+from posttrain.errors import EngineError
+from posttrain.store.checkpoint import load_state
+
+SMALL = {"evaluation": {"prompts": 2, "samples": 1, "writing": 0}, "guards": {"max_truncated": 1.0}, "report": False}
+AHEAD = {"rollout.engines": 2, "train.run_ahead": 2, "train.max_staleness": 8}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("engines")
+    tiny_model(folder / "model")
+    write_prompts(folder / "prompts.jsonl", count=600)
+    return folder
+
+
+def config(place: Path, name: str, **changes: object) -> dict[str, object]:
+    return {
+        "model": {"path": str(place / "model"), "device": "cpu"},
+        "algorithm": "grpo",
+        "data": {"train": str(place / "prompts.jsonl"), "eval_fraction": 0.02},
+        "rewards": [{"name": "repetition", "settings": {"n": 1}}],
+        "sampling": {"group_size": 4, "max_completion_length": 12},
+        "train": {"steps": 12, "prompts_per_step": 4, "learning_rate": 1e-3},
+        "output": str(place / name),
+        **SMALL,
+        **changes,
+    }
+
+
+def weights(run: Path):
+    return load_file(max((run / "checkpoints").glob("step-*")) / "model" / "model.safetensors")
+
+
+def groups_of(run: Path) -> list[tuple[int, int]]:
+    """(step, prompt) of every group that was trained, in order."""
+    files = sorted((run / "rollouts").glob("step-*.parquet"))
+    rows = [row for file in files for row in pq.read_table(file, columns=["step", "group", "prompt_index"]).to_pylist()]
+    return [
+        (step, prompt) for step, _, prompt in dict.fromkeys((r["step"], r["group"], r["prompt_index"]) for r in rows)
+    ]
+
+
+def messages(run: Path) -> list[str]:
+    return [json.loads(line)["message"] for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+def engines() -> list[int]:
+    """Processes of engines that were started here."""
+    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "posttrain.engines.worker"], capture_output=True)
+    return [int(number) for number in found.stdout.split()]
+
+
+VARIANTS = {
+    "grpo": {},
+    "ppo with a critic": {"algorithm": "ppo"},
+    "lora": {"lora": {"rank": 4}},
+    "experts": {"model.path": "tiny-moe:sort", "data.train": "task:sort"},
+}
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[pytest.mark.slow] if name != "grpo" else []) for name in VARIANTS]
+)
+def test_two_engines_equal_the_process_itself_bit_for_bit(place, variant):
+    """12 steps, nothing sampled ahead; slow: the same with one engine, with a critic, adapters and experts."""
+    numbers = [0, 2] if variant == "grpo" else [0, 1, 2]
+    runs = [
+        pt.train(config(place, f"{variant} {n}"), **{"rollout.engines": n}, **VARIANTS[variant]).folder for n in numbers
+    ]
+    assert engines() == []
+    first = weights(runs[0])
+    for run in runs[1:]:
+        assert groups_of(run) == groups_of(runs[0])
+        other = weights(run)
+        assert all(first[name].equal(other[name]) for name in first)
+
+
+def test_a_killed_and_a_hung_engine_are_replaced_and_every_prompt_is_trained_once(place):
+    run = place / "killed"
+
+    def kill() -> None:
+        for after, number in ((4, signal.SIGKILL), (12, signal.SIGSTOP)):
+            while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < after:
+                time.sleep(0.01)
+            with suppress(IndexError, ProcessLookupError):
+                os.kill(engines()[-1], number)
+
+    threading.Thread(target=kill, daemon=True).start()
+    done = pt.train(
+        config(place, "killed"), **AHEAD, **{"train.steps": 60, "rollout.deadline": 4, "checkpoint.every": 20}
+    )
+    told = [message for message in messages(run) if "engine" in message]
+    assert any("is lost: killed by signal 9" in message for message in told)
+    assert any("is late" in message for message in told) or done.step == 60
+    assert engines() == []
+    counts = Counter(prompt for _, prompt in groups_of(run))
+    assert len(counts) == 60 * 4
+    assert set(counts.values()) == {1}
+    assert all(0 <= record["staleness/min"] <= record["staleness/max"] <= 8 for record in done.metrics)
+
+
+def test_a_resumed_run_goes_on_with_what_was_waiting_and_under_way(place):
+    """The checkpoint holds finished groups and rows in flight with their tokens; nothing is trained twice or lost."""
+    first = pt.train(config(place, "resumed"), **AHEAD, **{"train.steps": 10})
+    _, state = load_state(max((first.folder / "checkpoints").glob("step-*")) / "state")
+    done = pt.resume(first.folder, steps=20)
+    counts = Counter(prompt for _, prompt in groups_of(done.folder))
+    assert len(counts) == 20 * 4
+    assert set(counts.values()) == {1}
+    assert state["feed"]["engines"]["controller"]["version"] == 10
+
+
+def of_run(run: Path) -> list[int]:
+    """Engines that write into the folder of this run, whoever is their parent."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        with suppress(psutil.Error):
+            is_engine = "posttrain.engines.worker" in (process.info["cmdline"] or ())
+            if is_engine and any(file.path.startswith(str(run)) for file in process.open_files()):
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "kill -9"])
+def test_no_engine_outlives_its_trainer(place, number, code):
+    run = place / f"ended by {number}"
+    settings = config(place, run.name, rollout={"engines": 2}) | {"train": {"steps": 100_000, "prompts_per_step": 4}}
+    settings["train"] |= {"run_ahead": 2, "max_staleness": 8}
+    (place / "long.yaml").write_text(json.dumps(settings))
+    process = Command("train", "long.yaml", cwd=place)
+    while not (run / "metrics.jsonl").exists() and process.returncode is None:
+        time.sleep(0.05)
+    assert len(of_run(run)) == 2
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    until = time.monotonic() + 20
+    while of_run(run) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert of_run(run) == []
+
+
+def test_engines_that_cannot_start_end_the_run_with_their_last_words(place, monkeypatch):
+    monkeypatch.setenv("PYTHONSTARTUP", "")
+    broken = place / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text("raise SystemExit('the disk of this machine is gone')")
+    monkeypatch.syspath_prepend(str(broken))
+    with pytest.raises(EngineError, match="no engine is left") as raised:
+        pt.train(config(place, "no engines"), **AHEAD)
+    assert raised.value.exit_code == 4
+    assert engines() == []
