@@ -68,6 +68,7 @@ def test_sleeping_rows_draw_what_the_local_sampler_draws_and_need_their_time(mon
     monkeypatch.setattr(engines, "TICK", 0.001)
     sleeping = engines.SleepingRows(LocalSampler.of(loaded, "copied"), sampling, engines.Pace(0.002, slots=3))
     assert drained(sleeping, tasks) == drained(plain, tasks)
+    sleeping.pace = engines.Pace(0.03, slots=3)
     sleeping.submit(tasks)
     sleeping.step()
     _, left = sleeping.interrupt([((0, 0), 1), ((0, 7), 1), ((5, 5), 1)])

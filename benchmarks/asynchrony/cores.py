@@ -40,16 +40,23 @@ MODELS: dict[str, dict[str, Any]] = {
     "stories15M": {
         "model": {"path": STORIES, "device": "cpu"},
         "data": {"train": "task:sort"},
-        "rewards": [{"name": "length", "arguments": {"at_most": 48}}],
+        "rewards": [{"function": f"{__file__}:brevity"}],
         "sampling": {"group_size": 4, "max_completion_length": 64, "max_batch_rows": 64},
         "train": {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 1e-6},
     },
 }
 
 
+def brevity(completion: str) -> float:
+    """A reward that costs nothing and differs between answers."""
+    return 1.0 - len(completion) / 1000
+
+
 def measure(name: str, threads: int, run_ahead: int) -> dict[str, Any]:
     """Medians of the phases of a step."""
-    given = {"rollout.engines": 1, "train.run_ahead": run_ahead, "train.max_staleness": 8} if run_ahead else {}
+    given: dict[str, Any] = {}
+    if run_ahead:
+        given = {"rollout.engines": 1, "train.run_ahead": run_ahead, "train.max_staleness": 8}
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         run = train(copy.deepcopy(BASE | MODELS[name] | {"output": f"{folder}/run"}), **given)

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+from torch import Tensor
+
 from posttrain.config import SamplingConfig
 from posttrain.engines.continuous import ContinuousSampler
 from posttrain.engines.delivery import DeliveryProof
@@ -25,13 +27,14 @@ from posttrain.engines.local import LocalSampler
 from posttrain.engines.port import Answer, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
 from posttrain.engines.process import EngineProcess, EngineSetup
 from posttrain.engines.published import Published
+from posttrain.engines.sampler import Receipt
 from posttrain.engines.weights import named_tensors
 from posttrain.engines.worker import Worker, main, make
 from posttrain.models.compute import dtype_name
 
 PACE = "BENCHMARK_PACE"
 """The variable of the environment that tells a sleeping engine its pace."""
-TICK = 0.01
+TICK = 0.02
 """Seconds between two looks at what is due."""
 
 
@@ -57,13 +60,32 @@ class Pace:
 @dataclass
 class _Row:
     task: Task
-    due: float
-    """When its next token is there."""
+    pace: float
+    begun: float | None = None
+    """When it got a slot."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     told: int = 0
+    plan: Piece | None = None
+    """The rest of it, as the weights of now draw it."""
 
-    def piece(self, version: int, ended: Piece | None = None) -> Piece:
+    def due(self, now: float) -> bool:
+        """Is its next token there?"""
+        return self.begun is not None and now >= self.begun + (len(self.ids) + 1) * self.pace
+
+    def advance(self, now: float) -> bool:
+        """Take the tokens that are due from the plan; whether the row has ended with them."""
+        plan = self.plan
+        assert plan is not None
+        taken = 0
+        while self.due(now) and taken < len(plan.ids):
+            self.ids.append(plan.ids[taken])
+            self.logprobs.append(plan.logprobs[taken])
+            taken += 1
+        self.plan = replace(plan, ids=plan.ids[taken:], logprobs=plan.logprobs[taken:])
+        return taken == len(plan.ids)
+
+    def piece(self, version: int, *, ended: bool) -> Piece:
         """What was not handed out yet."""
         told, self.told = self.told, len(self.ids)
         return Piece(
@@ -72,68 +94,64 @@ class _Row:
             version=version,
             ids=tuple(self.ids[told:]),
             logprobs=tuple(self.logprobs[told:]),
-            reason=ended.reason if ended else None,
-            text=ended.text if ended else None,
+            reason=self.plan.reason if ended and self.plan else None,
+            text=self.plan.text if ended and self.plan else None,
         )
 
 
 class SleepingRows(ContinuousSampler):
-    """Draws each token when it is due, with the weights that are loaded then; between them it sleeps."""
+    """Hands out each token when it is due, as the weights that are loaded then draw it; between tokens it sleeps.
+
+    The rest of a row is drawn when it is submitted, and drawn anew when weights are loaded. So the tokens are those of
+    an engine that draws each one at its time, for a fraction of the work.
+    """
 
     def __init__(self, sampler: LocalSampler, sampling: SamplingConfig, pace: Pace) -> None:
         super().__init__(sampler, sampling)
         self.pace = pace
-        self.waiting: list[Task] = []
-        self.running: dict[RowName, _Row] = {}
+        self.rows: dict[RowName, _Row] = {}
+        """In the order in which they came: the first ones have the slots."""
 
     def __bool__(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.rows)
 
     def submit(self, tasks: Iterable[Task]) -> None:
-        self.waiting += tasks
+        self.rows |= {task.row: _Row(task, self.pace.of(task)) for task in tasks}
 
     def step(self) -> list[Piece]:
-        """Sleep for a moment, then draw a token of every row whose next one is due."""
-        time.sleep(TICK)
-        free = self.pace.slots - len(self.running)
-        begun, self.waiting = self.waiting[:free], self.waiting[free:]
+        """Sleep for a moment, then hand out the rows whose last token was due."""
         now = time.monotonic()
-        self.running |= {task.row: _Row(task, now + self.pace.of(task)) for task in begun}
-        due = [row for row in self.running.values() if row.due <= now]
-        return self._draw(due) if due else []
+        for row in list(self.rows.values())[: self.pace.slots]:
+            row.begun = row.begun or now
+        self._draw([row for row in self.rows.values() if row.plan is None])
+        time.sleep(TICK)
+        now = time.monotonic()
+        ended = [row for row in self.rows.values() if row.advance(now)]
+        for row in ended:
+            del self.rows[row.task.row]
+        return [row.piece(self.sampler.version, ended=True) for row in ended]
 
-    def _draw(self, due: Sequence[_Row]) -> list[Piece]:
-        """One token of each: a task that ends with it."""
-        tasks = {row.task.row: row.task.drawn_ids + tuple(row.ids) for row in due}
-        super().submit(
-            replace(row.task, drawn_ids=tasks[row.task.row], max_new_tokens=len(tasks[row.task.row]) + 1) for row in due
-        )
-        drawn: list[Piece] = []
+    def _draw(self, rows: Sequence[_Row]) -> None:
+        super().submit(replace(row.task, drawn_ids=row.task.drawn_ids + tuple(row.ids)) for row in rows)
         while self.engine:
-            drawn += super().step()
-        now, ended = time.monotonic(), []
-        for piece in drawn:
-            row = self.running[piece.row]
-            row.ids += piece.ids
-            row.logprobs += piece.logprobs
-            row.due = now + self.pace.of(row.task)
-            if piece.reason == "stop" or len(row.task.drawn_ids) + len(row.ids) >= row.task.max_new_tokens:
-                del self.running[piece.row]
-                ended.append(row.piece(piece.version, piece))
-        return ended
+            for piece in super().step():
+                self.rows[piece.row].plan = piece
 
     def told(self) -> list[Piece]:
         version = self.sampler.version
-        return [row.piece(version) for row in self.running.values() if len(row.ids) > row.told]
+        return [row.piece(version, ended=False) for row in self.rows.values() if len(row.ids) > row.told]
 
     def interrupt(self, asked: Collection[tuple[RowName, int]]) -> tuple[list[Piece], list[Task]]:
         told, wanted = self.told(), set(asked)
-        running = [row.task for row in self.running.values() if (row.task.row, row.task.attempt) in wanted]
-        waiting = [task for task in self.waiting if (task.row, task.attempt) in wanted]
-        for task in running:
-            del self.running[task.row]
-        self.waiting = [task for task in self.waiting if (task.row, task.attempt) not in wanted]
-        return told, [*running, *waiting]
+        left = [row.task for row in self.rows.values() if (row.task.row, row.task.attempt) in wanted]
+        for task in left:
+            del self.rows[task.row]
+        return told, left
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
+        for row in self.rows.values():
+            row.plan = None
+        return super().load(tensors, version)
 
 
 class SleepingWorker(Worker):

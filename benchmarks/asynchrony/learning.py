@@ -67,13 +67,13 @@ def cases(seeds: Sequence[int] = SEEDS) -> list[Case]:
 
 def measure(case: Case) -> dict[str, Any]:
     """One run, and what the table needs of it."""
-    ahead = (
-        {"rollout.engines": 1, "train.run_ahead": case.bound, "train.max_staleness": case.bound} if case.bound else {}
-    )
+    given: dict[str, Any] = {}
+    if case.bound:
+        given = {"rollout.engines": 1, "train.run_ahead": case.bound, "train.max_staleness": case.bound}
     Fleet.start = InlineEngine
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         algorithm = {"name": "grpo", "correction": CORRECTIONS[case.correction]}
-        run = train({**BASE, "algorithm": algorithm, "output": f"{folder}/run", "seed": case.seed}, **ahead)
+        run = train({**BASE, "algorithm": algorithm, "output": f"{folder}/run", "seed": case.seed}, **given)
         steps, found = run.metrics, run.evaluation
     norms = [step["grad_norm"] for step in steps if "grad_norm" in step]
     middle = statistics.median(norms)

@@ -28,8 +28,8 @@ from posttrain.functional.intervals import mean_interval, paired_interval
 from posttrain.train.api import train
 from posttrain.train.fleet import Fleet
 
-PACE = Pace(seconds=0.025)
-"""An answer of eight tokens takes 0.2 seconds on average and 1.2 at most. The longest decides when a step ends."""
+PACE = Pace(seconds=0.04)
+"""An answer of eight tokens takes 0.32 seconds on average and 1.92 at most. The longest decides when a step ends."""
 SYNCHRONOUS, DEFAULT = (0, 0), (2, 8)
 SETTINGS = (SYNCHRONOUS, (1, 8), DEFAULT, (4, 8))
 """(run_ahead, max_staleness)."""
