@@ -68,12 +68,13 @@ def test_sleeping_rows_draw_what_the_local_sampler_draws_and_need_their_time(mon
     monkeypatch.setattr(engines, "TICK", 0.001)
     sleeping = engines.SleepingRows(LocalSampler.of(loaded, "copied"), sampling, engines.Pace(0.002, slots=3))
     assert drained(sleeping, tasks) == drained(plain, tasks)
-    sleeping.pace = engines.Pace(0.03, slots=3)
+    sleeping.pace = engines.Pace(1000.0, slots=3)
     sleeping.submit(tasks)
-    sleeping.step()
-    _, left = sleeping.interrupt([((0, 0), 1), ((0, 7), 1), ((5, 5), 1)])
+    assert sleeping.step() == []
+    told, left = sleeping.interrupt([((0, 0), 1), ((0, 7), 1), ((5, 5), 1)])
+    assert told == []
     assert [task.row for task in left] == [(0, 0), (0, 7)], "one that is decoded and one that waits for a slot"
-    assert {row for row, _ in drained(sleeping, [])} == {(0, g) for g in range(1, 7)}
+    assert list(sleeping.rows) == [(0, g) for g in range(1, 7)]
 
 
 def drained(rows: ContinuousSampler, tasks: list[Task]) -> list[tuple[Any, tuple[Any, ...]]]:

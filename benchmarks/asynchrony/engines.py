@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from posttrain.config import SamplingConfig
@@ -155,7 +156,10 @@ class SleepingRows(ContinuousSampler):
 
 
 class SleepingWorker(Worker):
+    """Computes with one thread, as the trainer does, in synchronous runs too."""
+
     def open(self, sampler: LocalSampler, sampling: SamplingConfig, *, keep_cache: bool) -> SleepingRows:
+        torch.set_num_threads(1)
         return SleepingRows(sampler, sampling, Pace(**json.loads(os.environ[PACE])))
 
 

@@ -18,12 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.asynchrony.engines import Pace, SleepingEngine
 
+from posttrain.engines.port import Task
 from posttrain.functional.intervals import mean_interval, paired_interval
 from posttrain.train.api import train
 from posttrain.train.fleet import Fleet
@@ -140,6 +141,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     slow = next(line for line in lines if line["run_ahead"] == 0)
     for line in lines:
         line["times"] = line["steps_per_second"] / slow["steps_per_second"]
+        line["times_at_pace"] = (_longest() * slow["answer_tokens"] + slow["busy_seconds"]) * line["steps_per_second"]
     scores = {(run["run_ahead"], run["seed"]): run["score"] for run in runs}
     both = [seed for seed in SEEDS if (0, seed) in scores and (DEFAULT[0], seed) in scores]
     change = paired_interval([scores[0, seed] for seed in both], [scores[DEFAULT[0], seed] for seed in both])
@@ -151,6 +153,15 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "difference": {"seeds": len(both), "mean": change.mean, "low": change.low, "high": change.high},
         "runs": list(runs),
     }
+
+
+def _longest(steps: int = 100) -> float:
+    """Seconds that a token takes in the slowest row of a synchronous step, on average."""
+    rows = BASE["train"]["prompts_per_step"] * BASE["sampling"]["group_size"]
+    task = Task(row=(0, 0), attempt=1, prompt_ids=(), seed=0, stream=(0, 0), max_new_tokens=1)
+    return statistics.mean(
+        max(PACE.of(replace(task, stream=(step, row))) for row in range(rows)) for step in range(steps)
+    )
 
 
 def _line(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
