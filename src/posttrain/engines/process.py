@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -41,6 +41,9 @@ class EngineSetup:
 class EngineProcess:
     """One process. Nothing here waits for it, so that one that hangs holds up nobody."""
 
+    program: ClassVar[str] = "posttrain.engines.worker"
+    """The module that it runs."""
+
     def __init__(
         self,
         name: str,
@@ -61,7 +64,7 @@ class EngineProcess:
         descriptors = [theirs.fileno(), *files]
         with theirs, log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "posttrain.engines.worker", *map(str, descriptors)],
+                [sys.executable, "-m", self.program, *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
