@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import pytest
 from tests.timelines import events_of, instants_of, spans_of
 from tests.tiny import tiny_model, write_prompts
 
+from posttrain.report.dashboard.pages import overlay
+from posttrain.report.notes import observations
+from posttrain.report.page import render
+from posttrain.report.store import RunRecord, read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.store.timeline import FILE
 from posttrain.train.api import train
@@ -67,3 +72,59 @@ def test_the_timeline_shows_what_each_did_and_agrees_with_the_metrics(run):
     for record in run.metrics:
         (train,) = [span for span in spans if span.name == "train" and span.args["step"] == record["step"]]
         assert (train.end - train.begin) / 1e6 == pytest.approx(record["time/train"], abs=0.02)
+
+
+def test_the_step_line_says_how_old_tokens_are_and_who_waited(run, screen, monkeypatch):
+    assert run.step == STEPS
+    lines = [line for line in screen.getvalue().splitlines() if re.match(r"step \d", line)]
+    assert len(lines) == STEPS
+    ages = [re.search(r"  age (\d\.\d)  ", line) for line in lines]
+    assert [float(age[1]) for age in ages if age] == [round(record["staleness/mean"], 1) for record in run.metrics]
+    monkeypatch.setenv("COLUMNS", "300")
+    TerminalView(wide := io.StringIO()).step(run.metrics[-1], STEPS)
+    assert re.search(r"waiting for groups \d+% training \d+%", wide.getvalue())
+    assert re.search(r"waited: trainer \d+%, engines 100%", wide.getvalue())  # nothing is left to be drawn
+
+
+def test_the_report_and_the_dashboard_show_ages_lengths_queues_and_waits(run):
+    page = (run.folder / "report.html").read_text()
+    shown = ["Who waits", "Age of the tokens", "Tokens too old to be trained", "Lengths drawn and trained"]
+    for title in (*shown, "Groups in flight and waiting", "timeline.json", "while engines sample"):
+        assert title in page
+    assert "queue/" not in page.partition("<footer")[0]  # not among the metrics that no plot names
+    assert "Age of the tokens: mean" in overlay({"one": read_run(run.folder), "two": read_run(run.folder)})
+
+
+def record_of(**metrics: float) -> RunRecord:
+    """Ten steps with the same numbers."""
+    return RunRecord(folder=Path("run"), status="finished", metrics=[{"step": n, **metrics} for n in range(1, 11)])
+
+
+SIDE_BY_SIDE = {"queue/engines_idle": 0.0, "staleness/mean": 2.0, "staleness/max": 5.0, "time/step": 10.0}
+NOTES = {
+    "Next to no token was too old to be trained": (
+        {"staleness/masked": 0.002},
+        "2.0 versions old on average, 5 at most",
+    ),
+    "12% of the tokens were too old to be trained": ({"staleness/masked": 0.12}, "Raise train.max_staleness"),
+    "The trainer waited 40% of the time for groups": ({"time/wait_for_groups": 4.0}, "raise rollout.engines"),
+    "The trainer waited 30% of the time for groups": (
+        {"time/wait_for_groups": 3.0, "queue/engines_idle": 0.5},
+        "raise train.run_ahead",
+    ),
+}
+
+
+@pytest.mark.parametrize("title", NOTES)
+def test_what_asynchrony_costs_is_noticed_with_the_setting_to_change(title):
+    metrics, advice = NOTES[title]
+    found = {note.title: note.text for note in observations(record_of(**(SIDE_BY_SIDE | metrics)))}
+    assert advice in found[title]
+
+
+def test_a_run_that_samples_in_turns_shows_nothing_of_it():
+    record = record_of(**{"staleness/mean": 0.0, "time/step": 10.0, "time/sample": 5.0, "reward": 0.5})
+    page = render(record)
+    for title in ("Who waits", "Age of the tokens", "timeline.json", "too old"):
+        assert title not in page
+    assert "Age of the tokens" not in overlay({"one": record, "two": record})

@@ -12,6 +12,7 @@ Nothing is decided here. Whoever raises an error in a thread of the driver's rai
 from __future__ import annotations
 
 import json
+import math
 import queue
 import selectors
 import socket
@@ -52,7 +53,7 @@ from posttrain.controller.messages import (
     Wait,
 )
 from posttrain.engines.port import Answer, EngineGone, EnginePort, GivenBack, Piece, Ready, Task, WeightsLoaded
-from posttrain.errors import EngineError
+from posttrain.errors import EngineError, NonFiniteError
 from posttrain.experience.activity import Activity
 from posttrain.experience.group import Group, groups_of
 from posttrain.experience.schedule import Schedule
@@ -63,6 +64,8 @@ from posttrain.types import Completion
 
 TICK = 0.25
 """Seconds after which clocks are looked at though nothing came."""
+SOON = 0.002
+"""Seconds after which an engine is sent the rest of a long message."""
 
 
 class Prove(Protocol):
@@ -271,7 +274,8 @@ class Driver:
             self._launch(name)
         self.activity.look(self.controller)
         while not self._closing:
-            for key, _ in self._selector.select(TICK):
+            unsent = [port.push() for port in self._ports.values()]
+            for key, _ in self._selector.select(SOON if any(unsent) else TICK):
                 if key.fileobj is self._woken:
                     self._woken.recv(4096)
                 else:
@@ -388,6 +392,12 @@ class Driver:
             self._handle(Drew(name, row, piece.attempt, piece.version, len(piece.ids)))
         if not self.controller.holds(name, row, piece.attempt):
             return  # it drew with a version that it must not have
+        if not all(map(math.isfinite, piece.logprobs)):
+            index = self.schedule(row.group).prompt.index
+            raise NonFiniteError(
+                given=f"the policy's logits for completion {row.g} of prompt {index} are not finite in {name}",
+                fix="The weights or the precision overflowed: lower train.learning_rate, or sample in float32.",
+            )
         self._rows.setdefault(row, Drawn()).take(piece)
         if piece.reason is not None:
             self._handle(Ended(name, row, piece.attempt))

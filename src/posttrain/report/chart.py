@@ -26,6 +26,8 @@ class Plot:
     low: float | None = 0.0
     high: float | None = None
     log: bool = False
+    side_by_side: bool = False
+    """Only of runs whose engines sample while they train: in the others these numbers say nothing."""
     invert: bool = False
     """Draw 1 - value: the share with signal from the share without."""
 

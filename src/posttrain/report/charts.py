@@ -29,9 +29,10 @@ def learning_charts(run: RunRecord) -> list[Chart]:
     """The curated dozen, in reading order; plots without data are left out. Those that never change have `flat` set."""
     supervised = not run.series("reward")
     charts = [reward_chart(run), _heldout_chart(run), parts_chart(run)]
-    curated = [plot for plot in plots() if plot.title != "Groups with signal" or run.compares_groups]
+    curated = [plot for plot in plots() if not plot.side_by_side]
+    curated = [plot for plot in curated if plot.title != "Groups with signal" or run.compares_groups]
     curated = sorted(curated, key=lambda plot: plot.title != "Loss") if supervised else curated
-    charts += [_plot_chart(run, plot, supervised) for plot in curated]
+    charts += [plot_chart(run, plot, supervised) for plot in curated]
     charts.insert(3 if supervised else 9, _time_chart(run))
     charts[3:3] = reason_charts(run)
     return [chart for chart in charts if chart is not None]
@@ -41,7 +42,7 @@ def other_charts(run: RunRecord, drawn: Sequence[Chart]) -> list[Chart]:
     """One small plot for every recorded metric that the curated plots leave out."""
     known = {"step", "num_tokens", *(name for chart in drawn for name in chart.names)}
     charts = (
-        _plot_chart(run, Plot(title=name, metrics={name: name}, low=None)) for name in run.names() if name not in known
+        plot_chart(run, Plot(title=name, metrics={name: name}, low=None)) for name in run.names() if name not in known
     )
     return [chart for chart in charts if chart is not None]
 
@@ -157,13 +158,13 @@ def _heldout_chart(run: RunRecord) -> Chart | None:
     return draw("Held-out score", [line], form, hint, y_range=(0.0, high))
 
 
-def _plot_chart(run: RunRecord, plot: Plot, supervised: bool = False) -> Chart | None:
+def plot_chart(run: RunRecord, plot: Plot, supervised: bool = False) -> Chart | None:
     lines, names = [], list(plot.metrics)
     for i, (name, legend) in enumerate(plot.metrics.items()):
         points = run.series(name)
         if points:
             points = [(x, 1 - y) for x, y in points] if plot.invert else points
-            lines.append(Series(name=legend, points=points, colour=i + 1, band=_length_band(run, name)))
+            lines.append(Series(name=legend, points=points, colour=i + 1, band=_length_band(run, name, plot)))
     if not lines:
         return None
     if plot.title == "Completion length":
@@ -180,8 +181,8 @@ def _plot_chart(run: RunRecord, plot: Plot, supervised: bool = False) -> Chart |
     )
 
 
-def _length_band(run: RunRecord, name: str) -> list[tuple[float, float, float]]:
-    if name != "completions/mean_length":
+def _length_band(run: RunRecord, name: str, plot: Plot) -> list[tuple[float, float, float]]:
+    if name != "completions/mean_length" or plot.side_by_side:
         return []
     longest = dict(run.series("completions/max_length"))
     return [(x, low, longest[x]) for x, low in run.series("completions/min_length") if x in longest]
@@ -191,6 +192,7 @@ def _mark(run: RunRecord, title: str) -> tuple[float, str] | None:
     settings = {
         "Gradient norm": ("train.max_grad_norm", "clipped above"),
         "Completion length": ("sampling.max_completion_length", "limit"),
+        "Age of the tokens": ("train.max_staleness", "older are masked"),
     }
     if title not in settings:
         return None
@@ -208,9 +210,12 @@ def _time_chart(run: RunRecord) -> Chart | None:
     lines = [Series(name=name, points=[(x, v[i]) for x, v in rows], colour=i + 1) for i, name in enumerate(names)]
     sums = [math.fsum(y for _, y in line.points) for line in lines]
     total = math.fsum(sums) or 1.0
-    waits = who_waits(phase_sums(run))
+    sums_of_phases = phase_sums(run)
+    waits = who_waits(sums_of_phases)
     hint = "Seconds by phase."
-    if waits is not None:
+    if waited := sums_of_phases["wait_for_groups"]:
+        hint = f"The trainer waits {percent(waited / total)} of the time for groups, while engines sample."
+    elif waits is not None:
         hint = (
             f"The trainer waits {percent(waits.samples)} of the time for samples and {percent(waits.rewards)} for "
             f"rewards that are not there yet, the sampler {percent(waits.update)} for the update"

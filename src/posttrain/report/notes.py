@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from posttrain.report.likelihood_notes import displacement, memorising, overfitting
 from posttrain.report.note import Note, fifths
+from posttrain.report.side_by_side import staleness_note, waiting_note
 from posttrain.report.store import RunRecord, number
 from posttrain.report.svg import compact, percent
 from posttrain.report.verdict import verdict
@@ -23,7 +24,7 @@ def observations(run: RunRecord) -> list[Note]:
     """What there is to notice, most serious first."""
     finders = (
         _reward, _signal, _truncation, _unscored, _entropy, _mismatch, _clipping, _spikes, _length, _loss,
-        displacement, memorising, overfitting,
+        displacement, memorising, overfitting, staleness_note, waiting_note,
     )  # fmt: skip
     notes = [note for finder in finders if (note := finder(run)) is not None]
     return sorted(notes, key=lambda note: ("warn", "info", "ok").index(note.level))

@@ -23,6 +23,7 @@ from posttrain.report.note import fifths
 from posttrain.report.notes import observations
 from posttrain.report.proofs import proofs
 from posttrain.report.samples import samples_html
+from posttrain.report.side_by_side import side_by_side_charts
 from posttrain.report.spans import show_span, show_value
 from posttrain.report.store import RunRecord, config_lines, mapping, number, read_run
 from posttrain.report.svg import compact, percent, seconds
@@ -51,20 +52,22 @@ def render(run: RunRecord, above: str = "") -> str:
     """The page as text; `above` is HTML that stands over its title."""
     charts = learning_charts(run)
     watched = watch_charts(run)
-    others = other_charts(run, [*charts, *watched])
+    beside = side_by_side_charts(run)
+    others = other_charts(run, [*charts, *watched, *beside])
     sections = [
         ("result", "Result", _result(run)),
         ("alarms", "Alarms", _alarms(run, watched)),
         ("calibration", "Calibration", calibration_section(run)),
         ("noticed", "Worth knowing", _noticed(run)),
         ("learning", "Learning", _learning(charts, others)),
+        ("side-by-side", "Side by side", _side_by_side(beside)),
         ("samples", "Samples", _samples(run)),
         ("proofs", "Proofs", _proofs(run)),
         ("events", "Events", _events(run)),
         ("config", "Settings", _config(run)),
     ]
     footer = f"Written by posttrain from the files of this run folder. {_unread(run)}"
-    return document(run.name, above + _title(run), sections, charts + watched + others, footer=footer)
+    return document(run.name, above + _title(run), sections, charts + watched + beside + others, footer=footer)
 
 
 def _title(run: RunRecord) -> str:
@@ -173,6 +176,16 @@ def _learning(charts: Sequence[Chart], others: Sequence[Chart]) -> str:
     if others:
         more = f'<details class="more"><summary>{len(others)} more metrics</summary>{cards(others)}</details>'
     return f'<h2>Learning</h2><p class="lead">{lead}</p>{cards(charts)}{more}'
+
+
+def _side_by_side(charts: Sequence[Chart]) -> str:
+    if not charts:
+        return ""
+    lead = (
+        "Engines sample while the model trains: how old their tokens are when they are trained, and who waits for "
+        "whom. Perfetto and chrome://tracing open timeline.json of the run, which has it second by second."
+    )
+    return f'<h2>Side by side</h2><p class="lead">{lead}</p>{cards(charts)}'
 
 
 def _samples(run: RunRecord) -> str:

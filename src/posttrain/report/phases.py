@@ -10,6 +10,7 @@ from posttrain.report.store import RunRecord, number
 
 PHASES = {
     "sample": "sampling",
+    "wait_for_groups": "waiting for groups",
     "wait_for_rewards": "waiting for rewards",
     "train": "training",
     "publish": "publishing",
@@ -67,6 +68,34 @@ def who_waits(times: Mapping[str, float]) -> Waits | None:
     if samples + rewards <= 0:
         return None
     return Waits(samples / total, rewards / total, (total - samples - rewards) / total)
+
+
+ENGINES_IDLE = "queue/engines_idle"
+"""Only runs whose engines sample meanwhile have this metric."""
+
+
+def who_waited(record: Mapping[str, Any]) -> str:
+    """Of a step, in a few words; empty where nothing is sampled.
+
+    In turns the sampler waits while the trainer works. Side by side, engines wait only where they have nothing to draw:
+    the share of their time since the step before is on file.
+
+    >>> who_waited({"time/sample": 6.0, "time/train": 4.0})
+    'trainer 60%, sampler 40%'
+    >>> who_waited({"time/wait_for_groups": 1.0, "time/train": 4.0, "time/step": 5.0, "queue/engines_idle": 0.5})
+    'trainer 20%, engines 50%'
+    """
+    times, idle = phase_seconds(record), number(record.get(ENGINES_IDLE))
+    if idle is not None:
+        return f"trainer {waited_for_groups(record):.0%}, engines {idle:.0%}"
+    waits = who_waits(times)
+    return "" if waits is None else f"trainer {waits.trainer:.0%}, sampler {waits.update:.0%}"
+
+
+def waited_for_groups(record: Mapping[str, Any]) -> float:
+    """Share of a step in which the trainer stood still, as its groups were not there."""
+    waited, whole = number(record.get("time/wait_for_groups"), 0.0), number(record.get("time/step"), 0.0)
+    return waited / whole if whole > 0 else 0.0
 
 
 def phase_sums(run: RunRecord) -> dict[str, float]:

@@ -24,7 +24,7 @@ from rich.text import Text
 from posttrain.report.heldout import headline_span, kind_of, measure_of
 from posttrain.report.likelihood_notes import fallen
 from posttrain.report.lines import evaluation_line, short_line
-from posttrain.report.phases import PHASES, phase_seconds, who_waits
+from posttrain.report.phases import ENGINES_IDLE, PHASES, phase_seconds, who_waited
 from posttrain.report.spans import show_change, show_span, show_value, span
 from posttrain.report.store import mapping, number
 from posttrain.report.svg import compact, percent, seconds
@@ -51,6 +51,12 @@ _GIVEN_ANSWERS: list[tuple[str, str, Callable[[float], str]]] = [
     ("tokens", "num_tokens", compact),
 ]
 """What a step of a run that learns from given answers shows: label, metric, form."""
+_SIDE_BY_SIDE: list[tuple[str, str, Callable[[float], str]]] = [
+    ("age", "staleness/mean", lambda value: f"{value:.1f}"),
+    ("masked", "staleness/masked", percent),
+]
+"""What it shows besides where engines sample while it trains."""
+_NOT_WORTH_A_WORD = (("unscored", "0%"), ("masked", "0%"))
 
 
 def _never_stops_a_run(method: Callable[..., None]) -> Callable[..., None]:
@@ -189,7 +195,7 @@ class TerminalView:
         )
         room = shutil.get_terminal_size(fallback=(LOG_WIDTH, 24)).columns - len(step) - len(took) - len(left) - 2
         shown = [step]
-        phases, waits = " ".join(f"{name} {value}" for name, value in self._phases()), self._waits()
+        phases, waits = " ".join(f"{name} {value}" for name, value in self._phases()), who_waited(self._metrics)
         times = [took, f" ({phases})" if phases else "", f"  waited: {waits}" if waits else ""]
         for fact in (f"{name} {value}" for name, value in self._facts()):
             room -= len(fact) + 2
@@ -212,24 +218,19 @@ class TerminalView:
                 ("truncated", "completions/clipped_ratio", percent),
                 ("unscored", "unscored_fraction", percent),
                 ("length", "completions/mean_length", lambda value: f"{value:.1f}"),
+                *(_SIDE_BY_SIDE if ENGINES_IDLE in metrics else []),
                 ("entropy", "entropy", compact),
                 ("kl", "kl", compact),
                 ("grad", "grad_norm", compact),
             ]
         values = [(label, number(metrics.get(name)), form) for label, name, form in shown]
         known = [(label, form(value)) for label, value, form in values if value is not None]
-        return [(label, value) for label, value in known if (label, value) != ("unscored", "0%")]
+        return [(label, value) for label, value in known if (label, value) not in _NOT_WORTH_A_WORD]
 
     def _phases(self) -> list[tuple[str, str]]:
         times = phase_seconds(self._metrics)
         total = number(self._metrics.get("time/step")) or sum(times.values())
         return [(PHASES[name], f"{value / total:.0%}") for name, value in times.items() if total > 0]
-
-    def _waits(self) -> str:
-        """`trainer 61%, sampler 39%`: the one for samples and rewards, the other for the update; or empty."""
-        if (waits := who_waits(phase_seconds(self._metrics))) is None:
-            return ""
-        return f"trainer {waits.trainer:.0%}, sampler {waits.update:.0%}"
 
     def _left(self) -> str:
         remaining = self._total - int(number(self._metrics.get("step"), 0))
@@ -261,7 +262,7 @@ class TerminalView:
         body.add_row(Text("step", style="dim"), row)
         phases = "   ".join(f"{name} {value}" for name, value in self._phases())
         body.add_row(Text("time", style="dim"), Text(f"{seconds(self._seconds[-1])} a step: {phases}"))
-        if waits := self._waits():
+        if waits := who_waited(self._metrics):
             body.add_row(Text("waiting", style="dim"), Text(f"{waits} of the step"))
         return Group(head, body)
 

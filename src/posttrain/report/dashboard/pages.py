@@ -14,6 +14,7 @@ from posttrain.report.charts import heldout_points
 from posttrain.report.dashboard.runs import Place, Standing
 from posttrain.report.document import cards, document
 from posttrain.report.samples import Group, group_html, groups_of, largest_advantage, legend, token_pieces
+from posttrain.report.side_by_side import samples_beside
 from posttrain.report.spans import show_span, show_value
 from posttrain.report.store import RunRecord, read_rollouts
 from posttrain.report.svg import Series, compact, percent
@@ -182,6 +183,8 @@ def _heldout_chart(runs: Mapping[str, RunRecord]) -> Chart | None:
 def _metric_chart(runs: Mapping[str, RunRecord], plot: Plot, metric: str) -> Chart | None:
     lines = []
     for colour, (name, run) in enumerate(runs.items(), start=1):
+        if plot.side_by_side and not samples_beside(run):
+            continue
         if points := run.series(metric):
             points = [(x, 1 - y) for x, y in points] if plot.invert else points
             lines.append(Series(name=name, points=points, colour=colour))

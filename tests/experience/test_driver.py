@@ -1,0 +1,294 @@
+"""The driver with engines that fail in one way each: it notices, says so, and every batch is whole and right.
+
+The engines are scripted: token t of row (n, g) is `token(n, g, t)`, so that what was lost, doubled or mixed up shows.
+What real processes do is shown in tests/faults/test_engines.py.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from posttrain.controller.messages import Limits
+from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
+from posttrain.engines.sampler import Digest
+from posttrain.errors import EngineError, NonFiniteError
+from posttrain.experience.driver import Driver
+from posttrain.experience.schedule import Schedule
+from posttrain.types import Prompt
+
+PROMPTS = [Prompt(index=i, ids=(1, i + 2), text=str(i)) for i in range(40)]
+P, G, LENGTH = 3, 2, 6
+GOOD = Digest(torch.float32, "good")
+
+
+def token(group: int, g: int, place: int) -> int:
+    return 10_000 * group + 100 * g + place
+
+
+class Scripted:
+    """Answers as soon as it is asked; a subclass does one thing wrong."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.version = name, -1
+        self._waiting: list[Answer | EngineGone] = []
+        self._reads, self._rings = socket.socketpair()
+        self.killed = False
+        self.say(Ready(tensors={"weight": ("float32", (2,))}, merged=True))
+
+    def say(self, answer: Answer | EngineGone) -> None:
+        self._waiting.append(answer)
+        self._rings.send(b"\0")
+
+    def fileno(self) -> int:
+        return self._reads.fileno()
+
+    def answers(self) -> list[Answer]:
+        self._reads.recv(4096)
+        found, self._waiting = self._waiting, []
+        gone = next((one for one in found if isinstance(one, EngineGone)), None)
+        if gone is not None:
+            raise gone
+        return [one for one in found if not isinstance(one, EngineGone)]
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            self.decode(task)
+
+    def decode(self, task: Task) -> None:
+        """The first half of what is left, then the rest."""
+        places = range(len(task.drawn_ids), LENGTH)
+        assert task.drawn_ids == tuple(token(*task.row, place) for place in range(len(task.drawn_ids)))
+        cut = len(places) // 2
+        self.piece(task, places[:cut])
+        self.piece(task, places[cut:], ends=True)
+
+    def piece(self, task: Task, places: Sequence[int], *, ends: bool = False, version: int | None = None) -> None:
+        ids = tuple(token(*task.row, place) for place in places)
+        self.say(
+            Piece(
+                row=task.row,
+                attempt=task.attempt,
+                version=self.version if version is None else version,
+                ids=ids,
+                logprobs=(-1.0,) * len(ids),
+                reason="eos" if ends else None,
+                text="done" if ends else None,
+            )
+        )
+
+    def interrupt(self, rows: Sequence[tuple[RowName, int]]) -> None:
+        for row, attempt in rows:
+            self.say(GivenBack(row=row, attempt=attempt))
+
+    def load(self, version: int) -> None:
+        self.version = version
+        self.say(WeightsLoaded(version=version, digests={"weight": GOOD}, probe=[[0.0]], seconds=0.0))
+
+    def push(self) -> bool:
+        return False
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class First(Scripted):
+    """Only the first process of engine 0 is of the kind under test; whatever takes its place is well."""
+
+    made = 0
+
+
+def prove(loaded: WeightsLoaded) -> str:
+    return "" if loaded.digests == {"weight": GOOD} else f"its tensors are not those of version {loaded.version}"
+
+
+class World:
+    """A driver with two engines, and what it said."""
+
+    def __init__(self, wrong: type[Scripted], *, ahead: int = 2, forever: bool = False) -> None:
+        self.said: list[str] = []
+        self.made: list[Scripted] = []
+
+        def start(name: str) -> Callable[[], Scripted]:
+            def make() -> Scripted:
+                first = not any(one.name == name for one in self.made)
+                kind = wrong if name == "engine 0" and (first or forever) else Scripted
+                self.made.append(kind(name))
+                return self.made[-1]
+
+            return make
+
+        names = ["engine 0"] if forever else ["engine 0", "engine 1"]
+        self.driver = Driver(
+            limits=Limits(prompts_per_step=P, group_size=G, last_version=6, run_ahead=ahead, max_staleness=8),
+            engines={name: start(name) for name in names},
+            schedule=Schedule(0, PROMPTS, P),
+            max_new_tokens=LENGTH,
+            rewards=None,
+            trains=lambda group: True,
+            prove=prove,
+            deadline=0.4,
+            start_deadline=2.0,
+            say=self.said.append,
+        )
+
+    def __enter__(self) -> World:
+        self.driver.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.driver.close()
+
+    def train(self, steps: int = 6) -> list[int]:
+        """The prompts of all steps; each completion is looked at."""
+        self.driver.wait_for_engine()
+        self.driver.published(0)
+        trained = list[int]()
+        for version in range(steps):
+            for group in self.driver.batch(version).groups:
+                trained.append(group.prompt.index)
+                for completion in group.completions:
+                    number, g = completion.ids[0] // 10_000, completion.ids[0] // 100 % 100
+                    assert completion.ids == tuple(token(number, g, place) for place in range(LENGTH))
+                    assert self.driver.schedule(number).prompt == group.prompt
+                    assert list(completion.versions) == sorted(completion.versions)
+                    assert 0 <= version - completion.versions[0] <= 8
+            if self.driver.may_publish(version + 1):
+                self.driver.published(version + 1)
+        return trained
+
+
+def expected(steps: int = 6) -> set[int]:
+    schedule = Schedule(0, PROMPTS, P)
+    return {schedule(number).prompt.index for number in range(steps * P)}
+
+
+class Dies(First):
+    def decode(self, task: Task) -> None:
+        self.piece(task, range(2))
+        self.say(EngineGone("killed by signal 9 (Killed)"))
+
+
+class HangsInTheMiddle(First):
+    def decode(self, task: Task) -> None:
+        self.piece(task, range(3))
+
+
+class NeverStarts(First):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._waiting.clear()
+
+
+class NeverLoads(First):
+    def load(self, version: int) -> None:
+        """Nothing comes back."""
+
+
+class LoadsOtherWeights(First):
+    def load(self, version: int) -> None:
+        self.version = version
+        bad = {"weight": Digest(torch.float32, "stale")}
+        self.say(WeightsLoaded(version=version, digests=bad, probe=[[0.0]], seconds=0.0))
+
+
+class LoadsAnotherVersion(First):
+    def load(self, version: int) -> None:
+        super().load(version + 1)
+
+
+class DrawsWithAVersionThatDoesNotExist(First):
+    def decode(self, task: Task) -> None:
+        self.piece(task, range(LENGTH), ends=True, version=self.version + 5)
+
+
+class SaysEverythingTwice(First):
+    def decode(self, task: Task) -> None:
+        super().decode(task)
+        self.piece(task, range(LENGTH), ends=True)
+
+
+class GivesBackWhatNobodyAskedFor(First):
+    def decode(self, task: Task) -> None:
+        if task.attempt > 1:
+            super().decode(task)
+            return
+        self.piece(task, range(2))
+        self.say(GivenBack(row=task.row, attempt=task.attempt))
+
+
+class IsBuiltFromAnotherModel(First):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._waiting = [Ready(tensors={"weight": ("float32", (3,))}, merged=True)]
+
+
+SAYS = {
+    Dies: "killed by signal 9",
+    HangsInTheMiddle: "engine 0 is late",
+    NeverStarts: None,
+    NeverLoads: "engine 0 is late",
+    LoadsOtherWeights: "its tensors are not those of version 0",
+    LoadsAnotherVersion: None,
+    DrawsWithAVersionThatDoesNotExist: None,
+    SaysEverythingTwice: None,
+    GivesBackWhatNobodyAskedFor: None,
+}
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("wrong", [Scripted, *SAYS], ids=lambda kind: kind.__name__)
+def test_whatever_one_engine_does_each_prompt_is_trained_once_with_its_own_tokens(wrong, ahead):
+    with World(wrong, ahead=ahead) as world:
+        trained = world.train()
+    assert len(trained) == len(set(trained)) == 6 * P
+    if not ahead:
+        assert set(trained) == expected()
+    if SAYS.get(wrong):
+        assert any(SAYS[wrong] in sentence for sentence in world.said)
+    assert all(engine.killed for engine in world.made)
+
+
+def test_an_engine_of_another_model_is_refused():
+    with World(IsBuiltFromAnotherModel, ahead=2) as world:
+        world.driver.wait_for_engine()
+        world.driver.published(0)
+        world.driver.batch(0)
+    assert any("other tensors than the first engine" in sentence for sentence in world.said)
+
+
+@pytest.mark.parametrize("wrong", [Dies, NeverLoads, LoadsOtherWeights], ids=lambda kind: kind.__name__)
+def test_when_no_engine_is_left_the_run_ends_and_says_who_was_waited_for(wrong):
+    with World(wrong, forever=True) as world, pytest.raises(EngineError, match="engine 0") as raised:
+        world.train()
+    assert raised.value.exit_code == 4
+    assert len(world.made) == 3, "it was started three times"
+
+
+class DrawsNaN(First):
+    def piece(self, task: Task, places: Sequence[int], *, ends: bool = False, version: int | None = None) -> None:
+        self.say(Piece(row=task.row, attempt=1, version=self.version, ids=(5,), logprobs=(float("nan"),)))
+
+
+def test_numbers_that_are_not_finite_stop_the_run_and_not_the_engine():
+    with World(DrawsNaN) as world, pytest.raises(NonFiniteError, match="logits for completion 0 of prompt"):
+        world.train()
+
+
+def test_what_is_under_way_is_in_the_state_and_another_driver_goes_on_from_it():
+    with World(HangsInTheMiddle, ahead=2) as world:
+        world.driver.wait_for_engine()
+        world.driver.published(0)
+        world.driver.batch(0)
+        assert world.driver.may_publish(1)
+        state = world.driver.state()
+    assert state["rows"] or state["groups"]
+    with World(Scripted, ahead=2) as again:
+        again.driver.load_state(state)
+        again.driver.wait_for_engine()
+        again.driver.published(1)
+        trained = [group.prompt.index for group in again.driver.batch(1).groups]
+    assert len(set(trained)) == P
