@@ -79,11 +79,6 @@ class EngineProcess:
     def fileno(self) -> int:
         return self.channel.fileno()
 
-    @property
-    def has_to_say(self) -> bool:
-        """Is something not sent yet, because the engine does not read?"""
-        return bool(self._outgoing)
-
     def submit(self, tasks: Sequence[Task]) -> None:
         """See `EnginePort`."""
         self._say({"submit": [vars(task) for task in tasks]})
@@ -104,7 +99,6 @@ class EngineProcess:
 
     def answers(self) -> list[Answer]:
         """See `EnginePort`."""
-        self.push()
         ended = False
         try:
             while received := self.channel.recv(1 << 20):
@@ -122,12 +116,13 @@ class EngineProcess:
             raise EngineGone(self.death())
         return found
 
-    def push(self) -> None:
-        """Send what could not be sent yet."""
+    def push(self) -> bool:
+        """See `EnginePort`."""
         with suppress(BlockingIOError, OSError):
             while self._outgoing:
                 sent = self.channel.send(self._outgoing)
                 del self._outgoing[:sent]
+        return bool(self._outgoing)
 
     def death(self) -> str:
         """How the process ended, and the last line that it printed."""
