@@ -1,7 +1,8 @@
-"""What a plan predicts of a run whose engines sample while it trains, by simulating it with the run's own controller."""
+"""What a plan predicts of a run whose engines sample while it trains, simulated with the controller of real runs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,11 +10,11 @@ import pytest
 from posttrain.lab.plan.api import Plan, make_plan
 from posttrain.lab.plan.side_by_side import SideBySide
 
-ASYNCHRONOUS = {"rollout.engines": 1, "train.run_ahead": 2, "train.max_staleness": 8, "train.steps": 60}
+ASYNCHRONOUS = {"rollout.engines": 1, "train.run_ahead": 2, "train.max_staleness": 8, "train.steps": 30}
 TIGHT = {"train.run_ahead": 1, "train.max_staleness": 1}
 
 
-def planned(changes: dict[str, float] | None = None, **how: Any) -> Plan:
+def planned(changes: Mapping[str, int] | None = None, **how: Any) -> Plan:
     """Of a model for which sampling takes most of the time."""
     settings = {**ASYNCHRONOUS, "sampling.max_completion_length": 2048, **(changes or {})}
     return make_plan(None, settings, model="0.5b", algorithm="grpo", gpus="h100", mean_completion_tokens=400, **how)
@@ -36,7 +37,7 @@ def test_steps_per_hour_ages_and_waits_are_predicted(plan):
     assert found.masked == 0
     assert 0 <= found.engines_idle < found.trainer_idle < 1
     for words in (
-        "1 engine samples while the model trains",
+        "1 engine samples while",
         "as many as in turns",
         "0% are older than",
         "of 400 tokens",
@@ -46,14 +47,15 @@ def test_steps_per_hour_ages_and_waits_are_predicted(plan):
 
 
 def test_a_bound_as_tight_as_the_lead_masks_tokens_and_the_plan_says_which_would_not():
-    tight, even = predicted(planned(TIGHT)), predicted(planned(TIGHT, length_spread=0.0))
+    tightest = planned(TIGHT)
+    tight, even = predicted(tightest), predicted(planned(TIGHT, length_spread=0.0))
     assert tight.masked > 0.01
     assert tight.masked > even.masked
     assert tight.oldest == 1
     wider = planned({**TIGHT, "train.max_staleness": tight.enough_staleness})
     assert predicted(wider).masked <= 0.01
     assert predicted(wider).steps_per_hour == tight.steps_per_hour  # the bound costs no time
-    assert "would mask at most 1%" in planned(TIGHT).render()
+    assert "would mask at most 1%" in tightest.render()
     assert "would mask at most 1%" not in wider.render()
 
 

@@ -22,7 +22,7 @@ from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.timing import cost_of_step, sampling_work
 from posttrain.train.fleet import limits_of, threads_of
 
-STEPS, ROWS = 100, 64
+STEPS, ROWS = 60, 32
 """Of a simulation at most: larger steps are drawn to scale, with fewer prompts, fewer slots and slower rows."""
 MOST_AHEAD = 8
 NO_BOUND = 1 << 30
