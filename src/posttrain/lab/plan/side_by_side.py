@@ -20,7 +20,6 @@ from posttrain.controller.workload import Workload as Simulation
 from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.timing import cost_of_step, sampling_work
-from posttrain.train.fleet import limits_of, threads_of
 
 STEPS, ROWS = 60, 32
 """Of a simulation at most: larger steps are drawn to scale, with fewer prompts, fewer slots and slower rows."""
@@ -68,9 +67,11 @@ def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spre
     engines = config.rollout.engines
     if not engines:
         return None
+    from posttrain.train.fleet import limits_of, threads_of  # with transformers, which takes seconds
+
     mean = workload.mean_completion_tokens or max(1, workload.completion_tokens // MEAN_SHARE)
     workload = replace(workload, mean_completion_tokens=mean)
-    scaled = Scaled(config, workload, hardware, SPREAD if spread is None else spread)
+    scaled = Scaled(config, limits_of(config), workload, hardware, SPREAD if spread is None else spread)
     threads = threads_of(config) if workload.device == "cpu" else None
     slower = (1.0, 1.0) if threads is None else (cores() / threads[0], cores() / threads[1])
     limits, beside = scaled.limits, scaled.simulation(*slower)
@@ -107,15 +108,15 @@ class Scaled:
     """A run drawn to a scale at which it is simulated in a second."""
 
     config: RunConfig
+    whole: Limits
     workload: Workload
     hardware: Hardware
     spread: float
 
     @property
     def limits(self) -> Limits:
-        limits = limits_of(self.config)
-        prompts = min(limits.prompts_per_step, max(1, ROWS // limits.group_size))
-        return replace(limits, prompts_per_step=prompts, last_version=min(STEPS, limits.last_version))
+        prompts = min(self.whole.prompts_per_step, max(1, ROWS // self.whole.group_size))
+        return replace(self.whole, prompts_per_step=prompts, last_version=min(STEPS, self.whole.last_version))
 
     def simulation(self, trainer: float, engine: float) -> Simulation:
         """`trainer`, `engine`: times as long as they take with the whole device to themselves."""
