@@ -191,7 +191,7 @@ def test_an_engine_that_is_lost_too_often_stays_away_and_the_last_one_ends_the_r
     controller.handle(Joined("a"))
     controller.handle(Loaded("a", 0))
     commands = controller.handle(Asked()) + controller.handle(Lost("a", "was killed"))
-    cause = "row 0 was given to engines 2 times: a, which was killed"
+    cause = "row 0 was lost 2 times since its last token: a, which was killed"
     assert commands[:3] == [Dismiss("a"), GiveUp(0, cause), GiveUp(1, cause)]
     assert commands[3:] == [Stop("the trainer waited for a, which was killed; no engine is left", failed=True)]
 
@@ -204,12 +204,22 @@ def test_a_row_that_no_engine_survives_takes_its_group_with_it():
     assert given_up == [0], "group 0 was at a, then at b; group 1 was at b alone"
 
 
+def test_a_row_that_gets_on_in_each_attempt_is_never_given_up():
+    controller, _ = started("ab", attempts=2, prompts_per_step=1, group_size=1)
+    for attempt in range(1, 20):
+        engine = "a" if controller.holds("a", Row(0, 0), attempt) else "b"
+        controller.handle(Drew(engine, Row(0, 0), attempt, 0, 1))
+        (submit,) = controller.handle(Returned(engine, Row(0, 0), attempt))
+        assert isinstance(submit, Submit)
+        assert (submit.attempt, submit.drawn) == (attempt + 1, attempt)
+
+
 def test_the_other_rows_of_what_is_given_up_are_interrupted():
     controller, _ = started("ab", attempts=2, prompts_per_step=1)
     controller.handle(Returned("a", Row(0, 0), 1))
     assert controller.handle(Returned("b", Row(0, 0), 2))[:2] == [
         Interrupt("a", Row(0, 1), 1),
-        GiveUp(0, "row 0 was given to engines 2 times: b gave it back unfinished"),
+        GiveUp(0, "row 0 was lost 2 times since its last token: b gave it back unfinished"),
     ]
 
 
@@ -230,7 +240,7 @@ def test_when_nobody_scores_the_run_ends():
     answer(controller, commands)
     controller.handle(ScoringLost(0, "killed"))
     assert controller.handle(ScoringLost(1, "killed"))[-1] == Stop(
-        "2 groups in a row were given up; the last: its rewards were asked for 1 times: killed", failed=True
+        "2 groups in a row were given up; the last: its rewards were asked for once: killed", failed=True
     )
 
 

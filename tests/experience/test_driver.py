@@ -88,6 +88,9 @@ class Scripted:
         self.version = version
         self.say(WeightsLoaded(version=version, digests={"weight": GOOD}, probe=[[0.0]], seconds=0.0))
 
+    def push(self) -> bool:
+        return False
+
     def kill(self) -> None:
         self.killed = True
 

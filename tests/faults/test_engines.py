@@ -12,9 +12,11 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
+from tests.processes import Command
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain as pt
@@ -128,6 +130,36 @@ def test_a_resumed_run_goes_on_with_what_was_waiting_and_under_way(place):
     assert len(counts) == 20 * 4
     assert set(counts.values()) == {1}
     assert state["feed"]["engines"]["controller"]["version"] == 10
+
+
+def of_run(run: Path) -> list[int]:
+    """Engines that write into the folder of this run, whoever is their parent."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        with suppress(psutil.Error):
+            is_engine = "posttrain.engines.worker" in (process.info["cmdline"] or ())
+            if is_engine and any(file.path.startswith(str(run)) for file in process.open_files()):
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "kill -9"])
+def test_no_engine_outlives_its_trainer(place, number, code):
+    run = place / f"ended by {number}"
+    settings = config(place, run.name, rollout={"engines": 2}) | {"train": {"steps": 100_000, "prompts_per_step": 4}}
+    settings["train"] |= {"run_ahead": 2, "max_staleness": 8}
+    (place / "long.yaml").write_text(json.dumps(settings))
+    process = Command("train", "long.yaml", cwd=place)
+    while not (run / "metrics.jsonl").exists() and process.returncode is None:
+        time.sleep(0.05)
+    assert len(of_run(run)) == 2
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    until = time.monotonic() + 20
+    while of_run(run) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert of_run(run) == []
 
 
 def test_engines_that_cannot_start_end_the_run_with_their_last_words(place, monkeypatch):

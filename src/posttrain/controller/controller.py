@@ -251,7 +251,7 @@ class Controller:
         self.counts["scorings_lost"] += 1
         self._scoring.discard(number)
         if self._groups[number].scorings >= self.limits.attempts:
-            self._give_up(number, f"its rewards were asked for {self.limits.attempts} times: {cause}")
+            self._give_up(number, f"its rewards were asked for {_times(self.limits.attempts)}: {cause}")
         else:
             self._unscored.add(number)
 
@@ -322,12 +322,13 @@ class Controller:
             self._place_again(row, cause)
 
     def _place_again(self, row: Row, cause: str) -> None:
-        """A row has no engine any more: another goes on with it, unless it was given to engines too often."""
+        """A row has no engine any more: another goes on with it, unless that was tried too often."""
         found = self._row(row)
         if found is None or self._stopped:
             return
-        if found.attempt >= self.limits.attempts and self._ending is None:
-            self._give_up(row.group, f"row {row.g} was given to engines {found.attempt} times: {cause}")
+        found.failures += 1
+        if found.failures >= self.limits.attempts and self._ending is None:
+            self._give_up(row.group, f"row {row.g} was lost {_times(found.failures)} since its last token: {cause}")
         else:
             self.counts["rows_moved"] += 1
             self._unplaced.add(row.group)
@@ -487,3 +488,7 @@ class Controller:
     def _stop(self, cause: str, *, failed: bool) -> None:
         self._order(Stop(cause, failed))
         self._stopped = True
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

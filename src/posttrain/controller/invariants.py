@@ -79,6 +79,8 @@ class Broken(NamedTuple):
 class SeenRow:
     engine: str | None = None
     attempt: int = 0
+    failures: int = 0
+    """How often it was lost since its last token."""
     spans: list[list[int]] = field(default_factory=list)
     ended: bool = False
 
@@ -186,7 +188,7 @@ class Observer:
         for group in state["in_flight"]:
             books.rows.setdefault(group["group"], self._new_rows())
         for row in (row for rows in books.rows.values() for row in rows):
-            row.engine, row.attempt = None, 0
+            row.engine, row.attempt, row.failures = None, 0, 0
         self.start(engines)
 
     # --- every reaction ----------------------------------------------------------------------------------------------
@@ -258,12 +260,15 @@ class Observer:
                 row.spans[-1][1] += event.count
             else:
                 row.spans.append([event.version, event.count])
+            row.failures = 0
             return
         row.engine = None
         engine.rows.discard(event.row)
         if isinstance(event, Ended):
             row.ended = True
             engine.losses = 0
+        else:
+            row.failures += 1
 
     def _now_joined(self, name: str) -> None:
         if name in self.dismissed:
@@ -318,6 +323,7 @@ class Observer:
             found = self._row(row)
             if found is not None:
                 found.engine = None
+                found.failures += 1
         self.engines[name] = SeenEngine(joined=joined, losses=engine.losses + 1)
 
     # --- commands ----------------------------------------------------------------------------------------------------
@@ -364,8 +370,8 @@ class Observer:
         self._check(found.engine is None, "holders", f"{submit}, although {found.engine} holds the row")
         self._check(not found.ended, "once", f"{submit}, although the row has ended")
         self._check(submit.drawn == found.drawn, "tokens", f"{submit}, but {found.drawn} tokens were delivered")
-        right = submit.attempt == found.attempt + 1 <= self.limits.attempts
-        self._check(right, "attempts", f"{submit} after {found.attempt} attempts of {self.limits.attempts}")
+        right = submit.attempt == found.attempt + 1 and found.failures < self.limits.attempts
+        self._check(right, "attempts", f"{submit} after attempt {found.attempt}; {found.failures} were in vain")
         self._goes_to_the_right_engine(submit)
         found.engine, found.attempt = submit.engine, submit.attempt
         engine.rows.add(row)
@@ -470,7 +476,7 @@ class Observer:
         rows = books.rows.pop(number, None)
         self._check(rows is not None, "once", f"group {number} is given up, but is not in flight")
         self._check(bool(cause), "once", f"group {number} is given up without a cause")
-        used = [row for row in rows or () if row.engine is None and row.attempt >= self.limits.attempts]
+        used = [row for row in rows or () if row.engine is None and row.failures >= self.limits.attempts]
         scored = books.scorings[number] >= self.limits.attempts and self.unscored == number
         self._check(bool(used) or scored, "attempts", f"group {number} is given up after {event}: {cause}")
         held = [row.engine for row in rows or () if row.engine]

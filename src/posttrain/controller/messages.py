@@ -268,5 +268,6 @@ class Limits:
     max_voided: int = 10_000
     """Groups voided in a row, none kept in between, after which the run ends as failed: nothing is left to learn."""
     attempts: int = 3
-    """Of a row or of the rewards of a group, before the group is given up; also the losses of an engine in a row, with
-    no answer ended in between, after which it is not started again."""
+    """Failures after which something is not tried again. A row that was lost so often since its last token is given up
+    with its group; so is a group whose rewards were lost so often. An engine that was lost so often since it ended an
+    answer stays away."""

@@ -18,6 +18,8 @@ class RowState:
     """Who decodes it."""
     attempt: int = 0
     """How often it was given to an engine."""
+    failures: int = 0
+    """How often it was lost since its last token."""
     spans: list[list[int]] = field(default_factory=list)
     """Its tokens: [version, count] one after the other."""
     ended: bool = False
@@ -33,6 +35,7 @@ class RowState:
 
     def draw(self, version: int, count: int) -> None:
         add_span(self.spans, version, count)
+        self.failures = 0
 
 
 @dataclass

@@ -120,6 +120,10 @@ class EnginePort(Protocol):
         """What has come since the last call. Raises EngineGone when nothing will come any more."""
         ...
 
+    def push(self) -> bool:
+        """Send more of what an engine that does not read has not taken yet; is there still something left?"""
+        ...
+
     def kill(self) -> None:
         """End it at once, and whatever it has started."""
         ...

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -41,6 +41,9 @@ class EngineSetup:
 class EngineProcess:
     """One process. Nothing here waits for it, so that one that hangs holds up nobody."""
 
+    program: ClassVar[str] = "posttrain.engines.worker"
+    """The module that it runs."""
+
     def __init__(
         self,
         name: str,
@@ -61,7 +64,7 @@ class EngineProcess:
         descriptors = [theirs.fileno(), *files]
         with theirs, log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "posttrain.engines.worker", *map(str, descriptors)],
+                [sys.executable, "-m", self.program, *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -75,11 +78,6 @@ class EngineProcess:
 
     def fileno(self) -> int:
         return self.channel.fileno()
-
-    @property
-    def has_to_say(self) -> bool:
-        """Is something not sent yet, because the engine does not read?"""
-        return bool(self._outgoing)
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """See `EnginePort`."""
@@ -101,7 +99,6 @@ class EngineProcess:
 
     def answers(self) -> list[Answer]:
         """See `EnginePort`."""
-        self.push()
         ended = False
         try:
             while received := self.channel.recv(1 << 20):
@@ -119,12 +116,13 @@ class EngineProcess:
             raise EngineGone(self.death())
         return found
 
-    def push(self) -> None:
-        """Send what could not be sent yet."""
+    def push(self) -> bool:
+        """See `EnginePort`."""
         with suppress(BlockingIOError, OSError):
             while self._outgoing:
                 sent = self.channel.send(self._outgoing)
                 del self._outgoing[:sent]
+        return bool(self._outgoing)
 
     def death(self) -> str:
         """How the process ended, and the last line that it printed."""

@@ -10,18 +10,18 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 
+from posttrain.control_groups import memory_left
 from posttrain.engines.delivery import digest
 from posttrain.engines.sampler import Digest
-from posttrain.errors import PublishError
+from posttrain.errors import DoesNotFit, PublishError
 
 BUFFERS = 2
 _ALIGNED = 64
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,12 @@ def layout(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Place]
 
 
 def new_files() -> list[int]:
-    """A file descriptor for each buffer."""
-    folder = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    """A file descriptor for each buffer: memory without a name, whatever /dev/shm is limited to."""
+    if hasattr(os, "memfd_create"):
+        return [os.memfd_create("weights") for _ in range(BUFFERS)]
     files = list[int]()
     for _ in range(BUFFERS):
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with tempfile.TemporaryFile() as file:
             files.append(os.dup(file.fileno()))
     return files
 
@@ -71,8 +72,7 @@ class Published:
         self.places = layout(tensors)
         size = max([1, *(place.end for place in self.places.values())])
         if write:
-            for file in files:
-                os.posix_fallocate(file, 0, size)  # a full memory shows here, and not as a bus error later
+            _make_room(files, size)
         access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
         self._maps = [mmap.mmap(file, size, access=access) for file in files]
         self._buffers = [_viewed(one) for one in self._maps]
@@ -104,6 +104,20 @@ class Published:
     def _view(self, number: int, name: str) -> Tensor:
         place = self.places[name]
         return self._buffers[number % BUFFERS][place.start : place.end].view(place.dtype).view(place.shape)
+
+
+def _make_room(files: Sequence[int], size: int) -> None:
+    """Memory of this kind is given when it is written to, so that the end of it would be the end of some process."""
+    left = min([psutil.virtual_memory().available, *memory_left()])
+    if len(files) * size > left:
+        raise DoesNotFit(
+            given=f"{len(files)} copies of the weights, {size / 2**30:.1f} GiB each, do not fit into the "
+            f"{left / 2**30:.1f} GiB of memory that are left",
+            allowed="room for two copies beside trainer and engines",
+            fix="Set rollout.engines = 0 to sample in the trainer's process, or take a machine with more memory.",
+        )
+    for file in files:
+        os.ftruncate(file, size)
 
 
 def _viewed(memory: mmap.mmap) -> Tensor:

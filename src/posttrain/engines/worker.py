@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,12 +37,21 @@ FLUSH_SECONDS = 0.1
 """Tokens are handed over so often at least, so that another engine can go on from them."""
 
 
-def main() -> None:
+def main(kind: Callable[[socket.socket, Sequence[int]], Worker]) -> None:
+    """Serve until the parent has gone, and end the process."""
+    try:
+        _serve(kind)
+    finally:
+        sys.stdout.flush()
+        os._exit(1 if sys.exc_info()[0] else 0)  # threads of kernels must not hold up the end
+
+
+def _serve(kind: Callable[[socket.socket, Sequence[int]], Worker]) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when a run ends
     channel = socket.socket(fileno=int(sys.argv[1]))
-    worker = Worker(channel, [int(file) for file in sys.argv[2:4]])
+    worker = kind(channel, [int(file) for file in sys.argv[2:4]])
     try:
         worker.serve()
     except (BrokenPipeError, ConnectionResetError):
@@ -71,7 +80,7 @@ class Worker:
         torch.set_num_threads(setup["threads"])
         sampler = make(setup)
         sampling = SamplingConfig.model_validate(setup["sampling"])
-        self.rows = ContinuousSampler(sampler, sampling, keep_cache=setup["keep_cache"])
+        self.rows = self.open(sampler, sampling, keep_cache=setup["keep_cache"])
         held = {n: (dtype_name(x.dtype), tuple(x.shape)) for n, x in named_tensors(sampler.model)}
         self.published: Published | None = None
         self.say({"ready": {"tensors": held, "merged": sampler.owns_weights, "note": sampler.note}})
@@ -81,6 +90,10 @@ class Worker:
                 self._hear(message)
             if self.rows:
                 self._tell(self.rows.step())
+
+    def open(self, sampler: LocalSampler, sampling: SamplingConfig, *, keep_cache: bool) -> ContinuousSampler:
+        """What decodes the rows."""
+        return ContinuousSampler(sampler, sampling, keep_cache=keep_cache)
 
     def _wait_for_setup(self) -> Any:
         while (messages := self._receive(wait=True)) is not None:
@@ -160,8 +173,4 @@ def _task(saved: Mapping[str, Any]) -> Task:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    finally:
-        sys.stdout.flush()
-        os._exit(1 if sys.exc_info()[0] else 0)  # threads of kernels must not hold up the end
+    main(Worker)

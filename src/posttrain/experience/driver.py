@@ -64,6 +64,8 @@ from posttrain.types import Completion
 
 TICK = 0.25
 """Seconds after which clocks are looked at though nothing came."""
+SOON = 0.002
+"""Seconds after which an engine is sent the rest of a long message."""
 
 
 class Prove(Protocol):
@@ -272,7 +274,8 @@ class Driver:
             self._launch(name)
         self.activity.look(self.controller)
         while not self._closing:
-            for key, _ in self._selector.select(TICK):
+            unsent = [port.push() for port in self._ports.values()]
+            for key, _ in self._selector.select(SOON if any(unsent) else TICK):
                 if key.fileobj is self._woken:
                     self._woken.recv(4096)
                 else:

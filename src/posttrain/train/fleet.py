@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from os import close
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch import nn
 from posttrain.control_groups import cores
 from posttrain.controller.messages import Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
-from posttrain.engines.port import WeightsLoaded
+from posttrain.engines.port import EnginePort, WeightsLoaded
 from posttrain.engines.process import EngineProcess, EngineSetup
 from posttrain.engines.published import Published, new_files
 from posttrain.engines.sampler import Digest
@@ -119,6 +119,8 @@ class Fleet:
     store: RunStore
     resources: ExitStack
     say: Callable[[str], None]
+    start: ClassVar[Callable[..., EnginePort]] = EngineProcess
+    """Starts an engine: from its name, set-up, files of the weights, numbers of the publications, proof, and log."""
 
     @staticmethod
     def of(
@@ -179,7 +181,7 @@ class Fleet:
             say=self.say,
         )
 
-    def _engine(self, name: str, deliveries: Deliveries) -> EngineProcess:
+    def _engine(self, name: str, deliveries: Deliveries) -> EnginePort:
         config = self.config
         setup = EngineSetup(
             model=config.model.model_dump(mode="json"),
@@ -191,7 +193,7 @@ class Fleet:
             threads=threads_of(config)[1],
         )
         log = self.store.folder / "engines" / f"{name.replace(' ', '-')}.log"
-        return EngineProcess(name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log)
+        return type(self).start(name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log)
 
 
 def engine_names(count: int) -> list[str]:
