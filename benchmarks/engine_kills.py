@@ -35,7 +35,7 @@ from posttrain.data.split import read_split
 from posttrain.errors import EngineError
 from posttrain.report.store import read_run
 
-PROMPTS, STEPS, AHEAD, STALENESS, ROWS = 4, 150, 2, 8, 2000
+PROMPTS, STEPS, AHEAD, STALENESS, ROWS = 4, 200, 2, 8, 2000
 KILLS_PER_RUN = 12
 DEADLINE = 10
 TARGETS = {"engine": 4, "hang": 2, "reward": 2, "trainer": 2}
@@ -126,11 +126,12 @@ def kill_while_it_runs(
     process: subprocess.Popen[bytes], folder: Path, run: Path, dice: random.Random, outcome: Outcome, kills: int
 ) -> bool:
     """Kill at random moments, until the run has ended; True if the trainer was killed."""
-    moment = time.monotonic() + dice.uniform(1, 12)
+    metrics, moment = run / "metrics.jsonl", 0.0
+    before = size_of(metrics)
     while process.poll() is None:
         time.sleep(0.05)
-        if outcome.kills.total() >= kills or time.monotonic() < moment:
-            continue
+        if outcome.kills.total() >= kills or size_of(metrics) == before or time.monotonic() < moment:
+            continue  # only what trains is killed: starting takes far longer than training, and has less to lose
         target = dice.choices(list(TARGETS), list(TARGETS.values()))[0]
         moment = time.monotonic() + dice.uniform(0.2, 4)
         if target == "trainer":
@@ -145,6 +146,10 @@ def kill_while_it_runs(
             victims[dice.randrange(len(victims))].send_signal(signal.SIGSTOP if target == "hang" else signal.SIGKILL)
             outcome.kills[target] += 1
     return False
+
+
+def size_of(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def look_at(outcome: Outcome, folder: Path, run: Path) -> None:
