@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import time
 from collections import Counter
@@ -122,11 +123,12 @@ def main() -> int:
                 total[name].update(counter)
             for line in counts["broken"]:
                 print(line, flush=True)
-    return report(options.number, total, time.time() - began)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return report(options.number, total, time.time() - began, used.ru_utime + used.ru_stime)
 
 
-def report(number: int, total: dict[str, Counter[str]], seconds: float) -> int:
-    print(f"{number} schedules in {seconds:.0f} s; ends: {dict(total['ends'])}")
+def report(number: int, total: dict[str, Counter[str]], seconds: float, cpu: float) -> int:
+    print(f"{number} schedules in {seconds:.0f} s, {cpu:.0f} s of processor time; ends: {dict(total['ends'])}")
     print(f"{'fault':20} {'happened':>9} {'noticed':>9}")
     for kind in FAULTS:
         print(f"{kind:20} {total['faults'][kind]:9} {total['answered'][kind]:9}")
@@ -136,7 +138,8 @@ def report(number: int, total: dict[str, Counter[str]], seconds: float) -> int:
     print(f"all {len(INVARIANTS)} invariants held in all of them")
     if number >= 100_000:
         kept = {name: dict(sorted(total[name].items())) for name in ("faults", "answered", "ends")}
-        RESULT.write_text(json.dumps({"schedules": number, "seconds": round(seconds), **kept}, indent=1) + "\n")
+        found = {"schedules": number, "seconds": round(seconds), "cpu_seconds": round(cpu), **kept}
+        RESULT.write_text(json.dumps(found, indent=1) + "\n")
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables(on_file())), encoding="utf-8")
     return 0
 
@@ -149,7 +152,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     """For docs/: what holds, and what went wrong meanwhile."""
     faults = [[kind, f"{found['faults'][kind]:,}", f"{found['answered'][kind]:,}"] for kind in FAULTS]
     ends = ", ".join(f"{count:,} {how}" for how, count in sorted(found["ends"].items()))
-    counted = f"{found['schedules']:,} schedules in {found['seconds']} s on two processes; {ends}."
+    counted = f"{found['schedules']:,} schedules, {found['cpu_seconds'] / 60:.0f} minutes of processor time; {ends}."
     return {
         "invariants": table(["name", "what holds"], list(INVARIANTS.items())),
         "faults": f"{counted}\n\n" + table(["fault", "happened", "noticed"], faults),

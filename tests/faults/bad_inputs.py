@@ -357,7 +357,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         BadInput(
             name="Asynchronous training",
             command="train run.yaml train.max_staleness=1",
-            says="train.max_staleness = 1.*not available.*Set train.max_staleness = 0",
+            says="train.max_staleness = 1.*own process samples.*Set rollout.engines = 1",
         ),
         BadInput(
             name="Distillation without a teacher",

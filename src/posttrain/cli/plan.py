@@ -27,6 +27,10 @@ MaxCompletionLength = Annotated[int | None, typer.Option(help="sampling.max_comp
 Steps = Annotated[int | None, typer.Option(help="train.steps")]
 PromptLength = Annotated[int | None, typer.Option(help="Tokens of the longest prompt, where no setting says.")]
 MeanCompletionLength = Annotated[int | None, typer.Option(help="Tokens of a usual answer; time depends on it.")]
+LengthSpread = Annotated[
+    float | None,
+    typer.Option(help="Sigma of the log-normal lengths of answers, where engines sample beside training: 1.0."),
+]
 Engine = Annotated[str | None, typer.Option(help="Who samples: shared, copy or separate (a server of its own).")]
 EngineGpus = Annotated[int, typer.Option(help="Devices of a separate engine.")]
 Sharding = Annotated[str | None, typer.Option(help="What devices divide: none, optimizer, gradients or full (FSDP).")]
@@ -47,6 +51,7 @@ def plan(
     steps: Steps = None,
     prompt_length: PromptLength = None,
     mean_completion_length: MeanCompletionLength = None,
+    length_spread: LengthSpread = None,
     engine: Engine = None,
     engine_gpus: EngineGpus = 1,
     sharding: Sharding = None,
@@ -82,6 +87,7 @@ def plan(
         "sharding": _one_of("sharding", sharding, ("none", "optimizer", "gradients", "full")),
         "optimizer_bits": _one_of("optimizer-bits", optimizer_bits, (32, 8)),
         "mean_completion_tokens": mean_completion_length,
+        "length_spread": length_spread,
         "prompt_tokens": prompt_length,
         "price": price,
     }

@@ -22,7 +22,7 @@ policy-gradient algorithm takes it. From the command line one setting of a name 
 `algorithm.correction.high=3`.
 
 The policy that sampled (mu) and the one that the trainer computes differ by numerics (another engine, another
-precision, other experts) and by age (`train.publish_every`). With the centre of the ratio called the anchor,
+precision, other experts) and by age (`train.run_ahead`). With the centre of the ratio called the anchor,
 
     policy / mu  =  policy / anchor  *  anchor / mu         the ratio of the algorithm, and the weight of the correction
 

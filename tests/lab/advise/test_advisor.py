@@ -172,13 +172,14 @@ def test_what_would_change_the_answer_does_so():
         assert advise({"data": "verifier", change.fact: change.value}).best.algorithm == change.algorithm
 
 
-def test_rollout_bound_gets_a_config_that_learns_from_stale_answers():
+def test_rollout_bound_gets_a_config_that_samples_while_it_trains():
     """What a rule asks of other sections than the algorithm's stands in the config, and is no setting of the latter."""
     best = advise(data="verifier", rollout_bound=True).best
     config = load_config(yaml.safe_load(best.config)).config
     assert (best.algorithm, best.settings) == ("grpo", {"correction": "decoupled"})
-    assert (config.algorithm.settings["correction"], config.train.publish_every) == ("decoupled", 4)
-    assert load_config(yaml.safe_load(advise(data="verifier").best.config)).config.train.publish_every == 1
+    assert config.algorithm.settings["correction"] == "decoupled"
+    assert (config.rollout.engines, config.train.run_ahead, config.train.max_staleness) == (1, 2, 8)
+    assert load_config(yaml.safe_load(advise(data="verifier").best.config)).config.rollout.engines == 0
 
 
 def test_what_rules_set_are_settings_of_a_configuration():

@@ -28,6 +28,7 @@ from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
 from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan, Workload
+from posttrain.lab.plan.side_by_side import SideBySide, side_by_side
 from posttrain.lab.plan.target import Target, corrected, target_of
 from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
 from posttrain.lab.plan.verdict import DiskPlan, Verdict, disk_of
@@ -61,6 +62,8 @@ class Plan:
     """Hardware on which it fits as it is, where it does not fit on this."""
     remarks: tuple[Remark, ...] = ()
     """Settings outside of published ranges."""
+    beside: SideBySide | None = None
+    """Of a run whose engines sample while it trains, where it was simulated."""
 
     @property
     def hardware(self) -> Hardware:
@@ -143,7 +146,13 @@ def make_plan(
     resolved = load_config(config, overrides).config
     check(resolved)
     target = target_of(resolved, gpus, **how)
-    return plan_for(resolved, target if named else with_lengths(resolved, target))
+    return simulated(plan_for(resolved, target if named else with_lengths(resolved, target)))
+
+
+def simulated(plan: Plan) -> Plan:
+    """The plan, and what a simulation shows of a run whose engines sample while it trains."""
+    found = side_by_side(plan.config, plan.workload, plan.hardware, plan.target.length_spread)
+    return replace(plan, beside=found)
 
 
 def with_lengths(config: RunConfig, target: Target) -> Target:
@@ -319,7 +328,7 @@ def plan_pipeline(
     configs = read_pipeline(source, overrides).with_start_models()
     return PipelinePlan(
         stages={
-            name: plan_for(config, with_lengths(config, target_of(config, gpus, **how)))
+            name: simulated(plan_for(config, with_lengths(config, target_of(config, gpus, **how))))
             for name, config in configs.items()
         }
     )

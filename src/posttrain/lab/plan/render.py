@@ -42,6 +42,7 @@ def render(plan: Plan) -> str:
         _section("Memory", _memory(plan)),
         _section("Change", _changes(plan)),
         _section("Time", _time(plan)),
+        _section("Beside", _beside(plan)),
         _section("Money", _money(plan)),
         _section("Disk", _disk(plan)),
         _section("Remarks", [f"- {remark}" for remark in plan.remarks]),
@@ -93,6 +94,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "evaluation_seconds": plan.evaluation_seconds,
             "dollars": None if plan.dollars is None else list(plan.dollars),
         },
+        "side_by_side": None if plan.beside is None else asdict(plan.beside),
         "memory": {
             phase.name: {"bytes": phase.bytes, "moment": phase.moment, "parts": [asdict(part) for part in phase.parts]}
             for phase in plan.memory.phases
@@ -190,6 +192,45 @@ def _time(plan: Plan) -> list[str]:
     ]
 
 
+def _beside(plan: Plan) -> list[str]:
+    """What sampling while training comes to."""
+    found, train = plan.beside, plan.config.train
+    if found is None:
+        return []
+    engines = "1 engine samples" if found.engines == 1 else f"{found.engines} engines sample"
+    gain = f"{found.steps_per_hour / found.in_turns:.1f} times"
+    told = [
+        f"{engines} while the model trains: {found.steps_per_hour:,.0f} steps an hour, {gain} as many as "
+        f"in turns ({found.in_turns:,.0f})",
+        f"the trainer waits {percent(found.trainer_idle)} of the time, engines draw nothing in "
+        f"{percent(found.engines_idle)} of theirs",
+        f"tokens are {found.mean_age:.1f} versions old when they are trained, 95% of them at most {found.p95_age}, the "
+        f"oldest {found.oldest}; {percent(found.masked)} are older than train.max_staleness = {train.max_staleness}",
+    ]
+    if found.enough_ahead > train.run_ahead:
+        told.append(f"train.run_ahead = {found.enough_ahead} would be faster, and no higher one much faster")
+    if found.enough_staleness > train.max_staleness:
+        told.append(f"train.max_staleness = {found.enough_staleness} would mask at most 1% of the tokens")
+    return told
+
+
+def _beside_assumed(plan: Plan) -> list[str]:
+    found = plan.beside
+    if found is None:
+        return []
+    told = [
+        f"side by side: {found.steps} steps simulated, answers of {found.mean_tokens:,} tokens on average with a "
+        f"log-normal spread of {found.spread:g}, at most {found.longest_tokens:,} (--mean-completion-length, "
+        "--length-spread)"
+    ]
+    if found.threads is not None:
+        trainer, engine = found.threads
+        told.append(f"cores are shared, {trainer} for the trainer and {engine} for each engine; speed goes with cores")
+    else:
+        told.append("each engine has a device of its own, like those that train")
+    return told
+
+
 def _wasted(plan: Plan) -> list[str]:
     """Devices without which a step would take as long."""
     useful, all_devices, w = useful_devices(plan.workload), plan.hardware.count, plan.workload
@@ -232,7 +273,7 @@ def _assumed(plan: Plan) -> list[str]:
         told.append("time on GPUs is computed from data sheets; none was at hand to measure it")
     if plan.hardware.count > 1:
         told.append("what several devices would do together is computed: time and price, too")
-    return [*told, *plan.memory.notes]
+    return [*told, *_beside_assumed(plan), *plan.memory.notes]
 
 
 def _rows_assumed(plan: Plan) -> str:

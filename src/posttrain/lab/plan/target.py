@@ -195,6 +195,8 @@ class Target:
     prompt_tokens: int | None = None
     price: float | None = None
     """Dollars per device and hour; None: the table's range."""
+    length_spread: float | None = None
+    """Sigma of the lengths of answers, which are taken to be log-normal."""
     lengths: RowLengths | None = None
     """Of the data, where it is on this machine."""
 
@@ -229,6 +231,7 @@ def _check_target(config: RunConfig, given: Mapping[str, Any]) -> None:
         "mean_completion_tokens": ("--mean-completion-length", 1, longest),
         "prompt_tokens": ("--prompt-length", 1, inf),
         "price": ("--price", 0, inf),
+        "length_spread": ("--length-spread", 0, inf),
     }
     for name, (option, least, most) in within.items():
         if name in given and not least <= given[name] <= most:

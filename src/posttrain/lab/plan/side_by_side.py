@@ -1,0 +1,151 @@
+"""What sampling while training comes to, before a run: steps per hour, ages of tokens, and who waits.
+
+The controller of real runs decides here as well, in virtual time (`controller/simulate.py`). How long engines and the
+trainer take is what the plan says of their work; how long answers are is assumed: log-normal, with a mean and a spread
+(sigma), and cut at the limit.
+
+The controller neither waits nor drops for `train.max_staleness`. So one simulation shows all ages, and which tokens
+each bound would mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from posttrain.config import RunConfig
+from posttrain.control_groups import cores
+from posttrain.controller.messages import Limits
+from posttrain.controller.simulate import Simulated, simulate
+from posttrain.controller.workload import Workload as Simulation
+from posttrain.lab.plan.hardware import Hardware
+from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.timing import cost_of_step, sampling_work
+
+STEPS, ROWS = 60, 32
+"""Of a simulation at most: larger steps are drawn to scale, with fewer prompts, fewer slots and slower rows."""
+MOST_AHEAD = 8
+NO_BOUND = 1 << 30
+MEAN_SHARE = 4
+"""Where nobody says how long answers are, their mean is taken to be this part of the limit."""
+SPREAD = 1.0
+NEARLY = 0.95
+"""Of the steps per hour that the furthest lead gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideBySide:
+    """Of a run whose engines sample while it trains."""
+
+    engines: int
+    steps_per_hour: float
+    in_turns: float
+    """Steps per hour if the same engines sampled and the same devices trained by turns."""
+    mean_age: float
+    p95_age: int
+    oldest: int
+    """Of the tokens that are trained, in versions."""
+    masked: float
+    """Share of the tokens that are older than train.max_staleness."""
+    trainer_idle: float
+    engines_idle: float
+    """Shares of their time."""
+    enough_ahead: int
+    """The least train.run_ahead that gives nearly as many steps per hour as the furthest one."""
+    enough_staleness: int
+    """The least train.max_staleness that masks at most 1%."""
+    mean_tokens: int
+    longest_tokens: int
+    spread: float
+    steps: int
+    """That were simulated."""
+    threads: tuple[int, int] | None
+    """Of the trainer and of each engine, where they share a processor."""
+
+
+def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spread: float | None) -> SideBySide | None:
+    """None of a run that samples in the process that trains."""
+    engines = config.rollout.engines
+    if not engines:
+        return None
+    from posttrain.train.fleet import limits_of, threads_of  # with transformers, which takes seconds
+
+    mean = workload.mean_completion_tokens or max(1, workload.completion_tokens // MEAN_SHARE)
+    workload = replace(workload, mean_completion_tokens=mean)
+    scaled = Scaled(config, limits_of(config), workload, hardware, SPREAD if spread is None else spread)
+    threads = threads_of(config) if workload.device == "cpu" else None
+    slower = (1.0, 1.0) if threads is None else (cores() / threads[0], cores() / threads[1])
+    limits, beside = scaled.limits, scaled.simulation(*slower)
+
+    def simulated(**changes: int) -> Simulated:
+        return simulate(replace(limits, **changes), beside, seed=config.seed)
+
+    run, furthest = simulated(), simulated(run_ahead=MOST_AHEAD).steps_per_hour
+    leads = (lead for lead in range(1, MOST_AHEAD) if simulated(run_ahead=lead).steps_per_hour >= NEARLY * furthest)
+    masks_one_in_100 = simulated(max_staleness=NO_BOUND).lag_quantile(0.99) - config.train.publish_every + 1
+    in_turns = scaled.simulation(1.0, 1.0 if threads is None else float(engines))
+    return SideBySide(
+        engines=engines,
+        steps_per_hour=run.steps_per_hour,
+        in_turns=simulate(replace(limits, run_ahead=0), in_turns, seed=config.seed).steps_per_hour,
+        mean_age=run.mean_lag,
+        p95_age=run.lag_quantile(0.95),
+        oldest=run.largest_lag,
+        masked=run.masked,
+        trainer_idle=run.trainer_idle,
+        engines_idle=run.engines_idle,
+        enough_ahead=next(leads, MOST_AHEAD),
+        enough_staleness=max(config.train.run_ahead, masks_one_in_100),
+        mean_tokens=mean,
+        longest_tokens=workload.completion_tokens,
+        spread=scaled.spread,
+        steps=limits.last_version,
+        threads=threads,
+    )
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A run drawn to a scale at which it is simulated in a second."""
+
+    config: RunConfig
+    whole: Limits
+    workload: Workload
+    hardware: Hardware
+    spread: float
+
+    @property
+    def limits(self) -> Limits:
+        prompts = min(self.whole.prompts_per_step, max(1, ROWS // self.whole.group_size))
+        return replace(self.whole, prompts_per_step=prompts, last_version=min(STEPS, self.whole.last_version))
+
+    def simulation(self, trainer: float, engine: float) -> Simulation:
+        """`trainer`, `engine`: times as long as they take with the whole device to themselves."""
+        w, mean = self.workload, self.workload.mean_completion_tokens or 1
+        scale = w.prompts_per_step / self.limits.prompts_per_step
+        slots = max(1, min(w.max_batch_rows, w.rows * (1 + self.config.train.run_ahead)))
+        one, all_rows = self._token_seconds(1), self._token_seconds(slots)
+        each = max(0.0, all_rows - one) / max(1, slots - 1)
+        cost = cost_of_step(w, self.hardware)
+        return Simulation(
+            engines=self.config.rollout.engines,
+            slots=max(1, round(slots / scale)),
+            seconds_per_token=engine * max(0.0, one - each),
+            seconds_per_token_and_row=engine * each * scale,
+            mean_tokens=mean,
+            sigma=self.spread,
+            longest=w.completion_tokens / mean,
+            train_seconds=trainer * (cost.of("score") + cost.of("train")),
+            publish_seconds=0.0,  # the plan counts it in training
+            load_seconds=engine * self._seconds(slots, w.prompt_tokens + mean // 2, 1),
+        )
+
+    def _token_seconds(self, rows: int) -> float:
+        """From one token of each row to the next."""
+        mean = self.workload.mean_completion_tokens or 1
+        return self._seconds(rows, self.workload.prompt_tokens, mean) / mean
+
+    def _seconds(self, rows: int, prompt_tokens: int, answer_tokens: int) -> float:
+        """Of one engine, which decodes with weights of its own."""
+        alone = replace(self.workload, ranks=1, sharding="none", engine="copy", prompt_tokens=prompt_tokens)
+        work = sampling_work(alone, prompts=1, per_prompt=rows, answer_tokens=answer_tokens)
+        return work.seconds(self.hardware, alone.precision)
