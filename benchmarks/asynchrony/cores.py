@@ -40,7 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "stories15M": {
         "model": {"path": STORIES, "device": "cpu"},
         "data": {"train": "task:sort"},
-        "rewards": [{"function": f"{__file__}:brevity"}],
+        "rewards": [{"function": "benchmarks.asynchrony.cores.brevity"}],
         "sampling": {"group_size": 4, "max_completion_length": 64, "max_batch_rows": 64},
         "train": {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 1e-6},
     },
@@ -81,7 +81,7 @@ def run_all(folder: Path) -> dict[str, Any]:
             one[key] = json.loads(told.splitlines()[-1])
             loads += one[key]["load"]
         found.append(_line(name, one))
-    return {"models": found, "load": [min(loads), max(loads)], "cores": os.cpu_count(), "base": BASE, "given": MODELS}
+    return {"models": found, "load": [min(loads), max(loads)], "cores": os.cpu_count(), "base": BASE}
 
 
 def _line(name: str, one: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -94,8 +94,8 @@ sampling takes a smaller part of a step, less can be won: the bound is (sampling
 
 Score of the defaults less that of synchronous training: {points(change["mean"], change["low"], change["high"])} points
 over {change["seeds"]} seeds, {"" if within else "not "}within 3 points. The model from which all start has
-{percent(slow["baseline"])}: where so few steps improve it by nothing, equal scores say that older tokens did no harm,
-and not that as much is learned from them. For that see the next section.
+{percent(slow["baseline"])}. So few steps do not improve it: this compares what older tokens break, and not how much is
+learned from them. For that see the next section.
 
 Lag p95 and largest are the largest of all steps and seeds; the other columns are medians over seeds, and the score is
 their mean.
@@ -139,10 +139,9 @@ k3 estimates KL(sampler || trainer) per token: the median over steps, then over 
 
 {verdict(found["lines"])}
 {few(found["lines"])}
-A policy moves fast here: k3 after four versions is what large models show only when something is wrong. Read the table
-as a stress test of a bound, and not as the price of one for a large model.
+The tiny policy moves fast: see k3. Read the table as a stress test of a bound, and not as its price for a large model.
 
-What AReaL reports (arXiv:2505.24298, 1.5B model, 1000 updates, table of its release notes for v0.3; one run each). Its
+What AReaL reports (arXiv:2505.24298, 1.5B model, 1000 updates, table of its release notes for v0.3). Its
 bound is on the lead of the sampler, so that many tokens are younger:
 
 {table(("bound", "AIME24 naive PPO", "AIME24 decoupled", "AIME25 naive PPO", "AIME25 decoupled"), AREAL)}
@@ -214,8 +213,9 @@ synchronous step with two cores, and with one, measured in the same minutes. Sec
 
 {table(head, lines)}
 
-Load average during these runs: {found["load"][0]:.1f} to {found["load"][1]:.1f} on {found["cores"]} cores. Where other
-work keeps a core busy, neither side has what it would have alone.
+Below 1, side by side is slower than in turns. Load average during these runs: {found["load"][0]:.1f} to
+{found["load"][1]:.1f} on {found["cores"]} cores; each was run once. Where other work keeps a core busy, neither side
+has what it would have alone.
 """
 
 
