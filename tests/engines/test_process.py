@@ -113,7 +113,6 @@ def test_a_message_longer_than_any_buffer_arrives_whole(started, loaded):
     publish(started, loaded, 1)
     many = [task(g % 2, g, max_new_tokens=1) for g in range(6000)]
     started[0].submit(many)
-    assert started[0].push(), "the engine cannot have taken all of it at once"
     rows = finished(started[0], len(many))
     assert set(rows) == {one.row for one in many}
     assert {len(piece.ids) for pieces in rows.values() for piece in pieces} == {1}

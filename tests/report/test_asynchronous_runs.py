@@ -78,9 +78,10 @@ def test_the_step_line_says_how_old_tokens_are_and_who_waited(run, screen, monke
     assert run.step == STEPS
     lines = [line for line in screen.getvalue().splitlines() if re.match(r"step \d", line)]
     assert len(lines) == STEPS
-    ages = [re.search(r"  age (\d\.\d)  ", line) for line in lines]
-    assert [float(age[1]) for age in ages if age] == [round(record["staleness/mean"], 1) for record in run.metrics]
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "300")  # a narrow line leaves numbers out
+    for record in run.metrics:
+        TerminalView(line := io.StringIO()).step(record, STEPS)
+        assert f"age {record['staleness/mean']:.1f}" in line.getvalue()
     TerminalView(wide := io.StringIO()).step(run.metrics[-1], STEPS)
     assert re.search(r"waiting for groups \d+% training \d+%", wide.getvalue())
     assert re.search(r"waited: trainer \d+%, engines 100%", wide.getvalue())  # nothing is left to be drawn
