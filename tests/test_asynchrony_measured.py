@@ -16,6 +16,7 @@ from posttrain.engines.local import LocalSampler
 from posttrain.engines.port import Piece, Task
 from posttrain.models.load import load_model
 from posttrain.models.named import resolve_model_path
+from posttrain.train.fleet import Fleet
 
 RESULT: dict[str, Any] = json.loads(page.RESULT.read_text()) if page.RESULT.exists() else {}
 
@@ -75,6 +76,15 @@ def test_sleeping_rows_draw_what_the_local_sampler_draws_and_need_their_time(mon
     assert told == []
     assert [task.row for task in left] == [(0, 0), (0, 7)], "one that is decoded and one that waits for a slot"
     assert list(sleeping.rows) == [(0, g) for g in range(1, 7)]
+
+
+def test_with_an_engine_that_decodes_at_once_every_token_is_as_old_as_the_bound(monkeypatch: pytest.MonkeyPatch):
+    few = {"train": {**learning.BASE["train"], "steps": 5, "prompts_per_step": 2, "warmup_steps": 0}}
+    monkeypatch.setattr(learning, "BASE", {**learning.BASE, **few, "evaluation": {"prompts": 4, "samples": 0}})
+    monkeypatch.setattr(Fleet, "start", Fleet.start)  # measure changes it
+    found = learning.measure(learning.Case(2, "none", 0))
+    assert (found["lag_mean"], found["lag_max"]) == ((0 + 1 + 2 + 2 + 2) / 5, 2)
+    assert found["masked"] == 0
 
 
 def drained(rows: ContinuousSampler, tasks: list[Task]) -> list[tuple[Any, tuple[Any, ...]]]:

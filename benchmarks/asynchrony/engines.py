@@ -227,6 +227,10 @@ class InlineEngine:
         found, self._answers = self._answers, []
         return found
 
+    def push(self) -> bool:
+        """Nothing is ever left to send."""
+        return False
+
     def kill(self) -> None:
         self._bell.close()
         self._heard.close()
