@@ -880,6 +880,16 @@ BROKEN = {
         "train.run_ahead = 2 with algorithm.correction = none: tokens of older policies would be trained as if the "
         "present one had drawn them",
     ),
+    "_the_policy_judges_in_turns": (
+        [
+            'rewards=[{"judge": {"model": "policy", "mode": "score"}}]',
+            "rollout.engines=1",
+            "train.run_ahead=2",
+            "train.max_staleness=8",
+        ],
+        "train.run_ahead = 2, but rewards.0.judge is the policy itself, whose weights would change while it judges; "
+        "allowed: train.run_ahead = 0, or another judge.",
+    ),
     "_minibatches_have_rows": (
         ["train.minibatches=129"],
         "train.minibatches = 129, but a step has 128 rows (16 prompts x 8 completions); "

@@ -196,6 +196,17 @@ def test_an_engine_that_is_lost_too_often_stays_away_and_the_last_one_ends_the_r
     assert commands[3:] == [Stop("the trainer waited for a, which was killed; no engine is left", failed=True)]
 
 
+def test_engines_that_never_start_end_the_run_before_anything_is_published():
+    """The trainer cannot publish first: how weights are laid out is what an engine says."""
+    controller = Controller(limits(attempts=2), engines="ab")
+    commands = [c for name in "aabb" for c in controller.handle(Lost(name, "exited with code 1"))]
+    assert commands[:3] == [Restart("a"), Dismiss("a"), Restart("b")]
+    assert commands[3:] == [
+        Dismiss("b"),
+        Stop("the trainer waited for b, which exited with code 1; no engine is left", failed=True),
+    ]
+
+
 def test_a_row_that_no_engine_survives_takes_its_group_with_it():
     controller, _ = started("ab", attempts=2)
     controller.handle(Lost("a", "was killed"))

@@ -183,6 +183,12 @@ class NeverStarts(First):
         self._waiting.clear()
 
 
+class CannotStart(First):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._waiting = [EngineGone("exited with code 1")]
+
+
 class NeverLoads(First):
     def load(self, version: int) -> None:
         """Nothing comes back."""
@@ -260,7 +266,7 @@ def test_an_engine_of_another_model_is_refused():
     assert any("other tensors than the first engine" in sentence for sentence in world.said)
 
 
-@pytest.mark.parametrize("wrong", [Dies, NeverLoads, LoadsOtherWeights], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("wrong", [CannotStart, Dies, NeverLoads, LoadsOtherWeights], ids=lambda kind: kind.__name__)
 def test_when_no_engine_is_left_the_run_ends_and_says_who_was_waited_for(wrong):
     with World(wrong, forever=True) as world, pytest.raises(EngineError, match="engine 0") as raised:
         world.train()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -15,12 +16,14 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.torch import load_file
 from tests.processes import Command
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain as pt
-from posttrain.errors import EngineError
+from posttrain.errors import ConfigError, EngineError
+from posttrain.experience.feed import refuse_a_lead
 from posttrain.store.checkpoint import load_state
 
 SMALL = {"evaluation": {"prompts": 2, "samples": 1, "writing": 0}, "guards": {"max_truncated": 1.0}, "report": False}
@@ -122,7 +125,11 @@ def test_a_killed_and_a_hung_engine_are_replaced_and_every_prompt_is_trained_onc
 
 
 def test_a_resumed_run_goes_on_with_what_was_waiting_and_under_way(place):
-    """The checkpoint holds finished groups and rows in flight with their tokens; nothing is trained twice or lost."""
+    """The checkpoint holds finished groups and rows in flight with their tokens; nothing is trained twice or lost.
+
+    Beside engines a trainer computes with fewer threads; the process has all of them again afterwards.
+    """
+    threads = torch.get_num_threads()
     first = pt.train(config(place, "resumed"), **AHEAD, **{"train.steps": 10})
     _, state = load_state(max((first.folder / "checkpoints").glob("step-*")) / "state")
     done = pt.resume(first.folder, steps=20)
@@ -130,6 +137,29 @@ def test_a_resumed_run_goes_on_with_what_was_waiting_and_under_way(place):
     assert len(counts) == 20 * 4
     assert set(counts.values()) == {1}
     assert state["feed"]["engines"]["controller"]["version"] == 10
+    assert torch.get_num_threads() == threads
+
+
+def test_engines_join_a_run_that_has_sampled_by_itself_and_leave_it_when_nothing_was_ahead(place):
+    """3 steps here, 3 by an engine, 3 here again are 9 steps here, bit for bit."""
+    whole = pt.train(config(place, "whole"), **{"train.steps": 9})
+    parts = pt.train(config(place, "parts"), **{"train.steps": 3})
+    written = parts.folder / "config.yaml"
+    for steps, engines_now in ((6, 1), (9, 0)):
+        text = re.sub(r"(?m)^  engines: \d+", f"  engines: {engines_now}", written.read_text())
+        written.write_text(text)
+        parts = pt.resume(parts.folder, steps=steps)
+    assert groups_of(parts.folder) == groups_of(whole.folder)
+    ours, others = weights(whole.folder), weights(parts.folder)
+    assert all(ours[name].equal(others[name]) for name in ours)
+
+
+def test_a_run_that_was_ahead_keeps_its_engines(place):
+    """What it trained is not the beginning of the data: without engines, prompts would come twice and never."""
+    state = {"version": 2, "finished": [9], "in_flight": [{"group": 7}]}
+    with pytest.raises(ConfigError, match=r"rollout\.engines = 0, but 2 groups wait"):
+        refuse_a_lead(state, prompts_per_step=4)
+    refuse_a_lead({"version": 2, "finished": [], "in_flight": [{"group": 8}]}, prompts_per_step=4)
 
 
 def of_run(run: Path) -> list[int]:

@@ -189,6 +189,19 @@ def _stale_data_is_corrected(config: RunConfig, algorithm: Algorithm) -> ConfigE
     )
 
 
+def _the_policy_judges_in_turns(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """A policy that judges its own answers cannot do so while it is trained: train.run_ahead is 0 then."""
+    own = [n for n, e in enumerate(config.rewards) if e.judge and e.judge.url is None and e.judge.model == "policy"]
+    if not own or config.train.run_ahead == 0:
+        return None
+    return ConfigError(
+        given=f"train.run_ahead = {config.train.run_ahead}, but rewards.{own[0]}.judge is the policy itself, whose "
+        "weights would change while it judges",
+        allowed="train.run_ahead = 0, or another judge",
+        fix=f"Set train.run_ahead = 0, or rewards.{own[0]}.judge.model to a folder.",
+    )
+
+
 def _minibatches_have_rows(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.minibatches is at most the rows of a step."""
     train, group = config.train, config.sampling.group_size if _samples(algorithm) else 1
@@ -487,6 +500,7 @@ RULES: tuple[Rule, ...] = (
     _staleness_covers_the_lead,
     _engines_have_prompts,
     _stale_data_is_corrected,
+    _the_policy_judges_in_turns,
     _minibatches_have_rows,
     _updates_have_a_reference_point,
     _warm_up_ends,

@@ -103,6 +103,11 @@ class Controller:
         return self._commands
 
     @property
+    def version(self) -> int:
+        """What the trainer has made last."""
+        return self._version
+
+    @property
     def phase(self) -> Phase:
         """Where the trainer is in its circle."""
         return self._phase
@@ -360,7 +365,8 @@ class Controller:
         self._place()
         self._score()
         self._deliver()
-        if not self._engines and self._dismissed and not self.waits():
+        if not self._engines and self._dismissed and (self._published is None or not self.waits()):
+            # the first publication is laid out as an engine says: the trainer waits for one before it publishes
             name, cause = next(reversed(self._dismissed.items()))
             self._stop(f"the trainer waited for {name}, which {cause}; no engine is left", failed=True)
 

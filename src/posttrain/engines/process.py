@@ -142,9 +142,10 @@ class EngineProcess:
 
     def kill(self) -> None:
         """See `EnginePort`."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self.process.poll() is None:  # else its number may be another's by now
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
         self.channel.close()
 
     def _say(self, message: Mapping[str, Any]) -> None:

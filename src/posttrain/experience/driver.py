@@ -11,6 +11,7 @@ Nothing is decided here. Whoever raises an error in a thread of the driver's rai
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import queue
@@ -64,6 +65,8 @@ from posttrain.types import Completion
 
 TICK = 0.25
 """Seconds after which clocks are looked at though nothing came."""
+PLANNED = 4096
+"""Groups whose prompts are kept at hand: rows that are streamed are tokenised when they are asked for."""
 SOON = 0.002
 """Seconds after which an engine is sent the rest of a long message."""
 
@@ -144,6 +147,7 @@ class Driver:
         self.activity = Activity(self.timeline)
         self.ready: Ready | None = None
         """What engines decode with, once the first one is there."""
+        self._planned = functools.lru_cache(maxsize=PLANNED)(self.schedule)
         self._ports: dict[str, EnginePort] = {}
         self._joined: set[str] = set()
         self._rows: dict[Row, Drawn] = {}
@@ -209,6 +213,8 @@ class Driver:
 
     def published(self, version: int) -> None:
         """Engines may read the weights of `version`."""
+        if not self._has_weights:
+            self.call(lambda: self._begin_at(version))
         self._may_publish = None
         self._has_weights = True
         self.post(Published(version))
@@ -323,7 +329,7 @@ class Driver:
                 self._delivered = command
             case GiveUp(group, cause):
                 self._forget(group)
-                self.say(f"group {group} (prompt {self.schedule(group).prompt.index}) is given up: {cause}")
+                self.say(f"group {group} (prompt {self._planned(group).prompt.index}) is given up: {cause}")
             case Stop(cause, failed):
                 self._stopped = command
                 for name in list(self._ports):
@@ -393,7 +399,7 @@ class Driver:
         if not self.controller.holds(name, row, piece.attempt):
             return  # it drew with a version that it must not have
         if not all(map(math.isfinite, piece.logprobs)):
-            index = self.schedule(row.group).prompt.index
+            index = self._planned(row.group).prompt.index
             raise NonFiniteError(
                 given=f"the policy's logits for completion {row.g} of prompt {index} are not finite in {name}",
                 fix="The weights or the precision overflowed: lower train.learning_rate, or sample in float32.",
@@ -413,7 +419,7 @@ class Driver:
                 self._handle(Late(wait))
 
     def _task(self, command: Submit) -> Task:
-        planned = self.schedule(command.row.group)
+        planned = self._planned(command.row.group)
         drawn = self._rows[command.row].ids if command.row in self._rows else []
         assert len(drawn) == command.drawn, "controller and driver count the same tokens"
         return Task(
@@ -455,7 +461,7 @@ class Driver:
             with suppress(queue.Empty):
                 while (more := self._to_score.get_nowait()) is not None:
                     numbers.append(more)
-            prompts = [self.schedule(one).prompt for one in numbers]
+            prompts = [self._planned(one).prompt for one in numbers]
             completions = [self._completions(one) for one in numbers]
             with self.timeline.span("rewards", "score", groups=numbers):
                 scores = None if self.rewards is None else self.rewards.score(prompts, completions)
@@ -485,17 +491,27 @@ class Driver:
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self.controller = Controller.restored(self.limits, dict(state["controller"]), engines=self.engines)
-        prompts = {prompt.index: prompt for prompt in self.schedule.prompts}
-
-        def group(saved: Mapping[str, Any]) -> Group:
-            return Group.from_json(saved, prompts[saved["prompt"]])
-
-        self._groups = {int(number): group(saved) for number, saved in state["groups"].items()}
-        self._voided = [group(saved) for saved in state["voided"]]
+        self._groups = {
+            int(number): Group.from_json(saved, self._planned(int(number)).prompt)
+            for number, saved in state["groups"].items()
+        }
+        waiting = {saved["prompt"] for saved in state["voided"]}
+        prompts = {prompt.index: prompt for prompt in self.schedule.prompts} if waiting else {}
+        self._voided = [Group.from_json(saved, prompts[saved["prompt"]]) for saved in state["voided"]]
         self._rows = {
             Row(*saved["row"]): Drawn(**{name: saved[name] for name in saved if name != "row"})
             for saved in state["rows"]
         }
+        self._greet()
+
+    def _begin_at(self, version: int) -> None:
+        """Of a run that has sampled by itself until now, nothing is waiting and nothing under way."""
+        if self.controller.version != version:
+            self.controller = Controller(self.limits, version=version, engines=self.engines)
+            self._greet()
+
+    def _greet(self) -> None:
+        """Tell a new controller which engines are there."""
         for name in sorted(self._joined):
             self._handle(Joined(name))
 

@@ -20,6 +20,7 @@ from posttrain.data.dataset import Dataset
 from posttrain.data.order import rows_for_step
 from posttrain.data.stream import StreamedRecords
 from posttrain.engines.sampler import Sampler
+from posttrain.errors import ConfigError
 from posttrain.experience.assemble import experience_of
 from posttrain.experience.generate import Generated, Generator, sampling_seed, turns
 from posttrain.experience.group import Group, GroupQueue
@@ -248,6 +249,10 @@ class SampledFeed(PromptFeed):
         return {"queue": self.queue.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a checkpoint of engines that were ahead: what they left out or took first is not the
+        order of the data."""
+        if "engines" in state:
+            refuse_a_lead(state["engines"]["controller"], self.config.train.prompts_per_step)
         waiting = state.get("queue", [])
         self.queue.load_state(waiting, {prompt.index: prompt for prompt in self.rows} if waiting else {})
 
@@ -296,6 +301,19 @@ class DatasetFeed:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Which records come next follows from the step."""
+
+
+def refuse_a_lead(engines: Mapping[str, Any], prompts_per_step: int) -> None:
+    """ConfigError unless the groups that were trained are the first ones, in the order of the data."""
+    open_groups = [*engines["finished"], *(group["group"] for group in engines["in_flight"])]
+    early = [number for number in open_groups if number < engines["version"] * prompts_per_step]
+    if early or engines["finished"]:
+        raise ConfigError(
+            given=f"rollout.engines = 0, but {len(open_groups)} groups wait in the checkpoint or were under way, which "
+            "engines had sampled ahead",
+            allowed="rollout.engines of at least 1 for this run",
+            fix="Set rollout.engines = 1; train.run_ahead = 0 then ends the lead once these are trained.",
+        )
 
 
 def name_completions(groups: Sequence[Group]) -> list[RowName]:

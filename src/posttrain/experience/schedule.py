@@ -30,6 +30,10 @@ class Schedule:
         one that its random numbers are named after, and each prompt still comes once in each pass over the data.
         """
         step, place = 1 + number // self.prompts_per_step, number % self.prompts_per_step
+        row, turn = self._of_step(step)[place]
+        return Planned(self.prompts[row], sampling_seed(self.seed, step, turn))
+
+    def _of_step(self, step: int) -> list[tuple[int, int]]:
+        """(row of the data, how often it came before in this step) of each place."""
         rows = rows_for_step(self.seed, step, self.prompts_per_step, len(self.prompts))
-        turn = turns(rows)[place]
-        return Planned(self.prompts[rows[place]], sampling_seed(self.seed, step, turn))
+        return list(zip(rows, turns(rows), strict=True))

@@ -153,7 +153,6 @@ class Fleet:
         scores = TrainerScores(self.forward.under(self.loaded.model), self.loaded.pad_id)
         self._deliveries = deliveries = Deliveries(self.loaded.model, proof, scores)
         self.resources.callback(deliveries.close)
-        learns = rewards is not None and algorithm.learns_from_rewards
         driver = Driver(
             limits=limits_of(config),
             engines={name: partial(self._engine, name, deliveries) for name in engine_names(rollout.engines)},
@@ -169,6 +168,7 @@ class Fleet:
         )
         deliveries.driver = driver
         self.resources.callback(driver.close)
+        self.resources.callback(torch.set_num_threads, torch.get_num_threads())  # what runs next has all of them again
         torch.set_num_threads(threads_of(config)[0])
         driver.start()
         return AsynchronousFeed(
@@ -176,7 +176,7 @@ class Fleet:
             prompts,
             driver,
             pad_id=self.loaded.pad_id,
-            weights=[one.weight for one in rewards.components] if rewards is not None and learns else None,
+            weights=[one.weight for one in rewards.components] if rewards and algorithm.learns_from_rewards else None,
             publish=deliveries,
             say=self.say,
         )
