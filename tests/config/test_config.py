@@ -877,8 +877,13 @@ BROKEN = {
     ),
     "_stale_data_is_corrected": (
         ["rollout.engines=1", "train.run_ahead=2", "train.max_staleness=8", "algorithm.correction=none"],
-        "train.run_ahead = 2 with algorithm.correction = none: tokens of older policies would be trained as if the "
+        "train.run_ahead = 2 without a correction: tokens of older policies would be trained as if the "
         "present one had drawn them",
+    ),
+    "_engines_that_are_not_ahead_are_fresh": (
+        ["rollout.engines=1", "train.publish_every=2"],
+        "train.publish_every = 2 with rollout.engines = 1 and train.run_ahead = 0: a resumed run would sample with "
+        "newer weights than one that was never stopped",
     ),
     "_the_policy_judges_in_turns": (
         [

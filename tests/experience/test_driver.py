@@ -6,8 +6,12 @@ What real processes do is shown in tests/faults/test_engines.py.
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +19,9 @@ import torch
 from posttrain.controller.messages import Limits
 from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
 from posttrain.engines.sampler import Digest
-from posttrain.errors import EngineError, NonFiniteError
+from posttrain.errors import CheckpointError, ConfigError, EngineError, GuardStop, NonFiniteError
 from posttrain.experience.driver import Driver
+from posttrain.experience.group import Group
 from posttrain.experience.schedule import Schedule
 from posttrain.types import Prompt
 
@@ -108,7 +113,16 @@ def prove(loaded: WeightsLoaded) -> str:
 class World:
     """A driver with two engines, and what it said."""
 
-    def __init__(self, wrong: type[Scripted], *, ahead: int = 2, forever: bool = False) -> None:
+    def __init__(
+        self,
+        wrong: type[Scripted],
+        *,
+        ahead: int = 2,
+        forever: bool = False,
+        seed: int = 0,
+        group_size: int = G,
+        trains: Callable[[Group], bool] = lambda group: True,
+    ) -> None:
         self.said: list[str] = []
         self.made: list[Scripted] = []
 
@@ -123,12 +137,20 @@ class World:
 
         names = ["engine 0"] if forever else ["engine 0", "engine 1"]
         self.driver = Driver(
-            limits=Limits(prompts_per_step=P, group_size=G, last_version=6, run_ahead=ahead, max_staleness=8),
+            limits=Limits(
+                prompts_per_step=P,
+                group_size=group_size,
+                last_version=6,
+                run_ahead=ahead,
+                max_staleness=8,
+                max_voided=7,
+            ),
             engines={name: start(name) for name in names},
-            schedule=Schedule(0, PROMPTS, P),
+            schedule=Schedule(seed, PROMPTS, P),
             max_new_tokens=LENGTH,
             rewards=None,
-            trains=lambda group: True,
+            trains=trains,
+            no_signal=lambda groups: GuardStop(given=f"{len(groups)} groups had no signal"),
             prove=prove,
             deadline=0.4,
             start_deadline=2.0,
@@ -284,17 +306,90 @@ def test_numbers_that_are_not_finite_stop_the_run_and_not_the_engine():
         world.train()
 
 
-def test_what_is_under_way_is_in_the_state_and_another_driver_goes_on_from_it():
+def under_way(version: int = 1) -> dict[str, Any]:
+    """The state of a driver after its first step: groups wait, and rows hang in their middle."""
     with World(HangsInTheMiddle, ahead=2) as world:
         world.driver.wait_for_engine()
         world.driver.published(0)
         world.driver.batch(0)
-        assert world.driver.may_publish(1)
+        assert world.driver.may_publish(version)
         state = world.driver.state()
-    assert state["rows"] or state["groups"]
+    assert state["planned"]
+    return state
+
+
+def test_what_is_under_way_is_in_the_state_and_another_driver_goes_on_from_it():
     with World(Scripted, ahead=2) as again:
-        again.driver.load_state(state)
+        again.driver.load_state(under_way())
         again.driver.wait_for_engine()
         again.driver.published(1)
         trained = [group.prompt.index for group in again.driver.batch(1).groups]
     assert len(set(trained)) == P
+
+
+def test_open_groups_are_not_given_to_the_prompts_of_another_seed():
+    with (
+        World(Scripted, seed=1) as again,
+        pytest.raises(ConfigError, match="their numbers stand for other prompts now"),
+    ):
+        again.driver.load_state(under_way())
+
+
+def test_open_groups_begin_anew_when_groups_have_another_size():
+    """As the messages about missing signal advise."""
+    state = under_way()
+    with World(Scripted, group_size=G + 2) as again:
+        again.driver.load_state(state)
+        again.driver.wait_for_engine()
+        again.driver.published(1)
+        groups = again.driver.batch(1).groups
+    assert {len(group.completions) for group in groups} == {G + 2}
+    planned = {index for index, _ in state["planned"].values()}
+    assert {group.prompt.index for group in groups} <= planned
+
+
+def test_a_state_of_another_step_is_refused():
+    with World(Scripted) as again:
+        again.driver.load_state(under_way())
+        again.driver.wait_for_engine()
+        with pytest.raises(CheckpointError, match="step 4 holds the engines' state of step 1"):
+            again.driver.published(4)
+
+
+def test_too_many_groups_without_signal_end_the_run_and_no_engine_is_blamed():
+    with World(Scripted, trains=lambda group: False) as world, pytest.raises(GuardStop, match="7 groups had no signal"):
+        world.train()
+
+
+def test_a_step_does_not_count_when_the_run_has_failed_meanwhile():
+    """Else a checkpoint would be written of a step that the controller does not know."""
+    few = iter([True] * P)
+    with World(Scripted, trains=lambda group: next(few, False)) as world:
+        world.driver.wait_for_engine()
+        world.driver.published(0)
+        world.driver.batch(0)
+        until = time.monotonic() + 20
+        while world.driver._error is None and time.monotonic() < until:
+            time.sleep(0.01)  # sampling goes on while the trainer trains
+        with pytest.raises(GuardStop, match="no signal"):
+            world.driver.may_publish(1)
+
+
+def test_what_a_call_raises_reaches_the_caller():
+    def broken() -> None:
+        raise LookupError("inside")
+
+    with World(Scripted) as world, pytest.raises(LookupError, match="inside"):
+        world.driver.call(broken)
+
+
+def test_nothing_of_a_driver_is_left_after_its_end():
+    before, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    with World(Scripted) as world:
+        world.train()
+        world.driver._to_score.put(0)
+    assert set(threading.enumerate()) <= before
+    for engine in world.made:
+        engine._reads.close()
+        engine._rings.close()
+    assert len(os.listdir("/proc/self/fd")) == files

@@ -103,20 +103,25 @@ def test_two_engines_equal_the_process_itself_bit_for_bit(place, variant):
 def test_a_killed_and_a_hung_engine_are_replaced_and_every_prompt_is_trained_once(place):
     run = place / "killed"
 
+    sent = []
+
     def kill() -> None:
-        for after, number in ((4, signal.SIGKILL), (12, signal.SIGSTOP)):
+        for after, number, which in ((4, signal.SIGKILL, -1), (12, signal.SIGSTOP, 0)):  # the younger, then the older
             while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < after:
                 time.sleep(0.01)
-            with suppress(IndexError, ProcessLookupError):
-                os.kill(engines()[-1], number)
+            while not engines():
+                time.sleep(0.01)
+            os.kill(sorted(engines())[which], number)
+            sent.append(number)
 
     threading.Thread(target=kill, daemon=True).start()
     done = pt.train(
-        config(place, "killed"), **AHEAD, **{"train.steps": 60, "rollout.deadline": 4, "checkpoint.every": 20}
+        config(place, "killed"), **AHEAD, **{"train.steps": 60, "rollout.deadline": 2, "checkpoint.every": 20}
     )
     told = [message for message in messages(run) if "engine" in message]
     assert any("is lost: killed by signal 9" in message for message in told)
-    assert any("is late" in message for message in told) or done.step == 60
+    assert sent == [signal.SIGKILL, signal.SIGSTOP]
+    assert any("engine 0 is late" in message for message in told)
     assert engines() == []
     counts = Counter(prompt for _, prompt in groups_of(run))
     assert len(counts) == 60 * 4

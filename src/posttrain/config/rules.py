@@ -182,10 +182,23 @@ def _stale_data_is_corrected(config: RunConfig, algorithm: Algorithm) -> ConfigE
     if config.train.run_ahead == 0 or not _samples(algorithm) or algorithm.correction_name != "none":
         return None
     return ConfigError(
-        given=f"train.run_ahead = {config.train.run_ahead} with algorithm.correction = none: tokens of older policies "
+        given=f"train.run_ahead = {config.train.run_ahead} without a correction: tokens of older policies "
         "would be trained as if the present one had drawn them",
         allowed="algorithm.correction = auto, or one of those that `posttrain explain correction` lists",
-        fix="Set algorithm.correction = auto.",
+        fix="Set algorithm.correction = auto; for an algorithm without that setting, train.run_ahead = 0.",
+    )
+
+
+def _engines_that_are_not_ahead_are_fresh(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.publish_every above 1 goes with rollout.engines only where train.run_ahead is above 0."""
+    every = config.train.publish_every
+    if not config.rollout.engines or every == 1 or config.train.run_ahead:
+        return None
+    return ConfigError(
+        given=f"train.publish_every = {every} with rollout.engines = {config.rollout.engines} and train.run_ahead = 0: "
+        "a resumed run would sample with newer weights than one that was never stopped",
+        allowed="train.publish_every = 1, or rollout.engines = 0, where a checkpoint holds the older weights",
+        fix="Set rollout.engines = 0.",
     )
 
 
@@ -500,6 +513,7 @@ RULES: tuple[Rule, ...] = (
     _staleness_covers_the_lead,
     _engines_have_prompts,
     _stale_data_is_corrected,
+    _engines_that_are_not_ahead_are_fresh,
     _the_policy_judges_in_turns,
     _minibatches_have_rows,
     _updates_have_a_reference_point,

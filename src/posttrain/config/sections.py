@@ -232,7 +232,8 @@ class RolloutConfig(Part):
     computed: quicker and only nearly right, as the log-probabilities then are not those of any one policy. Else keys
     and values are computed anew."""
     deadline: Positive = 120
-    """Seconds after which an engine that draws no token is taken for lost: its completions go on elsewhere."""
+    """Seconds in which an engine has to draw a token, or to load new weights. One that does not is taken for lost: its
+    completions go on elsewhere. To start it has 300 s, or five times as long as this."""
 
 
 class SampledPairsConfig(Part):

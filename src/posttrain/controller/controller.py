@@ -118,6 +118,11 @@ class Controller:
         return self._engines
 
     @property
+    def in_flight(self) -> int:
+        """Groups that are sampled or scored."""
+        return len(self._groups)
+
+    @property
     def queued(self) -> int:
         """Groups that are scored and wait for a step."""
         return len(self._finished)
@@ -241,13 +246,13 @@ class Controller:
         self._forget(event.group)
         self._given_up = 0
         if event.trains:
-            self._voided = 0
             insort(self._finished, event.group)
         else:
             self._voided += 1
             self.counts["voided"] += 1
             if self._voided >= self.limits.max_voided:
-                self._stop(f"{self._voided} groups in a row were voided: none is left that trains", failed=True)
+                cause = f"{self._voided} groups were voided since the last batch: too few are left that train"
+                self._stop(cause, failed=True, voided=True)
 
     def _scoring_lost(self, number: int, cause: str) -> None:
         if number not in self._scoring:
@@ -430,6 +435,7 @@ class Controller:
         if self._phase == "asked" and len(self._finished) >= batch:
             self._training, self._finished = tuple(self._finished[:batch]), self._finished[batch:]
             self._phase = "training"
+            self._voided = 0
             self._order(Deliver(self._version, self._training))
 
     # --- small things ------------------------------------------------------------------------------------------------
@@ -491,8 +497,8 @@ class Controller:
         if not self._stopped:
             self._commands.append(command)
 
-    def _stop(self, cause: str, *, failed: bool) -> None:
-        self._order(Stop(cause, failed))
+    def _stop(self, cause: str, *, failed: bool, voided: bool = False) -> None:
+        self._order(Stop(cause, failed, voided))
         self._stopped = True
 
 

@@ -215,6 +215,8 @@ class Stop:
 
     cause: str
     failed: bool
+    voided: bool = False
+    """Because no group was found that trains."""
 
 
 Command = Submit | Interrupt | Load | Restart | Dismiss | Score | Publish | Deliver | GiveUp | Stop
@@ -229,7 +231,7 @@ class Wait(NamedTuple):
     """Somebody waits for `owner`, who has to do something by a deadline of the kind.
 
     A wait that got on is another wait: `progress` changes, and its deadline begins anew. What the controller does when
-    it hears that a wait is late is said in `Controller.late`.
+    it hears that a wait is late is said in `Controller._late`.
     """
 
     kind: WaitKind
@@ -266,7 +268,7 @@ class Limits:
     max_given_up: int = 16
     """Groups given up in a row, none scored in between, after which the run ends as failed."""
     max_voided: int = 10_000
-    """Groups voided in a row, none kept in between, after which the run ends as failed: nothing is left to learn."""
+    """Groups voided from one batch to the next, after which the run ends as failed: too little is left to learn."""
     attempts: int = 3
     """Failures after which something is not tried again. A row that was lost so often since its last token is given up
     with its group; so is a group whose rewards were lost so often. An engine that was lost so often since it ended an

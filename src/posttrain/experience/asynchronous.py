@@ -14,7 +14,9 @@ from typing import Any
 from posttrain.config import RunConfig
 from posttrain.experience.driver import Batch, Driver
 from posttrain.experience.feed import PromptFeed, StepData, sampled_step
+from posttrain.experience.generate import Generated
 from posttrain.experience.group import Group
+from posttrain.experience.selection import DynamicallySelected
 from posttrain.types import Max, Mean, Metrics, Prompt
 
 TOO_MANY_STALE = 0.01
@@ -34,12 +36,14 @@ class AsynchronousFeed(PromptFeed):
         weights: Sequence[float] | None,
         publish: Callable[[int], Metrics],
         say: Callable[[str], None],
+        replaces: bool = False,
     ) -> None:
         """`weights` are those of the rewards, None where nothing is learned from them; `publish` hands over the weights
-        of a version, and `say` warns the user."""
+        of a version, and `say` warns the user. `replaces`: groups without signal are replaced."""
         super().__init__(config, prompts, pad_id=pad_id)
         self.driver, self.weights, self.publish, self.say = driver, weights, publish, say
-        self.max_lag = config.train.max_lag
+        self.max_lag, self.replaces = config.train.max_lag, replaces
+        self._told = False
 
     def take(self, step: int, version: int) -> StepData:
         if not self.driver.has_weights:
@@ -54,11 +58,15 @@ class AsynchronousFeed(PromptFeed):
             discarded=batch.voided,
         )
         metrics = data.metrics | queue_metrics(batch) | age_metrics(batch.groups, version, self.max_lag)
-        if float(metrics["staleness/masked"]) > TOO_MANY_STALE:
+        if self.replaces:
+            generated = Generated(groups=[*batch.groups, *batch.voided])
+            metrics |= DynamicallySelected(generated=generated, places=range(len(batch.groups))).metrics()
+        if float(metrics["staleness/masked"]) > TOO_MANY_STALE and not self._told:
+            self._told, train = True, self.config.train
             self.say(
-                f"step {step}: {float(metrics['staleness/masked']):.1%} of the drawn tokens are older than "
-                f"train.max_staleness = {self.config.train.max_staleness} versions and train nothing; raise it, or "
-                f"lower train.run_ahead = {self.config.train.run_ahead}"
+                f"step {step}: {float(metrics['staleness/masked']):.1%} of the drawn tokens are more than "
+                f"{self.max_lag} versions old and train nothing; raise train.max_staleness = {train.max_staleness}, or "
+                f"lower train.run_ahead = {train.run_ahead}. staleness/masked has the share of later steps"
             )
         return replace(data, metrics=metrics, seconds={"time/wait_for_groups": batch.waited})
 

@@ -19,10 +19,11 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from posttrain.controller.controller import Controller
 from posttrain.controller.messages import (
@@ -54,7 +55,7 @@ from posttrain.controller.messages import (
     Wait,
 )
 from posttrain.engines.port import Answer, EngineGone, EnginePort, GivenBack, Piece, Ready, Task, WeightsLoaded
-from posttrain.errors import EngineError, NonFiniteError
+from posttrain.errors import CheckpointError, ConfigError, EngineError, NonFiniteError
 from posttrain.experience.activity import Activity
 from posttrain.experience.group import Group, groups_of
 from posttrain.experience.schedule import Schedule
@@ -65,10 +66,15 @@ from posttrain.types import Completion
 
 TICK = 0.25
 """Seconds after which clocks are looked at though nothing came."""
+SCORED_IN = 5.0
+"""Seconds that the end of a run waits for a reward that is being computed."""
 PLANNED = 4096
 """Groups whose prompts are kept at hand: rows that are streamed are tokenised when they are asked for."""
 SOON = 0.002
 """Seconds after which an engine is sent the rest of a long message."""
+
+
+T = TypeVar("T")
 
 
 class Prove(Protocol):
@@ -133,6 +139,8 @@ class Driver:
     rewards: RewardSet | None
     trains: Callable[[Group], bool]
     """Whether a scored group is trained, or replaced by another."""
+    no_signal: Callable[[Sequence[Group]], BaseException]
+    """What ends the run when too many of these were voided."""
     prove: Prove
     deadline: float
     """Seconds in which an engine has to draw a token or to load weights."""
@@ -168,6 +176,7 @@ class Driver:
         self._threads: list[threading.Thread] = []
         self._closing = False
         self._has_weights = False
+        self._restored = False
 
     # --- the trainer's thread ----------------------------------------------------------------------------------------
 
@@ -185,9 +194,13 @@ class Driver:
         self._ring()
         for thread in self._threads[:1]:
             thread.join()
-        for port in self._ports.values():
-            port.kill()
-        self._ports.clear()
+        for thread in self._threads[1:]:
+            thread.join(SCORED_IN)  # a reward that is being computed ends by its own limits
+        for name in list(self._ports):
+            self._end_engine(name)
+        self._selector.close()
+        self._bell.close()
+        self._woken.close()
 
     @property
     def has_weights(self) -> bool:
@@ -202,13 +215,17 @@ class Driver:
 
     def may_publish(self, version: int) -> bool:
         """The trainer has made `version`: wait until its weights may be written; False where they need not be."""
-        if self._error is None and self._stopped is not None:
+        if self._error is not None:
+            raise self._error  # before the step counts: what trains on has no controller that knows of it
+        if self._stopped is not None:
             return False
         self.post(Trained(version))
         with self.timeline.span("trainer", "wait for engines to load"):
             self._wait_until(
                 lambda: self._may_publish is not None or self._stopped is not None or not self._publishing()
             )
+        if self._error is not None:
+            raise self._error
         return self._may_publish == version
 
     def published(self, version: int) -> None:
@@ -229,36 +246,37 @@ class Driver:
         delivered = self._delivered
         assert delivered is not None
         assert delivered.version == version, "the trainer and the controller count the same versions"
-        found: list[Batch] = []
-        self.call(lambda: found.append(self._batch(delivered, time.monotonic() - began)))
-        return found[0]
+        return self.call(lambda: self._batch(delivered, time.monotonic() - began))
 
     def post(self, event: Event) -> None:
         self._events.put(event)
         self._ring()
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Have a function called between two events, and wait for its end."""
-        over = threading.Event()
+    def call(self, function: Callable[[], T]) -> T:
+        """Have a function called between two events; what it returns, or raises."""
+        called: Future[T] = Future()
 
-        def called() -> None:
+        def call() -> None:
             try:
-                function()
-            finally:
-                over.set()
+                called.set_result(function())
+            except BaseException as error:
+                called.set_exception(error)
 
-        self._events.put(called)
+        self._events.put(call)
         self._ring()
-        self._wait_until(over.is_set, also_stopped=True)
+        self._wait_until(called.done, also_stopped=True)
+        return called.result()
 
     def state(self) -> dict[str, Any]:
         """What is waiting and under way, as plain JSON for a checkpoint."""
-        found: list[dict[str, Any]] = []
-        self.call(lambda: found.append(self._state()))
-        return found[0]
+        return self.call(self._state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave, before anything is published."""
+        """Go on from what `state` gave, before anything is published.
+
+        Groups that are open begin anew where they have another size now. Raises ConfigError where their numbers stand
+        for other prompts or other random numbers than they did.
+        """
         self.call(lambda: self._load_state(state))
 
     # --- the driver's thread -----------------------------------------------------------------------------------------
@@ -335,12 +353,18 @@ class Driver:
                 for name in list(self._ports):
                     self._end_engine(name)
                 if failed:
-                    self._error = EngineError(
-                        given=cause,
-                        allowed="engines that draw tokens",
-                        fix="Look into the files engines/*.log of the run; `posttrain resume` then goes on from its "
-                        "newest checkpoint.",
-                    )
+                    self._error = self._failure(command)
+
+    def _failure(self, stop: Stop) -> BaseException:
+        """What the trainer's thread raises."""
+        if stop.voided:
+            return self.no_signal(self._voided)
+        return EngineError(
+            given=stop.cause,
+            allowed="engines that draw tokens",
+            fix="Look into the files engines/*.log of the run. An engine that is only slow needs a larger "
+            f"rollout.deadline (now {self.deadline:g} s). `posttrain resume` goes on from the newest checkpoint.",
+        )
 
     def _launch(self, name: str) -> None:
         port = self.engines[name]()
@@ -383,6 +407,8 @@ class Driver:
                 if self.ready is not None and answer.tensors != self.ready.tensors:
                     self._lose(name, "it decodes with other tensors than the first engine")
                     return
+                if answer.note and self.ready is None:
+                    self.say(answer.note)
                 self.ready = answer
                 self._joined.add(name)
                 self._handle(Joined(name))
@@ -415,7 +441,8 @@ class Driver:
         allowed = {"join": self.start_deadline, "load": self.deadline, "draw": self.deadline}
         for wait, since in list(self._since.items()):
             if now - since > allowed.get(wait.kind, float("inf")):
-                self.say(f"{wait.owner} is late: nobody has heard of it for {now - since:.0f} s ({wait.kind})")
+                told = f"nobody has heard of it for {now - since:.0f} s ({wait.kind})"
+                self.say(f"{wait.owner} is late: {told}; rollout.deadline = {self.deadline:g} s")
                 self._handle(Late(wait))
 
     def _task(self, command: Submit) -> Task:
@@ -442,13 +469,12 @@ class Driver:
     def _batch(self, deliver: Deliver, waited: float) -> Batch:
         voided, self._voided = self._voided, []
         groups = [self._groups.pop(number) for number in deliver.groups]
-        state = self.controller.state()
         return Batch(
             groups=groups,
             voided=voided,
             waited=waited,
-            in_flight=len(state["in_flight"]),
-            queued=len(state["finished"]) - len(groups),
+            in_flight=self.controller.in_flight,
+            queued=self.controller.queued,
             engines_idle=self.activity.idle(),
         )
 
@@ -456,11 +482,12 @@ class Driver:
 
     def _score(self) -> None:
         """Groups that have ended while others were scored are scored together."""
-        while (number := self._to_score.get()) is not None:
+        while (number := self._to_score.get()) is not None and not self._closing:
             numbers = [number]
-            with suppress(queue.Empty):
-                while (more := self._to_score.get_nowait()) is not None:
-                    numbers.append(more)
+            for _ in range(self._to_score.qsize()):
+                if (more := self._to_score.get()) is None:
+                    return
+                numbers.append(more)
             prompts = [self._planned(one).prompt for one in numbers]
             completions = [self._completions(one) for one in numbers]
             with self.timeline.span("rewards", "score", groups=numbers):
@@ -487,9 +514,26 @@ class Driver:
             "voided": [group.to_json() for group in self._voided],
             "rows": [{"row": row, **vars(drawn)} for row, drawn in self._rows.items()],
         }
+        open_groups = [*state["controller"]["finished"], *(one["group"] for one in state["controller"]["in_flight"])]
+        state |= {"group_size": self.limits.group_size, "planned": self._plan_of(open_groups)}
         return json.loads(json.dumps(state))  # now, as rows go on; and lists, as a checkpoint gives them back
 
+    def _plan_of(self, numbers: Iterable[int]) -> dict[str, list[int]]:
+        """What these groups stand for: the prompt, and the seed of its random numbers."""
+        planned = {number: self._planned(number) for number in numbers}
+        return {str(number): [one.prompt.index, one.seed] for number, one in planned.items()}
+
     def _load_state(self, state: Mapping[str, Any]) -> None:
+        if self._plan_of(map(int, state["planned"])) != state["planned"]:
+            raise ConfigError(
+                given=f"{len(state['planned'])} groups wait in the checkpoint or were under way, and their numbers "
+                "stand for other prompts now",
+                allowed="the seed, the data and the train.prompts_per_step that they were sampled with",
+                fix="Set seed, data and train.prompts_per_step back to what settings.json of the run says.",
+            )
+        if state["group_size"] != self.limits.group_size:
+            state = begun_anew(state, self.limits.group_size)
+        self._restored = True
         self.controller = Controller.restored(self.limits, dict(state["controller"]), engines=self.engines)
         self._groups = {
             int(number): Group.from_json(saved, self._planned(int(number)).prompt)
@@ -506,6 +550,11 @@ class Driver:
 
     def _begin_at(self, version: int) -> None:
         """Of a run that has sampled by itself until now, nothing is waiting and nothing under way."""
+        if self._restored and self.controller.version != version:
+            raise CheckpointError(
+                given=f"the checkpoint of step {version} holds the engines' state of step {self.controller.version}",
+                fix="Resume from an earlier checkpoint: remove this one from the folder checkpoints/.",
+            )
         if self.controller.version != version:
             self.controller = Controller(self.limits, version=version, engines=self.engines)
             self._greet()
@@ -533,3 +582,18 @@ class Driver:
                 if not self._threads[0].is_alive():
                     raise self._error or RuntimeError("the thread that drives the engines has ended")
                 self._changed.wait(TICK)
+
+
+def begun_anew(state: Mapping[str, Any], group_size: int) -> dict[str, Any]:
+    """A driver's state in which every open group is one of so many rows without a token: no prompt is lost, what was
+    drawn of them is.
+
+    >>> old = {"version": 1, "finished": [3], "in_flight": [{"group": 4, "rows": []}]}
+    >>> begun_anew({"controller": old, "groups": {"3": {}}, "voided": [], "rows": []}, 2)["controller"]["in_flight"][0]
+    {'group': 3, 'rows': [{'spans': [], 'ended': False}, {'spans': [], 'ended': False}]}
+    """
+    controller = state["controller"]
+    numbers = sorted([*controller["finished"], *(group["group"] for group in controller["in_flight"])])
+    rows = [{"spans": [], "ended": False} for _ in range(group_size)]
+    anew = {"finished": [], "in_flight": [{"group": number, "rows": rows} for number in numbers]}
+    return {**state, "controller": {**controller, **anew}, "groups": {}, "rows": []}

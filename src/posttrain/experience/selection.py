@@ -88,7 +88,7 @@ class DynamicSampling:
             assert scores is not None, "an algorithm that asks for a signal has rewards"
             enforce_limit(scores, self.config.guards.max_unscored)
             if rounds == train.max_sampling_rounds:
-                raise self._no_signal(step, generated.groups, len(kept))
+                raise self.no_signal(generated.groups, len(kept), f"step {step}: ")
             rows += self._further_rows(step, rounds, rows, self._expected(len(rows), len(kept)))
             generated += generate(rows[len(generated.groups) :], rounds)
             rounds += 1
@@ -104,7 +104,8 @@ class DynamicSampling:
         order, times = rows_for_round(self.config.seed, step, number, self.num_prompts), Counter(drawn)
         return list(islice(cycle(sorted(order, key=lambda row: times[row])), count))
 
-    def _no_signal(self, step: int, groups: Sequence[Group], kept: int) -> GuardStop:
+    def no_signal(self, groups: Sequence[Group], kept: int, where: str = "") -> GuardStop:
+        """Says what kinds of groups were sampled, when too few of them had a signal."""
         wanted, rounds, group_size = (
             self.config.train.prompts_per_step,
             self.config.train.max_sampling_rounds,
@@ -116,7 +117,7 @@ class DynamicSampling:
         completions = completions_of(groups)
         cut = sum(completion.truncated for completion in completions) / max(1, len(completions))
         return GuardStop(
-            given=f"step {step}: {kept} of {len(groups)} groups in {rounds} rounds of sampling had a signal; "
+            given=f"{where}{kept} of {len(groups)} groups in {rounds} rounds of sampling had a signal; "
             f"{shares}; {100 * cut:.0f}% of the answers were truncated",
             allowed=f"{wanted} groups of {group_size} answers whose rewards differ, within train.max_sampling_rounds",
             fix=f"Does the reward recognise a right answer (`posttrain eval` shows some)? If so, take {advice} prompts "

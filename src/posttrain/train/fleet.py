@@ -20,13 +20,14 @@ from posttrain.engines.process import EngineProcess, EngineSetup
 from posttrain.engines.published import Published, new_files
 from posttrain.engines.sampler import Digest
 from posttrain.engines.weights import merged_tensors, named_tensors
-from posttrain.errors import PosttrainError
+from posttrain.errors import GuardStop, PosttrainError
 from posttrain.experience.asynchronous import AsynchronousFeed
 from posttrain.experience.driver import Driver
-from posttrain.experience.group import Group, rewards_of
+from posttrain.experience.group import Group, scores_of
 from posttrain.experience.schedule import Schedule
-from posttrain.functional.baselines import has_signal
+from posttrain.experience.selection import DynamicSampling, informative
 from posttrain.models.policy import Forward
+from posttrain.rewards.scores import enforce_limit
 from posttrain.train.publish import TrainerScores
 from posttrain.types import Max, Metrics, Min, Prompt
 
@@ -41,6 +42,8 @@ PROBE_PROMPTS = 4
 """Prompts on which each delivery of weights is proved."""
 START_DEADLINE = 300.0
 """Seconds in which an engine has to load the model: imports alone take many on a busy machine."""
+STARTS = 5
+"""Deadlines of a token that loading the model may take, where that is more."""
 
 
 @dataclass
@@ -61,7 +64,10 @@ class Deliveries:
         self._worst = 0.0
 
     def __call__(self, version: int) -> Metrics:
-        """Publish the weights of `version`; see `Publisher`. The first publication waits for an engine to be there."""
+        """Publish the weights of `version`; see `Publisher`. The first publication waits for an engine to be there.
+
+        Engines load when they can, so `publish/probe_max_difference` is the largest since the publication before.
+        """
         assert self.driver is not None, "a driver is made for these deliveries"
         if self._published is None:
             ready = self.driver.wait_for_engine()
@@ -78,10 +84,8 @@ class Deliveries:
         for old in sorted(self.numbers)[:-3]:
             del self.numbers[old], self._expected[old]
         self.driver.published(version)
-        return {
-            "publish/tensors_compared": Min(float(len(digests))),
-            "publish/probe_max_difference": Max(self._worst),
-        }
+        worst, self._worst = self._worst, 0.0
+        return {"publish/tensors_compared": Min(float(len(digests))), "publish/probe_max_difference": Max(worst)}
 
     def prove(self, loaded: WeightsLoaded) -> str:
         """What is wrong with what an engine has loaded; empty if it decodes with the weights that were trained."""
@@ -92,7 +96,7 @@ class Deliveries:
         if wrong:
             return f"{wrong[0]} and {len(wrong) - 1} other tensors are not those of version {loaded.version}"
         try:
-            self._worst = self.proof.compare(trained, loaded.probe, loaded.version)
+            self._worst = max(self._worst, self.proof.compare(trained, loaded.probe, loaded.version))
         except PosttrainError as error:
             return error.given
         return ""
@@ -159,10 +163,11 @@ class Fleet:
             schedule=Schedule(config.seed, prompts, config.train.prompts_per_step),
             max_new_tokens=config.sampling.max_completion_length,
             rewards=rewards,
-            trains=informative if "signal" in algorithm.needs else every_group,
+            trains=has_signal if "signal" in algorithm.needs else every_group,
+            no_signal=partial(no_signal, config, len(prompts)),
             prove=deliveries.prove,
             deadline=rollout.deadline,
-            start_deadline=START_DEADLINE,
+            start_deadline=max(START_DEADLINE, STARTS * rollout.deadline),
             say=self.say,
             timeline=self.store.timeline,
         )
@@ -179,6 +184,7 @@ class Fleet:
             weights=[one.weight for one in rewards.components] if rewards and algorithm.learns_from_rewards else None,
             publish=deliveries,
             say=self.say,
+            replaces="signal" in algorithm.needs,
         )
 
     def _engine(self, name: str, deliveries: Deliveries) -> EnginePort:
@@ -230,6 +236,16 @@ def every_group(group: Group) -> bool:
     return True
 
 
-def informative(group: Group) -> bool:
+def has_signal(group: Group) -> bool:
     """Rewards that differ: else the group moves no weight."""
-    return bool(has_signal(*rewards_of([group])).all())
+    return bool(informative([group]))
+
+
+def no_signal(config: RunConfig, num_prompts: int, groups: Sequence[Group]) -> GuardStop:
+    """Why so few groups had a signal: rewards that failed, or rewards that are all alike."""
+    try:
+        if (scores := scores_of(groups)) is not None:
+            enforce_limit(scores, config.guards.max_unscored)
+    except GuardStop as unscored:
+        return unscored
+    return DynamicSampling(config, num_prompts).no_signal(groups, 0)

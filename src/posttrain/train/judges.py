@@ -71,9 +71,17 @@ class Judges(NamedTuple):
         rewards, check = build(config.rewards, True), build(config.check, False)
         return Judges(rewards=rewards, check=None if check is None else IndependentCheck(check))
 
-    def refuse_token_rewards(self, algorithm: Algorithm) -> None:
-        """ConfigError where single tokens have rewards and the algorithm has one advantage for all of a completion."""
+    def refuse_token_rewards(self, algorithm: Algorithm, run_ahead: int = 0) -> None:
+        """ConfigError where single tokens have rewards and the algorithm has one advantage for all of a completion, or
+        tokens may be too old to be trained: their rewards would be lost to the others."""
         given = [] if self.rewards is None else [c.label for c in self.rewards.components if c.signature.per_token]
+        if given and run_ahead:
+            raise ConfigError(
+                given=f'reward "{given[0]}" gives each token a reward, and train.run_ahead = {run_ahead} may leave '
+                "tokens out of the loss",
+                allowed="rewards of whole completions, or train.run_ahead = 0",
+                fix="Set train.run_ahead = 0, or let the reward return one number per completion.",
+            )
         if given and not algorithm.reads_token_rewards:
             able = [key for key, cls in ALGORITHMS.items() if cls.reads_token_rewards is True]
             raise ConfigError(
