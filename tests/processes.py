@@ -13,6 +13,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -65,6 +66,7 @@ class Command:
         files, given = [file.name for file in self._printed], (str(cwd), dict(os.environ), arguments)
         self._process = _server().Process(target=_into_files, args=(files, _command, given))
         self._process.start()
+        weakref.finalize(self, self._process.kill)  # a test that fails before it has ended leaves it to nobody
 
     @property
     def returncode(self) -> int | None:

@@ -7,6 +7,7 @@ import select
 from collections.abc import Iterator
 
 import pytest
+import torch
 from tests.tiny import tiny_model
 
 from posttrain.config import ModelConfig, SamplingConfig
@@ -40,7 +41,7 @@ def started(loaded, tmp_path_factory) -> Iterator[tuple[EngineProcess, Published
         seed=0,
         compute=loaded.compute.to_json(),
         keep_cache=False,
-        threads=1,
+        threads=torch.get_num_threads(),
     )
     engine = EngineProcess("engine 0", setup, files, numbers, PROOF, tmp_path_factory.mktemp("log") / "engine.log")
     try:
