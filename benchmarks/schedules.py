@@ -71,6 +71,8 @@ def workload_of(rng: Random) -> Workload:
         load_seconds=rng.choice((0.0, 0.05, 0.8)),
         join_seconds=rng.choice((0.0, 0.3, 2.0)),
         voided=rng.choice((0.0, 0.0, 0.2)),
+        evaluate_every=rng.choice((0, 0, 1, 2)),
+        evaluated=rng.randint(1, 3),
         report_seconds=rng.choice((0.5, 1.5)),
         deadlines={"join": 5.0, "load": 3.0, "draw": 4.0, "score": 4.0, "ask": 5.0, "train": 6.0, "publish": 5.0},
     )

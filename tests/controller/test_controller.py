@@ -17,6 +17,8 @@ from posttrain.controller.messages import (
     Drew,
     Ended,
     Ending,
+    Evaluate,
+    Evaluated,
     GiveUp,
     Interrupt,
     Joined,
@@ -95,9 +97,56 @@ def test_a_run_ends_with_its_last_version():
     controller, commands = started(last_version=1)
     controller.handle(Asked())
     scored(controller, answer(controller, commands))
-    assert controller.handle(Trained(1)) == [Stop("done", failed=False)]
+    assert controller.handle(Trained(1)) == [Publish(1)], "what was trained last is evaluated by engines, too"
+    assert controller.handle(Published(1)) == [Load("a", 1)]
+    assert controller.handle(Loaded("a", 1)) == [], "no step would train what is begun now"
+    assert controller.handle(Asked()) == [Stop("done", failed=False)]
     assert controller.waits() == frozenset()
     assert controller.handle(Asked()) == []
+
+
+def test_an_evaluation_goes_before_all_else_and_is_answered_by_the_weights_of_its_version():
+    controller, commands = started(run_ahead=1)
+    assert len(commands) == 8, "two steps are begun"
+    asked = controller.handle(Evaluate(-1, 3))
+    assert asked == [Submit("a", Row(-1, g), 1, 0) for g in range(3)]
+    assert waiting(controller) == {("draw", "a")}, "the trainer waits itself"
+    assert controller.in_flight == 4
+    assert [group["group"] for group in controller.state()["in_flight"]] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="while an evaluation is not answered"):
+        controller.handle(Asked())
+    assert answer(controller, asked) == [Evaluated(-1)]
+    assert waiting(controller) == {("draw", "a"), ("ask", "trainer")}
+    assert controller.handle(Asked()) == []
+
+
+def test_an_evaluation_waits_for_the_weights_of_its_version_and_moves_with_its_engine():
+    controller, commands = started("ab")
+    controller.handle(Asked())
+    scored(controller, answer(controller, commands))
+    controller.handle(Trained(1))
+    controller.handle(Published(1))
+    assert controller.handle(Evaluate(-1, 1)) == [], "no engine has version 1"
+    assert Submit("a", Row(-1, 0), 1, 0) in controller.handle(Loaded("a", 1))
+    controller.handle(Loaded("b", 1))
+    controller.handle(Drew("a", Row(-1, 0), 1, 1, 4))
+    assert Submit("b", Row(-1, 0), 2, 4) in controller.handle(Lost("a", "was killed"))
+
+
+def test_an_evaluation_that_no_engine_can_answer_is_given_up():
+    controller, _ = started(attempts=1)
+    controller.handle(Evaluate(-1, 1))
+    commands = controller.handle(Returned("a", Row(-1, 0), 1))
+    assert [command.group for command in commands if isinstance(command, GiveUp)] == [-1]
+
+
+def test_an_evaluation_comes_between_a_publication_and_the_next_batch():
+    controller, _ = started(publish_every=2)
+    with pytest.raises(ValueError, match="below 0"):
+        controller.handle(Evaluate(0, 1))
+    controller.handle(Asked())
+    with pytest.raises(ValueError, match="while the trainer is asked"):
+        controller.handle(Evaluate(-1, 1))
 
 
 def test_rows_of_a_prompt_go_together_to_the_engine_that_has_the_fewest():

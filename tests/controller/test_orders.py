@@ -19,6 +19,8 @@ from posttrain.controller.messages import (
     Drew,
     Ended,
     Ending,
+    Evaluate,
+    Evaluated,
     Event,
     GiveUp,
     Interrupt,
@@ -47,7 +49,9 @@ ENGINES = ("a", "b", "c")
 class Adversary:
     """Answers commands whenever it likes, and breaks what it likes."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, evaluates: int = 0) -> None:
+        """`evaluates`: each such version is evaluated before the next batch; 0: none."""
+        self.evaluates, self.asks_after = evaluates, set[int]()
         self.limits, self.controller = limits, Controller(limits, engines=ENGINES)
         self.observer = Observer(limits, engines=ENGINES)
         self.books, self.state = self.observer.copied(), self.controller.state()
@@ -57,6 +61,7 @@ class Adversary:
     def start(self, version: int) -> None:
         self.observer.waits = self.controller.waits()
         self.stop: Stop | None = None
+        self.asks_after.clear()
         self.version = version
         self.held: dict[str, dict[Row, int]] = {}
         """Of each engine that is there its rows, with their attempts."""
@@ -88,8 +93,10 @@ class Adversary:
             case Ended(engine, row, attempt) | Returned(engine, row, attempt):
                 if self.held.get(engine, {}).get(row) == attempt:
                     del self.held[engine][row]
-            case Published():
-                self.to_come.append(Asked())
+            case Published(version):
+                due = self.evaluates and version % self.evaluates == 0
+                self.to_come += [Evaluate(-1 - n, 2) for n in range(2)] if due else [Asked()]
+                self.asks_after = {-1, -2} if due else set()
             case Trained(version):
                 self.version = version
                 if version % self.limits.publish_every:
@@ -116,10 +123,19 @@ class Adversary:
             case Deliver(version, groups):
                 self.trained += groups
                 self.to_come.append(Trained(version + 1))
+            case Evaluated(group):
+                self._answered(group)
+            case GiveUp(group) if group < 0:
+                self._answered(group)
             case GiveUp(group):
                 self.to_come = [event for event in self.to_come if event != Scored(group)]
             case Stop():
                 self.stop = command
+
+    def _answered(self, group: int) -> None:
+        self.asks_after.discard(group)
+        if not self.asks_after:
+            self.to_come.append(Asked())
 
     def _end_engine(self, name: str, *, again: bool) -> None:
         for row, attempt in self.held.pop(name, {}).items():
@@ -199,8 +215,8 @@ LIMITS = st.builds(
 )
 
 
-def check(limits: Limits, choices: list[tuple[int, int]], user_ends: bool) -> None:
-    game = Adversary(limits)
+def check(limits: Limits, choices: list[tuple[int, int]], user_ends: bool, evaluates: int) -> None:
+    game = Adversary(limits, evaluates)
     play(game, choices, user_ends)
     game.observer.saved(game.controller.state())
     assert game.observer.broken == []
@@ -209,10 +225,10 @@ def check(limits: Limits, choices: list[tuple[int, int]], user_ends: bool) -> No
         assert len(game.trained) == limits.last_version * limits.prompts_per_step
 
 
-@given(LIMITS, st.lists(CHOICE, max_size=60), st.booleans())
+@given(LIMITS, st.lists(CHOICE, max_size=60), st.booleans(), st.integers(0, 2))
 @settings(max_examples=200)
-def test_the_invariants_hold_in_any_order_and_it_always_ends(limits, choices, user_ends):
-    check(limits, choices, user_ends)
+def test_the_invariants_hold_in_any_order_and_it_always_ends(limits, choices, user_ends, evaluates):
+    check(limits, choices, user_ends, evaluates)
 
 
 @given(LIMITS, st.integers(0, 1 << 32), st.sampled_from((6, 12, 22)))
@@ -220,4 +236,5 @@ def test_the_invariants_hold_in_any_order_and_it_always_ends(limits, choices, us
 def test_they_hold_in_long_orders_with_few_or_many_faults(limits, seed, faults):
     rng = Random(seed)
     kinds = [rng.choice((0, *[10] * 9)) if rng.randrange(100) < faults else 50 for _ in range(rng.choice((100, 300)))]
-    check(limits, [(kind, rng.randrange(1 << 16)) for kind in kinds], user_ends=rng.random() < 0.2)
+    choices = [(kind, rng.randrange(1 << 16)) for kind in kinds]
+    check(limits, choices, user_ends=rng.random() < 0.2, evaluates=rng.choice((0, 1, 2)))

@@ -260,6 +260,40 @@ class GoesOnAfterTheEnd(Controller):
         self._order(Stop(cause, failed))
 
 
+class ScoresWhatIsEvaluated(Controller):
+    def _ended(self, event):
+        evaluated = self._groups.get(event.row.group)
+        super()._ended(event)
+        if event.row.group < 0 and evaluated is not None and evaluated.ended:
+            self._groups[event.row.group] = evaluated
+            self._unscored.add(event.row.group)
+
+
+class EvaluatesWithOldWeights(Controller):
+    def _place(self):
+        for number in [number for number in sorted(self._unplaced) if number < 0]:
+            for name, engine in self._engines.items():
+                if engine.joined and engine.version is not None and number in self._unplaced:
+                    self._unplaced.discard(number)
+                    for g in range(len(self._groups[number].rows)):
+                        if not self._groups[number].rows[g].ended:
+                            self._submit(name, Row(number, g))
+        super()._place()
+
+
+class CountsEvaluationsAsInFlight(Controller):
+    @property
+    def in_flight(self):
+        return len(self._groups)
+
+
+class ForgetsEvaluationsOfLostEngines(Controller):
+    def _place_again(self, row, cause):
+        super()._place_again(row, cause)
+        if row.group < 0:
+            self._unplaced.discard(row.group)
+
+
 BUGS = {
     DecodesLostRowsTwice: "holders",
     LeavesOthersAtWhatIsGivenUp: "holders",
@@ -294,6 +328,10 @@ BUGS = {
     ForgetsGroupsThatWereBeingScored: "rewards",
     BeginsThoughTheRunIsToEnd: "ends",
     GoesOnAfterTheEnd: "ends",
+    ScoresWhatIsEvaluated: "evaluation",
+    EvaluatesWithOldWeights: "evaluation",
+    CountsEvaluationsAsInFlight: "places",
+    ForgetsEvaluationsOfLostEngines: "places",
 }
 """Each with the invariant that it breaks."""
 

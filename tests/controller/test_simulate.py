@@ -77,7 +77,7 @@ def test_the_same_seed_gives_the_same_run():
 
 
 def test_a_synchronous_run_takes_what_can_be_computed_by_hand():
-    """Two rows of 100 tokens of 10 ms, a step of 1 s, a publication of 0.1 s after the first."""
+    """Two rows of 100 tokens of 10 ms, a step of 1 s, a publication of 0.1 s before the first and after each."""
     workload = Workload(
         slots=2,
         seconds_per_token=0.01,
@@ -88,10 +88,10 @@ def test_a_synchronous_run_takes_what_can_be_computed_by_hand():
         load_seconds=0.5,
     )
     run = simulate(Limits(prompts_per_step=1, group_size=2, last_version=3), workload)
-    assert run.seconds == pytest.approx(3 * (0.1 + 0.5 + 1.0 + 1.0))
-    assert run.steps_per_hour == pytest.approx(3600 / 2.6)
+    assert run.seconds == pytest.approx(3 * (0.1 + 0.5 + 1.0 + 1.0) + 0.1)
+    assert run.steps_per_hour == pytest.approx(3 * 3600 / 7.9)
     assert run.lags == Counter({0: 600})
-    assert (run.trainer_idle, run.engines_idle) == pytest.approx((1 - 3.3 / 7.8, 1 - 3.0 / 7.8))
+    assert (run.trainer_idle, run.engines_idle) == pytest.approx((1 - 3.4 / 7.9, 1 - 3.0 / 7.9))
     assert run.share_of_longest() == (1.0, 1.0)
 
 

@@ -6,6 +6,7 @@ What real processes do is shown in tests/faults/test_engines.py.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -20,6 +21,7 @@ from posttrain.controller.messages import Limits
 from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
 from posttrain.engines.sampler import Digest
 from posttrain.errors import CheckpointError, ConfigError, EngineError, GuardStop, NonFiniteError
+from posttrain.experience.answers import Question
 from posttrain.experience.driver import Driver
 from posttrain.experience.group import Group
 from posttrain.experience.schedule import Schedule
@@ -170,6 +172,8 @@ class World:
         self.driver.published(0)
         trained = list[int]()
         for version in range(steps):
+            if version % 2 == 0:
+                self.evaluate(version)
             for group in self.driver.batch(version).groups:
                 trained.append(group.prompt.index)
                 for completion in group.completions:
@@ -180,7 +184,18 @@ class World:
                     assert 0 <= version - completion.versions[0] <= 8
             if self.driver.may_publish(version + 1):
                 self.driver.published(version + 1)
+        self.evaluate(steps)
         return trained
+
+    def evaluate(self, version: int) -> None:
+        """Every answer is whole, in its place and of this version."""
+        questions = [Question(prompt, 7, 0.0, LENGTH, 3) for prompt in PROMPTS[:4]]
+        first = -1 - self.driver._asked_so_far
+        found = list(self.driver.evaluate(questions))
+        assert [(place, g) for place, g, _ in found] == [(place, g) for place in range(4) for g in range(3)]
+        for place, g, completion in found:
+            assert completion.ids == tuple(token(first - place, g, at) for at in range(LENGTH))
+            assert set(completion.versions) == {version}
 
 
 def expected(steps: int = 6) -> set[int]:
@@ -384,6 +399,7 @@ def test_what_a_call_raises_reaches_the_caller():
 
 
 def test_nothing_of_a_driver_is_left_after_its_end():
+    gc.collect()  # sockets of the worlds of other tests
     before, files = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     with World(Scripted) as world:
         world.train()

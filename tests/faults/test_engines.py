@@ -23,6 +23,7 @@ from tests.tiny import tiny_model, write_prompts
 
 import posttrain as pt
 from posttrain.errors import ConfigError, EngineError
+from posttrain.experience.driver import Driver
 from posttrain.experience.feed import refuse_a_lead
 from posttrain.store.checkpoint import load_state
 
@@ -98,6 +99,42 @@ def test_two_engines_equal_the_process_itself_bit_for_bit(place, variant):
         assert groups_of(run) == groups_of(runs[0])
         other = weights(run)
         assert all(first[name].equal(other[name]) for name in first)
+
+
+def test_engines_answer_evaluations_as_the_process_itself_does_while_they_sample_ahead(place, monkeypatch):
+    asked = list[int]()
+    evaluate = Driver.evaluate
+    monkeypatch.setattr(Driver, "evaluate", lambda self, given: [*asked_of(asked, given), *evaluate(self, given)])
+    changes = {"evaluation": {"prompts": 8, "samples": 2, "every": 4, "writing": 0}, "sampling.temperature": 0.9}
+    synchronous = pt.train(config(place, "evaluated here"), **changes)
+    assert asked == []
+    by_engines = pt.train(config(place, "evaluated by engines"), **changes, **{"rollout.engines": 2})
+    assert asked == [8, 8] * 4, "greedy and sampled answers: before, after 4 and 8 steps, and at the end"
+    assert sorted(file.name for file in (by_engines.folder / "evaluations").glob("*.jsonl")) == [
+        "baseline.jsonl", "step-4.jsonl", "step-8.jsonl", "trained.jsonl"
+    ]  # fmt: skip
+    for file in (synchronous.folder / "evaluations").glob("*.jsonl"):
+        assert (by_engines.folder / "evaluations" / file.name).read_bytes() == file.read_bytes()
+    ahead = pt.train(config(place, "evaluated ahead"), **changes, **AHEAD)
+    before = "evaluations/baseline.jsonl"
+    assert (ahead.folder / before).read_bytes() == (synchronous.folder / before).read_bytes(), "the same weights"
+    begun = [row for row in groups_of(ahead.folder) if row[0] == 1]
+    assert begun == [row for row in groups_of(synchronous.folder) if row[0] == 1]
+
+
+def asked_of(asked: list[int], questions) -> list[object]:
+    asked.append(len(questions))
+    return []
+
+
+def test_a_prompt_of_an_evaluation_that_does_not_fit_is_refused_as_without_engines(place):
+    long = {"evaluation": {"prompts": 4, "samples": 1, "writing": 0, "max_completion_length": 100_000}}
+    said = list[str]()
+    for engines in (0, 1):
+        with pytest.raises(ConfigError) as raised:
+            pt.train(config(place, f"too long {engines}"), **long, **{"rollout.engines": engines})
+        said.append(raised.value.given)
+    assert said[0] == said[1]
 
 
 def test_a_killed_and_a_hung_engine_are_replaced_and_every_prompt_is_trained_once(place):

@@ -10,7 +10,8 @@ The trainer goes round in a circle:
       Published     Asked    Deliver    Trained     Publish
 
 It is `blocked` while an engine still reads the publication that the next one overwrites. After a version that is not
-published it is `between` at once.
+published it is `between` at once. An evaluation comes while it is `between`: its rows go to engines before all others,
+none is asked for weights meanwhile that are newer, and no batch until all of them have ended.
 
 A group in flight is one of: rows without an engine (`_unplaced`), rows being decoded, ended and to be scored
 (`_unscored`), being scored (`_scoring`). Then it is in `_finished`, until it is trained.
@@ -32,6 +33,8 @@ from posttrain.controller.messages import (
     Drew,
     Ended,
     Ending,
+    Evaluate,
+    Evaluated,
     Event,
     GiveUp,
     Interrupt,
@@ -119,8 +122,8 @@ class Controller:
 
     @property
     def in_flight(self) -> int:
-        """Groups that are sampled or scored."""
-        return len(self._groups)
+        """Groups that are sampled or scored, those of an evaluation left out."""
+        return sum(number >= 0 for number in self._groups)
 
     @property
     def queued(self) -> int:
@@ -142,7 +145,7 @@ class Controller:
             "version": self._version,
             "next_group": self._next_group,
             "finished": sorted([*self._training, *self._finished]),
-            "in_flight": [self._groups[number].saved(number) for number in sorted(self._groups)],
+            "in_flight": [self._groups[number].saved(number) for number in sorted(self._groups) if number >= 0],
             "counts": dict(self.counts),
         }
 
@@ -181,8 +184,9 @@ class Controller:
             case ScoringLost(group, cause):
                 self._scoring_lost(group, cause)
             case Asked():
-                self._trainer_was("between", event)
-                self._phase = "asked"
+                self._asked(event)
+            case Evaluate():
+                self._evaluate(event)
             case Trained():
                 self._trained(event)
             case Published():
@@ -230,8 +234,12 @@ class Controller:
         row.ended = True
         self._take_from(event.engine, event.row)
         self._engines[event.engine].losses = 0
-        if self._groups[event.row.group].ended:
-            self._unscored.add(event.row.group)
+        group = event.row.group
+        if self._groups[group].ended and group < 0:
+            self._forget(group)
+            self._order(Evaluated(group))
+        elif self._groups[group].ended:
+            self._unscored.add(group)
 
     def _returned(self, event: Returned) -> None:
         if self._held(event) is None:
@@ -271,8 +279,6 @@ class Controller:
             raise ValueError(f"{event}, but the step was to make version {self._version + 1}")
         self._version, self._training = event.version, ()
         self._phase = "between" if self._version % self.limits.publish_every else "blocked"
-        if self._version >= self.limits.last_version:
-            self._stop("done", failed=False)
 
     def _now_published(self, event: Published) -> None:
         self._trainer_was("publishing", event)
@@ -280,6 +286,21 @@ class Controller:
             raise ValueError(f"{event}, but the trainer has made version {self._version}")
         self._published = event.version
         self._phase = "between"
+
+    def _asked(self, event: Asked) -> None:
+        self._trainer_was("between", event)
+        if self._evaluating:
+            raise ValueError(f"{event} while an evaluation is not answered")
+        self._phase = "asked"
+
+    def _evaluate(self, event: Evaluate) -> None:
+        self._trainer_was("between", event)
+        if self._published != self._version:
+            raise ValueError(f"{event}, but version {self._published} is published and not {self._version}")
+        if event.group >= 0 or event.group in self._groups:
+            raise ValueError(f"{event}: the number has to be below 0, and new")
+        self._groups[event.group] = GroupState([RowState() for _ in range(event.rows)])
+        self._unplaced.add(event.group)
 
     def _late(self, wait: Wait) -> None:
         if wait not in self.waits():
@@ -396,7 +417,7 @@ class Controller:
         if self._published is None:
             return
         version = self._version - 1 if self._phase in ("blocked", "publishing") else self._version
-        free = capacity(self.limits, version, self._accepted, len(self._groups))
+        free = capacity(self.limits, version, self._accepted, self.in_flight)
         for number in range(self._next_group, self._next_group + max(0, free)):
             self._groups[number] = GroupState([RowState() for _ in range(self.limits.group_size)])
             self._unplaced.add(number)
@@ -432,7 +453,9 @@ class Controller:
 
     def _deliver(self) -> None:
         batch = self.limits.prompts_per_step
-        if self._phase == "asked" and len(self._finished) >= batch:
+        if self._phase == "asked" and self._version >= self.limits.last_version:
+            self._stop("done", failed=False)
+        elif self._phase == "asked" and len(self._finished) >= batch:
             self._training, self._finished = tuple(self._finished[:batch]), self._finished[batch:]
             self._phase = "training"
             self._voided = 0
@@ -465,8 +488,13 @@ class Controller:
             yield Wait("train", "trainer", self._version + 1)
         elif self._phase == "publishing":
             yield Wait("publish", "trainer", self._version)
-        elif self._phase == "between":
+        elif self._phase == "between" and not self._evaluating:
             yield Wait("ask", "trainer", self._version)
+
+    @property
+    def _evaluating(self) -> bool:
+        """Does the trainer wait for answers?"""
+        return any(number < 0 for number in self._groups)
 
     def _row(self, row: Row) -> RowState | None:
         group = self._groups.get(row.group)

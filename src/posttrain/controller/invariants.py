@@ -22,6 +22,8 @@ from posttrain.controller.messages import (
     Drew,
     Ended,
     Ending,
+    Evaluate,
+    Evaluated,
     Event,
     GiveUp,
     Interrupt,
@@ -62,6 +64,7 @@ INVARIANTS = {
     "tokens": "A row goes on after the tokens that were delivered: none is lost, none is drawn twice.",
     "engines": "A lost engine is started anew or dismissed, and no other is.",
     "rewards": "A group is scored once all its rows have ended, and again if its rewards were lost.",
+    "evaluation": "An evaluation is answered by the weights of its version alone, and nothing of it is trained.",
     "owners": "Whoever has to do something is waited for, and nobody else is.",
     "state": "The state that is saved holds all that is waiting and in flight, with every token.",
     "ends": "It always ends, and then nothing more is ordered.",
@@ -106,7 +109,7 @@ class Books:
     created: int
     """Groups so far, from the first of the data."""
     rows: dict[int, list[SeenRow]] = field(default_factory=dict)
-    """Of groups in flight."""
+    """Of groups in flight, those of an evaluation included."""
     scoring: set[int] = field(default_factory=set)
     scorings: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     finished: set[int] = field(default_factory=set)
@@ -159,6 +162,7 @@ class Observer:
         in_flight = [
             {"group": number, "rows": [{"spans": row.spans, "ended": row.ended} for row in rows]}
             for number, rows in sorted(books.rows.items())
+            if number >= 0
         ]
         known = {"version": books.version, "finished": sorted([*books.training, *books.finished])}
         said = {name: state[name] for name in known}
@@ -234,6 +238,8 @@ class Observer:
                 self._rewards_lost(group)
             case Asked():
                 self.asked = True
+            case Evaluate(group, rows):
+                self.books.rows[group] = [SeenRow() for _ in range(rows)]
             case Trained(version):
                 self.books.trained |= set(self.books.training)
                 self.books.version, self.books.training = version, ()
@@ -346,6 +352,8 @@ class Observer:
                 self._publishes(version)
             case Deliver():
                 self._delivered(command)
+            case Evaluated(group):
+                self._evaluated(group)
             case GiveUp(group, cause):
                 self._gave_up(group, cause, event)
             case Stop():
@@ -419,14 +427,23 @@ class Observer:
         rows = self.books.rows.get(number)
         ready = rows is not None and all(row.ended for row in rows) and number not in self.books.scoring
         late = [row for row in rows or () if not row.ended]
-        name = "attempts" if late else "rewards"
-        self._check(ready, name, f"group {number} is scored, but {len(late)} of its rows have not ended")
+        name = "evaluation" if number < 0 else "attempts" if late else "rewards"
+        right = ready and number >= 0
+        self._check(right, name, f"group {number} is scored, but {len(late)} of its rows have not ended")
         if ready:
             self.unscored = None if self.unscored == number else self.unscored
             self.books.scoring.add(number)
             self.books.scorings[number] += 1
             often = self.books.scorings[number] > self.limits.attempts
             self._check(not often, "attempts", f"group {number} is scored {self.books.scorings[number]} times")
+
+    def _evaluated(self, number: int) -> None:
+        rows = self.books.rows.pop(number, [])
+        ended = bool(rows) and all(row.ended for row in rows) and number < 0
+        self._check(ended, "evaluation", f"group {number} is told to be answered, of {len(rows)} rows")
+        versions = {version for row in rows for version, _ in row.spans}
+        own = versions <= {self.books.version}
+        self._check(own, "evaluation", f"group {number} has tokens of {versions}, measured is {self.books.version}")
 
     def _publishes(self, version: int) -> None:
         self._check(self.due == version, "batch", f"version {version} is published, due is {self.due}")
@@ -483,7 +500,8 @@ class Observer:
         self._check(not held, "holders", f"group {number} is given up while {held} decode it")
         self.unscored = None if self.unscored == number else self.unscored
         books.scoring.discard(number)
-        books.given_up.add(number)
+        if number >= 0:
+            books.given_up.add(number)
 
     def _stops(self, stop: Stop) -> None:
         self.stopped = True
@@ -513,7 +531,8 @@ class Observer:
             self._break("rewards", f"the rewards of group {self.unscored} are lost and forgotten")
         for number, rows in books.rows.items():
             if number not in books.scoring and all(row.ended for row in rows):
-                self._break("rewards", f"group {number} has ended and is not scored")
+                name = "rewards" if number >= 0 else "evaluation"
+                self._break(name, f"group {number} has ended and is not scored")
         self._no_place_is_empty()
 
     def _no_place_is_empty(self) -> None:
@@ -550,7 +569,7 @@ class Observer:
             yield ("train", "trainer", 0)
         elif self.publishing is not None:
             yield ("publish", "trainer", 0)
-        elif not self.asked and self.due is None:
+        elif not self.asked and self.due is None and all(number >= 0 for number in self.books.rows):
             yield ("ask", "trainer", 0)
 
     # --- small things ------------------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """What the controller is told, and what it orders. Plain records: no tensor, no token id, no clock.
 
 A group is one prompt with its completions and has a number, counted from 0 in the order of creation; which prompt of
-the data it is follows from the number (`experience/schedule.py`). A row is one completion: `(group, g)`. An attempt
-counts how often a row was given to an engine, from 1: what an engine says of an earlier attempt is ignored.
+the data it is follows from the number (`experience/schedule.py`). Groups below 0 are answers of an evaluation, which
+nobody trains. A row is one completion: `(group, g)`. An attempt counts how often a row was given to an engine, from 1:
+what an engine says of an earlier attempt is ignored.
 
 What one process of an engine says arrives in the order in which it was said. After a `Restart` nothing of the earlier
 process is passed on, save perhaps `Drew`, `Ended` and `Returned`, which attempts tell apart.
 
-    trainer  -> Asked, Trained, Published                    Publish, Deliver       -> trainer
+    trainer  -> Asked, Trained, Published, Evaluate          Publish, Deliver, Evaluated -> trainer
     engines  -> Joined, Loaded, Drew, Ended, Returned, Lost  Submit, Interrupt, Load, Restart, Dismiss -> engines
     rewards  -> Scored, ScoringLost                          Score                  -> rewards
     clock    -> Late                                         GiveUp, Stop           -> run
@@ -118,6 +119,15 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Evaluate:
+    """The trainer stands still until these rows are answered with the weights that it has just published."""
+
+    group: int
+    """Below 0, and not used before."""
+    rows: int
+
+
+@dataclass(frozen=True)
 class Late:
     """The deadline of a wait has passed."""
 
@@ -132,7 +142,7 @@ class Ending:
 
 
 AboutEngines = Joined | Loaded | Drew | Ended | Returned | Lost
-Event = AboutEngines | Scored | ScoringLost | Asked | Trained | Published | Late | Ending
+Event = AboutEngines | Scored | ScoringLost | Asked | Trained | Published | Evaluate | Late | Ending
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -202,8 +212,15 @@ class Deliver:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """All rows of a group below 0 have ended."""
+
+    group: int
+
+
+@dataclass(frozen=True)
 class GiveUp:
-    """The group is not trained, for this reason; its place goes to another prompt."""
+    """The group is not trained, for this reason; its place goes to another prompt. One below 0 stays unanswered."""
 
     group: int
     cause: str
@@ -219,7 +236,7 @@ class Stop:
     """Because no group was found that trains."""
 
 
-Command = Submit | Interrupt | Load | Restart | Dismiss | Score | Publish | Deliver | GiveUp | Stop
+Command = Submit | Interrupt | Load | Restart | Dismiss | Score | Publish | Deliver | Evaluated | GiveUp | Stop
 
 
 # --- waits -----------------------------------------------------------------------------------------------------------

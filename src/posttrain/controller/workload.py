@@ -31,6 +31,10 @@ class Workload:
     load_seconds: float = 0.0
     """An engine stops so long to take new weights and to compute its keys and values anew."""
     join_seconds: float = 0.0
+    evaluate_every: int = 0
+    """After so many versions, 0 included, the trainer waits for the answers of an evaluation; 0: never."""
+    evaluated: int = 0
+    """Groups of an evaluation."""
     voided: float = 0.0
     """Share of groups that are replaced, as there is nothing to learn from them."""
     report_seconds: float | None = None

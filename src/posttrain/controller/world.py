@@ -20,6 +20,8 @@ from posttrain.controller.messages import (
     Deliver,
     Dismiss,
     Drew,
+    Evaluate,
+    Evaluated,
     Event,
     GiveUp,
     Interrupt,
@@ -94,6 +96,8 @@ class World:
         self.saving = False
         """Whether the state is put on file at the end of each step."""
         self.saved: tuple[str, dict[Row, list[list[int]]], Any] | None = None
+        self.evaluations = 0
+        """Groups that were evaluated so far."""
         self.begin(controller(limits, engines=self.names))
 
     def begin(self, controller: Controller) -> None:
@@ -104,6 +108,8 @@ class World:
         for engine in self.engines.values():
             engine.start()
         self.version = controller.state()["version"]
+        self.unanswered_groups: set[int] = set()
+        """Of an evaluation."""
         self._publish()
         waits = controller.waits()
         if self.observer:
@@ -195,7 +201,8 @@ class World:
     def follow(self, command: Command) -> None:
         match command:
             case Submit(engine, row):
-                self.drawn[row] = self.length(row)
+                if row.group >= 0:
+                    self.drawn[row] = self.length(row)
                 self.engines[engine].submit(command)
                 self.settle(row)
             case Interrupt(engine):
@@ -219,9 +226,11 @@ class World:
                 self._publish()
             case Deliver(_, groups):
                 self._train(groups)
-            case GiveUp(group):
+            case Evaluated(group) | GiveUp(group):
                 self.settle(group)
                 self._forget(group)
+                if group < 0:
+                    self._answered(group)
             case Stop():
                 self.stop = command
                 self.settle("trainer")
@@ -255,7 +264,22 @@ class World:
     def _published(self) -> None:
         self.settle("trainer")
         self.tell(Published(self.version))
-        self.tell(Asked())
+        every = self.workload.evaluate_every
+        if every and self.version % every == 0 and self.workload.evaluated:
+            self._evaluate()
+        else:
+            self.tell(Asked())
+
+    def _evaluate(self) -> None:
+        first, self.evaluations = self.evaluations, self.evaluations + self.workload.evaluated
+        self.unanswered_groups = {-number - 1 for number in range(first, self.evaluations)}
+        for group in sorted(self.unanswered_groups):
+            self.tell(Evaluate(group, self.limits.group_size))
+
+    def _answered(self, group: int) -> None:
+        self.unanswered_groups.discard(group)
+        if not self.unanswered_groups:
+            self.after(0.0, lambda: self.tell(Asked()))
 
     def _train(self, groups: tuple[int, ...]) -> None:
         self.steps.append(self._step(groups))

@@ -37,7 +37,12 @@ class ContinuousSampler:
         for task in sorted(tasks, key=lambda task: -len(task.prompt_ids) - len(task.drawn_ids)):
             stream = UniformStream(task.seed, *task.stream)
             stream.skip(len(task.drawn_ids))
-            request = Request(prompt_ids=task.prompt_ids, max_new_tokens=task.max_new_tokens, stream=task.stream)
+            request = Request(
+                prompt_ids=task.prompt_ids,
+                max_new_tokens=task.max_new_tokens,
+                stream=task.stream,
+                temperature=task.temperature,
+            )
             drawn = len(task.drawn_ids)
             row = Row(
                 self._next, request, ids=[*task.drawn_ids], logprobs=[0.0] * drawn, versions=[-1] * drawn,

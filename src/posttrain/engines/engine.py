@@ -43,6 +43,8 @@ class Request:
     """At least 1. The completion ends here at the latest."""
     stream: tuple[int, int] = (0, 0)
     """`(prompt index, g)`: which random numbers it draws with."""
+    temperature: float | None = None
+    """In place of that of the settings, where it is given."""
     given_ids: tuple[int, ...] = ()
     """Tokens that are scored in place of drawn ones, `max_new_tokens` of them; empty where tokens are drawn."""
 
@@ -118,13 +120,28 @@ class Draw:
 
     def __call__(self, logits_BV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """See `Choose`."""
-        if self.settings.temperature == 0:
-            return choose(logits_BV, self.settings, None)
+        places = dict[float | None, list[int]]()
+        for place, row in enumerate(rows):
+            places.setdefault(row.request.temperature, []).append(place)
+        if len(places) == 1:
+            return self._draw(logits_BV, rows, *places)
+        ids_B = torch.empty(len(rows), dtype=torch.long, device=logits_BV.device)
+        logprobs_B = torch.empty(len(rows), device=logits_BV.device)
+        for temperature, of_it in places.items():
+            found = self._draw(logits_BV[of_it], [rows[place] for place in of_it], temperature)
+            ids_B[of_it], logprobs_B[of_it] = found
+        return ids_B, logprobs_B
+
+    def _draw(self, logits_BV: Tensor, rows: Sequence[Row], given: float | None = None) -> tuple[Tensor, Tensor]:
+        """At one temperature: that of the settings, or the one that is given."""
+        temperature = self.settings.temperature if given is None else given
+        if temperature == 0:
+            return choose(logits_BV, self.settings, None, temperature=0)
         uniforms_B2 = uniforms([self._stream(row).word() for row in rows]).to(logits_BV.device)
         draw = acceleration().draw(self.compute, logits_BV) if is_whole(self.settings) else None
         if draw is not None:
-            return draw(logits_BV, uniforms_B2, self.settings.temperature)
-        return choose(logits_BV, self.settings, uniforms_B2)
+            return draw(logits_BV, uniforms_B2, temperature)
+        return choose(logits_BV, self.settings, uniforms_B2, temperature=temperature)
 
     def _stream(self, row: Row) -> UniformStream:
         if row.uniforms is None:

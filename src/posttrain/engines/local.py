@@ -33,10 +33,10 @@ from posttrain.engines.decoding_path import DecodingPath, decode_by, decoding_pa
 from posttrain.engines.delivery import chosen_experts, digest
 from posttrain.engines.engine import Choose, Draw, Engine, Request, Row, Rows, Score
 from posttrain.engines.reads import Reads, check_reads
-from posttrain.engines.sampler import Receipt, SamplingSettings
+from posttrain.engines.sampler import Receipt, SamplingSettings, check_length
 from posttrain.engines.sampling import StopStrings
 from posttrain.engines.weights import dense, named_tensors, named_weights, pack_in_place, plain_copy, write_tensors
-from posttrain.errors import ConfigError, DataError, ModelError, NonFiniteError, PublishError
+from posttrain.errors import ConfigError, ModelError, NonFiniteError, PublishError
 from posttrain.models.compute import PLAIN, Compute
 from posttrain.models.context import context_window, window_reason
 from posttrain.models.modes import evaluating, evaluating_all
@@ -160,7 +160,7 @@ class LocalSampler:
         stop = StopStrings(self.tokenizer, sampling.stop)
         for request in requests:
             where = f"prompt {request.stream[0]}"
-            self._check_length(request.prompt_ids, request.max_new_tokens, where=where)
+            check_length(self, request.prompt_ids, request.max_new_tokens, where=where)
         choose = Draw(sampling, seed, self.compute)
         for row in self._run(requests, choose, sampling.max_batch_rows, stop):
             yield row.number, self._completion(row, stop)
@@ -175,7 +175,7 @@ class LocalSampler:
         """
         pairs = list(zip(prompt_ids, completion_ids, strict=True))
         for row, (prompt, completion) in enumerate(pairs):
-            self._check_length(prompt, len(completion), where=f"row {row}")
+            check_length(self, prompt, len(completion), where=f"row {row}")
         order = sorted((row for row, (_, ids) in enumerate(pairs) if ids), key=lambda row: -len(pairs[row][0]))
         requests = [
             Request(prompt_ids=tuple(prompt), max_new_tokens=len(ids), given_ids=tuple(ids))
@@ -306,24 +306,6 @@ class LocalSampler:
             finish_reason=row.reason,
             text=stop.text(row.ids, stopped=row.reason == "stop"),
         )
-
-    def _check_length(self, prompt_ids: Sequence[int], num_new: int, *, where: str) -> None:
-        """Raises before anything is computed when a row cannot be decoded."""
-        if not prompt_ids:
-            raise DataError(
-                given=f"{where} has no tokens",
-                allowed="at least one token to continue from",
-                fix="Remove empty prompts, or use a tokenizer or chat template that begins with a token.",
-            )
-        window = self.context_length
-        if window is not None and len(prompt_ids) + num_new > window:
-            raise ConfigError(
-                given=f"{where} has {len(prompt_ids)} tokens and its completion may have {num_new}",
-                allowed=f"{window} tokens together, the context window of the model{self.context_reason}",
-                fix=f"Set data.max_prompt_length = {window - num_new}, or lower sampling.max_completion_length."
-                if num_new < window
-                else f"Set sampling.max_completion_length below {window}.",
-            )
 
     @contextmanager
     def _decoding_mode(self, modules: Sequence[nn.Module]) -> Iterator[None]:

@@ -31,6 +31,8 @@ class Task:
     """`(prompt index, g)`: with `seed`, which random numbers the row draws with."""
     max_new_tokens: int
     """Of the whole completion, what is drawn already included."""
+    temperature: float | None = None
+    """In place of the run's, where it is given; 0 takes the likeliest token."""
 
 
 @dataclass(frozen=True, kw_only=True)

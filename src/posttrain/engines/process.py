@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from posttrain import wire
+from posttrain.engines import begin
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
 from posttrain.engines.sampler import Digest
@@ -64,7 +65,7 @@ class EngineProcess:
         descriptors = [theirs.fileno(), *files]
         with theirs, log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.program, *map(str, descriptors)],
+                [sys.executable, "-P", begin.__file__, self.program, *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.errors import ConfigError, DataError
 from posttrain.types import Completion, Prompt
 
 
@@ -53,6 +54,16 @@ class Receipt:
     @property
     def names(self) -> Set[str]:
         return self.digests.keys() | self.in_place
+
+
+class Answers(Protocol):
+    """What an evaluation asks of whatever answers its prompts."""
+
+    def each(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """See `Sampler.each`."""
+        ...
 
 
 class Sampler(Protocol):
@@ -129,3 +140,23 @@ class Sampler(Protocol):
         """The parameters that it decodes with, each once, as `deliver` takes them; part of a checkpoint while they are
         older than the policy."""
         ...
+
+
+def check_length(sampler: Sampler, prompt_ids: Sequence[int], num_new: int, *, where: str) -> None:
+    """Raise before anything is computed where a row cannot be decoded: DataError for one without a token, ConfigError
+    for one that does not fit the context window."""
+    if not prompt_ids:
+        raise DataError(
+            given=f"{where} has no tokens",
+            allowed="at least one token to continue from",
+            fix="Remove empty prompts, or use a tokenizer or chat template that begins with a token.",
+        )
+    window = sampler.context_length
+    if window is not None and len(prompt_ids) + num_new > window:
+        raise ConfigError(
+            given=f"{where} has {len(prompt_ids)} tokens and its completion may have {num_new}",
+            allowed=f"{window} tokens together, the context window of the model{sampler.context_reason}",
+            fix=f"Set data.max_prompt_length = {window - num_new}, or lower sampling.max_completion_length."
+            if num_new < window
+            else f"Set sampling.max_completion_length below {window}.",
+        )

@@ -33,17 +33,20 @@ _WORDS_AT_ONCE = 64
 _NUCLEUS_GUESSES = (256, 4096)
 
 
-def choose(logits_BV: Tensor, settings: SamplingSettings, uniforms_B2: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The next token of every row and its log-probability, `[B]` each.
+def choose(
+    logits_BV: Tensor, settings: SamplingSettings, uniforms_B2: Tensor | None, *, temperature: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The next token of every row and its log-probability, `[B]` each; at the settings' temperature or a given one.
 
     Temperature 0 takes the likeliest token (of equals the first), needs no random numbers, ignores truncation, which
     could not change the choice, and reports log-probabilities at temperature 1.
     """
-    if settings.temperature == 0:
+    temperature = settings.temperature if temperature is None else temperature
+    if temperature == 0:
         ids_B = logits_BV.argmax(dim=-1)
         return ids_B, token_logprobs(logits_BV, ids_B, temperature=0)
     assert uniforms_B2 is not None, "sampling at a temperature above 0 needs random numbers"
-    scaled_BV = _scale(logits_BV, settings.temperature)
+    scaled_BV = _scale(logits_BV, temperature)
     scaled_BV = truncate(scaled_BV, top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p)
     highest_B1 = scaled_BV.amax(dim=-1, keepdim=True)
     ids_B, total_B = inverse_cdf((scaled_BV - highest_B1).exp_(), uniforms_B2)

@@ -6,7 +6,6 @@ pieces go. It ends when its parent has gone. What it prints goes to a file of th
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import select
@@ -15,7 +14,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -39,28 +37,13 @@ FLUSH_SECONDS = 0.1
 """Tokens are handed over so often at least, so that another engine can go on from them."""
 
 
-PR_SET_PDEATHSIG = 1
-"""Option of `prctl(2)`: the signal that a process gets when the thread that started it has ended."""
-
-
 def main(kind: Callable[[socket.socket, Sequence[int]], Worker]) -> None:
     """Serve until the parent has gone, and end the process."""
-    _die_with_parent()
     try:
         _serve(kind)
     finally:
         sys.stdout.flush()
         os._exit(1 if sys.exc_info()[0] else 0)  # threads of kernels must not hold up the end
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to end this process with its parent: a stopped process reads no end of file.
-
-    Where the kernel offers no such thing (it is Linux's own), an engine still ends at the end of its socket, as soon as
-    it reads.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _serve(kind: Callable[[socket.socket, Sequence[int]], Worker]) -> None:

@@ -17,13 +17,13 @@ from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import SamplingConfig
-    from posttrain.engines.sampler import Sampler
+    from posttrain.engines.sampler import Answers
     from posttrain.rewards import RewardSet, Scores
     from posttrain.rewards.judge import Judgement
 
 
 def evaluate_sampler(
-    sampler: Sampler,
+    sampler: Answers,
     prompts: Sequence[Prompt],
     reward_set: RewardSet,
     *,

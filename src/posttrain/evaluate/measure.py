@@ -17,7 +17,7 @@ from posttrain.types import Batch, Example, Outputs, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-    from posttrain.engines.sampler import Sampler
+    from posttrain.engines.sampler import Answers
     from posttrain.rewards import RewardSet
 
 EVALUATION_SEED = 1_000_000_007
@@ -43,7 +43,7 @@ class HeldOutAnswers:
     def __init__(
         self,
         config: RunConfig,
-        sampler: Sampler,
+        sampler: Answers,
         prompts: Sequence[Prompt],
         rewards: RewardSet | None,
         check: RewardSet | None,

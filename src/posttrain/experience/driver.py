@@ -19,7 +19,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +33,8 @@ from posttrain.controller.messages import (
     Dismiss,
     Drew,
     Ended,
+    Evaluate,
+    Evaluated,
     Event,
     GiveUp,
     Interrupt,
@@ -57,12 +59,13 @@ from posttrain.controller.messages import (
 from posttrain.engines.port import Answer, EngineGone, EnginePort, GivenBack, Piece, Ready, Task, WeightsLoaded
 from posttrain.errors import CheckpointError, ConfigError, EngineError, NonFiniteError
 from posttrain.experience.activity import Activity
+from posttrain.experience.answers import Question
 from posttrain.experience.group import Group, groups_of
-from posttrain.experience.schedule import Schedule
+from posttrain.experience.schedule import Planned, Schedule
 from posttrain.heartbeat import beat
 from posttrain.rewards import RewardSet
 from posttrain.store.timeline import Timeline
-from posttrain.types import Completion
+from posttrain.types import Completion, Prompt
 
 TICK = 0.25
 """Seconds after which clocks are looked at though nothing came."""
@@ -162,6 +165,10 @@ class Driver:
         self._groups: dict[int, Group] = {}
         """Scored and not trained."""
         self._voided: list[Group] = []
+        self._questions: dict[int, Question] = {}
+        """Of an evaluation, by the number of their group, which is below 0."""
+        self._answers: dict[int, list[Completion]] = {}
+        self._asked_so_far = 0
         self._delivered: Deliver | None = None
         self._may_publish: int | None = None
         self._stopped: Stop | None = None
@@ -247,6 +254,18 @@ class Driver:
         assert delivered is not None
         assert delivered.version == version, "the trainer and the controller count the same versions"
         return self.call(lambda: self._batch(delivered, time.monotonic() - began))
+
+    def evaluate(self, questions: Sequence[Question]) -> Iterator[tuple[int, int, Completion]]:
+        """(place of the question, number in its group, completion), in the order of the questions: answers by the
+        weights that were published last, which have to be the present ones."""
+        first = self._asked_so_far
+        self._asked_so_far += len(questions)
+        numbered = {-1 - first - place: question for place, question in enumerate(questions)}
+        self.call(lambda: self._evaluate(numbered))
+        for place, number in enumerate(numbered):
+            self._wait_until(functools.partial(self._answers.__contains__, number))
+            for g, completion in enumerate(self._answers.pop(number)):
+                yield place, g, completion
 
     def post(self, event: Event) -> None:
         self._events.put(event)
@@ -345,6 +364,11 @@ class Driver:
                 self._may_publish = version
             case Deliver():
                 self._delivered = command
+            case Evaluated(group):
+                self._answers[group] = self._completions(group)
+                self._forget(group)
+            case GiveUp(group, cause) if group < 0:
+                raise self._failure(f"prompt {self._questions[group].prompt.index} of an evaluation: {cause}")
             case GiveUp(group, cause):
                 self._forget(group)
                 self.say(f"group {group} (prompt {self._planned(group).prompt.index}) is given up: {cause}")
@@ -353,14 +377,12 @@ class Driver:
                 for name in list(self._ports):
                     self._end_engine(name)
                 if failed:
-                    self._error = self._failure(command)
+                    self._error = self.no_signal(self._voided) if command.voided else self._failure(cause)
 
-    def _failure(self, stop: Stop) -> BaseException:
+    def _failure(self, cause: str) -> EngineError:
         """What the trainer's thread raises."""
-        if stop.voided:
-            return self.no_signal(self._voided)
         return EngineError(
-            given=stop.cause,
+            given=cause,
             allowed="engines that draw tokens",
             fix="Look into the files engines/*.log of the run. An engine that is only slow needs a larger "
             f"rollout.deadline (now {self.deadline:g} s). `posttrain resume` goes on from the newest checkpoint.",
@@ -425,7 +447,7 @@ class Driver:
         if not self.controller.holds(name, row, piece.attempt):
             return  # it drew with a version that it must not have
         if not all(map(math.isfinite, piece.logprobs)):
-            index = self._planned(row.group).prompt.index
+            index = self._prompt(row.group).index
             raise NonFiniteError(
                 given=f"the policy's logits for completion {row.g} of prompt {index} are not finite in {name}",
                 fix="The weights or the precision overflowed: lower train.learning_rate, or sample in float32.",
@@ -446,25 +468,39 @@ class Driver:
                 self._handle(Late(wait))
 
     def _task(self, command: Submit) -> Task:
-        planned = self._planned(command.row.group)
+        group = command.row.group
+        how: Planned | Question = self._questions[group] if group < 0 else self._planned(group)
         drawn = self._rows[command.row].ids if command.row in self._rows else []
         assert len(drawn) == command.drawn, "controller and driver count the same tokens"
         return Task(
             row=command.row,
             attempt=command.attempt,
-            prompt_ids=planned.prompt.ids,
+            prompt_ids=how.prompt.ids,
             drawn_ids=tuple(drawn),
-            seed=planned.seed,
-            stream=(planned.prompt.index, command.row.g),
-            max_new_tokens=self.max_new_tokens,
+            seed=how.seed,
+            stream=(how.prompt.index, command.row.g),
+            max_new_tokens=how.max_new_tokens if isinstance(how, Question) else self.max_new_tokens,
+            temperature=how.temperature if isinstance(how, Question) else None,
         )
 
+    def _evaluate(self, questions: Mapping[int, Question]) -> None:
+        self._questions |= questions
+        for number, question in questions.items():
+            self._handle(Evaluate(number, question.group_size))
+
+    def _prompt(self, number: int) -> Prompt:
+        return self._questions[number].prompt if number < 0 else self._planned(number).prompt
+
+    def _size(self, number: int) -> int:
+        return self._questions[number].group_size if number < 0 else self.limits.group_size
+
     def _completions(self, number: int) -> list[Completion]:
-        return [self._rows[Row(number, g)].completion() for g in range(self.limits.group_size)]
+        return [self._rows[Row(number, g)].completion() for g in range(self._size(number))]
 
     def _forget(self, number: int) -> None:
-        for g in range(self.limits.group_size):
+        for g in range(self._size(number)):
             self._rows.pop(Row(number, g), None)
+        self._questions.pop(number, None)
 
     def _batch(self, deliver: Deliver, waited: float) -> Batch:
         voided, self._voided = self._voided, []

@@ -18,9 +18,10 @@ from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.port import EnginePort, WeightsLoaded
 from posttrain.engines.process import EngineProcess, EngineSetup
 from posttrain.engines.published import Published, new_files
-from posttrain.engines.sampler import Digest
+from posttrain.engines.sampler import Answers, Digest, Sampler
 from posttrain.engines.weights import merged_tensors, named_tensors
 from posttrain.errors import GuardStop, PosttrainError
+from posttrain.experience.answers import EngineAnswers
 from posttrain.experience.asynchronous import AsynchronousFeed
 from posttrain.experience.driver import Driver
 from posttrain.experience.group import Group, scores_of
@@ -146,6 +147,13 @@ class Fleet:
         """What publishes to the engines, once the feed is made."""
         return self._deliveries
 
+    def answers(self, local: Sampler) -> Answers:
+        """What answers evaluations: engines, once the feed is made. Where they do not get every version, the trainer's
+        process: what is measured are the present weights."""
+        if self.config.train.publish_every > 1:
+            return local
+        return EngineAnswers(local, lambda: self._driver, lambda version: self.deliveries(version))
+
     def feed(self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None) -> AsynchronousFeed:
         """Engines start at once, and load the model while the rest of the run is set up."""
         config, rollout = self.config, self.config.rollout
@@ -171,7 +179,7 @@ class Fleet:
             say=self.say,
             timeline=self.store.timeline,
         )
-        deliveries.driver = driver
+        self._driver = deliveries.driver = driver
         self.resources.callback(driver.close)
         self.resources.callback(torch.set_num_threads, torch.get_num_threads())  # what runs next has all of them again
         torch.set_num_threads(threads_of(config)[0])

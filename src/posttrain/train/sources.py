@@ -155,7 +155,9 @@ def prompts_and_measure(inputs: Inputs, rows: Split) -> tuple[PromptSet, PromptS
     if check is not None and heldout.prompts:
         check.require(heldout.prompts, HELD_OUT)
     judges = None if check is None else check.in_evaluations
-    measure = HeldOutAnswers(config, inputs.samplers.evaluation, heldout.prompts, rewards, judges)
+    local = inputs.samplers.evaluation
+    answers = local if inputs.fleet is None else inputs.fleet.answers(local)
+    measure = HeldOutAnswers(config, answers, heldout.prompts, rewards, judges)
     notes = [*inputs.samplers.decoding_notes, *prompt_notes(train, heldout, config.data.system_prompt)]
     return train, heldout, measure, notes
 

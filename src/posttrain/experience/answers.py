@@ -1,0 +1,55 @@
+"""Evaluations of a run whose engines are processes: engines answer, with the weights of the version that is measured.
+
+The trainer waits; sampling for the steps to come goes on beside the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from posttrain.engines.sampler import Sampler, SamplingSettings, check_length
+from posttrain.types import Completion, Metrics, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.experience.driver import Driver
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt of an evaluation, and how its completions are drawn."""
+
+    prompt: Prompt
+    seed: int
+    temperature: float
+    max_new_tokens: int
+    group_size: int
+
+
+class EngineAnswers:
+    """Implements `Answers`."""
+
+    def __init__(self, local: Sampler, driver: Callable[[], Driver], publish: Callable[[int], Metrics]) -> None:
+        """`local` knows the context window; `publish` hands over the weights that the run begins with."""
+        self.local, self.driver, self.publish = local, driver, publish
+
+    def each(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """In the order of the prompts. Of the settings temperature and length count: the others are the engines' own.
+
+        Raises ConfigError where a prompt and its completion do not fit the context window, EngineError where no engine
+        could answer.
+        """
+        for prompt in sorted(prompts, key=lambda prompt: -len(prompt.ids)):
+            check_length(self.local, prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
+        driver = self.driver()
+        if not driver.has_weights:
+            self.publish(0)
+        yield from driver.evaluate(
+            [
+                Question(prompt, seed, sampling.temperature, sampling.max_completion_length, group_size)
+                for prompt in prompts
+            ]
+        )
