@@ -871,9 +871,8 @@ BROKEN = {
         "train.run_ahead.",
     ),
     "_engines_have_prompts": (
-        ["algorithm=remax", "rollout.engines=1"],
-        "rollout.engines = 1, but remax compares with greedy completions, which engines do not draw yet; allowed: 0 "
-        "for this algorithm.",
+        ["algorithm=dpo", "rollout.engines=1"],
+        "rollout.engines = 1, but dpo learns from examples and samples nothing; allowed: an algorithm that samples.",
     ),
     "_stale_data_is_corrected": (
         ["rollout.engines=1", "train.run_ahead=2", "train.max_staleness=8", "algorithm.correction=none"],

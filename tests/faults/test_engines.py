@@ -81,6 +81,7 @@ VARIANTS = {
     "ppo with a critic": {"algorithm": "ppo"},
     "lora": {"lora": {"rank": 4}},
     "experts": {"model.path": "tiny-moe:sort", "data.train": "task:sort"},
+    "greedy completions": {"algorithm": "remax", "sampling.group_size": 2},
 }
 
 

@@ -159,20 +159,13 @@ def _staleness_covers_the_lead(config: RunConfig, algorithm: Algorithm) -> Confi
 
 
 def _engines_have_prompts(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """rollout.engines needs an algorithm that samples completions without greedy ones beside them."""
-    if not config.rollout.engines:
-        return None
-    if not _samples(algorithm):
-        given = f"{config.algorithm.name} learns from examples and samples nothing"
-        allowed = "an algorithm that samples"
-    elif "greedy_reward" in algorithm.needs:
-        given = f"{config.algorithm.name} compares with greedy completions, which engines do not draw yet"
-        allowed = "0 for this algorithm"
-    else:
+    """rollout.engines needs an algorithm that samples."""
+    if not config.rollout.engines or _samples(algorithm):
         return None
     return ConfigError(
-        given=f"rollout.engines = {config.rollout.engines}, but {given}",
-        allowed=allowed,
+        given=f"rollout.engines = {config.rollout.engines}, but {config.algorithm.name} learns from examples and "
+        "samples nothing",
+        allowed="an algorithm that samples",
         fix="Leave rollout.engines out.",
     )
 

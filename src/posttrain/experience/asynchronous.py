@@ -56,6 +56,7 @@ class AsynchronousFeed(PromptFeed):
             weights=self.weights,
             max_lag=self.max_lag,
             discarded=batch.voided,
+            greedy=batch.greedy,
         )
         metrics = data.metrics | queue_metrics(batch) | age_metrics(batch.groups, version, self.max_lag)
         if self.replaces:

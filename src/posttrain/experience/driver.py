@@ -120,6 +120,8 @@ class Batch:
     """That are trained, the oldest first."""
     voided: Sequence[Group]
     """That were sampled since the last batch and are not trained."""
+    greedy: Sequence[Group]
+    """One greedy completion of each trained prompt, where they are drawn."""
     waited: float
     """Seconds for which the trainer stood still."""
     in_flight: int
@@ -152,6 +154,8 @@ class Driver:
     say: Callable[[str], None]
     """Tells the user what was lost and mended."""
     timeline: Timeline = field(default_factory=Timeline)
+    greedy: bool = False
+    """Whether the last row of each group takes the likeliest tokens, for an algorithm that compares with them."""
 
     def __post_init__(self) -> None:
         self.controller = Controller(self.limits, engines=self.engines)
@@ -164,6 +168,8 @@ class Driver:
         self._rows: dict[Row, Drawn] = {}
         self._groups: dict[int, Group] = {}
         """Scored and not trained."""
+        self._greedy: dict[int, Group] = {}
+        """Of the same prompts the greedy completions."""
         self._voided: list[Group] = []
         self._questions: dict[int, Question] = {}
         """Of an evaluation, by the number of their group, which is below 0."""
@@ -480,8 +486,13 @@ class Driver:
             seed=how.seed,
             stream=(how.prompt.index, command.row.g),
             max_new_tokens=how.max_new_tokens if isinstance(how, Question) else self.max_new_tokens,
-            temperature=how.temperature if isinstance(how, Question) else None,
+            temperature=self._temperature(how, command.row),
         )
+
+    def _temperature(self, how: Planned | Question, row: Row) -> float | None:
+        if isinstance(how, Question):
+            return how.temperature
+        return 0.0 if self.greedy and row.g == self.limits.group_size - 1 else None
 
     def _evaluate(self, questions: Mapping[int, Question]) -> None:
         self._questions |= questions
@@ -508,6 +519,7 @@ class Driver:
         return Batch(
             groups=groups,
             voided=voided,
+            greedy=[self._greedy.pop(number) for number in deliver.groups] if self.greedy else [],
             waited=waited,
             in_flight=self.controller.in_flight,
             queued=self.controller.queued,
@@ -526,16 +538,24 @@ class Driver:
                 numbers.append(more)
             prompts = [self._planned(one).prompt for one in numbers]
             completions = [self._completions(one) for one in numbers]
+            end = -1 if self.greedy else None
             with self.timeline.span("rewards", "score", groups=numbers):
-                scores = None if self.rewards is None else self.rewards.score(prompts, completions)
-            for one, group in zip(numbers, groups_of(prompts, completions, scores), strict=True):
-                self._events.put(lambda one=one, group=group: self._scored(one, group))
+                groups = self._groups_of(prompts, [own[:end] for own in completions])
+                greedy = self._groups_of(prompts, [own[-1:] for own in completions]) if self.greedy else groups
+            for scored in zip(numbers, groups, greedy, strict=True):
+                self._events.put(functools.partial(self._scored, *scored))
             self._ring()
 
-    def _scored(self, number: int, group: Group) -> None:
+    def _groups_of(self, prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]) -> list[Group]:
+        scores = None if self.rewards is None else self.rewards.score(prompts, completions)
+        return groups_of(prompts, completions, scores)
+
+    def _scored(self, number: int, group: Group, greedy: Group) -> None:
         trains = self.trains(group)
         if trains:
             self._groups[number] = group
+            if self.greedy:
+                self._greedy[number] = greedy
         else:
             self._voided.append(group)
         self._forget(number)
@@ -547,6 +567,7 @@ class Driver:
         state = {
             "controller": self.controller.state(),
             "groups": {str(number): group.to_json() for number, group in self._groups.items()},
+            "greedy": {str(number): group.to_json() for number, group in self._greedy.items()},
             "voided": [group.to_json() for group in self._voided],
             "rows": [{"row": row, **vars(drawn)} for row, drawn in self._rows.items()],
         }
@@ -571,10 +592,13 @@ class Driver:
             state = begun_anew(state, self.limits.group_size)
         self._restored = True
         self.controller = Controller.restored(self.limits, dict(state["controller"]), engines=self.engines)
-        self._groups = {
-            int(number): Group.from_json(saved, self._planned(int(number)).prompt)
-            for number, saved in state["groups"].items()
-        }
+        self._groups, self._greedy = (
+            {
+                int(number): Group.from_json(saved, self._planned(int(number)).prompt)
+                for number, saved in state.get(kind, {}).items()
+            }
+            for kind in ("groups", "greedy")
+        )
         waiting = {saved["prompt"] for saved in state["voided"]}
         prompts = {prompt.index: prompt for prompt in self.schedule.prompts} if waiting else {}
         self._voided = [Group.from_json(saved, prompts[saved["prompt"]]) for saved in state["voided"]]
@@ -632,4 +656,4 @@ def begun_anew(state: Mapping[str, Any], group_size: int) -> dict[str, Any]:
     numbers = sorted([*controller["finished"], *(group["group"] for group in controller["in_flight"])])
     rows = [{"spans": [], "ended": False} for _ in range(group_size)]
     anew = {"finished": [], "in_flight": [{"group": number, "rows": rows} for number in numbers]}
-    return {**state, "controller": {**controller, **anew}, "groups": {}, "rows": []}
+    return {**state, "controller": {**controller, **anew}, "groups": {}, "greedy": {}, "rows": []}

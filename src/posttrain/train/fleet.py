@@ -156,7 +156,7 @@ class Fleet:
 
     def feed(self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None) -> AsynchronousFeed:
         """Engines start at once, and load the model while the rest of the run is set up."""
-        config, rollout = self.config, self.config.rollout
+        config, rollout, greedy = self.config, self.config.rollout, "greedy_reward" in algorithm.needs
         proof = DeliveryProof.from_prompts(
             [prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
             tolerance=config.guards.publish_tolerance or tolerance_for(self.loaded.compute_dtype),
@@ -166,7 +166,7 @@ class Fleet:
         self._deliveries = deliveries = Deliveries(self.loaded.model, proof, scores)
         self.resources.callback(deliveries.close)
         driver = Driver(
-            limits=limits_of(config),
+            limits=limits_of(config, greedy=greedy),
             engines={name: partial(self._engine, name, deliveries) for name in engine_names(rollout.engines)},
             schedule=Schedule(config.seed, prompts, config.train.prompts_per_step),
             max_new_tokens=config.sampling.max_completion_length,
@@ -178,6 +178,7 @@ class Fleet:
             start_deadline=max(START_DEADLINE, STARTS * rollout.deadline),
             say=self.say,
             timeline=self.store.timeline,
+            greedy=greedy,
         )
         self._driver = deliveries.driver = driver
         self.resources.callback(driver.close)
@@ -218,11 +219,12 @@ def engine_names(count: int) -> list[str]:
     return [f"engine {number}" for number in range(count)]
 
 
-def limits_of(config: RunConfig) -> Limits:
+def limits_of(config: RunConfig, *, greedy: bool = False) -> Limits:
+    """`greedy`: a group has one row more."""
     train = config.train
     return Limits(
         prompts_per_step=train.prompts_per_step,
-        group_size=config.sampling.group_size,
+        group_size=config.sampling.group_size + greedy,
         last_version=train.steps,
         run_ahead=train.run_ahead,
         max_staleness=train.max_staleness,

@@ -71,7 +71,13 @@ def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spre
 
     mean = workload.mean_completion_tokens or max(1, workload.completion_tokens // MEAN_SHARE)
     workload = replace(workload, mean_completion_tokens=mean)
-    scaled = Scaled(config, limits_of(config), workload, hardware, SPREAD if spread is None else spread)
+    scaled = Scaled(
+        config,
+        limits_of(config, greedy="greedy_reward" in workload.needs),
+        workload,
+        hardware,
+        SPREAD if spread is None else spread,
+    )
     threads = threads_of(config) if workload.device == "cpu" else None
     slower = (1.0, 1.0) if threads is None else (cores() / threads[0], cores() / threads[1])
     limits, beside = scaled.limits, scaled.simulation(*slower)
