@@ -871,7 +871,7 @@ BROKEN = {
         "train.run_ahead.",
     ),
     "_engines_have_prompts": (
-        ["algorithm=dpo", "rollout.engines=1"],
+        ["algorithm=dpo", "rewards=[]", "rollout.engines=1"],
         "rollout.engines = 1, but dpo learns from examples and samples nothing; allowed: an algorithm that samples.",
     ),
     "_stale_data_is_corrected": (
