@@ -3,12 +3,12 @@ PYTHON ?= python3
 SEED ?= 0
 VENV := .venv
 RUN := $(VENV)/bin/python
-FAST := not slow and not gpu
+FAST := not slow and not gpu and not vllm
 # One thread each, as they run side by side; with bytecode on file, as they start some hundred processes.
 ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu explore-test check format house bench bench-all clean
+.PHONY: help demo test test-slow test-gpu test-vllm explore-test check format house bench bench-all clean
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test           the tests, examples in docstrings included, on three processes"
 	@echo "make test-slow      the tests that take minutes rather than seconds"
 	@echo "make test-gpu       the tests that need a CUDA device"
+	@echo "make test-vllm      the tests with real vLLM servers, which are installed first (4 GB)"
 	@echo "make explore-test   the explorer in a real browser, which needs chromium, and npm for a checker of accessibility"
 	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
 	@echo "make format         bring the source into the form that make check asks for"
@@ -31,11 +32,15 @@ test: $(VENV)/installed-dev
 	$(ALONE) $(RUN) -m pytest -n 3 --dist worksteal -m "$(FAST)" tests
 
 test-slow: $(VENV)/installed-dev
-	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu" tests
+	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu and not vllm" tests
 	$(ALONE) POSTTRAIN_THOROUGH=1 $(RUN) -m pytest -n 2 -m "$(FAST)" tests/algorithms
 
 test-gpu: $(VENV)/installed-dev
 	$(RUN) -m pytest -m gpu tests
+
+test-vllm: $(VENV)/installed-dev
+	$(RUN) -m posttrain engine install vllm
+	$(RUN) -m pytest -m vllm tests
 
 explore-test: $(VENV)/installed-dev $(AXE)
 	$(RUN) -m pytest tests/lab/explore

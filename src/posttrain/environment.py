@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from posttrain.control_groups import cores
+from posttrain.engine_environment import VERSION, folder, installed
 
 Level = Literal["OK", "WARN", "FAIL"]
 
@@ -73,8 +74,16 @@ class EnvironmentReport:
 
 def check_environment() -> EnvironmentReport:
     """Look at the interpreter, the installed versions, the machine and the folders that a run writes to."""
-    machine = (_imports(), _accelerator(), _memory(), _disk(Path.cwd()), _cache(_cache_folder()), _sandbox())
+    here = (_imports(), _accelerator(), _memory(), _disk(Path.cwd()), _cache(_cache_folder()), _sandbox())
+    machine = (*here, _engines())
     return EnvironmentReport(findings=(_python(), *map(_package, TESTED), *machine))
+
+
+def _engines() -> Finding:
+    """Whether vLLM is installed, which nobody needs who does not set `rollout.engine: vllm`."""
+    if installed():
+        return Finding(level="OK", what="engines", found=f"vLLM {VERSION} in {folder()}")
+    return Finding(level="OK", what="engines", found="local; vLLM after `posttrain engine install vllm`")
 
 
 def _python() -> Finding:

@@ -19,7 +19,7 @@ from posttrain.tasks import demo
 
 VERBS = (
     "demo", "check", "init", "advise", "plan", "train", "compare", "sweep", "dash", "track", "resume", "replay", "eval",
-    "chat", "explain", "explore", "data check", "reward test", "reward audit", "export",
+    "chat", "explain", "explore", "data check", "reward test", "reward audit", "export", "engine install",
 )  # fmt: skip
 
 

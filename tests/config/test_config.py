@@ -884,6 +884,11 @@ BROKEN = {
         "train.publish_every = 2 with rollout.engines = 1 and train.run_ahead = 0: a resumed run would sample with "
         "newer weights than one that was never stopped",
     ),
+    "_servers_are_vllm": (
+        ["rollout.url=[http://127.0.0.1:8000]"],
+        "rollout.url = http://127.0.0.1:8000 with rollout.engine = local, which has no server; allowed: rollout.engine "
+        "= vllm.",
+    ),
     "_the_policy_judges_in_turns": (
         [
             'rewards=[{"judge": {"model": "policy", "mode": "score"}}]',

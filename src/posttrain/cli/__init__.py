@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 import posttrain
-from posttrain.cli import advise, data, experiments, looks, models, plan, reward, runs
+from posttrain.cli import advise, data, engine, experiments, looks, models, plan, reward, runs
 from posttrain.cli.output import silence_libraries
 from posttrain.cli.refused import refusal
 from posttrain.errors import PosttrainError
@@ -62,6 +62,7 @@ VERBS: dict[str, Any] = {
     "data": data.data_app,
     "reward": reward.reward_app,
     "export": models.export,
+    "engine": engine.engine_app,
 }
 WITHOUT_ARGUMENTS = ("demo", "check", "init", "advise", "dash", "track", "explain", "explore")
 """Verbs that do something as they are; the others then show their help."""

@@ -134,7 +134,7 @@ def _evaluation_samples_differ(config: RunConfig, algorithm: Algorithm) -> Confi
 def _asynchrony_has_engines(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.run_ahead and train.max_staleness above 0 need rollout.engines."""
     train = config.train
-    if config.rollout.engines or train.run_ahead == train.max_staleness == 0:
+    if config.rollout.count or train.run_ahead == train.max_staleness == 0:
         return None
     setting = "run_ahead" if train.run_ahead else "max_staleness"
     return ConfigError(
@@ -143,6 +143,30 @@ def _asynchrony_has_engines(config: RunConfig, algorithm: Algorithm) -> ConfigEr
         allowed="0, or engines in processes of their own",
         fix=f"Set rollout.engines = 1, or train.{setting} = 0.",
     )
+
+
+def _servers_are_vllm(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """rollout.url names vLLM servers, and then none is started; rollout.keep_cache is the local sampler's."""
+    rollout = config.rollout
+    if rollout.engine == "local" and rollout.url:
+        return ConfigError(
+            given=f"rollout.url = {rollout.url[0]} with rollout.engine = local, which has no server",
+            allowed="rollout.engine = vllm",
+            fix="Set rollout.engine = vllm, or leave rollout.url out.",
+        )
+    if rollout.url and rollout.engines not in (0, len(rollout.url)):
+        return ConfigError(
+            given=f"rollout.engines = {rollout.engines} and {len(rollout.url)} servers in rollout.url",
+            allowed="servers that are started (rollout.engines), or servers that are there (rollout.url)",
+            fix="Leave one of the two out.",
+        )
+    if rollout.engine == "vllm" and rollout.keep_cache:
+        return ConfigError(
+            given="rollout.keep_cache = true with rollout.engine = vllm, whose requests end before new weights come",
+            allowed="false, or rollout.engine = local",
+            fix="Leave rollout.keep_cache out.",
+        )
+    return None
 
 
 def _staleness_covers_the_lead(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
@@ -160,7 +184,7 @@ def _staleness_covers_the_lead(config: RunConfig, algorithm: Algorithm) -> Confi
 
 def _engines_have_prompts(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """rollout.engines needs an algorithm that samples."""
-    if not config.rollout.engines or _samples(algorithm):
+    if not config.rollout.count or _samples(algorithm):
         return None
     return ConfigError(
         given=f"rollout.engines = {config.rollout.engines}, but {config.algorithm.name} learns from examples and "
@@ -185,7 +209,7 @@ def _stale_data_is_corrected(config: RunConfig, algorithm: Algorithm) -> ConfigE
 def _engines_that_are_not_ahead_are_fresh(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.publish_every above 1 goes with rollout.engines only where train.run_ahead is above 0."""
     every = config.train.publish_every
-    if not config.rollout.engines or every == 1 or config.train.run_ahead:
+    if not config.rollout.count or every == 1 or config.train.run_ahead:
         return None
     return ConfigError(
         given=f"train.publish_every = {every} with rollout.engines = {config.rollout.engines} and train.run_ahead = 0: "
@@ -507,6 +531,7 @@ RULES: tuple[Rule, ...] = (
     _engines_have_prompts,
     _stale_data_is_corrected,
     _engines_that_are_not_ahead_are_fresh,
+    _servers_are_vllm,
     _the_policy_judges_in_turns,
     _minibatches_have_rows,
     _updates_have_a_reference_point,

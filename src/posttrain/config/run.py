@@ -100,6 +100,13 @@ class RunConfig(Part):
         """Of adapters, while they are trained."""
         return self.lora is not None and self.lora.dropout > 0
 
+    def samples_exactly(self, precision: str) -> bool:
+        """Does the sampler compute what the trainer computes, with the newest weights? Else `correction: auto` is one
+        that corrects."""
+        train, local = self.train, self.rollout.engine == "local"
+        fresh = train.publish_every == 1 and train.max_staleness == 0 and train.run_ahead == 0
+        return precision == "float32" and fresh and local
+
 
 @functools.cache
 def walker() -> Walker:

@@ -223,10 +223,21 @@ class SamplingConfig(Part):
 class RolloutConfig(Part):
     """Where completions are sampled."""
 
-    engine: Literal["local"] = "local"
-    """What samples: the local sampler."""
+    engine: Literal["local", "vllm"] = "local"
+    """What samples: the local sampler, or vLLM servers, which have an environment of their own (`posttrain engine
+    install vllm`)."""
     engines: Natural = 0
-    """Processes that sample, each with cores of its own. 0: the trainer's process samples."""
+    """Processes that sample, each with cores of its own. 0: the trainer's process samples. With `engine: vllm`: servers
+    that are started with the run, on this machine."""
+    url: list[Text] = []
+    """vLLM servers of this machine that are running, in place of ones that are started, such as
+    `http://127.0.0.1:8000`. docs/vllm.md has the command that starts one."""
+
+    @property
+    def count(self) -> int:
+        """Engines beside the trainer's process."""
+        return len(self.url) or self.engines or int(self.engine == "vllm")
+
     keep_cache: bool = False
     """When weights change, let completions that are under way go on with the keys and values that the old weights
     computed: quicker and only nearly right, as the log-probabilities then are not those of any one policy. Else keys
@@ -322,12 +333,6 @@ class TrainConfig(Part):
     def max_lag(self) -> int:
         """Policy versions by which a token may be older than the policy that learns from it."""
         return self.max_staleness + self.publish_every - 1
-
-    def samples_exactly(self, precision: str) -> bool:
-        """Does the sampler compute what the trainer computes, with the newest weights? Else `correction: auto` is one
-        that corrects."""
-        fresh = self.publish_every == 1 and self.max_staleness == 0 and self.run_ahead == 0
-        return precision == "float32" and fresh
 
 
 class EvaluationConfig(Part):

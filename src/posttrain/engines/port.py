@@ -37,7 +37,8 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The next tokens of a row, all drawn with the same weights; perhaps its end."""
+    """The next tokens of a row, all drawn with the same weights; perhaps its end. Without tokens and without an end:
+    the row goes on, and its tokens are told later."""
 
     row: RowName
     attempt: int

@@ -448,6 +448,9 @@ class Driver:
         row = Row(*piece.row)
         if not self.controller.holds(name, row, piece.attempt):
             return
+        if not piece.ids and piece.reason is None:
+            self._heard_from(name)
+            return
         if piece.ids:
             self._handle(Drew(name, row, piece.attempt, piece.version, len(piece.ids)))
         if not self.controller.holds(name, row, piece.attempt):
@@ -461,6 +464,12 @@ class Driver:
         self._rows.setdefault(row, Drawn()).take(piece)
         if piece.reason is not None:
             self._handle(Ended(name, row, piece.attempt))
+
+    def _heard_from(self, name: str) -> None:
+        """A row goes on in an engine that passes its tokens on later: whoever waits for one begins to wait anew."""
+        for wait in self._since:
+            if wait.kind == "draw" and wait.owner == name:
+                self._since[wait] = time.monotonic()
 
     def _look_at_clocks(self) -> None:
         """Tell the controller of waits that took too long. The trainer's own are the watchdog's."""

@@ -35,6 +35,7 @@ from posttrain.types import Max, Metrics, Min, Prompt
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
     from posttrain.config import RunConfig
+    from posttrain.engines.vllm.port import ServerSetup
     from posttrain.models.load import LoadedModel
     from posttrain.rewards import RewardSet
     from posttrain.store.run_store import RunStore
@@ -137,7 +138,7 @@ class Fleet:
         say: Callable[[str], None],
     ) -> Fleet | None:
         """None where the trainer's process samples."""
-        if not config.rollout.engines:
+        if not config.rollout.count:
             return None
         store.timeline.open(store.folder)
         return Fleet(config=config, loaded=loaded, forward=forward, store=store, resources=resources, say=say)
@@ -167,7 +168,7 @@ class Fleet:
         self.resources.callback(deliveries.close)
         driver = Driver(
             limits=limits_of(config, greedy=greedy),
-            engines={name: partial(self._engine, name, deliveries) for name in engine_names(rollout.engines)},
+            engines={name: partial(self._engine, name, deliveries) for name in engine_names(rollout.count)},
             schedule=Schedule(config.seed, prompts, config.train.prompts_per_step),
             max_new_tokens=config.sampling.max_completion_length,
             rewards=rewards,
@@ -197,8 +198,14 @@ class Fleet:
         )
 
     def _engine(self, name: str, deliveries: Deliveries) -> EnginePort:
+        log = self.store.folder / "engines" / f"{name.replace(' ', '-')}.log"
+        local = self.config.rollout.engine == "local"
+        start, setup = (type(self).start, self._setup()) if local else self._server(name)
+        return start(name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log)
+
+    def _setup(self) -> EngineSetup:
         config = self.config
-        setup = EngineSetup(
+        return EngineSetup(
             model=config.model.model_dump(mode="json"),
             lora=None if config.lora is None else config.lora.model_dump(mode="json"),
             sampling=config.sampling.model_dump(mode="json"),
@@ -207,8 +214,15 @@ class Fleet:
             keep_cache=config.rollout.keep_cache,
             threads=threads_of(config)[1],
         )
-        log = self.store.folder / "engines" / f"{name.replace(' ', '-')}.log"
-        return type(self).start(name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log)
+
+    def _server(self, name: str) -> tuple[Callable[..., EnginePort], ServerSetup]:
+        """A vLLM server: one that is there, or one that is started."""
+        from posttrain.engines.vllm.port import VllmEngine  # with httpx, which only servers need
+        from posttrain.engines.vllm.served import server_setup
+
+        place = engine_names(self.config.rollout.count).index(name)
+        setup = server_setup(self.config, self.loaded, self.store.folder, place, threads=threads_of(self.config)[1])
+        return VllmEngine, setup
 
 
 def engine_names(count: int) -> list[str]:
@@ -235,7 +249,7 @@ def limits_of(config: RunConfig, *, greedy: bool = False) -> Limits:
 
 def threads_of(config: RunConfig) -> tuple[int, int]:
     """Threads of the trainer, and of each engine. Side by side they share the cores; in turns each has all."""
-    available, engines = cores(), config.rollout.engines
+    available, engines = cores(), config.rollout.count
     if config.train.run_ahead == 0:
         return torch.get_num_threads(), max(1, available // engines)
     each = max(1, available // 2 // engines)

@@ -277,7 +277,7 @@ def fills_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forwa
 
 def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -> Algorithm:
     """`correction: auto` decided: none if the sampler computes as the trainer does, else the algorithm's own."""
-    return algorithm.with_decided_correction(exact=config.train.samples_exactly(dtype_name(loaded.compute_dtype)))
+    return algorithm.with_decided_correction(exact=config.samples_exactly(dtype_name(loaded.compute_dtype)))
 
 
 def forgetting_loss(config: RunConfig, loaded: LoadedModel) -> float:

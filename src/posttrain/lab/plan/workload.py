@@ -57,7 +57,7 @@ def workload_of(
     architecture = known.pop("architecture", None) or model_architecture(config.model.path)
     computing = computing or assumed_compute(config, architecture.parameters, device, bfloat16=bfloat16)
     precision = dtype_name(computing.dtype)
-    algorithm = algorithm.with_decided_correction(exact=train.samples_exactly(precision))
+    algorithm = algorithm.with_decided_correction(exact=config.samples_exactly(precision))
     kind: DataKind = "pairs" if config.sampled_pairs is not None else algorithm.data_kind
     online = kind == "prompts"
     prompt, completion = _lengths(config, architecture, lengths, online=online)

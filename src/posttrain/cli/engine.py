@@ -1,0 +1,48 @@
+"""`posttrain engine install vllm`"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from posttrain.cli.output import AsJson, answer
+
+engine_app = typer.Typer(help="Engines that have an environment of their own.", no_args_is_help=True)
+
+
+class Engine(StrEnum):
+    """What can be installed."""
+
+    vllm = "vllm"
+
+
+class Device(StrEnum):
+    """What an engine is built for."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@engine_app.command("install", no_args_is_help=True)
+def install(
+    engine: Annotated[Engine, typer.Argument(metavar="vllm", help="The engine.")],
+    device: Annotated[Device | None, typer.Option(help="Its build; default: what the machine has.")] = None,
+    json: AsJson = False,
+) -> int:
+    """Make the environment of an engine, once: vLLM pins versions of torch and transformers that are not the trainer's.
+
+    It takes 4 GB on a CPU and more with CUDA, in `~/.cache/posttrain/engines`, or in the folder that the variable
+    POSTTRAIN_ENGINES names.
+
+    \b
+    Examples:
+      posttrain engine install vllm
+      posttrain engine install vllm --device cpu
+    """
+    from posttrain.engine_environment import install as make
+
+    place = make(device.value if device else "")
+    answer({"engine": engine.value, "folder": str(place)}, f"{engine.value} is installed in {place}", as_json=json)
+    return 0

@@ -1,0 +1,181 @@
+"""Runs inside of a vLLM server, in its environment: takes weights out of the trainer's memory, says what it holds.
+
+The server is started with `--worker-extension-cls posttrain_vllm.Extension` and
+`--weight-transfer-config '{"backend": "posttrain"}'`; the folder of this file is on its path. Nothing of posttrain is
+imported here, and nothing outside of vLLM imports this.
+
+Weights lie one behind the other in a file without a name that the trainer holds open. `update_weights` is told where:
+
+    {"path": "/proc/PID/fd/N", "places": {"model.norm.weight": ["float32", [288], 0], ...}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+BACKEND = "posttrain"
+
+
+class Memory:
+    """Tensors in a file that another process writes."""
+
+    def __init__(self, path: str, places: dict[str, list[Any]]) -> None:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            self.map = mmap.mmap(file, os.fstat(file).st_size, access=mmap.ACCESS_READ)
+        finally:
+            os.close(file)
+        self.places = places
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        dtype, shape, start = self.places[name]
+        kind = getattr(torch, dtype)
+        count = 1
+        for size in shape:
+            count *= size
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of memory that is only read
+            return torch.frombuffer(self.map, dtype=kind, count=count, offset=start).view(shape)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, self[name]) for name in self.places)
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """Nothing has to be agreed on beforehand."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """Where the weights lie."""
+
+    path: str = ""
+    places: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class MemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Loads all weights anew, as if they came from a checkpoint."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    newest: Memory | None = None
+    """What was loaded last."""
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Without the synchronisation of the inherited one, which fails on a CPU."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        memory = Memory(update_info.path, update_info.places)
+        self.model.load_weights(iter(memory))
+        MemoryEngine.newest = memory
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        MemoryEngine.newest = None
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, MemoryEngine)
+
+
+class Extension:
+    """Methods of each worker, for `/collective_rpc`."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def posttrain_facts(self) -> dict[str, Any]:
+        """What decides on the meaning of log-probabilities."""
+        model, parallel = self.vllm_config.model_config, self.vllm_config.parallel_config
+        return {
+            "logprobs_mode": str(getattr(model.logprobs_mode, "value", model.logprobs_mode)),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "vocabulary": model.get_vocab_size(),
+            "max_model_len": model.max_model_len,
+            "generation_config": model.generation_config,
+            "workers": parallel.world_size,
+        }
+
+    @torch.no_grad()
+    def posttrain_digests(self) -> dict[str, list[str]]:
+        """Of each tensor that decoding reads, under the name that it has in the model's folder: precision, SHA-256."""
+        newest = MemoryEngine.newest
+        return {name: digest(as_sent(tensor, name, newest)) for name, tensor in held(self.model_runner.model)}
+
+
+def held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors as a checkpoint has them: fused layers taken apart, packed ones turned back."""
+    fused = getattr(type(model), "packed_modules_mapping", {})
+    parts: dict[str, list[str]] = {whole: list(names) for whole, names in fused.items()}
+    module: Any
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            tensor = unpacked(module, parameter) if name == "weight" else parameter
+            whole = f"{prefix}.{name}" if prefix else name
+            last = prefix.rpartition(".")[2]
+            if last in parts and len(parts[last]) > 1:
+                stem = prefix.removesuffix(last)
+                pieces = tensor.split(list(module.output_sizes))
+                yield from ((f"{stem}{part}.{name}", piece) for part, piece in zip(parts[last], pieces, strict=True))
+            else:
+                yield whole, tensor
+
+
+def unpacked(module: Any, weight: torch.Tensor) -> torch.Tensor:
+    """The matrix that a layer multiplies with, and not another copy of it.
+
+    On a CPU it is packed, out of sight: the products with the unit vectors are its columns, without rounding.
+    """
+    looks_up = isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+    multiply = getattr(module, "cpu_linear", None)
+    if multiply is not None and not looks_up:
+        width = module.embedding_dim if isinstance(module, ParallelLMHead) else module.input_size_per_partition
+        weight = multiply(torch.eye(width, dtype=weight.dtype), weight, None).t()
+    if isinstance(module, VocabParallelEmbedding):
+        weight = weight[: module.org_vocab_size]  # what is padded is not of the model
+    return weight
+
+
+def as_sent(tensor: torch.Tensor, name: str, newest: Memory | None) -> torch.Tensor:
+    """With the sign of zeros as it was sent: products do not tell it."""
+    if newest is None or name not in newest.places:
+        return tensor
+    sent = newest[name]
+    if sent.shape != tensor.shape or sent.dtype != tensor.dtype or tensor.device.type != "cpu":
+        return tensor
+    return torch.where((tensor == 0) & (sent == 0), sent, tensor)
+
+
+def digest(tensor: torch.Tensor) -> list[str]:
+    """As the trainer computes it: of shape and content."""
+    plain = tensor.detach().cpu().contiguous()
+    content = hashlib.sha256(str(list(plain.shape)).encode())
+    content.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return [str(plain.dtype).removeprefix("torch."), content.hexdigest()]

@@ -1,0 +1,449 @@
+"""A vLLM server as its driver sees it. Implements `EnginePort`.
+
+A thread of its own speaks HTTP; nothing here waits for it.
+
+    driver's thread                      thread of this engine               server
+    submit, interrupt, load   ---->      one task for each row     ---->     /inference/v1/generate
+    answers (fileno)          <----      pieces, receipts          <----     streams
+
+**Versions.** No request lives across an update: before new weights all requests are aborted, hand over what they have
+drawn, and go on afterwards from there. When a request ends, the server says which weights drew which of its tokens.
+Only then are the tokens passed on; if it says anything but the version that was proven, the engine is lost.
+
+**Proof.** The server says the SHA-256 of every tensor that it decodes with, and the log-probabilities of the probe,
+each by a request that draws one token. Rows go on after both; the driver compares both before it takes a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import math
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from posttrain.engines.delivery import DeliveryProof
+from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
+from posttrain.engines.published import layout
+from posttrain.engines.sampler import Digest, SamplingSettings
+from posttrain.engines.sampling import StopStrings
+from posttrain.engines.vllm.client import GENERATE, LONGEST_ERROR, Client, ServerError, drawn_by
+from posttrain.engines.vllm.server import Launch, Server
+from posttrain.types import FinishReason
+
+WATCHED = 0.5
+"""Seconds between two looks at the process of a server."""
+NO_NUMBER = -9999.0
+"""What vLLM writes in place of a log-probability that is not finite, or that it does not have."""
+TICK = 0.2
+"""Seconds between two questions to a server that is starting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSetup:
+    """What an engine has to know of the run."""
+
+    launch: Launch | None
+    """How its server is started; None where `url` is one that is there already."""
+    url: str = ""
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    """What the server decodes with, by name: precision and shape."""
+    sampling: SamplingSettings
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: Sequence[int]
+    vocabulary: int
+    run: str
+    """What keeps the server's cache of prompts apart from that of other runs."""
+    call_seconds: float
+    """How long the server may take for a call that is not a request for tokens."""
+
+
+@dataclass
+class Flight:
+    """A row in the server."""
+
+    task: Task
+    ids: list[int] = field(default_factory=list)
+    """Drawn here, and passed on."""
+    in_server: bool = False
+    runs: asyncio.Task[None] | None = None
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        return (*self.task.drawn_ids, *self.ids)
+
+
+class VllmEngine:
+    """One server, started with the run or attached to."""
+
+    def __init__(
+        self,
+        name: str,
+        setup: ServerSetup,
+        files: Sequence[int],
+        numbers: Mapping[int, int],
+        proof: DeliveryProof,
+        log: Path,
+    ) -> None:
+        """See `EngineProcess`."""
+        self.name, self.setup, self.proof, self._log = name, setup, proof, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._files, self._numbers = files, numbers
+        self._stop = StopStrings(setup.tokenizer, setup.sampling.stop)
+        self._server = Server(setup.launch, log) if setup.launch else None
+        self._client = Client(self._server.url if self._server else setup.url, setup.call_seconds)
+        self._flights: dict[tuple[RowName, int], Flight] = {}
+        self._version: int | None = None
+        self._count = itertools.count(time.monotonic_ns())
+        self._open = asyncio.Event()
+        """Set while requests may be made: weights are there, and none are being loaded."""
+        self._ended = asyncio.Event()
+        self._background = set[asyncio.Task[None]]()
+        self._answers: list[Answer] = []
+        self._gone = ""
+        self._lock = threading.Lock()
+        self._bell, self._heard = socket.socketpair()
+        self._bell.setblocking(False)
+        self._heard.setblocking(False)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # --- the driver's thread -----------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._heard.fileno()
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        """See `EnginePort`."""
+        self._call(self._submit, tasks)
+
+    def interrupt(self, rows: Sequence[tuple[RowName, int]]) -> None:
+        """See `EnginePort`."""
+        self._call(self._interrupt, rows)
+
+    def load(self, version: int) -> None:
+        """See `EnginePort`."""
+        self._call(self._begin, self._load(version, self._numbers[version]))
+
+    def answers(self) -> list[Answer]:
+        """See `EnginePort`."""
+        with suppress(BlockingIOError):
+            self._heard.recv(4096)
+        with self._lock:
+            found, self._answers = self._answers, []
+            if self._gone and found:
+                self._ring()  # what it said before counts, and then that it is gone
+            elif self._gone:
+                raise EngineGone(self._gone)
+        return found
+
+    def push(self) -> bool:
+        """Nothing is ever left to send: the loop takes all."""
+        return False
+
+    def kill(self) -> None:
+        """See `EnginePort`. A server that was not started here stays, without the requests of this run."""
+        self._call(self._ended.set)
+        self._thread.join(self.setup.call_seconds)
+        if self._server:
+            self._server.kill()
+        self._bell.close()
+        self._heard.close()
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the engine is gone, and has said so
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # --- the thread of this engine -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._live())
+        except ServerError as error:
+            self._lose(str(error))
+        except Exception as error:
+            self._lose(f"{type(error).__name__}: {error}")
+        finally:
+            self._loop.close()
+
+    async def _live(self) -> None:
+        if self._server:
+            self._begin(self._watch(self._server))
+        try:
+            starting = asyncio.create_task(self._start())
+            ended = asyncio.create_task(self._ended.wait())
+            await asyncio.wait((starting, ended), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await ended
+            starting.cancel()
+        finally:
+            rest = [*self._background, *(flight.runs for flight in self._flights.values() if flight.runs)]
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
+            await self._client.close()
+
+    async def _start(self) -> None:
+        """Wait for the server, and refuse one whose settings would make its numbers mean something else."""
+        while True:
+            try:
+                await self._client.call("GET /weight_info")
+                break
+            except ServerError:
+                if not self._server:
+                    raise
+                await asyncio.sleep(TICK)
+        for facts in await self._client.rpc("posttrain_facts"):
+            if wrong := self._wrong_with(facts):
+                raise ServerError(wrong)
+        await self._client.call("/init_weight_transfer_engine", {"init_info": {}})
+        self._say(Ready(tensors=self.setup.tensors, merged=True))
+
+    def _wrong_with(self, facts: Mapping[str, Any]) -> str:
+        """What is wrong with a server's settings; empty if nothing is."""
+        if facts["logprobs_mode"] != "processed_logprobs":
+            return (
+                f"it reports {facts['logprobs_mode']}, which leave temperature and truncation out: start it with "
+                "--logprobs-mode processed_logprobs"
+            )
+        if facts["vocabulary"] != self.setup.vocabulary:
+            return f"its model has {facts['vocabulary']} tokens and the trained one {self.setup.vocabulary}"
+        precision = next(iter(self.setup.tensors.values()))[0]
+        if facts["dtype"] != precision:
+            return f"it computes in {facts['dtype']} and the run in {precision}: start it with --dtype {precision}"
+        if facts["workers"] != 1:
+            return f"it has {facts['workers']} workers: how it splits tensors among them is not checked yet"
+        return ""
+
+    async def _watch(self, server: Server) -> None:
+        while not (death := server.death()):
+            await asyncio.sleep(WATCHED)
+        self._lose(death)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _submit(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            flight = Flight(task)
+            self._flights[task.row, task.attempt] = flight
+            flight.runs = asyncio.ensure_future(self._guarded(self._decode(flight)))
+
+    def _interrupt(self, rows: Sequence[tuple[RowName, int]]) -> None:
+        for row, attempt in rows:
+            flight = self._flights.pop((row, attempt), None)
+            if flight is not None and flight.runs is not None:
+                flight.runs.cancel()  # closes its stream, and the server aborts it
+                self._say(GivenBack(row=row, attempt=attempt))
+
+    async def _decode(self, flight: Flight) -> None:
+        """Until the row ends; what is drawn with some weights is passed on when the server has said that it was."""
+        while True:
+            while not self._open.is_set():
+                await self._open.wait()
+            flight.in_server = True
+            version, number = self._version, f"{self.setup.run}-{next(self._count)}"
+            assert version is not None
+            ids, logprobs, reason, spans = list[int](), list[float](), None, ()
+            ended: FinishReason | None = None
+            async for drawn in self._client.generate(self._request(flight, version, number)):
+                self._say(Piece(row=flight.task.row, attempt=flight.task.attempt, version=version, ids=(), logprobs=()))
+                if ended is None:
+                    for token, logprob in zip(drawn.ids, drawn.logprobs, strict=True):
+                        ids.append(token)
+                        logprobs.append(number_of(logprob))
+                        ended = self._end_of(flight, ids)
+                        if ended is not None:
+                            break
+                    if ended == "stop":
+                        await self._client.call("/abort_requests", {"request_ids": [f"generate-tokens-{number}"]})
+                reason, spans = drawn.reason, drawn.spans
+            if reason is None:
+                raise ServerError("a stream of tokens ended without a reason")
+            wrong = [span for span in spans if span[0] != str(version)]
+            if wrong or (ids and not spans):
+                told = f"version {wrong[0][0]!r}" if wrong else "no version"
+                raise ServerError(f"tokens were drawn by {told}, while version {version} is loaded")
+            if ended is None and reason != "abort":
+                raise ServerError(f"a row ended ({reason}) after {len(ids)} tokens, of which none may end it")
+            self._pass_on(flight, version, ids, logprobs, ended)
+            flight.in_server = False
+            if ended is not None:
+                del self._flights[flight.task.row, flight.task.attempt]
+                return
+
+    def _end_of(self, flight: Flight, ids: Sequence[int]) -> FinishReason | None:
+        """Why the row ends with the last of these, by the rules of the local sampler."""
+        whole = (*flight.drawn, *ids)
+        if whole[-1] in self.setup.eos_ids:
+            return "eos"
+        if self._stop and self._stop.completed([whole])[0]:
+            return "stop"
+        return "length" if len(whole) == flight.task.max_new_tokens else None
+
+    def _pass_on(
+        self, flight: Flight, version: int, ids: Sequence[int], logprobs: Sequence[float], ended: FinishReason | None
+    ) -> None:
+        flight.ids += ids
+        if not ids and ended is None:
+            return
+        self._say(
+            Piece(
+                row=flight.task.row,
+                attempt=flight.task.attempt,
+                version=version,
+                ids=tuple(ids),
+                logprobs=tuple(logprobs),
+                reason=ended,
+                text=None if ended is None else self._stop.text(flight.drawn, stopped=ended == "stop"),
+            )
+        )
+
+    def _request(self, flight: Flight, version: int, number: str) -> dict[str, Any]:
+        task, sampling = flight.task, self.setup.sampling
+        temperature = sampling.temperature if task.temperature is None else task.temperature
+        truncation = {"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p}
+        return self._asking(
+            (*task.prompt_ids, *flight.drawn),
+            version,
+            max_tokens=task.max_new_tokens - len(flight.drawn),
+            temperature=temperature,
+            seed=seed_of(task, len(flight.drawn)),
+            stop_token_ids=list(self.setup.eos_ids),
+            logprobs=0,
+            **(truncation if temperature else {}),
+        ) | {"request_id": number}
+
+    def _asking(self, ids: Sequence[int], version: int, **sampling: Any) -> dict[str, Any]:
+        """A request; its prompt is not taken for one that older weights have read."""
+        return {
+            "token_ids": list(ids),
+            "cache_salt": f"{self.setup.run}:{version}",
+            "sampling_params": {"detokenize": False, "ignore_eos": True, **sampling},
+        }
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    async def _load(self, version: int, number: int) -> None:
+        started = time.perf_counter()
+        self._open.clear()
+        client = self._client
+        await client.call("/pause", mode="abort", clear_cache="true")
+        await self._all_have_left()
+        places = layout(self.setup.tensors)
+        file = self._files[number % len(self._files)]
+        where = {
+            "path": f"/proc/{os.getpid()}/fd/{file}",
+            "places": {
+                name: [str(place.dtype).removeprefix("torch."), list(place.shape), place.start]
+                for name, place in places.items()
+            },
+        }
+        await client.call("/start_weight_update")
+        await client.call("/update_weights", {"update_info": where})
+        await client.call("/finish_weight_update", {"weight_version": str(version)})
+        [digests] = await client.rpc("posttrain_digests")
+        await client.call("/resume")
+        self._version = version
+        told = await client.call("GET /weight_info")
+        probe = await self._probe(version)
+        self._say(
+            WeightsLoaded(
+                version=int(told["weight_version"]) if str(told["weight_version"]).isdecimal() else -1,
+                digests={name: Digest(getattr(torch, dtype), sha) for name, (dtype, sha) in digests.items()},
+                probe=probe,
+                seconds=time.perf_counter() - started,
+            )
+        )
+        self._open.set()
+
+    async def _all_have_left(self) -> None:
+        """Requests hand over what they have drawn before new weights are there."""
+        until = time.monotonic() + self.setup.call_seconds
+        while any(flight.in_server for flight in self._flights.values()):
+            if time.monotonic() > until:
+                raise ServerError(f"requests did not end {self.setup.call_seconds:.0f} s after they were aborted")
+            await asyncio.sleep(0.001)
+
+    async def _probe(self, version: int) -> list[list[float]]:
+        """What the server says of the tokens of the proof, each drawn as the next one after those before it."""
+        proof = self.proof
+        return [
+            await asyncio.gather(*(self._logprob((*prompt, *ids[:at]), ids[at], version) for at in range(len(ids))))
+            for prompt, ids in zip(proof.prompt_ids, proof.completion_ids, strict=True)
+        ]
+
+    async def _logprob(self, ids: Sequence[int], token: int, version: int) -> float:
+        """Of one token as the next one, of the whole distribution."""
+        request = self._asking(
+            ids,
+            version,
+            max_tokens=1,
+            temperature=self.proof.temperature or 1.0,
+            logprobs=2,  # of these the first is shown for the token that was drawn
+            logprob_token_ids=[token, token],
+        )
+        answer = await self._client.call(GENERATE, request)
+        if [len(drawn.ids) for drawn in drawn_by(answer, self._client.url)] != [1]:
+            raise ServerError(f"{GENERATE} was asked for one token, and answers {str(answer)[:LONGEST_ERROR]}")
+        content = answer["choices"][0]["logprobs"]["content"][0]
+        for one in (content, *content.get("top_logprobs", ())):
+            if one["token_id"] == token:
+                return number_of(one["logprob"])
+        raise ServerError(f"{GENERATE} says nothing of token {token}, which it was asked for")
+
+    # --- small things ------------------------------------------------------------------------------------------------
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(self._guarded(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except ServerError as error:
+            self._lose(str(error))
+        except Exception as error:
+            with self._log.open("a") as file:
+                traceback.print_exc(file=file)
+            self._lose(f"{type(error).__name__}: {error}")
+
+    def _say(self, *answers: Answer) -> None:
+        with self._lock:
+            self._answers += answers
+        self._ring()
+
+    def _lose(self, cause: str) -> None:
+        with self._lock:
+            death = self._server.death() if self._server else ""
+            self._gone = self._gone or (f"{cause} ({death})" if death and death != cause else cause)
+        self._ring()
+
+    def _ring(self) -> None:
+        with suppress(BlockingIOError, OSError):
+            self._bell.send(b"\0")
+
+
+def number_of(logprob: float | None) -> float:
+    """A log-probability; a server writes what is not a number as null, or as less than any can be."""
+    return math.nan if logprob is None or logprob <= NO_NUMBER else logprob
+
+
+def seed_of(task: Task, drawn: int) -> int:
+    """A seed of its own for each row, and for each place from which it goes on."""
+    named = f"{task.seed} {task.stream} {drawn}".encode()
+    return int.from_bytes(hashlib.sha256(named).digest()[:4], "big") // 2

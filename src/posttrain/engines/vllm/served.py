@@ -1,0 +1,81 @@
+"""What a run asks of its vLLM servers, and the folder that they are started with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from posttrain.engine_environment import interpreter
+from posttrain.engines.decoding import base_model
+from posttrain.engines.delivery import routers
+from posttrain.engines.vllm.port import ServerSetup
+from posttrain.engines.vllm.server import Launch
+from posttrain.engines.weights import merged_tensors
+from posttrain.errors import ModelError
+from posttrain.models.compute import dtype_name
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.models.load import LoadedModel
+
+
+def server_setup(config: RunConfig, loaded: LoadedModel, folder: Path, place: int, *, threads: int) -> ServerSetup:
+    """Of server number `place`; `folder` is that of the run. Raises ConfigError where vLLM is not installed, ModelError
+    for a model whose tensors a server holds in a form that is not understood."""
+    if routers(loaded.model):
+        raise ModelError(
+            given="a mixture of experts with rollout.engine = vllm",
+            allowed="dense models",
+            fix="Leave rollout.engine out: the local sampler decodes mixtures of experts.",
+        )
+    url = config.rollout.url[place] if config.rollout.url else ""
+    lengths = (config.sampling.max_completion_length, config.evaluation.max_completion_length or 0)
+    longest = max(lengths) + (config.data.max_prompt_length or loaded.context_length or 0)
+    launch = None
+    if not url:
+        launch = Launch(
+            python=interpreter(),
+            model=write_served(loaded, folder / "engines" / "served"),
+            dtype=dtype_name(loaded.compute_dtype),
+            max_model_len=min(longest, loaded.context_length or longest),
+            max_num_seqs=config.sampling.max_batch_rows,
+            threads=threads,
+            device=loaded.device.type,
+        )
+    return ServerSetup(
+        launch=launch,
+        url=url,
+        tensors=tensors_of(loaded),
+        sampling=config.sampling,
+        tokenizer=loaded.tokenizer,
+        eos_ids=sorted(loaded.eos_ids),
+        vocabulary=base_model(loaded.model).config.get_text_config().vocab_size,
+        run=f"{folder.name}-{config.seed}",
+        call_seconds=config.rollout.deadline,
+    )
+
+
+def write_served(loaded: LoadedModel, folder: Path) -> Path:
+    """The configuration of the model as it is served. Tied embeddings are two tensors there: a server takes new
+    embeddings, and keeps the old ones as its head."""
+    config = copy.deepcopy(base_model(loaded.model).config)
+    config.tie_word_embeddings = False
+    config.dtype = loaded.compute_dtype
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    return folder
+
+
+def tensors_of(loaded: LoadedModel) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    """What a server decodes with: every parameter of the plain model, adapters merged."""
+    buffers = {name for name, _ in base_model(loaded.model).named_buffers()}
+    with torch.no_grad():
+        return {
+            name: (dtype_name(loaded.compute_dtype), tuple(tensor.shape))
+            for name, tensor in merged_tensors(loaded.model)
+            if name not in buffers
+        }

@@ -1,0 +1,124 @@
+"""A vLLM server that belongs to a run: started, watched and ended with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.engines import begin
+
+EXTENSION = Path(__file__).parent / "extension"
+"""On the path of the server: the module that takes weights and says what it holds."""
+PROGRAM = "vllm.entrypoints.launchers.api_server.entry"
+LAST_LINES = 2000
+"""Bytes of what a server printed last, quoted when it is gone."""
+STREAM_INTERVAL = 16
+"""Tokens of a row that are sent together: each message costs the server time that it could decode in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How a server is started."""
+
+    python: Path
+    """The interpreter of vLLM's environment."""
+    model: Path
+    """A folder with a configuration; weights come from the trainer."""
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    threads: int
+    device: str
+    cache_gib: float = 1.0
+    """Of keys and values, on a CPU."""
+
+
+class Server:
+    """One server process, with the processes that it starts, on this machine's loopback only."""
+
+    def __init__(self, launch: Launch, log: Path) -> None:
+        self.log, self.port = log, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [str(launch.python), "-P", begin.__file__, PROGRAM, *arguments(launch, self.port)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the trainer, which ends its engines
+                env=environment(launch),
+            )
+
+    def death(self) -> str:
+        """How the process ended; empty while it runs."""
+        code = self.process.poll()
+        if code is None:
+            return ""
+        how = f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
+        return f"{how}; {self.last_line()}"
+
+    def last_line(self) -> str:
+        """What it printed last, and where the rest is."""
+        with suppress(OSError):
+            lines = self.log.read_bytes()[-LAST_LINES:].decode(errors="replace").strip().splitlines()
+            if lines:
+                return f"its last line in {self.log}: {lines[-1].strip()}"
+        return f"it printed nothing into {self.log}"
+
+    def kill(self) -> None:
+        """With everything that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def arguments(launch: Launch, port: int) -> Sequence[str]:
+    """What the server is told on its command line."""
+    given = {
+        "model": str(launch.model),
+        "host": "127.0.0.1",  # the calls of development mode ask for no password
+        "port": str(port),
+        "dtype": launch.dtype,
+        "max-model-len": str(launch.max_model_len),
+        "max-num-seqs": str(launch.max_num_seqs),
+        "load-format": "dummy",
+        "logprobs-mode": "processed_logprobs",  # those of the temperature that tokens are drawn with
+        "generation-config": "vllm",  # else the model's own defaults enter sampling
+        "stream-interval": str(STREAM_INTERVAL),
+        "worker-extension-cls": "posttrain_vllm.Extension",
+        "weight-transfer-config": json.dumps({"backend": "posttrain"}),
+    }
+    switches = ["--skip-tokenizer-init", "--enable-scale-out", "--disable-uvicorn-access-log"]
+    if launch.device == "cpu":
+        switches.append("--enforce-eager")
+    return [*(word for name, value in given.items() for word in (f"--{name}", value)), *switches]
+
+
+def environment(launch: Launch) -> dict[str, str]:
+    """The variables of the server: nothing of the trainer's interpreter."""
+    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    more = {
+        "PYTHONPATH": str(EXTENSION),
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(launch.threads),
+    }
+    if launch.device == "cpu":
+        more |= {"VLLM_CPU_KVCACHE_SPACE": f"{launch.cache_gib:g}", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return own | more
+
+
+def free_port() -> int:
+    """One that nobody listens on at the moment."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return asked.getsockname()[1]

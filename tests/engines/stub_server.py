@@ -1,0 +1,216 @@
+"""A server that speaks as vLLM does and decodes with transformers; a subclass does one thing wrong.
+
+It runs in a thread of this process, and answers the calls that an engine makes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import math
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+from transformers import AutoModelForCausalLM
+
+from posttrain.engines.delivery import digest
+from posttrain.engines.published import Published
+
+CHUNK = 3
+"""Tokens of a message."""
+
+
+def json_of(logprob: float) -> float | None:
+    """As vLLM writes what JSON has no number for."""
+    return None if math.isnan(logprob) else max(logprob, -9999.0)
+
+
+class StubServer:
+    """Knows one model; weights are read from the trainer's memory, as the real extension does."""
+
+    facts: ClassVar[dict[str, Any]] = {}
+    """What differs from the right facts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model.config.tie_word_embeddings = False
+        self.before = copy.deepcopy(self.model)
+        """As it was before the last update."""
+        self.version, self.paused = "default", False
+        self.aborted = set[str]()
+        self.running = set[str]()
+        self.calls: list[str] = []
+        self.loads = 0
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return dict(self.model.named_parameters(remove_duplicate=False))
+
+    def update(self, info: dict[str, Any]) -> None:
+        layout = {name: (dtype, shape) for name, (dtype, shape, _) in info["places"].items()}
+        with open(info["path"], "rb") as file:
+            sent = dict(Published([file.fileno()] * 2, layout, write=False).read(0))
+        self.before = copy.deepcopy(self.model)
+        self.load(sent)
+        self.loads += 1
+
+    @torch.no_grad()
+    def load(self, sent: dict[str, torch.Tensor]) -> None:
+        for name, tensor in self.tensors().items():
+            tensor.copy_(sent[name])
+
+    def digests(self) -> dict[str, Any]:
+        found = {name: digest(tensor) for name, tensor in self.tensors().items()}
+        return {name: (str(one.dtype).removeprefix("torch."), one.sha256) for name, one in found.items()}
+
+    # --- tokens ------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def logits(self, ids: list[int], asked: dict[str, Any]) -> torch.Tensor:
+        return self.model(torch.tensor([ids])).logits[0, -1].float()
+
+    def scaled(self, logits: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
+        return (logits / (sampling["temperature"] or 1.0)).log_softmax(-1)
+
+    def draw(self, logprobs: torch.Tensor, sampling: dict[str, Any], generator: torch.Generator) -> int:
+        if sampling["temperature"] == 0:
+            return int(logprobs.argmax())
+        return int(torch.multinomial(logprobs.exp(), 1, generator=generator))
+
+    def spans(self, versions: list[str]) -> list[dict[str, Any]]:
+        found = list[dict[str, Any]]()
+        for at, version in enumerate(versions):
+            if not found or found[-1]["version"] != version:
+                found.append({"version": version, "start": at, "end": at})
+            found[-1]["end"] = at + 1
+        return found
+
+    async def decode(self, asked: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """A choice for every few tokens; the last has the reason."""
+        sampling, ids, name = asked["sampling_params"], list(asked["token_ids"]), asked.get("request_id", "")
+        generator = torch.Generator().manual_seed(sampling.get("seed", 0))
+        told, versions, reason = list[dict[str, Any]](), list[str](), None
+        self.running.add(name)
+        try:
+            while reason is None:
+                while self.paused and name not in self.aborted:
+                    await asyncio.sleep(0.001)
+                if name in self.aborted:
+                    reason = "abort"
+                    break
+                logprobs = self.scaled(self.logits(ids, asked), sampling)
+                token = self.draw(logprobs, sampling, generator)
+                ids.append(token)
+                versions.append(self.version)
+                more = [
+                    {"token_id": t, "logprob": json_of(float(logprobs[t]))}
+                    for t in sampling.get("logprob_token_ids", ())
+                ]
+                told.append({"token_id": token, "logprob": float(logprobs[token]), "top_logprobs": more})
+                if token in sampling.get("stop_token_ids", ()):
+                    reason = "stop"
+                elif len(versions) == sampling["max_tokens"]:
+                    reason = "length"
+                elif len(told) == CHUNK:
+                    yield self.choice(told)
+                    told = []
+                await asyncio.sleep(0)
+            yield self.choice(told) | {"finish_reason": reason, "weight_versions": self.spans(versions)}
+        finally:
+            self.running.discard(name)
+
+    def choice(self, told: list[dict[str, Any]]) -> dict[str, Any]:
+        plain = [one | {"logprob": json_of(one["logprob"])} for one in told]
+        return {"index": 0, "token_ids": [one["token_id"] for one in told], "logprobs": {"content": plain}}
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: Request) -> Any:
+        asked = await request.json()
+        if asked.get("stream"):
+
+            async def lines() -> AsyncIterator[str]:
+                async for choice in self.decode(asked):
+                    yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+                yield "data: [DONE]\n\n"
+
+            return StreamingResponse(lines(), media_type="text/event-stream")
+        return JSONResponse({"choices": [choice async for choice in self.decode(asked)]})
+
+    async def call(self, request: Request) -> Any:
+        name, text = request.url.path.strip("/"), await request.body()
+        body = json.loads(text) if text else {}
+        self.calls.append(name)
+        answer = getattr(self, f"on_{name}")(body, request)
+        return answer if isinstance(answer, JSONResponse) else JSONResponse(answer or {})
+
+    def on_weight_info(self, body: Any, request: Request) -> Any:
+        return {"weight_version": self.version}
+
+    def on_init_weight_transfer_engine(self, body: Any, request: Request) -> Any:
+        return None
+
+    def on_pause(self, body: Any, request: Request) -> Any:
+        assert request.query_params["mode"] == "abort"
+        self.paused = True
+        self.aborted |= self.running
+        return None
+
+    def on_resume(self, body: Any, request: Request) -> Any:
+        self.paused = False
+        return None
+
+    def on_start_weight_update(self, body: Any, request: Request) -> Any:
+        assert not self.running, "requests live across an update"
+        return None
+
+    def on_update_weights(self, body: Any, request: Request) -> Any:
+        self.update(body["update_info"])
+
+    def on_finish_weight_update(self, body: Any, request: Request) -> Any:
+        self.version = body["weight_version"]
+
+    def on_abort_requests(self, body: Any, request: Request) -> Any:
+        self.aborted |= {name.removeprefix("generate-tokens-") for name in body["request_ids"]}
+
+    def on_collective_rpc(self, body: Any, request: Request) -> Any:
+        if body["method"] == "posttrain_digests":
+            return {"results": [self.digests()]}
+        right = {
+            "logprobs_mode": "processed_logprobs",
+            "dtype": "float32",
+            "vocabulary": self.model.config.vocab_size,
+            "max_model_len": 4096,
+            "generation_config": "vllm",
+            "workers": 1,
+        }
+        return {"results": [right | self.facts]}
+
+    @contextmanager
+    def serving(self) -> Any:
+        """Its address, while it is there."""
+        names = [name.removeprefix("on_") for name in dir(self) if name.startswith("on_")]
+        routes = [Route(f"/{name}", self.call, methods=["GET", "POST"]) for name in names]
+        app = Starlette(routes=[*routes, Route("/inference/v1/generate", self.generate, methods=["POST"])])
+        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join()

@@ -1,0 +1,265 @@
+"""Runs that sample from a server, and every way in which one can be wrong: each is found, and said by its name.
+
+The server is a stub that plants what a real one does only by accident; tests/slow/test_vllm.py has the real one.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import ClassVar
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.engines.stub_server import StubServer
+from tests.tiny import tiny_model, write_prompts
+
+import posttrain as pt
+from posttrain.errors import ConfigError, EngineError, NonFiniteError
+
+SMALL = {"evaluation": {"prompts": 2, "samples": 1, "writing": 0}, "guards": {"max_truncated": 1.0}, "report": False}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vllm")
+    tiny_model(folder / "model")
+    tiny_model(folder / "tied", tie_word_embeddings=True)
+    write_prompts(folder / "prompts.jsonl", count=200)
+    return folder
+
+
+def config(place, name, url, **changes):
+    return {
+        "model": {"path": str(place / "model"), "device": "cpu"},
+        "algorithm": "grpo",
+        "data": {"train": str(place / "prompts.jsonl"), "eval_fraction": 0.05},
+        "rewards": [{"name": "repetition", "settings": {"n": 1}}],
+        "sampling": {"group_size": 4, "max_completion_length": 12},
+        "train": {"steps": 4, "prompts_per_step": 4, "learning_rate": 1e-2},
+        "output": str(place / name),
+        "rollout": {"engine": "vllm", "url": [url], "deadline": 20},
+        **SMALL,
+        **changes,
+    }
+
+
+def rows_of(run):
+    files = sorted((run / "rollouts").glob("step-*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def messages(run):
+    return [json.loads(line)["message"] for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("model", ["model", "tied"])
+def test_a_run_samples_and_evaluates_with_a_server(place, model):
+    evaluation = {"prompts": 6, "samples": 1, "writing": 0}
+    server = StubServer(place / model)
+    with server.serving() as url:
+        ahead = {"train.run_ahead": 2, "train.max_staleness": 8}
+        changes = {"model": {"path": str(place / model), "device": "cpu"}, "evaluation": evaluation}
+        run = pt.train(config(place, f"by a server {model}", url, **changes), **ahead)
+    assert 2 <= server.loads <= 5, "one that comes while another is loaded may be passed over"
+    rows = rows_of(run.folder)
+    assert len(rows) == 4 * 4 * 4
+    assert all(0 <= row["step"] - 1 - version <= 8 for row in rows for version in row["versions"])
+    assert all(step["publish/tensors_compared"] == len(server.tensors()) for step in run.metrics[1:])
+    local = pt.train(config(place, f"here {model}", url, **changes) | {"rollout": {}})
+    answers = [
+        [
+            json.loads(line)["greedy"]["text"]
+            for line in (one.folder / "evaluations" / "baseline.jsonl").read_text().splitlines()
+        ]
+        for one in (run, local)
+    ]
+    assert answers[0] == answers[1], "greedy answers of the same weights"
+    assert run.trainer.algorithm.correction_name != "none", "an engine of other numerics is corrected for"
+
+
+def test_without_a_lead_every_token_is_of_the_newest_version(place):
+    server = StubServer(place / "model")
+    with server.serving() as url:
+        run = pt.train(config(place, "in turns", url))
+    assert all(version == row["step"] - 1 for row in rows_of(run.folder) for version in row["versions"])
+    assert all(step["mismatch/k3"] < 1e-6 for step in run.metrics), "log-probabilities are those of the trainer"
+
+
+def test_stop_strings_end_a_completion_where_the_local_sampler_ends_it(place):
+    server = StubServer(place / "model")
+    with server.serving() as url:
+        run = pt.train(config(place, "stopped", url), **{"sampling.stop": ["a", "b", "c", "d"]})
+    rows = rows_of(run.folder)
+    stopped = [row for row in rows if row["finish_reason"] == "stop"]
+    assert stopped
+    assert not any(letter in row["completion"] for row in rows for letter in "abcd")
+
+
+# --- servers that are wrong ------------------------------------------------------------------------------------------
+
+
+class StaleShard(StubServer):
+    def load(self, sent):
+        before = self.tensors()["model.layers.1.mlp.up_proj.weight"].detach().clone()
+        super().load(sent)
+        with torch.no_grad():
+            self.tensors()["model.layers.1.mlp.up_proj.weight"].copy_(before if self.loads else before * 1)
+
+
+class MissedTiedHead(StubServer):
+    """New embeddings, and the old ones as the head."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.model.lm_head.weight = torch.nn.Parameter(self.model.lm_head.weight.detach().clone())
+
+    def load(self, sent):
+        super().load({name: tensor for name, tensor in sent.items() if name != "lm_head.weight"} | {
+            "lm_head.weight": self.model.lm_head.weight.detach().clone()
+        })  # fmt: skip
+
+
+class KeepsItsPrefixCache(StubServer):
+    """What older weights have read of a prompt is used again."""
+
+    def logits(self, ids, asked):
+        with torch.no_grad():
+            return (self.before if self.loads > 1 else self.model)(torch.tensor([ids])).logits[0, -1].float()
+
+
+class AnotherTemperature(StubServer):
+    def scaled(self, logits, sampling):
+        return logits.log_softmax(-1)
+
+
+class TopKOfItsOwn(StubServer):
+    def scaled(self, logits, sampling):
+        kept = logits.masked_fill(logits < logits.topk(5).values[-1], -math.inf)
+        return super().scaled(kept, sampling)
+
+
+class AnotherTokenizer(StubServer):
+    facts: ClassVar = {"vocabulary": 41}
+
+
+class AnotherModel(StubServer):
+    def load(self, sent):
+        """It has its own weights, and says that it took ours."""
+
+
+class RawLogprobs(StubServer):
+    facts: ClassVar = {"logprobs_mode": "raw_logprobs"}
+
+
+class AnotherPrecision(StubServer):
+    facts: ClassVar = {"dtype": "bfloat16"}
+
+
+class TruncatedLogprobs(StubServer):
+    def choice(self, told):
+        return super().choice([one | {"logprob": round(one["logprob"], 1)} for one in told])
+
+
+class RestartedInBetween(StubServer):
+    """After its second publication it has the weights of its folder and no version."""
+
+    def on_resume(self, body, request):
+        super().on_resume(body, request)
+        if self.loads == 2:
+            self.version = "default"
+
+
+class HalfAnUpdate(StubServer):
+    def load(self, sent):
+        if self.loads == 1:
+            raise RuntimeError("the disk is full")
+        super().load(sent)
+
+
+class WrongLabel(StubServer):
+    def spans(self, versions):
+        return super().spans([str(int(version) + 1) for version in versions])
+
+
+class NoLabel(StubServer):
+    def spans(self, versions):
+        return []
+
+
+class LosesLogprobs(StubServer):
+    def choice(self, told):
+        choice = super().choice(told)
+        choice["logprobs"]["content"] = choice["logprobs"]["content"][:-1]
+        return choice
+
+
+class EndsTooEarly(StubServer):
+    async def decode(self, asked):
+        shorter = copy.deepcopy(asked)
+        shorter["sampling_params"]["max_tokens"] = min(2, asked["sampling_params"]["max_tokens"])
+        async for choice in super().decode(shorter):
+            yield choice
+
+
+WRONG = {
+    StaleShard: "model.layers.1.mlp.up_proj.weight and 0 other tensors are not those of version 1",
+    MissedTiedHead: "lm_head.weight and 0 other tensors are not those of version",
+    KeepsItsPrefixCache: "has log-probability",
+    AnotherTemperature: "has log-probability",
+    TopKOfItsOwn: "has log-probability",
+    AnotherTokenizer: "its model has 41 tokens and the trained one 40",
+    AnotherModel: "other tensors are not those of version",
+    RawLogprobs: "it reports raw_logprobs, which leave temperature and truncation out",
+    AnotherPrecision: "it computes in bfloat16 and the run in float32: start it with --dtype float32",
+    TruncatedLogprobs: "has log-probability",
+    RestartedInBetween: "version -1",
+    HalfAnUpdate: "/update_weights",
+    WrongLabel: "tokens were drawn by version '1', while version 0 is loaded",
+    NoLabel: "tokens were drawn by no version, while version 0 is loaded",
+    LosesLogprobs: "tokens and log-probabilities of",
+    EndsTooEarly: "a row ended (length) after 2 tokens, of which none may end it",
+}
+
+
+MENDED = (KeepsItsPrefixCache, RestartedInBetween)
+"""Right again once they are attached to anew, and get the same version once more."""
+
+
+@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
+def test_a_wrong_server_is_found_and_what_is_wrong_is_said(place, kind):
+    model = "tied" if kind is MissedTiedHead else "model"
+    changes = {"model": {"path": str(place / model), "device": "cpu"}}
+    ended = ""
+    with kind(place / "model").serving() as url:
+        try:
+            pt.train(config(place, kind.__name__, url, **changes), **{"sampling.temperature": 0.7})
+        except EngineError as error:
+            ended = str(error)
+    assert bool(ended) == (kind not in MENDED)
+    said = [*messages(place / kind.__name__), ended]
+    assert any(WRONG[kind] in text for text in said), said
+
+
+def test_numbers_that_are_not_finite_are_the_trainers_fault(place):
+    class NotANumber(StubServer):
+        def choice(self, told):
+            return super().choice(
+                [one | {"logprob": math.nan} for one in told] if self.loads and len(told) > 1 else told
+            )
+
+    with NotANumber(place / "model").serving() as url, pytest.raises((NonFiniteError, EngineError)):
+        pt.train(config(place, "not a number", url))
+
+
+def test_a_server_that_is_not_there_is_named(place):
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
+        pt.train(config(place, "not there", "http://127.0.0.1:9"))
+
+
+def test_without_an_installation_it_is_said_how_to_make_one(place, monkeypatch, tmp_path):
+    monkeypatch.setenv("POSTTRAIN_ENGINES", str(tmp_path))
+    with pytest.raises(ConfigError, match="posttrain engine install vllm"):
+        pt.train(config(place, "not installed", "") | {"rollout": {"engine": "vllm"}})
