@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.engines.delivery import digest
 from posttrain.engines.published import Published
+from posttrain.engines.vllm.port import machine
 
 CHUNK = 3
 """Tokens of a message."""
@@ -195,6 +196,7 @@ class StubServer:
             "max_model_len": 4096,
             "generation_config": "vllm",
             "workers": 1,
+            "machine": machine(),
         }
         return {"results": [right | self.facts]}
 

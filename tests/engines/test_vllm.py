@@ -158,6 +158,14 @@ class AnotherPrecision(StubServer):
     facts: ClassVar = {"dtype": "bfloat16"}
 
 
+class OnAnotherMachine(StubServer):
+    facts: ClassVar = {"machine": "elsewhere"}
+
+
+class SplitAmongWorkers(StubServer):
+    facts: ClassVar = {"workers": 2}
+
+
 class TruncatedLogprobs(StubServer):
     def choice(self, told):
         return super().choice([one | {"logprob": round(one["logprob"], 1)} for one in told])
@@ -214,6 +222,8 @@ WRONG = {
     AnotherModel: "other tensors are not those of version",
     RawLogprobs: "it reports raw_logprobs, which leave temperature and truncation out",
     AnotherPrecision: "it computes in bfloat16 and the run in float32: start it with --dtype float32",
+    OnAnotherMachine: "it runs on another machine",
+    SplitAmongWorkers: "it has 2 workers",
     TruncatedLogprobs: "has log-probability",
     RestartedInBetween: "version -1",
     HalfAnUpdate: "/update_weights",

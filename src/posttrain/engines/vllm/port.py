@@ -45,8 +45,11 @@ from posttrain.types import FinishReason
 
 WATCHED = 0.5
 """Seconds between two looks at the process of a server."""
+ENDING = 5.0
+"""Seconds that the end of an engine waits for its thread, which waits for nobody."""
 NO_NUMBER = -9999.0
 """What vLLM writes in place of a log-probability that is not finite, or that it does not have."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 TICK = 0.2
 """Seconds between two questions to a server that is starting."""
 
@@ -156,10 +159,10 @@ class VllmEngine:
 
     def kill(self) -> None:
         """See `EnginePort`. A server that was not started here stays, without the requests of this run."""
-        self._call(self._ended.set)
-        self._thread.join(self.setup.call_seconds)
         if self._server:
             self._server.kill()
+        self._call(self._ended.set)
+        self._thread.join(ENDING)
         self._bell.close()
         self._heard.close()
 
@@ -172,30 +175,19 @@ class VllmEngine:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._live())
-        except ServerError as error:
-            self._lose(str(error))
-        except Exception as error:
-            self._lose(f"{type(error).__name__}: {error}")
         finally:
             self._loop.close()
 
     async def _live(self) -> None:
         if self._server:
             self._begin(self._watch(self._server))
-        try:
-            starting = asyncio.create_task(self._start())
-            ended = asyncio.create_task(self._ended.wait())
-            await asyncio.wait((starting, ended), return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                starting.result()
-                await ended
-            starting.cancel()
-        finally:
-            rest = [*self._background, *(flight.runs for flight in self._flights.values() if flight.runs)]
-            for task in rest:
-                task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
-            await self._client.close()
+        self._begin(self._start())
+        await self._ended.wait()
+        rest = [*self._background, *(flight.runs for flight in self._flights.values() if flight.runs)]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await self._client.close()
 
     async def _start(self) -> None:
         """Wait for the server, and refuse one whose settings would make its numbers mean something else."""
@@ -225,6 +217,8 @@ class VllmEngine:
         precision = next(iter(self.setup.tensors.values()))[0]
         if facts["dtype"] != precision:
             return f"it computes in {facts['dtype']} and the run in {precision}: start it with --dtype {precision}"
+        if facts["machine"] != machine():
+            return "it runs on another machine: weights go through memory that both have to see"
         if facts["workers"] != 1:
             return f"it has {facts['workers']} workers: how it splits tensors among them is not checked yet"
         return ""
@@ -436,6 +430,11 @@ class VllmEngine:
     def _ring(self) -> None:
         with suppress(BlockingIOError, OSError):
             self._bell.send(b"\0")
+
+
+def machine() -> str:
+    """What tells this machine from others since it was started."""
+    return BOOT.read_text().strip() if BOOT.exists() else ""
 
 
 def number_of(logprob: float | None) -> float:

@@ -17,6 +17,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 BACKEND = "posttrain"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""What tells this machine from others since it was started."""
 
 
 class Memory:
@@ -121,6 +124,7 @@ class Extension:
             "max_model_len": model.max_model_len,
             "generation_config": model.generation_config,
             "workers": parallel.world_size,
+            "machine": BOOT.read_text().strip() if BOOT.exists() else "",
         }
 
     @torch.no_grad()
