@@ -1,8 +1,10 @@
 """Kill engines, trainers and reward workers of asynchronous runs at random moments, and look at what became of them.
 
     python -m benchmarks.engine_kills --kills 100 --seed 0
+    python -m benchmarks.engine_kills --kills 20 --engine vllm     # servers in place of our engines
 
-Each run samples with two engines, two steps ahead, and is resumed whenever its trainer was killed. What is killed, when
+Each run samples two steps ahead, with two engines (or one server; then every other run is synchronous), and is resumed
+whenever its trainer was killed. What is killed, when
 and by what (SIGKILL, or SIGSTOP for an engine that hangs) follows from the seed. Afterwards the rollouts of the run
 say which prompt was trained in which step. Asked of every run: it ends with exit code 0, or says whom it waited for in
 vain; each prompt was trained once; none earlier than `run_ahead` allows; no process is left; versions never fall and
@@ -24,6 +26,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -35,20 +38,59 @@ from posttrain.data.split import read_split
 from posttrain.errors import EngineError
 from posttrain.report.store import read_run
 
-PROMPTS, STEPS, AHEAD, STALENESS, ROWS = 4, 200, 2, 8, 2000
-KILLS_PER_RUN = 12
-DEADLINE = 10
-TARGETS = {"engine": 4, "hang": 2, "reward": 2, "trainer": 2}
-"""What is killed, and how often beside the others."""
-MODULES = {
-    "engine": "posttrain.engines.worker",
-    "hang": "posttrain.engines.worker",
-    "reward": "posttrain.rewards.worker",
-}
+PROMPTS, ROWS = 4, 2000
 REWARD = """
 def sorted_share(prompt, completion, answer, **row):
     return sum(a == b for a, b in zip(completion.strip(), answer)) / max(len(answer), 1)
 """
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What samples, and what a run of it is like."""
+
+    program: str
+    """The module that an engine's process runs."""
+    model: str
+    steps: int
+    kills: int
+    """Of a run."""
+    rollout: dict[str, Any]
+    targets: dict[str, int]
+    """What is killed, and how often beside the others."""
+    leads: tuple[tuple[int, int], ...]
+    """`run_ahead` and `max_staleness` of one run after the other."""
+    result: str
+
+    @property
+    def modules(self) -> dict[str, str]:
+        """What is killed, by the module that it runs."""
+        return {"engine": self.program, "hang": self.program, "reward": "posttrain.rewards.worker"}
+
+
+MINIMIND = Path(__file__).parents[2] / "shared" / "data" / "models" / "minimind2-small"
+KINDS = {
+    "local": Kind(
+        program="posttrain.engines.worker",
+        model="tiny:sort",
+        steps=200,
+        kills=12,
+        rollout={"engines": 2, "deadline": 10},
+        targets={"engine": 4, "hang": 2, "reward": 2, "trainer": 2},
+        leads=((2, 8),),
+        result="engine_kills.json",
+    ),
+    "vllm": Kind(
+        program="vllm.entrypoints.launchers.api_server.entry",
+        model=str(MINIMIND),
+        steps=60,
+        kills=5,
+        rollout={"engine": "vllm", "deadline": 20},
+        targets={"engine": 1, "hang": 1},
+        leads=((2, 8), (0, 0)),
+        result="server_kills.json",
+    ),
+}
 
 
 @dataclass
@@ -62,23 +104,23 @@ class Outcome:
     """What the run said about losses."""
 
 
-def write_inputs(folder: Path, seed: int) -> Path:
+def write_inputs(folder: Path, seed: int, kind: Kind, lead: tuple[int, int]) -> Path:
     dice = random.Random(seed)
     rows = ["".join(dice.choices("0123456789", k=dice.randint(3, 6))) for _ in range(ROWS)]
     lines = [json.dumps({"prompt": row, "answer": "".join(sorted(row))}) for row in rows]
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "reward.py").write_text(REWARD)
     config = {
-        "model": {"path": "tiny:sort"},
+        "model": {"path": kind.model, "device": "cpu"},
         "algorithm": {"name": "grpo"},
         "data": {"train": str(folder / "prompts.jsonl"), "eval_fraction": 0.01},
         "rewards": [{"function": f"{folder / 'reward.py'}:sorted_share"}],
         "sampling": {"group_size": 4, "max_completion_length": 24},
         "train": {
-            "steps": STEPS, "prompts_per_step": PROMPTS, "learning_rate": 1e-5, "run_ahead": AHEAD,
-            "max_staleness": STALENESS,
+            "steps": kind.steps, "prompts_per_step": PROMPTS, "learning_rate": 1e-5, "run_ahead": lead[0],
+            "max_staleness": lead[1],
         },
-        "rollout": {"engines": 2, "deadline": DEADLINE},
+        "rollout": kind.rollout,
         "evaluation": {"prompts": 4, "samples": 1, "writing": 0},
         "checkpoint": {"every": 10, "keep": 3},
         "guards": {"max_truncated": 1.0, "no_signal_steps": 100_000},
@@ -104,42 +146,42 @@ def of_run(folder: Path, module: str) -> list[psutil.Process]:
     return found
 
 
-def one_run(folder: Path, dice: random.Random, kills: int) -> Outcome:
+def one_run(folder: Path, dice: random.Random, kills: int, kind: Kind, lead: tuple[int, int]) -> Outcome:
     outcome, run = Outcome(), folder / "run"
-    config = write_inputs(folder, dice.randrange(10**6))
+    config = write_inputs(folder, dice.randrange(10**6), kind, lead)
     environment = os.environ | {"POSTTRAIN_KILLS": str(folder), "OMP_NUM_THREADS": "1"}
     arguments = ["train", str(config), f"output={run}"]
     with (folder / "log.txt").open("ab") as log:
         while True:
             process = subprocess.Popen(command(*arguments), stdout=log, stderr=log, env=environment)
-            killed = kill_while_it_runs(process, folder, run, dice, outcome, kills)
+            killed = kill_while_it_runs(process, folder, dice, outcome, kills, kind)
             outcome.exit_code = process.wait()
             if not killed:
                 break
             arguments = ["resume", str(run)] if (run / "checkpoints").exists() else arguments
     time.sleep(1.0)
-    look_at(outcome, folder, run)
+    look_at(outcome, folder, kind, lead[0])
     return outcome
 
 
 def kill_while_it_runs(
-    process: subprocess.Popen[bytes], folder: Path, run: Path, dice: random.Random, outcome: Outcome, kills: int
+    process: subprocess.Popen[bytes], folder: Path, dice: random.Random, outcome: Outcome, kills: int, kind: Kind
 ) -> bool:
     """Kill at random moments, until the run has ended; True if the trainer was killed."""
-    metrics, moment = run / "metrics.jsonl", 0.0
+    metrics, moment = folder / "run" / "metrics.jsonl", 0.0
     before = size_of(metrics)
     while process.poll() is None:
         time.sleep(0.05)
         if outcome.kills.total() >= kills or size_of(metrics) == before or time.monotonic() < moment:
             continue  # only what trains is killed: starting takes far longer than training, and has less to lose
-        target = dice.choices(list(TARGETS), list(TARGETS.values()))[0]
+        target = dice.choices(list(kind.targets), list(kind.targets.values()))[0]
         moment = time.monotonic() + dice.uniform(0.2, 4)
         if target == "trainer":
             process.kill()
             process.wait()
             outcome.kills[target] += 1
             return True
-        victims = of_run(folder, MODULES[target])
+        victims = of_run(folder, kind.modules[target])
         if not victims:
             continue
         with suppress(psutil.Error):
@@ -152,8 +194,9 @@ def size_of(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def look_at(outcome: Outcome, folder: Path, run: Path) -> None:
+def look_at(outcome: Outcome, folder: Path, kind: Kind, ahead: int) -> None:
     """What has to be true of a run that was killed and went on."""
+    run = folder / "run"
     log = (folder / "log.txt").read_text()
     if outcome.exit_code == EngineError.exit_code and "EngineError: the trainer waited for" in log:
         outcome.said.append("the run ended, and said whom it waited for")
@@ -161,16 +204,16 @@ def look_at(outcome: Outcome, folder: Path, run: Path) -> None:
         outcome.wrong.append(f"exit code {outcome.exit_code}: {log[-800:]}")
     if outcome.exit_code:
         return
-    if left := [process for module in set(MODULES.values()) for process in of_run(folder, module)]:
+    if left := [process for module in set(kind.modules.values()) for process in of_run(folder, module)]:
         outcome.wrong.append(f"{len(left)} processes are left")
     if (status := read_run(run).status) != "finished":
         outcome.wrong.append(f"the run is {status}")
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     outcome.said = [one["message"] for one in events if " is lost" in one["message"] or " is late" in one["message"]]
-    outcome.wrong += wrong_in_the_ledger(run)
+    outcome.wrong += wrong_in_the_ledger(run, kind.steps, ahead)
 
 
-def wrong_in_the_ledger(run: Path) -> list[str]:
+def wrong_in_the_ledger(run: Path, steps: int, ahead: int) -> list[str]:
     """Which prompt was trained in which step, with tokens of which versions, as the rollouts say."""
     wrong = list[str]()
     files = sorted((run / "rollouts").glob("step-*.parquet"))
@@ -178,13 +221,13 @@ def wrong_in_the_ledger(run: Path) -> list[str]:
     rows = [row for file in files for row in pq.read_table(file, columns=columns).to_pylist()]
     groups = {(row["step"], row["group"]): row["prompt_index"] for row in rows}
     counts = Counter(groups.values())
-    if len(files) != STEPS or len(groups) != STEPS * PROMPTS:
+    if len(files) != steps or len(groups) != steps * PROMPTS:
         wrong.append(f"{len(files)} steps with {len(groups)} groups are on file")
     if twice := [prompt for prompt, count in counts.items() if count > 1]:
         wrong.append(f"{len(twice)} prompts were trained more than once, {twice[:5]} for example")
-    number = numbers_of_prompts(run)
+    number = numbers_of_prompts(run, steps)
     early = [step - 1 - number[prompt] // PROMPTS for (step, _), prompt in groups.items()]
-    if min(early) < -AHEAD:
+    if min(early) < -ahead:
         wrong.append(f"a prompt was trained {-min(early)} steps before its turn")
     if any(version > row["step"] - 1 or version < 0 for row in rows for version in row["versions"]):
         wrong.append("a token has a version that did not exist when it was trained")
@@ -193,11 +236,11 @@ def wrong_in_the_ledger(run: Path) -> list[str]:
     return wrong
 
 
-def numbers_of_prompts(run: Path) -> dict[int, int]:
+def numbers_of_prompts(run: Path, steps: int) -> dict[int, int]:
     """The number of the group that each prompt is, by its index."""
     config = load_config(run / "config.yaml").config
     size = len(read_split(config.data, config.seed).train)
-    order = [row for step in range(1, STEPS + 50) for row in rows_for_step(config.seed, step, PROMPTS, size)]
+    order = [row for step in range(1, steps + 50) for row in rows_for_step(config.seed, step, PROMPTS, size)]
     return {row: number for number, row in reversed(list(enumerate(order)))}
 
 
@@ -211,14 +254,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "engine_kills.json")
+    parser.add_argument("--engine", choices=KINDS, default="local")
+    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    kind = KINDS[asked.engine]
+    out = asked.out or Path(__file__).parent / "results" / kind.result
     kills, said, failed, replayed, runs = Counter[str](), 0, list[str](), 0, 0
     while kills.total() < asked.kills:
         dice = random.Random(f"{asked.seed} {runs}")
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
-            outcome = one_run(folder, dice, min(KILLS_PER_RUN, asked.kills - kills.total()))
+            at_most, lead = min(kind.kills, asked.kills - kills.total()), kind.leads[runs % len(kind.leads)]
+            outcome = one_run(folder, dice, at_most, kind, lead)
             if replayed < 3 and outcome.exit_code == 0:
                 replayed += 1
                 if wrong := replay(folder / "run"):
@@ -236,10 +283,10 @@ def main() -> int:
             failed.append(f"run {runs}: nothing was killed")
             break
     record = {
-        "kills": dict(kills), "runs": runs, "steps_of_a_run": STEPS, "losses_told": said, "replayed": replayed,
+        "kills": dict(kills), "runs": runs, "steps_of_a_run": kind.steps, "losses_told": said, "replayed": replayed,
         "failed": failed, "origin": origin(),
     }  # fmt: skip
-    asked.out.write_text(json.dumps(record, indent=1) + "\n")
+    out.write_text(json.dumps(record, indent=1) + "\n")
     print(f"{kills.total()} kills in {runs} runs, {len(failed)} wrong")
     return 1 if failed else 0
 

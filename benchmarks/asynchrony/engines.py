@@ -196,6 +196,7 @@ class InlineEngine:
         self.published: Published | None = None
         self._bell, self._heard = socket.socketpair()
         self._heard.setblocking(False)
+        self._bell.setblocking(False)  # whoever rings also listens, and is not there while it rings
         self._answers: list[Answer] = []
         self._say(Ready(tensors=self.held, merged=sampler.owns_weights))
 
@@ -238,7 +239,8 @@ class InlineEngine:
     def _say(self, *answers: Answer) -> None:
         self._answers += answers
         if answers:
-            self._bell.send(b"\0")
+            with suppress(BlockingIOError):
+                self._bell.send(b"\0")
 
 
 if __name__ == "__main__":

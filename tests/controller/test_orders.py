@@ -26,6 +26,7 @@ from posttrain.controller.messages import (
     Interrupt,
     Joined,
     Late,
+    Lead,
     Limits,
     Load,
     Loaded,
@@ -163,6 +164,8 @@ class Adversary:
                 events += [ScoringLost(event.group, "was killed"), Scored(event.group, trains=False)]
             elif isinstance(event, Loaded):
                 events.append(Loaded(event.engine, event.version + 1))
+        if self.limits.run_ahead:
+            events += [Lead(lead) for lead in (1, 2, 3)]
         return events
 
     def kill(self) -> None:

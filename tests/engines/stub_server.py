@@ -46,8 +46,10 @@ class StubServer:
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.model.config.tie_word_embeddings = False
-        self.before = copy.deepcopy(self.model)
-        """As it was before the last update."""
+        self.models = {0: self.model}
+        """As it was after each update."""
+        self.read: dict[tuple[str, tuple[int, ...]], int] = {}
+        """Which of them has read a prompt, by its salt: the cache of prefixes."""
         self.version, self.paused = "default", False
         self.aborted = set[str]()
         self.running = set[str]()
@@ -63,9 +65,10 @@ class StubServer:
         layout = {name: (dtype, shape) for name, (dtype, shape, _) in info["places"].items()}
         with open(info["path"], "rb") as file:
             sent = dict(Published([file.fileno()] * 2, layout, write=False).read(0))
-        self.before = copy.deepcopy(self.model)
+        self.model = copy.deepcopy(self.model)
         self.load(sent)
         self.loads += 1
+        self.models[self.loads] = self.model
 
     @torch.no_grad()
     def load(self, sent: dict[str, torch.Tensor]) -> None:
@@ -80,7 +83,9 @@ class StubServer:
 
     @torch.no_grad()
     def logits(self, ids: list[int], asked: dict[str, Any]) -> torch.Tensor:
-        return self.model(torch.tensor([ids])).logits[0, -1].float()
+        """By the weights that have read the prompt, if that is in the cache; else by those of now."""
+        reader = self.read.setdefault((asked["cache_salt"], tuple(asked["token_ids"])), self.loads)
+        return self.models[reader](torch.tensor([ids])).logits[0, -1].float()
 
     def scaled(self, logits: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
         return (logits / (sampling["temperature"] or 1.0)).log_softmax(-1)
@@ -167,6 +172,8 @@ class StubServer:
         assert request.query_params["mode"] == "abort"
         self.paused = True
         self.aborted |= self.running
+        if request.query_params["clear_cache"] == "true":
+            self.read.clear()
         return None
 
     def on_resume(self, body: Any, request: Request) -> Any:
@@ -189,6 +196,8 @@ class StubServer:
     def on_collective_rpc(self, body: Any, request: Request) -> Any:
         if body["method"] == "posttrain_digests":
             return {"results": [self.digests()]}
+        if body["method"] == "posttrain_reset":
+            return {"results": [None]}
         right = {
             "logprobs_mode": "processed_logprobs",
             "dtype": "float32",
@@ -197,6 +206,7 @@ class StubServer:
             "generation_config": "vllm",
             "workers": 1,
             "machine": machine(),
+            "shape": {"num_hidden_layers": self.model.config.num_hidden_layers, "vocab_size": 1},
         }
         return {"results": [right | self.facts]}
 

@@ -123,6 +123,18 @@ def test_engines_answer_evaluations_as_the_process_itself_does_while_they_sample
     assert begun == [row for row in groups_of(synchronous.folder) if row[0] == 1]
 
 
+def test_a_lead_that_is_chosen_by_the_run_is_said_and_kept_within_the_bound(place):
+    run = pt.train(
+        config(place, "auto"),
+        **{"rollout.engines": 1, "train.run_ahead": "auto", "train.max_staleness": 3, "train.steps": 40},
+    )
+    said = [text for text in messages(run.folder) if "run_ahead = auto" in text]
+    assert len(said) <= 2, "measured after 8 and after 32 steps"
+    assert all(step["staleness/max"] <= 3 for step in run.metrics)
+    assert max(step["staleness/max"] for step in run.metrics) >= 1
+    assert groups_of(run.folder)[:4] == [(1, prompt) for _, prompt in groups_of(run.folder)[:4]]
+
+
 def asked_of(asked: list[int], questions) -> list[object]:
     asked.append(len(questions))
     return []

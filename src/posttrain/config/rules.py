@@ -134,9 +134,9 @@ def _evaluation_samples_differ(config: RunConfig, algorithm: Algorithm) -> Confi
 def _asynchrony_has_engines(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.run_ahead and train.max_staleness above 0 need rollout.engines."""
     train = config.train
-    if config.rollout.count or train.run_ahead == train.max_staleness == 0:
+    if config.rollout.count or train.lead == train.max_staleness == 0:
         return None
-    setting = "run_ahead" if train.run_ahead else "max_staleness"
+    setting = "run_ahead" if train.lead else "max_staleness"
     return ConfigError(
         given=f"train.{setting} = {getattr(train, setting)}, but the trainer's own process samples, which cannot go on "
         "while it trains",
@@ -172,13 +172,13 @@ def _servers_are_vllm(config: RunConfig, algorithm: Algorithm) -> ConfigError | 
 def _staleness_covers_the_lead(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.max_staleness is at least train.run_ahead."""
     train = config.train
-    if train.max_staleness >= train.run_ahead:
+    if train.max_staleness >= train.lead:
         return None
     return ConfigError(
         given=f"train.run_ahead = {train.run_ahead} with train.max_staleness = {train.max_staleness}: most of what is "
         "sampled ahead would be too old to be trained",
-        allowed=f"train.max_staleness of at least {train.run_ahead}",
-        fix=f"Set train.max_staleness = {max(8, train.run_ahead)}, or lower train.run_ahead.",
+        allowed=f"train.max_staleness of at least {train.lead}",
+        fix=f"Set train.max_staleness = {max(8, train.lead)}, or lower train.run_ahead.",
     )
 
 
@@ -196,7 +196,7 @@ def _engines_have_prompts(config: RunConfig, algorithm: Algorithm) -> ConfigErro
 
 def _stale_data_is_corrected(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.run_ahead above 0 needs a correction for what older policies have sampled."""
-    if config.train.run_ahead == 0 or not _samples(algorithm) or algorithm.correction_name != "none":
+    if config.train.lead == 0 or not _samples(algorithm) or algorithm.correction_name != "none":
         return None
     return ConfigError(
         given=f"train.run_ahead = {config.train.run_ahead} without a correction: tokens of older policies "
@@ -209,7 +209,7 @@ def _stale_data_is_corrected(config: RunConfig, algorithm: Algorithm) -> ConfigE
 def _engines_that_are_not_ahead_are_fresh(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.publish_every above 1 goes with rollout.engines only where train.run_ahead is above 0."""
     every = config.train.publish_every
-    if not config.rollout.count or every == 1 or config.train.run_ahead:
+    if not config.rollout.count or every == 1 or config.train.lead:
         return None
     return ConfigError(
         given=f"train.publish_every = {every} with rollout.engines = {config.rollout.engines} and train.run_ahead = 0: "
@@ -222,7 +222,7 @@ def _engines_that_are_not_ahead_are_fresh(config: RunConfig, algorithm: Algorith
 def _the_policy_judges_in_turns(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """A policy that judges its own answers cannot do so while it is trained: train.run_ahead is 0 then."""
     own = [n for n, e in enumerate(config.rewards) if e.judge and e.judge.url is None and e.judge.model == "policy"]
-    if not own or config.train.run_ahead == 0:
+    if not own or config.train.lead == 0:
         return None
     return ConfigError(
         given=f"train.run_ahead = {config.train.run_ahead}, but rewards.{own[0]}.judge is the policy itself, whose "

@@ -104,7 +104,7 @@ class RunConfig(Part):
         """Does the sampler compute what the trainer computes, with the newest weights? Else `correction: auto` is one
         that corrects."""
         train, local = self.train, self.rollout.engine == "local"
-        fresh = train.publish_every == 1 and train.max_staleness == 0 and train.run_ahead == 0
+        fresh = train.publish_every == 1 and train.max_staleness == 0 and train.lead == 0
         return precision == "float32" and fresh and local
 
 

@@ -311,9 +311,10 @@ class TrainConfig(Part):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     mask_truncated: bool = False
     """Leave truncated completions out of the loss; their rewards still count in the statistics of their group."""
-    run_ahead: Natural = 0
+    run_ahead: Natural | Literal["auto"] = 0
     """Steps by which sampling may be ahead of training: throughput. 0 is synchronous training; 2 keeps most trainers
-    busy. Above 0 it needs engines in processes of their own (`rollout.engines`)."""
+    busy; `auto` measures the run and takes the least that does. Above 0 it needs engines in processes of their own
+    (`rollout.engines`)."""
     max_staleness: Natural = 0
     """Policy versions by which a trained token may be old: correctness. Older tokens are context and train nothing;
     their completion is trained and its reward counts whole. At least `run_ahead`; 8 with `run_ahead` 2 masks next to
@@ -328,6 +329,11 @@ class TrainConfig(Part):
     def updates_per_batch(self) -> int:
         """Optimizer steps with the rows of one step."""
         return self.epochs * self.minibatches
+
+    @property
+    def lead(self) -> int:
+        """Steps by which sampling may be ahead at the beginning: one, where the lead is chosen later."""
+        return 1 if self.run_ahead == "auto" else self.run_ahead
 
     @property
     def max_lag(self) -> int:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from posttrain.controller.admission import capacity
@@ -40,6 +41,7 @@ from posttrain.controller.messages import (
     Interrupt,
     Joined,
     Late,
+    Lead,
     Limits,
     Load,
     Loaded,
@@ -193,6 +195,8 @@ class Controller:
                 self._now_published(event)
             case Late(wait):
                 self._late(wait)
+            case Lead(run_ahead):
+                self.limits = replace(self.limits, run_ahead=run_ahead)
             case Ending(cause):
                 self._end(cause)
 

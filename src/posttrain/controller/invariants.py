@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from posttrain.controller import staleness
@@ -29,6 +29,7 @@ from posttrain.controller.messages import (
     Interrupt,
     Joined,
     Late,
+    Lead,
     Limits,
     Load,
     Loaded,
@@ -133,7 +134,7 @@ class Observer:
     """Is told everything, and says what was broken."""
 
     def __init__(self, limits: Limits, *, version: int = 0, engines: Iterable[str] = ()) -> None:
-        self.limits = limits
+        self.limits, self.furthest = limits, limits.run_ahead
         first = version * limits.prompts_per_step
         self.books = Books(version, first, trained=set(range(first)))
         self.broken: list[Broken] = []
@@ -246,6 +247,9 @@ class Observer:
                 self.due = version if version % self.limits.publish_every == 0 else None
             case Published(version):
                 self.published, self.publishing = version, None
+            case Lead(run_ahead):
+                self.limits = replace(self.limits, run_ahead=run_ahead)
+                self.furthest = max(self.furthest, run_ahead)
             case Ending():
                 self.ending = True
             case _:
@@ -366,7 +370,7 @@ class Observer:
             for number in range(books.created, row.group + 1):
                 books.rows[number] = self._new_rows()
             books.created = row.group + 1
-            free = self._free()
+            free = self._free(self.furthest)  # what was begun with a larger lead may be placed after it has shrunk
             self._check(free >= 0, "admission", f"{submit}: {-free} groups more than admitted are in flight")
         found = self._row(row)
         if found is None:
@@ -545,11 +549,12 @@ class Observer:
             if any(not row.ended and row.engine is None for row in rows):
                 self._break("places", f"rows of group {number} have no engine")
 
-    def _free(self) -> int:
+    def _free(self, run_ahead: int | None = None) -> int:
         """Groups that may still be begun. A version counts once it is published."""
         unpublished = self.due is not None or self.publishing is not None
         version = self.books.version - 1 if unpublished else self.books.version
-        return capacity(self.limits, version, self.books.accepted, self.books.running)
+        limits = self.limits if run_ahead is None else replace(self.limits, run_ahead=run_ahead)
+        return capacity(limits, version, self.books.accepted, self.books.running)
 
     def _owing(self) -> Iterator[tuple[str, str, int]]:
         """Who has to do something: kind, owner, group."""

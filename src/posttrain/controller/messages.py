@@ -12,6 +12,7 @@ process is passed on, save perhaps `Drew`, `Ended` and `Returned`, which attempt
     engines  -> Joined, Loaded, Drew, Ended, Returned, Lost  Submit, Interrupt, Load, Restart, Dismiss -> engines
     rewards  -> Scored, ScoringLost                          Score                  -> rewards
     clock    -> Late                                         GiveUp, Stop           -> run
+    pace     -> Lead
     user     -> Ending
 """
 
@@ -135,6 +136,13 @@ class Late:
 
 
 @dataclass(frozen=True)
+class Lead:
+    """Sampling may be so many steps ahead from now on."""
+
+    run_ahead: int
+
+
+@dataclass(frozen=True)
 class Ending:
     """The run is to end: nothing new is begun."""
 
@@ -142,7 +150,7 @@ class Ending:
 
 
 AboutEngines = Joined | Loaded | Drew | Ended | Returned | Lost
-Event = AboutEngines | Scored | ScoringLost | Asked | Trained | Published | Evaluate | Late | Ending
+Event = AboutEngines | Scored | ScoringLost | Asked | Trained | Published | Evaluate | Late | Lead | Ending
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

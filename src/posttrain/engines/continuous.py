@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable
 
 from torch import Tensor
@@ -33,7 +34,15 @@ class ContinuousSampler:
         return bool(self.engine)
 
     def submit(self, tasks: Iterable[Task]) -> None:
-        """Begin behind those that wait; the longest first, so that what does not fit fails early."""
+        """Begin behind those that wait, or before them the rows of an evaluation, for which the trainer waits; the
+        longest first, so that what does not fit fails early."""
+        waiting, self.engine.queue = self.engine.queue, deque[Row]()
+        tasks = list(tasks)
+        self._append(task for task in tasks if task.row[0] < 0)
+        self.engine.queue.extend(waiting)
+        self._append(task for task in tasks if task.row[0] >= 0)
+
+    def _append(self, tasks: Iterable[Task]) -> None:
         for task in sorted(tasks, key=lambda task: -len(task.prompt_ids) - len(task.drawn_ids)):
             stream = UniformStream(task.seed, *task.stream)
             stream.skip(len(task.drawn_ids))

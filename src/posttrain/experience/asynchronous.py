@@ -74,7 +74,8 @@ class AsynchronousFeed(PromptFeed):
     def describe(self) -> str:
         train = self.config.train
         engines = f"{len(self.driver.engines)} engine{'s' * (len(self.driver.engines) > 1)}"
-        return f"{super().describe()}, sampled by {engines}, {train.run_ahead} steps ahead"
+        auto = " at first" * (train.run_ahead == "auto")
+        return f"{super().describe()}, sampled by {engines}, {train.lead} step{'s' * (train.lead != 1)} ahead{auto}"
 
     def state(self) -> dict[str, Any]:
         return {"engines": self.driver.state()}

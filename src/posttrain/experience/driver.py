@@ -61,6 +61,7 @@ from posttrain.errors import CheckpointError, ConfigError, EngineError, NonFinit
 from posttrain.experience.activity import Activity
 from posttrain.experience.answers import Question
 from posttrain.experience.group import Group, groups_of
+from posttrain.experience.pace import Pace
 from posttrain.experience.schedule import Planned, Schedule
 from posttrain.heartbeat import beat
 from posttrain.rewards import RewardSet
@@ -154,6 +155,8 @@ class Driver:
     say: Callable[[str], None]
     """Tells the user what was lost and mended."""
     timeline: Timeline = field(default_factory=Timeline)
+    pace: Pace | None = None
+    """What chooses the lead of a run whose lead is chosen for it."""
     greedy: bool = False
     """Whether the last row of each group takes the likeliest tokens, for an algorithm that compares with them."""
 
@@ -344,6 +347,8 @@ class Driver:
         submitted: dict[str, list[Submit]] = {}
         commands = self.controller.handle(event)
         self.activity.see(event, commands, self.controller)
+        if self.pace is not None:
+            self.pace.see(event, commands)
         for command in commands:
             if isinstance(command, Submit):
                 submitted.setdefault(command.engine, []).append(command)
@@ -581,7 +586,11 @@ class Driver:
             "rows": [{"row": row, **vars(drawn)} for row, drawn in self._rows.items()],
         }
         open_groups = [*state["controller"]["finished"], *(one["group"] for one in state["controller"]["in_flight"])]
-        state |= {"group_size": self.limits.group_size, "planned": self._plan_of(open_groups)}
+        state |= {
+            "group_size": self.limits.group_size,
+            "ends_greedy": self.greedy,
+            "planned": self._plan_of(open_groups),
+        }
         return json.loads(json.dumps(state))  # now, as rows go on; and lists, as a checkpoint gives them back
 
     def _plan_of(self, numbers: Iterable[int]) -> dict[str, list[int]]:
@@ -597,7 +606,7 @@ class Driver:
                 allowed="the seed, the data and the train.prompts_per_step that they were sampled with",
                 fix="Set seed, data and train.prompts_per_step back to what settings.json of the run says.",
             )
-        if state["group_size"] != self.limits.group_size:
+        if state["group_size"] != self.limits.group_size or state.get("ends_greedy", False) != self.greedy:
             state = begun_anew(state, self.limits.group_size)
         self._restored = True
         self.controller = Controller.restored(self.limits, dict(state["controller"]), engines=self.engines)

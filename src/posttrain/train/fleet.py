@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from posttrain.control_groups import cores
-from posttrain.controller.messages import Limits
+from posttrain.controller.messages import Lead, Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.port import EnginePort, WeightsLoaded
 from posttrain.engines.process import EngineProcess, EngineSetup
@@ -25,6 +25,7 @@ from posttrain.experience.answers import EngineAnswers
 from posttrain.experience.asynchronous import AsynchronousFeed
 from posttrain.experience.driver import Driver
 from posttrain.experience.group import Group, scores_of
+from posttrain.experience.pace import Pace
 from posttrain.experience.schedule import Schedule
 from posttrain.experience.selection import DynamicSampling, informative
 from posttrain.models.policy import Forward
@@ -94,6 +95,8 @@ class Deliveries:
         if loaded.version not in self._expected:
             return f"it says that it loaded version {loaded.version}, which is not published"
         digests, trained = self._expected[loaded.version]
+        if more := sorted(loaded.digests.keys() - digests.keys()):
+            return f"it decodes with {more[0]}, which is not among what is trained ({len(more)} tensors)"
         wrong = [name for name, one in digests.items() if loaded.digests.get(name) != one]
         if wrong:
             return f"{wrong[0]} and {len(wrong) - 1} other tensors are not those of version {loaded.version}"
@@ -182,6 +185,8 @@ class Fleet:
             greedy=greedy,
         )
         self._driver = deliveries.driver = driver
+        if config.train.run_ahead == "auto":
+            driver.pace = Pace(driver.limits, rollout.count, self._lead)
         self.resources.callback(driver.close)
         self.resources.callback(torch.set_num_threads, torch.get_num_threads())  # what runs next has all of them again
         torch.set_num_threads(threads_of(config)[0])
@@ -196,6 +201,10 @@ class Fleet:
             say=self.say,
             replaces="signal" in algorithm.needs,
         )
+
+    def _lead(self, lead: Lead, why: str) -> None:
+        self.say(why)
+        self._driver.post(lead)
 
     def _engine(self, name: str, deliveries: Deliveries) -> EnginePort:
         log = self.store.folder / "engines" / f"{name.replace(' ', '-')}.log"
@@ -218,10 +227,12 @@ class Fleet:
     def _server(self, name: str) -> tuple[Callable[..., EnginePort], ServerSetup]:
         """A vLLM server: one that is there, or one that is started."""
         from posttrain.engines.vllm.port import VllmEngine  # with httpx, which only servers need
-        from posttrain.engines.vllm.served import server_setup
+        from posttrain.engines.vllm.served import AWAY, server_setup
 
         place = engine_names(self.config.rollout.count).index(name)
-        setup = server_setup(self.config, self.loaded, self.store.folder, place, threads=threads_of(self.config)[1])
+        threads = threads_of(self.config)[1]
+        patience = AWAY if self._driver.ready is None else START_DEADLINE  # one that was there may come back
+        setup = server_setup(self.config, self.loaded, self.store.folder, place, threads=threads, patience=patience)
         return VllmEngine, setup
 
 
@@ -240,7 +251,7 @@ def limits_of(config: RunConfig, *, greedy: bool = False) -> Limits:
         prompts_per_step=train.prompts_per_step,
         group_size=config.sampling.group_size + greedy,
         last_version=train.steps,
-        run_ahead=train.run_ahead,
+        run_ahead=train.lead,
         max_staleness=train.max_staleness,
         publish_every=train.publish_every,
         max_voided=train.max_sampling_rounds * train.prompts_per_step,
@@ -250,7 +261,7 @@ def limits_of(config: RunConfig, *, greedy: bool = False) -> Limits:
 def threads_of(config: RunConfig) -> tuple[int, int]:
     """Threads of the trainer, and of each engine. Side by side they share the cores; in turns each has all."""
     available, engines = cores(), config.rollout.count
-    if config.train.run_ahead == 0:
+    if config.train.lead == 0:
         return torch.get_num_threads(), max(1, available // engines)
     each = max(1, available // 2 // engines)
     return max(1, available - each * engines), each

@@ -152,7 +152,7 @@ def policy_trainer(
     """The trainer of a policy, its feed, its measure, and what watches its rewards."""
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     judges = Judges.of(config, store.folder, resources)
-    judges.refuse_token_rewards(algorithm, config.train.run_ahead)
+    judges.refuse_token_rewards(algorithm, config.train.lead)
     policy = Policy.of(config, algorithm, store.folder)
     loaded, forward = policy.loaded, policy.forward
     tell("compute", compute_facts(loaded))

@@ -10,12 +10,18 @@ from typing import Any
 import httpx
 
 GENERATE = "/inference/v1/generate"
+IDLE = 1.0
+"""Seconds after which a connection is not used again: a server closes idle ones after five, and perhaps just then."""
 LONGEST_ERROR = 500
 """Characters of an answer that are quoted in an error."""
 
 
 class ServerError(Exception):
     """A server refused a call, or is not there; the text says which call and what it answered."""
+
+
+class NoAnswer(ServerError):
+    """Nobody listens, or nobody answers."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Client:
     def __init__(self, url: str, seconds: float) -> None:
         """`seconds` is how long a call may take."""
         self.url, self.seconds = url.rstrip("/"), seconds
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE)
         self._http = httpx.AsyncClient(base_url=self.url, timeout=seconds, limits=limits, trust_env=False)
 
     async def close(self) -> None:
@@ -48,7 +54,7 @@ class Client:
         try:
             answer = await self._http.request(method or "POST", path, json=body, params=query)
         except httpx.HTTPError as error:
-            raise ServerError(f"{path} at {self.url}: {type(error).__name__}: {error}") from error
+            raise NoAnswer(f"{path} at {self.url}: {type(error).__name__}: {error}") from error
         if answer.status_code != httpx.codes.OK:
             raise ServerError(f"{path} at {self.url} answered {answer.status_code}: {answer.text[:LONGEST_ERROR]}")
         return answer.json() if answer.content else None

@@ -25,6 +25,7 @@ import socket
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,12 +40,16 @@ from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, 
 from posttrain.engines.published import layout
 from posttrain.engines.sampler import Digest, SamplingSettings
 from posttrain.engines.sampling import StopStrings
-from posttrain.engines.vllm.client import GENERATE, LONGEST_ERROR, Client, ServerError, drawn_by
+from posttrain.engines.vllm.client import GENERATE, LONGEST_ERROR, Client, NoAnswer, ServerError, drawn_by
 from posttrain.engines.vllm.server import Launch, Server
 from posttrain.types import FinishReason
 
 WATCHED = 0.5
 """Seconds between two looks at the process of a server."""
+AGAIN = 0.02
+"""Seconds between two orders to abort what has not ended yet."""
+ROWS_FOR_EACH = 2
+"""Requests that a server has for each row that it decodes at once: each holds a connection, and a file descriptor."""
 ENDING = 5.0
 """Seconds that the end of an engine waits for its thread, which waits for nobody."""
 NO_NUMBER = -9999.0
@@ -67,10 +72,12 @@ class ServerSetup:
     tokenizer: PreTrainedTokenizerBase
     eos_ids: Sequence[int]
     vocabulary: int
-    run: str
-    """What keeps the server's cache of prompts apart from that of other runs."""
     call_seconds: float
     """How long the server may take for a call that is not a request for tokens."""
+    patience: float
+    """How long a server that is not started here may be away."""
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    """What of the model's configuration decides what it computes."""
 
 
 @dataclass
@@ -80,7 +87,8 @@ class Flight:
     task: Task
     ids: list[int] = field(default_factory=list)
     """Drawn here, and passed on."""
-    in_server: bool = False
+    request: str = ""
+    """The name of its request while there is one."""
     runs: asyncio.Task[None] | None = None
 
     @property
@@ -109,7 +117,10 @@ class VllmEngine:
         self._client = Client(self._server.url if self._server else setup.url, setup.call_seconds)
         self._flights: dict[tuple[RowName, int], Flight] = {}
         self._version: int | None = None
-        self._count = itertools.count(time.monotonic_ns())
+        self._count = itertools.count()
+        self._own = uuid.uuid4().hex
+        """In the names of requests and weights: another run that uses this server has others."""
+        self._places = asyncio.Semaphore(ROWS_FOR_EACH * setup.sampling.max_batch_rows)
         self._open = asyncio.Event()
         """Set while requests may be made: weights are there, and none are being loaded."""
         self._ended = asyncio.Event()
@@ -191,17 +202,19 @@ class VllmEngine:
 
     async def _start(self) -> None:
         """Wait for the server, and refuse one whose settings would make its numbers mean something else."""
+        until = time.monotonic() + self.setup.patience
         while True:
             try:
                 await self._client.call("GET /weight_info")
                 break
-            except ServerError:
-                if not self._server:
+            except NoAnswer:
+                if not self._server and time.monotonic() > until:
                     raise
                 await asyncio.sleep(TICK)
         for facts in await self._client.rpc("posttrain_facts"):
             if wrong := self._wrong_with(facts):
                 raise ServerError(wrong)
+        await self._client.rpc("posttrain_reset")
         await self._client.call("/init_weight_transfer_engine", {"init_info": {}})
         self._say(Ready(tensors=self.setup.tensors, merged=True))
 
@@ -217,6 +230,9 @@ class VllmEngine:
         precision = next(iter(self.setup.tensors.values()))[0]
         if facts["dtype"] != precision:
             return f"it computes in {facts['dtype']} and the run in {precision}: start it with --dtype {precision}"
+        shape = {name: value for name, value in facts["shape"].items() if name in self.setup.shape}
+        if other := [name for name, value in shape.items() if value != self.setup.shape[name]]:
+            return f"its model has {other[0]} = {shape[other[0]]} and the trained one {self.setup.shape[other[0]]}"
         if facts["machine"] != machine():
             return "it runs on another machine: weights go through memory that both have to see"
         if facts["workers"] != 1:
@@ -246,38 +262,51 @@ class VllmEngine:
     async def _decode(self, flight: Flight) -> None:
         """Until the row ends; what is drawn with some weights is passed on when the server has said that it was."""
         while True:
-            while not self._open.is_set():
-                await self._open.wait()
-            flight.in_server = True
-            version, number = self._version, f"{self.setup.run}-{next(self._count)}"
-            assert version is not None
-            ids, logprobs, reason, spans = list[int](), list[float](), None, ()
-            ended: FinishReason | None = None
-            async for drawn in self._client.generate(self._request(flight, version, number)):
-                self._say(Piece(row=flight.task.row, attempt=flight.task.attempt, version=version, ids=(), logprobs=()))
-                if ended is None:
-                    for token, logprob in zip(drawn.ids, drawn.logprobs, strict=True):
-                        ids.append(token)
-                        logprobs.append(number_of(logprob))
-                        ended = self._end_of(flight, ids)
-                        if ended is not None:
-                            break
-                    if ended == "stop":
-                        await self._client.call("/abort_requests", {"request_ids": [f"generate-tokens-{number}"]})
-                reason, spans = drawn.reason, drawn.spans
-            if reason is None:
-                raise ServerError("a stream of tokens ended without a reason")
-            wrong = [span for span in spans if span[0] != str(version)]
-            if wrong or (ids and not spans):
-                told = f"version {wrong[0][0]!r}" if wrong else "no version"
-                raise ServerError(f"tokens were drawn by {told}, while version {version} is loaded")
-            if ended is None and reason != "abort":
-                raise ServerError(f"a row ended ({reason}) after {len(ids)} tokens, of which none may end it")
-            self._pass_on(flight, version, ids, logprobs, ended)
-            flight.in_server = False
-            if ended is not None:
-                del self._flights[flight.task.row, flight.task.attempt]
-                return
+            async with self._places:
+                if await self._decode_with_these_weights(flight):
+                    del self._flights[flight.task.row, flight.task.attempt]
+                    return
+
+    async def _decode_with_these_weights(self, flight: Flight) -> bool:
+        """One request, until the row ends (True) or new weights come."""
+        while not self._open.is_set():
+            await self._open.wait()
+        flight.request = number = f"{self._own}-{next(self._count)}"
+        version = self._version
+        assert version is not None
+        ids, logprobs, reason, spans = list[int](), list[float](), None, ()
+        ended: FinishReason | None = None
+        async for drawn in self._client.generate(self._request(flight, version, number)):
+            self._say(Piece(row=flight.task.row, attempt=flight.task.attempt, version=version, ids=(), logprobs=()))
+            if ended is None:
+                for token, logprob in zip(drawn.ids, drawn.logprobs, strict=True):
+                    ids.append(token)
+                    logprobs.append(number_of(logprob))
+                    ended = self._end_of(flight, ids)
+                    if ended is not None:
+                        break
+                if ended == "stop":
+                    await self._abort([number])
+            reason, spans = drawn.reason, drawn.spans
+        if reason is None:
+            raise ServerError("a stream of tokens ended without a reason")
+        if wrong := self._wrong_in(spans, len(ids), version):
+            raise ServerError(wrong)
+        if ended is None and reason != "abort":
+            raise ServerError(f"a row ended ({reason}) after {len(ids)} tokens, of which none may end it")
+        self._pass_on(flight, version, ids, logprobs, ended)
+        flight.request = ""
+        return ended is not None
+
+    def _wrong_in(self, spans: Sequence[tuple[str, int, int]], count: int, version: int) -> str:
+        """What is wrong with what the server says of which weights drew these tokens; empty if nothing is."""
+        if other := [label for label, _, _ in spans if label != self._label(version)]:
+            return f"tokens were drawn by weights {other[0]!r}, while version {version} is loaded: who else loads some?"
+        said = sum(end - start for _, start, end in spans)
+        return f"tokens were drawn by no version: {said} of {count} are labelled" if said < count else ""
+
+    def _label(self, version: int) -> str:
+        return f"{self._own}:{version}"
 
     def _end_of(self, flight: Flight, ids: Sequence[int]) -> FinishReason | None:
         """Why the row ends with the last of these, by the rules of the local sampler."""
@@ -325,9 +354,12 @@ class VllmEngine:
         """A request; its prompt is not taken for one that older weights have read."""
         return {
             "token_ids": list(ids),
-            "cache_salt": f"{self.setup.run}:{version}",
+            "cache_salt": self._label(version),
             "sampling_params": {"detokenize": False, "ignore_eos": True, **sampling},
         }
+
+    async def _abort(self, names: Sequence[str]) -> None:
+        await self._client.call("/abort_requests", {"request_ids": [f"generate-tokens-{name}" for name in names]})
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -348,7 +380,7 @@ class VllmEngine:
         }
         await client.call("/start_weight_update")
         await client.call("/update_weights", {"update_info": where})
-        await client.call("/finish_weight_update", {"weight_version": str(version)})
+        await client.call("/finish_weight_update", {"weight_version": self._label(version)})
         [digests] = await client.rpc("posttrain_digests")
         await client.call("/resume")
         self._version = version
@@ -356,7 +388,7 @@ class VllmEngine:
         probe = await self._probe(version)
         self._say(
             WeightsLoaded(
-                version=int(told["weight_version"]) if str(told["weight_version"]).isdecimal() else -1,
+                version=version if told["weight_version"] == self._label(version) else -1,
                 digests={name: Digest(getattr(torch, dtype), sha) for name, (dtype, sha) in digests.items()},
                 probe=probe,
                 seconds=time.perf_counter() - started,
@@ -367,10 +399,11 @@ class VllmEngine:
     async def _all_have_left(self) -> None:
         """Requests hand over what they have drawn before new weights are there."""
         until = time.monotonic() + self.setup.call_seconds
-        while any(flight.in_server for flight in self._flights.values()):
+        while names := [flight.request for flight in self._flights.values() if flight.request]:
             if time.monotonic() > until:
                 raise ServerError(f"requests did not end {self.setup.call_seconds:.0f} s after they were aborted")
-            await asyncio.sleep(0.001)
+            await self._abort(names)  # again and again: a pause does not end what arrives after it
+            await asyncio.sleep(AGAIN)
 
     async def _probe(self, version: int) -> list[list[float]]:
         """What the server says of the tokens of the proof, each drawn as the next one after those before it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,9 +22,28 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.models.load import LoadedModel
 
+AWAY = 5.0
+"""Seconds that a server which nobody has seen yet is waited for."""
+DECISIVE = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "sliding_window",
+    "rope_theta",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+)
 
-def server_setup(config: RunConfig, loaded: LoadedModel, folder: Path, place: int, *, threads: int) -> ServerSetup:
-    """Of server number `place`; `folder` is that of the run. Raises ConfigError where vLLM is not installed, ModelError
+
+def server_setup(
+    config: RunConfig, loaded: LoadedModel, folder: Path, place: int, *, threads: int, patience: float = AWAY
+) -> ServerSetup:
+    """Of server number `place`; `folder` is that of the run, `patience` how long one that is not started here may be
+    away. Raises ConfigError where vLLM is not installed, ModelError
     for a model whose tensors a server holds in a form that is not understood."""
     if routers(loaded.model):
         raise ModelError(
@@ -54,9 +73,15 @@ def server_setup(config: RunConfig, loaded: LoadedModel, folder: Path, place: in
         tokenizer=loaded.tokenizer,
         eos_ids=sorted(loaded.eos_ids),
         vocabulary=base_model(loaded.model).config.get_text_config().vocab_size,
-        run=f"{folder.name}-{config.seed}",
         call_seconds=config.rollout.deadline,
+        patience=patience,
+        shape=shape_of(base_model(loaded.model).config.get_text_config()),
     )
+
+
+def shape_of(config: Any) -> dict[str, Any]:
+    """What of a configuration decides what a model computes, beside its tensors; the extension says the same."""
+    return {name: getattr(config, name) for name in DECISIVE if isinstance(getattr(config, name, None), int | float)}
 
 
 def write_served(loaded: LoadedModel, folder: Path) -> Path:

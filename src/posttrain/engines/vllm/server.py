@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.engines import begin
+from posttrain.engines.vllm import supervise
 
 EXTENSION = Path(__file__).parent / "extension"
 """On the path of the server: the module that takes weights and says what it holds."""
@@ -47,22 +48,28 @@ class Server:
         self.log, self.port = log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         log.parent.mkdir(parents=True, exist_ok=True)
+        heard, self._alive = os.pipe()
+        started = [supervise.__file__, str(heard), begin.__file__, PROGRAM, *arguments(launch, self.port)]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [str(launch.python), "-P", begin.__file__, PROGRAM, *arguments(launch, self.port)],
+                [str(launch.python), "-P", *started],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=[heard],
                 start_new_session=True,  # Ctrl-C is for the trainer, which ends its engines
                 env=environment(launch),
             )
+        os.close(heard)
 
     def death(self) -> str:
         """How the process ended; empty while it runs."""
         code = self.process.poll()
         if code is None:
             return ""
-        how = f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
+        number = -code if code < 0 else code - 128
+        killed = number in set(signal.Signals)
+        how = f"killed by signal {number} ({signal.Signals(number).name})" if killed else f"exited with code {code}"
         return f"{how}; {self.last_line()}"
 
     def last_line(self) -> str:
@@ -78,6 +85,8 @@ class Server:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        with suppress(OSError):
+            os.close(self._alive)
 
 
 def arguments(launch: Launch, port: int) -> Sequence[str]:

@@ -207,7 +207,7 @@ def _beside(plan: Plan) -> list[str]:
         f"tokens are {found.mean_age:.1f} versions old when they are trained, 95% of them at most {found.p95_age}, the "
         f"oldest {found.oldest}; {percent(found.masked)} are older than train.max_staleness = {train.max_staleness}",
     ]
-    if found.enough_ahead > train.run_ahead:
+    if train.run_ahead != "auto" and found.enough_ahead > train.run_ahead:
         told.append(f"train.run_ahead = {found.enough_ahead} would be faster, and no higher one much faster")
     if found.enough_staleness > train.max_staleness:
         told.append(f"train.max_staleness = {found.enough_staleness} would mask at most 1% of the tokens")

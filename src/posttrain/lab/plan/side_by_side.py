@@ -100,7 +100,7 @@ def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spre
         trainer_idle=run.trainer_idle,
         engines_idle=run.engines_idle,
         enough_ahead=next(leads, MOST_AHEAD),
-        enough_staleness=max(config.train.run_ahead, masks_one_in_100),
+        enough_staleness=max(config.train.lead, masks_one_in_100),
         mean_tokens=mean,
         longest_tokens=workload.completion_tokens,
         spread=scaled.spread,
@@ -128,7 +128,7 @@ class Scaled:
         """`trainer`, `engine`: times as long as they take with the whole device to themselves."""
         w, mean = self.workload, self.workload.mean_completion_tokens or 1
         scale = w.prompts_per_step / self.limits.prompts_per_step
-        slots = max(1, min(w.max_batch_rows, w.rows * (1 + self.config.train.run_ahead)))
+        slots = max(1, min(w.max_batch_rows, w.rows * (1 + self.config.train.lead)))
         one, all_rows = self._token_seconds(1), self._token_seconds(slots)
         each = max(0.0, all_rows - one) / max(1, slots - 1)
         cost = cost_of_step(w, self.hardware)

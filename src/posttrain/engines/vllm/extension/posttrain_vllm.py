@@ -113,6 +113,8 @@ class Extension:
 
     model_runner: Any
     vllm_config: Any
+    _weight_update_active: bool
+    finish_weight_update: Any
 
     def posttrain_facts(self) -> dict[str, Any]:
         """What decides on the meaning of log-probabilities."""
@@ -124,14 +126,20 @@ class Extension:
             "max_model_len": model.max_model_len,
             "generation_config": model.generation_config,
             "workers": parallel.world_size,
+            "shape": {name: value for name, value in vars(model.hf_text_config).items() if type(value) in (int, float)},
             "machine": BOOT.read_text().strip() if BOOT.exists() else "",
         }
 
     @torch.no_grad()
     def posttrain_digests(self) -> dict[str, list[str]]:
         """Of each tensor that decoding reads, under the name that it has in the model's folder: precision, SHA-256."""
-        newest = MemoryEngine.newest
+        newest, MemoryEngine.newest = MemoryEngine.newest, None  # else the trainer's memory lives on in here
         return {name: digest(as_sent(tensor, name, newest)) for name, tensor in held(self.model_runner.model)}
+
+    def posttrain_reset(self) -> None:
+        """End an update that whoever was here before has left half done."""
+        if self._weight_update_active:
+            self.finish_weight_update()
 
 
 def held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,28 @@
+"""Runs a server and ends all that it has started: `python -P supervise.py FD BEGIN MODULE ARGUMENT ...`.
+
+vLLM's core and its workers do not notice that nobody needs them any more: a trainer that was killed would leave them
+with their memory. This process leads their group and listens to a pipe whose other end only the trainer holds.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+LOOK = 0.5
+"""Seconds between two looks at the server."""
+
+
+def main() -> int:
+    """The server's exit code, as shells count it."""
+    alive, begin, *rest = sys.argv[1:]
+    server = subprocess.Popen([sys.executable, "-P", begin, *rest])
+    while server.poll() is None:
+        if select.select([int(alive)], [], [], LOOK)[0]:
+            os.killpg(0, signal.SIGKILL)  # this process, too
+    return server.returncode if server.returncode >= 0 else 128 - server.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
