@@ -146,6 +146,11 @@ def of_run(folder: Path, module: str) -> list[psutil.Process]:
     return found
 
 
+def supervises(process: psutil.Process) -> bool:
+    """Does it only look after the one that is meant?"""
+    return any(word.endswith("supervise.py") for word in process.info["cmdline"] or ())
+
+
 def one_run(folder: Path, dice: random.Random, kills: int, kind: Kind, lead: tuple[int, int]) -> Outcome:
     outcome, run = Outcome(), folder / "run"
     config = write_inputs(folder, dice.randrange(10**6), kind, lead)
@@ -181,7 +186,7 @@ def kill_while_it_runs(
             process.wait()
             outcome.kills[target] += 1
             return True
-        victims = of_run(folder, kind.modules[target])
+        victims = [one for one in of_run(folder, kind.modules[target]) if not supervises(one)]
         if not victims:
             continue
         with suppress(psutil.Error):

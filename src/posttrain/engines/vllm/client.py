@@ -54,7 +54,7 @@ class Client:
         try:
             answer = await self._http.request(method or "POST", path, json=body, params=query)
         except httpx.HTTPError as error:
-            raise NoAnswer(f"{path} at {self.url}: {type(error).__name__}: {error}") from error
+            raise NoAnswer(f"{path} at {self.url}: {self._why(error)}") from error
         if answer.status_code != httpx.codes.OK:
             raise ServerError(f"{path} at {self.url} answered {answer.status_code}: {answer.text[:LONGEST_ERROR]}")
         return answer.json() if answer.content else None
@@ -77,7 +77,12 @@ class Client:
                         for drawn in drawn_by(json.loads(line[6:]), self.url):
                             yield drawn
         except httpx.HTTPError as error:
-            raise ServerError(f"{GENERATE} at {self.url}: {type(error).__name__}: {error}") from error
+            raise NoAnswer(f"{GENERATE} at {self.url}: {self._why(error)}") from error
+
+    def _why(self, error: httpx.HTTPError) -> str:
+        if isinstance(error, httpx.TimeoutException):
+            return f"no answer within {self.seconds:g} s"
+        return f"the connection broke ({type(error).__name__})"
 
 
 def drawn_by(message: Mapping[str, Any], url: str) -> list[Drawn]:

@@ -46,6 +46,8 @@ from posttrain.types import FinishReason
 
 WATCHED = 0.5
 """Seconds between two looks at the process of a server."""
+LOOKS = 5
+"""How often it is looked for the end of a server that does not answer any more."""
 AGAIN = 0.02
 """Seconds between two orders to abort what has not ended yet."""
 ROWS_FOR_EACH = 2
@@ -442,12 +444,22 @@ class VllmEngine:
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
+        except NoAnswer as error:
+            await self._death_may_come()
+            self._lose(str(error))
         except ServerError as error:
             self._lose(str(error))
         except Exception as error:
             with self._log.open("a") as file:
                 traceback.print_exc(file=file)
             self._lose(f"{type(error).__name__}: {error}")
+
+    async def _death_may_come(self) -> None:
+        """A connection breaks a moment before the process is seen to have ended, which is the better cause."""
+        for _ in range(LOOKS):
+            if self._server is None or self._server.death():
+                return
+            await asyncio.sleep(TICK)
 
     def _say(self, *answers: Answer) -> None:
         with self._lock:
@@ -457,7 +469,7 @@ class VllmEngine:
     def _lose(self, cause: str) -> None:
         with self._lock:
             death = self._server.death() if self._server else ""
-            self._gone = self._gone or (f"{cause} ({death})" if death and death != cause else cause)
+            self._gone = self._gone or death or cause
         self._ring()
 
     def _ring(self) -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 
-LOOK = 0.5
+LOOK = 0.1
 """Seconds between two looks at the server."""
 
 

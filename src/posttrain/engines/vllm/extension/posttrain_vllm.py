@@ -31,6 +31,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 BACKEND = "posttrain"
+HEAD = "lm_head.weight"
+"""Some models have no such tensor in vLLM: they multiply with their embeddings."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """What tells this machine from others since it was started."""
 
@@ -95,11 +97,15 @@ class MemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         memory = Memory(update_info.path, update_info.places)
-        self.model.load_weights(iter(memory))
+        headless = not hasattr(self.model, "lm_head")
+        self.model.load_weights((name, tensor) for name, tensor in memory if not (headless and name == HEAD))
         MemoryEngine.newest = memory
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        for module in self.model.modules():
+            if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+                module.quant_method.process_weights_after_loading(module)  # else it multiplies with the old ones
 
     def shutdown(self) -> None:
         MemoryEngine.newest = None
@@ -147,6 +153,9 @@ def held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     fused = getattr(type(model), "packed_modules_mapping", {})
     parts: dict[str, list[str]] = {whole: list(names) for whole, names in fused.items()}
     module: Any
+    if not hasattr(model, "lm_head"):
+        embeddings = next(module for module in model.modules() if isinstance(module, VocabParallelEmbedding))
+        yield HEAD, unpacked(embeddings, embeddings.weight, multiplies=True)
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             tensor = unpacked(module, parameter) if name == "weight" else parameter
@@ -160,17 +169,19 @@ def held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield whole, tensor
 
 
-def unpacked(module: Any, weight: torch.Tensor) -> torch.Tensor:
-    """The matrix that a layer multiplies with, and not another copy of it.
+def unpacked(module: Any, weight: torch.Tensor, *, multiplies: bool = False) -> torch.Tensor:
+    """The matrix that a layer multiplies with, and not another copy of it; of embeddings the one that is looked up in,
+    unless they are said to be multiplied with.
 
     On a CPU it is packed, out of sight: the products with the unit vectors are its columns, without rounding.
     """
-    looks_up = isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+    embeds = isinstance(module, VocabParallelEmbedding)
+    looks_up = embeds and not isinstance(module, ParallelLMHead) and not multiplies
     multiply = getattr(module, "cpu_linear", None)
     if multiply is not None and not looks_up:
-        width = module.embedding_dim if isinstance(module, ParallelLMHead) else module.input_size_per_partition
+        width = module.embedding_dim if embeds else module.input_size_per_partition
         weight = multiply(torch.eye(width, dtype=weight.dtype), weight, None).t()
-    if isinstance(module, VocabParallelEmbedding):
+    if embeds:
         weight = weight[: module.org_vocab_size]  # what is padded is not of the model
     return weight
 
