@@ -118,7 +118,7 @@ def write_value(value: Any) -> str:
     """
     if value is None or type(value) in (bool, int):  # most of a configuration, without a writer for each
         return "null" if value is None else str(value).lower()
-    return _write_text(value) if type(value) is str else _dump(value)
+    return _dump_text(value) if type(value) is str else _dump(value)
 
 
 def _dump(value: Any) -> str:
@@ -128,7 +128,7 @@ def _dump(value: Any) -> str:
     return text.rstrip("\n")[1:-1]
 
 
-_write_text = lru_cache(maxsize=1024)(_dump)  # the keys of a configuration, above all: the same in each
+_dump_text = lru_cache(maxsize=1024)(_dump)  # the keys of a configuration, above all: the same in each
 
 
 def show(value: Any, key: str = "", limit: int = 60) -> str:

@@ -154,7 +154,7 @@ def held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     parts: dict[str, list[str]] = {whole: list(names) for whole, names in fused.items()}
     module: Any
     if not hasattr(model, "lm_head"):
-        embeddings = next(module for module in model.modules() if isinstance(module, VocabParallelEmbedding))
+        embeddings: Any = next(one for one in model.modules() if isinstance(one, VocabParallelEmbedding))
         yield HEAD, unpacked(embeddings, embeddings.weight, multiplies=True)
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
