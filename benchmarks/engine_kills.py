@@ -86,7 +86,7 @@ KINDS = {
         steps=60,
         kills=5,
         rollout={"engine": "vllm", "deadline": 20},
-        targets={"engine": 1, "hang": 1},
+        targets={"engine": 4, "hang": 4, "trainer": 1},
         leads=((2, 8), (0, 0)),
         result="server_kills.json",
     ),
