@@ -347,7 +347,10 @@ CASES = [
     Case("train.logprob_chunk_tokens", 8, "effort/largest_logits", keeps="metrics/grad_norm"),
     Case("train.gradient_checkpointing", True, "effort/kept_numbers", keeps="metrics/grad_norm"),
     Case("train.mask_truncated", True, "weights"),
-    Case("rollout.engine", "vllm", refused="ConfigError: rollout.engine = vllm; allowed: local"),
+    Case(  # what it does where it is not refused: tests/engines/test_vllm.py
+        "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"
+    ),
+    Case("rollout.url", ["http://127.0.0.1:1"], refused="rollout.engine = local, which has no server"),
     Case("rollout.engines", 1, "metrics/queue"),
     Case("train.run_ahead", 1, "metrics/staleness/mean", given={"rollout.engines": 1, "train.max_staleness": 1}),
     Case("train.max_staleness", 1, refused="ConfigError: train.max_staleness = 1"),

@@ -17,6 +17,7 @@ from tests.engines.stub_server import StubServer
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain as pt
+from posttrain.engines.vllm import served
 from posttrain.errors import ConfigError, EngineError, NonFiniteError
 
 SMALL = {"evaluation": {"prompts": 2, "samples": 1, "writing": 0}, "guards": {"max_truncated": 1.0}, "report": False}
@@ -287,7 +288,8 @@ def test_numbers_that_are_not_finite_are_the_trainers_fault(place):
         pt.train(config(place, "not a number", url))
 
 
-def test_a_server_that_is_not_there_is_named(place):
+def test_a_server_that_is_not_there_is_named(place, monkeypatch):
+    monkeypatch.setattr(served, "AWAY", 0.2)
     with pytest.raises(EngineError, match=r"127\.0\.0\.1:9"):
         pt.train(config(place, "not there", "http://127.0.0.1:9"))
 

@@ -11,7 +11,7 @@ from posttrain.controller.simulate import least_run_ahead, simulate
 from posttrain.controller.workload import Workload
 from posttrain.experience.pace import MEASURED_AT, Pace
 
-LIMITS = Limits(prompts_per_step=8, group_size=8, last_version=40, run_ahead=1, max_staleness=8)
+LIMITS = Limits(prompts_per_step=6, group_size=4, last_version=12, run_ahead=1, max_staleness=8)
 TIMES = {
     "sampling takes all the time": ({"seconds_per_token": 0.02, "train_seconds": 0.1}, 3),
     "a long answer holds up a step": ({"seconds_per_token": 0.002, "train_seconds": 0.5}, 1),
