@@ -39,6 +39,8 @@ from posttrain.errors import EngineError
 from posttrain.report.store import read_run
 
 PROMPTS, ROWS = 4, 2000
+QUIET = 3.0
+"""Seconds without a step after which nothing is killed."""
 REWARD = """
 def sorted_share(prompt, completion, answer, **row):
     return sum(a == b for a, b in zip(completion.strip(), answer)) / max(len(answer), 1)
@@ -174,11 +176,16 @@ def kill_while_it_runs(
 ) -> bool:
     """Kill at random moments, until the run has ended; True if the trainer was killed."""
     metrics, moment = folder / "run" / "metrics.jsonl", 0.0
-    before = size_of(metrics)
+    before = size = size_of(metrics)
+    grown = time.monotonic()
     while process.poll() is None:
         time.sleep(0.05)
         if outcome.kills.total() >= kills or size_of(metrics) == before or time.monotonic() < moment:
             continue  # only what trains is killed: starting takes far longer than training, and has less to lose
+        if size_of(metrics) > size:
+            size, grown = size_of(metrics), time.monotonic()
+        if time.monotonic() - grown > QUIET:
+            continue  # an engine is starting, and one that hangs meanwhile has five minutes
         target = dice.choices(list(kind.targets), list(kind.targets.values()))[0]
         moment = time.monotonic() + dice.uniform(0.2, 4)
         if target == "trainer":
