@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from posttrain.engines import begin
 from posttrain.engines.vllm import supervise
 
@@ -61,6 +63,16 @@ class Server:
                 env=environment(launch),
             )
         os.close(heard)
+
+    def work(self) -> float:
+        """Processor seconds that it has taken so far, its supervisor left out."""
+        total = 0.0
+        with suppress(psutil.Error):
+            for one in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    times = one.cpu_times()
+                    total += times.user + times.system
+        return total
 
     def death(self) -> str:
         """How the process ended; empty while it runs."""
