@@ -42,20 +42,27 @@ ROWS, PROMPT, TOKENS, ROUNDS, LOADS = 64, 32, 128, 3, 5
 DIRECT = """
 import json, sys, time
 from vllm import LLM, SamplingParams
-asked = json.load(open(sys.argv[1]))
-llm = LLM(model=asked["model"], dtype="float32", load_format="dummy", enforce_eager=True, skip_tokenizer_init=True,
-          max_model_len=asked["length"], max_num_seqs=64, disable_log_stats=True, logprobs_mode="processed_logprobs",
-          generation_config="vllm")
-prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
-seconds = []
-for number in range(asked["rounds"] + 1):
+
+
+def main():
+    asked = json.load(open(sys.argv[1]))
+    llm = LLM(model=asked["model"], dtype="float32", load_format="dummy", enforce_eager=True, skip_tokenizer_init=True,
+              max_model_len=asked["length"], max_num_seqs=64, logprobs_mode="processed_logprobs",
+              generation_config="vllm")
+    prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
     same = dict(max_tokens=asked["tokens"], ignore_eos=True, logprobs=0, detokenize=False)
-    how = [SamplingParams(seed=number * 1000 + g, **same) for g in range(len(prompts))]
-    began = time.perf_counter()
-    answers = llm.generate(prompts, how, use_tqdm=False)
-    seconds.append(time.perf_counter() - began)
-    assert all(len(one.outputs[0].token_ids) == asked["tokens"] for one in answers)
-json.dump(seconds[1:], open(sys.argv[2], "w"))
+    seconds = []
+    for number in range(asked["rounds"] + 1):
+        how = [SamplingParams(seed=number * 1000 + g, **same) for g in range(len(prompts))]
+        began = time.perf_counter()
+        answers = llm.generate(prompts, how, use_tqdm=False)
+        seconds.append(time.perf_counter() - began)
+        assert all(len(one.outputs[0].token_ids) == asked["tokens"] for one in answers)
+    json.dump(seconds[1:], open(sys.argv[2], "w"))
+
+
+if __name__ == "__main__":
+    main()
 """
 
 
@@ -63,6 +70,7 @@ def through_the_port(name: str, model: Path, folder: Path) -> dict[str, Any]:
     """Tokens per second, and seconds of a publication."""
     given = {
         "model": {"path": str(model), "device": "cpu", "precision": "float32"},
+        "algorithm": {"name": "grpo"},
         "data": {"train": "task:sort", "max_prompt_length": PROMPT},
         "rewards": [{"name": "exact_match"}],
         "sampling": {"max_completion_length": TOKENS, "max_batch_rows": ROWS},
@@ -157,7 +165,9 @@ def directly(found: dict[str, Any], folder: Path) -> float:
     cpu |= {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
     command = [str(interpreter()), str(script), str(asked), str(answer)]
     with (folder / "direct.log").open("w") as log:
-        subprocess.run(command, env=os.environ | cpu, check=True, stdout=log, stderr=log)
+        ended = subprocess.run(command, env=os.environ | cpu, check=False, stdout=log, stderr=log)
+    if ended.returncode:
+        raise SystemExit((folder / "direct.log").read_text()[-3000:])
     return ROWS * TOKENS / statistics.median(json.loads(answer.read_text()))
 
 
