@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from posttrain.controller.messages import Lead, Limits
+from posttrain.controller.messages import Asked, Drew, Ended, GiveUp, Lead, Limits, Lost, Row, Submit
 from posttrain.controller.simulate import least_run_ahead, simulate
 from posttrain.controller.workload import Workload
 from posttrain.experience.pace import MEASURED_AT, Pace
@@ -46,11 +46,26 @@ def test_the_lead_is_that_of_the_true_times(name):
     assert found.reward_seconds == pytest.approx(workload.reward_seconds)
     assert found.publish_seconds == pytest.approx(workload.publish_seconds)
     assert found.sigma == pytest.approx(1.0, abs=0.2)
-    assert abs(pace.least() - least_run_ahead(LIMITS, workload)) <= 1
-    assert pace.least() >= least
-    assert chosen == ([Lead(pace.least())] if pace.least() != 1 else [])
+    assert abs(pace.least(found) - least_run_ahead(LIMITS, workload)) <= 1
+    assert pace.least(found) >= least
+    assert chosen == ([Lead(pace.least(found))] if pace.least(found) != 1 else [])
+    assert (
+        len(pace._begun) == len(pace._drawn) <= (1 + LIMITS.max_staleness) * LIMITS.prompts_per_step * LIMITS.group_size
+    )
 
 
 def test_nothing_is_chosen_before_anything_is_typical():
     workload = Workload(slots=1 << 20, mean_tokens=100, sigma=1.0, seconds_per_token=0.02, train_seconds=0.1)
     assert seen(workload, MEASURED_AT[0] - 1)[1] == []
+
+
+def test_of_rows_that_are_evaluated_given_up_or_moved_nothing_is_kept():
+    pace = Pace(LIMITS, 1, lambda lead, why: None, clock=lambda: 0.0)
+    pace.see(Asked(), [Submit("a", Row(-1, 0), 1, 0), *(Submit("a", Row(group, 0), 1, 0) for group in range(3))])
+    pace.see(Ended("a", Row(-1, 0), 1), [GiveUp(0, "lost")])
+    pace.see(Drew("a", Row(1, 0), 1, 0, 5), [])
+    pace.see(Lost("a", "killed"), [Submit("b", Row(1, 0), 2, 5)])
+    pace.see(Drew("b", Row(1, 0), 2, 0, 5), [])
+    pace.see(Ended("b", Row(1, 0), 2), [])
+    assert list(pace._begun) == list(pace._drawn) == [Row(2, 0)]
+    assert not pace.rows

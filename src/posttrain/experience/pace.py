@@ -20,6 +20,7 @@ from posttrain.controller.messages import (
     Drew,
     Ended,
     Event,
+    GiveUp,
     Lead,
     Limits,
     Publish,
@@ -36,7 +37,7 @@ from posttrain.controller.workload import Workload
 FIRST = 1
 """Steps ahead until something was measured."""
 MEASURED_AT = (8, 32, 128)
-"""Versions after which the lead is chosen. The first steps of a run are not typical."""
+"""Steps since the run began, or went on, after which the lead is chosen. The first ones are not typical."""
 MOST = 8
 KEPT = 2048
 """Rows that are remembered."""
@@ -56,7 +57,7 @@ class Pace:
     """Tokens and seconds of each row that has ended."""
 
     def __post_init__(self) -> None:
-        self._lead = FIRST
+        self._lead, self._steps = FIRST, 0
         self._begun: dict[Row, float] = {}
         self._drawn: dict[Row, int] = {}
         self._since: dict[str | int, float] = {}
@@ -66,25 +67,30 @@ class Pace:
         """An event, and what was ordered because of it."""
         now = self.clock()
         match event:
-            case Drew(row=row, count=count):
-                self._drawn[row] = self._drawn.get(row, 0) + count
-            case Ended(row=row) if row in self._begun and row.group >= 0:
-                self.rows.append((self._drawn.pop(row, 0), now - self._begun.pop(row)))
+            case Drew(row=row, count=count) if row in self._begun:
+                self._drawn[row] += count
+            case Ended(row=row) if row in self._begun:
+                self.rows.append((self._drawn[row], now - self._begun[row]))
+                self._forget(row)
             case Scored(group=group):
                 self._end("score", group, now)
             case Published():
                 self._end("publish", "publish", now)
-            case Trained(version=version):
+            case Trained():
                 self._end("train", "train", now)
-                if version in MEASURED_AT and self.rows:
-                    threading.Thread(target=self._choose, daemon=True, name="choosing a lead").start()
+                self._steps += 1
+                if self._steps in MEASURED_AT and self.rows:
+                    measured = (self.workload(),)
+                    threading.Thread(target=self._choose, args=measured, daemon=True, name="choosing a lead").start()
         for command in commands:
             match command:
-                case Submit(row=row, drawn=0):
-                    self._begun[row] = now
-                    self._drawn.pop(row, None)
+                case Submit(row=row, drawn=0) if row.group >= 0:
+                    self._begun[row], self._drawn[row] = now, 0
                 case Submit(row=row):
-                    self._begun.pop(row, None)  # it went on elsewhere: how long it took says nothing
+                    self._forget(row)  # it goes on elsewhere: how long it took says nothing
+                case GiveUp(group=group):
+                    for g in range(self.limits.group_size):
+                        self._forget(Row(group, g))
                 case Score(group=group):
                     self._since[group] = now
                 case Deliver():
@@ -109,15 +115,15 @@ class Pace:
             publish_seconds=self._usual("publish"),
         )
 
-    def least(self) -> int:
+    def least(self, workload: Workload) -> int:
         """The least lead that is nearly as fast as the largest that `max_staleness` allows."""
         prompts = min(self.limits.prompts_per_step, max(1, ROWS // self.limits.group_size))
         small = replace(self.limits, prompts_per_step=prompts, last_version=STEPS)
         most = max(FIRST, min(MOST, self.limits.max_staleness))
-        return max(FIRST, least_run_ahead(small, self.workload(), most=most))
+        return max(FIRST, least_run_ahead(small, workload, most=most))
 
-    def _choose(self) -> None:
-        lead, workload = self.least(), self.workload()
+    def _choose(self, workload: Workload) -> None:
+        lead = self.least(workload)
         if lead == self._lead:
             return
         self._lead = lead
@@ -128,6 +134,10 @@ class Pace:
             f"{workload.longest * workload.mean_tokens * workload.seconds_per_token:.2g} s, a step trains for "
             f"{workload.train_seconds:.2g} s",
         )
+
+    def _forget(self, row: Row) -> None:
+        self._begun.pop(row, None)
+        self._drawn.pop(row, None)
 
     def _end(self, name: str, whom: str | int, now: float) -> None:
         if whom in self._since:
