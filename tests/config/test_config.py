@@ -872,7 +872,7 @@ BROKEN = {
     ),
     "_engines_have_prompts": (
         ["algorithm=dpo", "rewards=[]", "rollout.engines=1"],
-        "rollout.engines = 1, but dpo learns from examples and samples nothing; allowed: an algorithm that samples.",
+        "dpo learns from examples and samples nothing, but rollout asks for 1 engine(s); allowed: ",
     ),
     "_stale_data_is_corrected": (
         ["rollout.engines=1", "train.run_ahead=2", "train.max_staleness=8", "algorithm.correction=none"],

@@ -203,7 +203,6 @@ class StubServer:
             "dtype": "float32",
             "vocabulary": self.model.config.vocab_size,
             "max_model_len": 4096,
-            "generation_config": "vllm",
             "workers": 1,
             "machine": machine(),
             "shape": {"num_hidden_layers": self.model.config.num_hidden_layers, "vocab_size": 1},

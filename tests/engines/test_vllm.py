@@ -178,6 +178,10 @@ class OnAnotherMachine(StubServer):
     facts: ClassVar = {"machine": "elsewhere"}
 
 
+class TakesShortRows(StubServer):
+    facts: ClassVar = {"max_model_len": 16}
+
+
 class SplitAmongWorkers(StubServer):
     facts: ClassVar = {"workers": 2}
 
@@ -246,6 +250,7 @@ WRONG = {
     RawLogprobs: "it reports raw_logprobs, which leave temperature and truncation out",
     AnotherPrecision: "it computes in bfloat16 and the run in float32: start it with --dtype float32",
     OnAnotherMachine: "it runs on another machine",
+    TakesShortRows: "it takes rows of 16 tokens and the run needs 64: start it with --max-model-len 64",
     SplitAmongWorkers: "it has 2 workers",
     TruncatedLogprobs: "has log-probability",
     RestartedInBetween: "version -1",

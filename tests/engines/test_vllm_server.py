@@ -157,7 +157,7 @@ def test_a_killed_and_a_hung_server_are_replaced_and_every_prompt_is_trained_onc
     assert sent == [signal.SIGKILL, signal.SIGSTOP]
     assert servers() == []
     messages = [json.loads(line)["message"] for line in (run.folder / "events.jsonl").read_text().splitlines()]
-    assert sum("is lost: killed by signal 9 (SIGKILL)" in text for text in messages) == 1
+    assert sum("is lost: killed by signal 9 (Killed)" in text for text in messages) == 1
     assert sum("is late" in text or "no answer within 15 s" in text for text in messages) == 1
     files = sorted((run.folder / "rollouts").glob("step-*.parquet"))
     rows = [row for file in files for row in pq.read_table(file, columns=["step", "group", "prompt_index"]).to_pylist()]

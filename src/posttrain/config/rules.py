@@ -134,7 +134,7 @@ def _evaluation_samples_differ(config: RunConfig, algorithm: Algorithm) -> Confi
 def _asynchrony_has_engines(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.run_ahead and train.max_staleness above 0 need rollout.engines."""
     train = config.train
-    if config.rollout.count or train.lead == train.max_staleness == 0:
+    if config.rollout.num_engines or train.lead == train.max_staleness == 0:
         return None
     setting = "run_ahead" if train.lead else "max_staleness"
     return ConfigError(
@@ -184,13 +184,13 @@ def _staleness_covers_the_lead(config: RunConfig, algorithm: Algorithm) -> Confi
 
 def _engines_have_prompts(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """rollout.engines needs an algorithm that samples."""
-    if not config.rollout.count or _samples(algorithm):
+    if not config.rollout.num_engines or _samples(algorithm):
         return None
     return ConfigError(
-        given=f"rollout.engines = {config.rollout.engines}, but {config.algorithm.name} learns from examples and "
-        "samples nothing",
-        allowed="an algorithm that samples",
-        fix="Leave rollout.engines out.",
+        given=f"{config.algorithm.name} learns from examples and samples nothing, but rollout asks for "
+        f"{config.rollout.num_engines} engine(s)",
+        allowed="rollout.engine = local with rollout.engines = 0, or an algorithm that samples",
+        fix="Leave the section rollout out.",
     )
 
 
@@ -209,7 +209,7 @@ def _stale_data_is_corrected(config: RunConfig, algorithm: Algorithm) -> ConfigE
 def _engines_that_are_not_ahead_are_fresh(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.publish_every above 1 goes with rollout.engines only where train.run_ahead is above 0."""
     every = config.train.publish_every
-    if not config.rollout.count or every == 1 or config.train.lead:
+    if not config.rollout.num_engines or every == 1 or config.train.lead:
         return None
     return ConfigError(
         given=f"train.publish_every = {every} with rollout.engines = {config.rollout.engines} and train.run_ahead = 0: "

@@ -234,7 +234,7 @@ class RolloutConfig(Part):
     `http://127.0.0.1:8000`. docs/vllm.md has the command that starts one."""
 
     @property
-    def count(self) -> int:
+    def num_engines(self) -> int:
         """Engines beside the trainer's process."""
         return len(self.url) or self.engines or int(self.engine == "vllm")
 

@@ -18,11 +18,9 @@ import torch
 from posttrain import wire
 from posttrain.engines import begin
 from posttrain.engines.delivery import DeliveryProof
+from posttrain.engines.last_words import last_words
 from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
 from posttrain.engines.sampler import Digest
-
-LAST_LINES = 2000
-"""Bytes of what an engine printed last, quoted when it is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,15 +129,7 @@ class EngineProcess:
             code = self.process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             return "it closed its connection"
-        how = f"killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exited with code {code}"
-        last = self.last_line()
-        return f"{how}; its last line: {last}" if last and code > 0 else how
-
-    def last_line(self) -> str:
-        with suppress(OSError):
-            lines = self.log.read_bytes()[-LAST_LINES:].decode(errors="replace").strip().splitlines()
-            return lines[-1] if lines else ""
-        return ""
+        return last_words(code, self.log)
 
     def kill(self) -> None:
         """See `EnginePort`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from os import close
 from typing import TYPE_CHECKING, ClassVar
@@ -141,7 +141,7 @@ class Fleet:
         say: Callable[[str], None],
     ) -> Fleet | None:
         """None where the trainer's process samples."""
-        if not config.rollout.count:
+        if not config.rollout.num_engines:
             return None
         store.timeline.open(store.folder)
         return Fleet(config=config, loaded=loaded, forward=forward, store=store, resources=resources, say=say)
@@ -171,7 +171,7 @@ class Fleet:
         self.resources.callback(deliveries.close)
         driver = Driver(
             limits=limits_of(config, greedy=greedy),
-            engines={name: partial(self._engine, name, deliveries) for name in engine_names(rollout.count)},
+            engines=self._starts(deliveries),
             schedule=Schedule(config.seed, prompts, config.train.prompts_per_step),
             max_new_tokens=config.sampling.max_completion_length,
             rewards=rewards,
@@ -186,7 +186,7 @@ class Fleet:
         )
         self._driver = deliveries.driver = driver
         if config.train.run_ahead == "auto":
-            driver.pace = Pace(driver.limits, rollout.count, self._lead)
+            driver.pace = Pace(driver.limits, rollout.num_engines, self._lead)
         self.resources.callback(driver.close)
         self.resources.callback(torch.set_num_threads, torch.get_num_threads())  # what runs next has all of them again
         torch.set_num_threads(threads_of(config)[0])
@@ -206,11 +206,33 @@ class Fleet:
         self.say(why)
         self._driver.post(lead)
 
-    def _engine(self, name: str, deliveries: Deliveries) -> EnginePort:
+    def _starts(self, deliveries: Deliveries) -> dict[str, Callable[[], EnginePort]]:
+        """How each engine is started, at first and again. What it is told is made once, while nobody trains."""
+        names = engine_names(self.config.rollout.num_engines)
+        if self.config.rollout.engine == "vllm":
+            setups = {name: self._server_setup(place) for place, name in enumerate(names)}
+            return {name: partial(self._server, name, deliveries, setup) for name, setup in setups.items()}
+        return {name: partial(self._started, name, deliveries, type(self).start, self._setup()) for name in names}
+
+    def _started(
+        self, name: str, deliveries: Deliveries, start: Callable[..., EnginePort], setup: EngineSetup | ServerSetup
+    ) -> EnginePort:
         log = self.store.folder / "engines" / f"{name.replace(' ', '-')}.log"
-        local = self.config.rollout.engine == "local"
-        start, setup = (type(self).start, self._setup()) if local else self._server(name)
         return start(name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log)
+
+    def _server(self, name: str, deliveries: Deliveries, setup: ServerSetup) -> EnginePort:
+        """A vLLM server. One that was there before may come back, and is waited for longer."""
+        from posttrain.engines.vllm.port import VllmEngine  # with httpx, which only servers need
+
+        if self._driver.ready is not None:
+            setup = replace(setup, patience=START_DEADLINE)
+        return self._started(name, deliveries, VllmEngine, setup)
+
+    def _server_setup(self, place: int) -> ServerSetup:
+        from posttrain.engines.vllm.served import server_setup
+
+        threads = threads_of(self.config)[1]
+        return server_setup(self.config, self.loaded, self.store.folder, place, threads=threads)
 
     def _setup(self) -> EngineSetup:
         config = self.config
@@ -223,17 +245,6 @@ class Fleet:
             keep_cache=config.rollout.keep_cache,
             threads=threads_of(config)[1],
         )
-
-    def _server(self, name: str) -> tuple[Callable[..., EnginePort], ServerSetup]:
-        """A vLLM server: one that is there, or one that is started."""
-        from posttrain.engines.vllm.port import VllmEngine  # with httpx, which only servers need
-        from posttrain.engines.vllm.served import AWAY, server_setup
-
-        place = engine_names(self.config.rollout.count).index(name)
-        threads = threads_of(self.config)[1]
-        patience = AWAY if self._driver.ready is None else START_DEADLINE  # one that was there may come back
-        setup = server_setup(self.config, self.loaded, self.store.folder, place, threads=threads, patience=patience)
-        return VllmEngine, setup
 
 
 def engine_names(count: int) -> list[str]:
@@ -260,7 +271,7 @@ def limits_of(config: RunConfig, *, greedy: bool = False) -> Limits:
 
 def threads_of(config: RunConfig) -> tuple[int, int]:
     """Threads of the trainer, and of each engine. Side by side they share the cores; in turns each has all."""
-    available, engines = cores(), config.rollout.count
+    available, engines = cores(), config.rollout.num_engines
     if config.train.lead == 0:
         return torch.get_num_threads(), max(1, available // engines)
     each = max(1, available // 2 // engines)

@@ -38,7 +38,7 @@ class Samplers(NamedTuple):
     @staticmethod
     def of(config: RunConfig, loaded: LoadedModel, *, published: bool) -> Samplers:
         """`published`: does the sampler for training get every version, so that it may decode with a copy?"""
-        every, notes = 1 if config.rollout.count else config.train.publish_every, list[str]()
+        every, notes = 1 if config.rollout.num_engines else config.train.publish_every, list[str]()
         if published and loaded.compute.sampler == "packed":
             try:
                 copy = make_sampler(loaded, "copied")

@@ -59,6 +59,7 @@ ENDING = 5.0
 NO_NUMBER = -9999.0
 """What vLLM writes in place of a log-probability that is not finite, or that it does not have."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""A number that a machine has from one start to the next."""
 TICK = 0.2
 """Seconds between two questions to a server that is starting."""
 
@@ -76,6 +77,8 @@ class ServerSetup:
     tokenizer: PreTrainedTokenizerBase
     eos_ids: Sequence[int]
     vocabulary: int
+    longest: int
+    """Tokens of the longest row, its prompt included."""
     call_seconds: float
     """How long the server may take for a call that is not a request for tokens."""
     patience: float
@@ -240,6 +243,11 @@ class VllmEngine:
         precision = next(iter(self.setup.tensors.values()))[0]
         if facts["dtype"] != precision:
             return f"it computes in {facts['dtype']} and the run in {precision}: start it with --dtype {precision}"
+        if facts["max_model_len"] < self.setup.longest:
+            return (
+                f"it takes rows of {facts['max_model_len']} tokens and the run needs {self.setup.longest}: start it "
+                f"with --max-model-len {self.setup.longest}"
+            )
         shape = {name: value for name, value in facts["shape"].items() if name in self.setup.shape}
         if other := [name for name, value in shape.items() if value != self.setup.shape[name]]:
             return f"its model has {other[0]} = {shape[other[0]]} and the trained one {self.setup.shape[other[0]]}"

@@ -39,12 +39,12 @@ DECISIVE = (
 )
 
 
-def server_setup(
-    config: RunConfig, loaded: LoadedModel, folder: Path, place: int, *, threads: int, patience: float = AWAY
-) -> ServerSetup:
-    """Of server number `place`; `folder` is that of the run, `patience` how long one that is not started here may be
-    away. Raises ConfigError where vLLM is not installed, ModelError
-    for a model whose tensors a server holds in a form that is not understood."""
+def server_setup(config: RunConfig, loaded: LoadedModel, folder: Path, place: int, *, threads: int) -> ServerSetup:
+    """Of server number `place`; `folder` is that of the run.
+
+    Raises ConfigError where vLLM is not installed, ModelError for a model whose tensors a server holds in a form that
+    is not understood.
+    """
     if routers(loaded.model):
         raise ModelError(
             given="a mixture of experts with rollout.engine = vllm",
@@ -54,13 +54,14 @@ def server_setup(
     url = config.rollout.url[place] if config.rollout.url else ""
     lengths = (config.sampling.max_completion_length, config.evaluation.max_completion_length or 0)
     longest = max(lengths) + (config.data.max_prompt_length or loaded.context_length or 0)
+    longest = min(longest, loaded.context_length or longest)
     launch = None
     if not url:
         launch = Launch(
             python=interpreter(),
             model=write_served(loaded, folder / "engines" / "served"),
             dtype=dtype_name(loaded.compute_dtype),
-            max_model_len=min(longest, loaded.context_length or longest),
+            max_model_len=longest,
             max_num_seqs=config.sampling.max_batch_rows,
             threads=threads,
             device=loaded.device.type,
@@ -73,8 +74,9 @@ def server_setup(
         tokenizer=loaded.tokenizer,
         eos_ids=sorted(loaded.eos_ids),
         vocabulary=base_model(loaded.model).config.get_text_config().vocab_size,
+        longest=longest,
         call_seconds=config.rollout.deadline,
-        patience=patience,
+        patience=AWAY,
         shape=shape_of(base_model(loaded.model).config.get_text_config()),
     )
 

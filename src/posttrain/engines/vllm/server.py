@@ -15,13 +15,12 @@ from pathlib import Path
 import psutil
 
 from posttrain.engines import begin
+from posttrain.engines.last_words import last_words
 from posttrain.engines.vllm import supervise
 
 EXTENSION = Path(__file__).parent / "extension"
 """On the path of the server: the module that takes weights and says what it holds."""
 PROGRAM = "vllm.entrypoints.launchers.api_server.entry"
-LAST_LINES = 2000
-"""Bytes of what a server printed last, quoted when it is gone."""
 STREAM_INTERVAL = 16
 """Tokens of a row that are sent together: each message costs the server time that it could decode in."""
 
@@ -79,18 +78,7 @@ class Server:
         code = self.process.poll()
         if code is None:
             return ""
-        number = -code if code < 0 else code - 128
-        killed = number in set(signal.Signals)
-        how = f"killed by signal {number} ({signal.Signals(number).name})" if killed else f"exited with code {code}"
-        return f"{how}; {self.last_line()}"
-
-    def last_line(self) -> str:
-        """What it printed last, and where the rest is."""
-        with suppress(OSError):
-            lines = self.log.read_bytes()[-LAST_LINES:].decode(errors="replace").strip().splitlines()
-            if lines:
-                return f"its last line in {self.log}: {lines[-1].strip()}"
-        return f"it printed nothing into {self.log}"
+        return last_words(code if code <= 128 else 128 - code, self.log)  # as the supervisor says of its server
 
     def kill(self) -> None:
         """With everything that it started."""

@@ -64,7 +64,7 @@ class SideBySide:
 
 def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spread: float | None) -> SideBySide | None:
     """None of a run that samples in the process that trains."""
-    engines = config.rollout.count
+    engines = config.rollout.num_engines
     if not engines:
         return None
     from posttrain.train.fleet import limits_of, threads_of  # with transformers, which takes seconds
@@ -133,7 +133,7 @@ class Scaled:
         each = max(0.0, all_rows - one) / max(1, slots - 1)
         cost = cost_of_step(w, self.hardware)
         return Simulation(
-            engines=self.config.rollout.count,
+            engines=self.config.rollout.num_engines,
             slots=max(1, round(slots / scale)),
             seconds_per_token=engine * max(0.0, one - each),
             seconds_per_token_and_row=engine * each * scale,

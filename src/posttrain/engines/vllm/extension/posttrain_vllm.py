@@ -130,7 +130,6 @@ class Extension:
             "dtype": str(model.dtype).removeprefix("torch."),
             "vocabulary": model.get_vocab_size(),
             "max_model_len": model.max_model_len,
-            "generation_config": model.generation_config,
             "workers": parallel.world_size,
             "shape": {name: value for name, value in vars(model.hf_text_config).items() if type(value) in (int, float)},
             "machine": BOOT.read_text().strip() if BOOT.exists() else "",
