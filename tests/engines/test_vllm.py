@@ -68,7 +68,7 @@ def test_a_run_samples_and_evaluates_with_a_server(place, model):
     rows = rows_of(run.folder)
     assert len(rows) == 4 * 4 * 4
     assert all(0 <= row["step"] - 1 - version <= 8 for row in rows for version in row["versions"])
-    assert all(step["publish/tensors_compared"] == len(server.tensors()) for step in run.metrics[1:])
+    assert all(step["publish/tensors_compared"] == len(server.tensors()) for step in run.metrics[1:-1])
     local = pt.train(config(place, f"here {model}", url, **changes) | {"rollout": {}})
     answers = [
         [

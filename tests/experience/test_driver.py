@@ -182,6 +182,7 @@ class World:
                     assert self.driver.schedule(number).prompt == group.prompt
                     assert list(completion.versions) == sorted(completion.versions)
                     assert 0 <= version - completion.versions[0] <= 8
+            self.driver.trained(version + 1)
             if self.driver.may_publish(version + 1):
                 self.driver.published(version + 1)
         self.evaluate(steps)
@@ -327,6 +328,7 @@ def under_way(version: int = 1) -> dict[str, Any]:
         world.driver.wait_for_engine()
         world.driver.published(0)
         world.driver.batch(0)
+        world.driver.trained(version)
         assert world.driver.may_publish(version)
         state = world.driver.state()
     assert state["planned"]
@@ -387,7 +389,7 @@ def test_a_step_does_not_count_when_the_run_has_failed_meanwhile():
         while world.driver._error is None and time.monotonic() < until:
             time.sleep(0.01)  # sampling goes on while the trainer trains
         with pytest.raises(GuardStop, match="no signal"):
-            world.driver.may_publish(1)
+            world.driver.trained(1)
 
 
 def test_what_a_call_raises_reaches_the_caller():

@@ -23,9 +23,11 @@ from tests.tiny import tiny_model, write_prompts
 
 import posttrain as pt
 from posttrain.errors import ConfigError, EngineError
+from posttrain.experience.answers import EngineAnswers
 from posttrain.experience.driver import Driver
 from posttrain.experience.feed import refuse_a_lead
 from posttrain.store.checkpoint import load_state
+from posttrain.train.fleet import Deliveries
 
 SMALL = {"evaluation": {"prompts": 2, "samples": 1, "writing": 0}, "guards": {"max_truncated": 1.0}, "report": False}
 AHEAD = {"rollout.engines": 2, "train.run_ahead": 2, "train.max_staleness": 8}
@@ -138,6 +140,31 @@ def test_a_lead_that_is_chosen_by_the_run_is_said_and_kept_within_the_bound(plac
 def asked_of(asked: list[int], questions) -> list[object]:
     asked.append(len(questions))
     return []
+
+
+def test_a_run_whose_engines_are_lost_after_its_last_step_has_that_step_on_file(place, monkeypatch):
+    lost = EngineError(given="no engine is left", fix="Look into engines/*.log.")
+    monkeypatch.setattr(Deliveries, "newest", lambda self: None if self._published is None else throw(lost))
+    monkeypatch.setattr(EngineAnswers, "each", only_after_training(EngineAnswers.each))
+    with pytest.raises(EngineError):
+        pt.train(config(place, "lost at the end"), **{"rollout.engines": 1, "checkpoint.every": 0})
+    assert load_state(place / "lost at the end" / "checkpoints" / "step-000012" / "state")
+    monkeypatch.undo()
+    assert "trained" in pt.resume(place / "lost at the end").evaluation
+
+
+def throw(error):
+    raise error
+
+
+def only_after_training(each):
+    """The evaluation before training is left to the process itself."""
+
+    def asked(self, prompts, sampling, **how):
+        answers = each if self.driver().controller.version == 12 else lambda self, *a, **h: self.local.each(*a, **h)
+        return answers(self, prompts, sampling, **how)
+
+    return asked
 
 
 def test_a_prompt_of_an_evaluation_that_does_not_fit_is_refused_as_without_engines(place):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from posttrain.engines.sampler import Sampler, SamplingSettings, check_length
-from posttrain.types import Completion, Metrics, Prompt
+from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
     from posttrain.experience.driver import Driver
@@ -30,8 +30,8 @@ class Question:
 class EngineAnswers:
     """Implements `Answers`."""
 
-    def __init__(self, local: Sampler, driver: Callable[[], Driver], publish: Callable[[int], Metrics]) -> None:
-        """`local` knows the context window; `publish` hands over the weights that the run begins with."""
+    def __init__(self, local: Sampler, driver: Callable[[], Driver], publish: Callable[[], None]) -> None:
+        """`local` knows the context window; `publish` hands over the present weights where engines lack them."""
         self.local, self.driver, self.publish = local, driver, publish
 
     def each(
@@ -44,10 +44,8 @@ class EngineAnswers:
         """
         for prompt in sorted(prompts, key=lambda prompt: -len(prompt.ids)):
             check_length(self.local, prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
-        driver = self.driver()
-        if not driver.has_weights:
-            self.publish(0)
-        yield from driver.evaluate(
+        self.publish()
+        yield from self.driver().evaluate(
             [
                 Question(prompt, seed, sampling.temperature, sampling.max_completion_length, group_size)
                 for prompt in prompts

@@ -229,13 +229,17 @@ class Driver:
         assert self.ready is not None
         return self.ready
 
-    def may_publish(self, version: int) -> bool:
-        """The trainer has made `version`: wait until its weights may be written; False where they need not be."""
+    def trained(self, version: int) -> None:
+        """The trainer has made `version`. Raises what has ended the driver meanwhile."""
         if self._error is not None:
             raise self._error  # before the step counts: what trains on has no controller that knows of it
+        if self._stopped is None:
+            self.post(Trained(version))
+
+    def may_publish(self, version: int) -> bool:
+        """Wait until the weights of `version` may be written; False where they need not be."""
         if self._stopped is not None:
             return False
-        self.post(Trained(version))
         with self.timeline.span("trainer", "wait for engines to load"):
             self._wait_until(
                 lambda: self._may_publish is not None or self._stopped is not None or not self._publishing()

@@ -65,6 +65,8 @@ class Deliveries:
         self._published: Published | None = None
         self._expected: dict[int, tuple[dict[str, Digest], list[list[float]]]] = {}
         self._worst = 0.0
+        self._last: int | None = None
+        """The last version of the run, if it was made and not published yet."""
 
     def __call__(self, version: int) -> Metrics:
         """Publish the weights of `version`; see `Publisher`. The first publication waits for an engine to be there.
@@ -76,8 +78,26 @@ class Deliveries:
             ready = self.driver.wait_for_engine()
             self._published = Published(self.files, ready.tensors, write=True)
             self._merged = ready.merged
-        elif not self.driver.may_publish(version):
+            return self._publish(version)
+        self.driver.trained(version)
+        if version >= self.driver.limits.last_version:
+            self._last = version
             return {}
+        return self._publish(version) if self.driver.may_publish(version) else {}
+
+    def newest(self) -> None:
+        """Publish what was not yet: the weights that the run begins with, or those that it has trained last. Nobody
+        samples with these for training, so that they wait until they are evaluated and the run is on file."""
+        assert self.driver is not None, "a driver is made for these deliveries"
+        if self._published is None:
+            self(0)
+        elif self._last is not None and self.driver.may_publish(self._last):
+            self._publish(self._last)
+        self._last = None
+
+    def _publish(self, version: int) -> Metrics:
+        assert self.driver is not None
+        assert self._published is not None
         number = 1 + max(self.numbers.values(), default=-1)
         named = merged_tensors if self._merged else named_tensors
         digests = self._published.write(number, named(self.model))
@@ -156,7 +176,7 @@ class Fleet:
         process: what is measured are the present weights."""
         if self.config.train.publish_every > 1:
             return local
-        return EngineAnswers(local, lambda: self._driver, lambda version: self.deliveries(version))
+        return EngineAnswers(local, lambda: self._driver, lambda: self.deliveries.newest())
 
     def feed(self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None) -> AsynchronousFeed:
         """Engines start at once, and load the model while the rest of the run is set up."""
