@@ -22,7 +22,10 @@ from tests.processes import Command
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain as pt
+from posttrain.controller.controller import Controller
+from posttrain.controller.messages import Lead
 from posttrain.errors import ConfigError, EngineError
+from posttrain.experience import pace
 from posttrain.experience.answers import EngineAnswers
 from posttrain.experience.driver import Driver
 from posttrain.experience.feed import refuse_a_lead
@@ -125,16 +128,25 @@ def test_engines_answer_evaluations_as_the_process_itself_does_while_they_sample
     assert begun == [row for row in groups_of(synchronous.folder) if row[0] == 1]
 
 
-def test_a_lead_that_is_chosen_by_the_run_is_said_and_kept_within_the_bound(place):
-    run = pt.train(
-        config(place, "auto"),
-        **{"rollout.engines": 1, "train.run_ahead": "auto", "train.max_staleness": 3, "train.steps": 40},
-    )
-    said = [text for text in messages(run.folder) if "run_ahead = auto" in text]
-    assert len(said) <= 2, "measured after 8 and after 32 steps"
+def test_a_lead_that_is_tried_is_said_and_obeyed(place, monkeypatch):
+    monkeypatch.setattr(pace, "WINDOW", 3)
+    monkeypatch.setattr(pace, "BUSY", -1.0)  # as if the trainer always waited
+    obeyed = list[int]()
+    handle = Controller.handle
+
+    def handled(self, event):
+        commands = handle(self, event)
+        if isinstance(event, Lead):
+            obeyed.append(self.limits.run_ahead)
+        return commands
+
+    monkeypatch.setattr(Controller, "handle", handled)
+    changes = {"rollout.engines": 1, "train.run_ahead": "auto", "train.max_staleness": 3, "train.steps": 40}
+    run = pt.train(config(place, "auto"), **changes)
+    said = [int(re.findall("auto: ([0-9]+) step", text)[0]) for text in messages(run.folder) if "= auto" in text]
+    assert said[0] == 2
+    assert said == obeyed
     assert all(step["staleness/max"] <= 3 for step in run.metrics)
-    assert max(step["staleness/max"] for step in run.metrics) >= 1
-    assert groups_of(run.folder)[:4] == [(1, prompt) for _, prompt in groups_of(run.folder)[:4]]
 
 
 def asked_of(asked: list[int], questions) -> list[object]:

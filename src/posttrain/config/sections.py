@@ -313,7 +313,7 @@ class TrainConfig(Part):
     """Leave truncated completions out of the loss; their rewards still count in the statistics of their group."""
     run_ahead: Natural | Literal["auto"] = 0
     """Steps by which sampling may be ahead of training: throughput. 0 is synchronous training; 2 keeps most trainers
-    busy; `auto` measures the run and takes the least that does. Above 0 it needs engines in processes of their own
+    busy; `auto` looks for the least that does, by trial. Above 0 it needs engines in processes of their own
     (`rollout.engines`)."""
     max_staleness: Natural = 0
     """Policy versions by which a trained token may be old: correctness. Older tokens are context and train nothing;

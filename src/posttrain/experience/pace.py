@@ -1,147 +1,88 @@
-"""`train.run_ahead: auto`: how long everything takes in this run, and the least lead that keeps its trainer busy.
+"""`train.run_ahead: auto`: the least lead that keeps the trainer busy, found by trial in the run itself.
 
-A run begins one step ahead. After a few steps what was measured goes into the simulator, which runs the controller
-itself with each lead; the least one that is nearly as fast as the largest is taken. Later it is measured again.
+A run begins one step ahead. While its trainer waits for groups, one step more is tried for a while. Where that makes
+steps come faster it stays, and the next is tried. Where it does not, the run goes back: engines are full already, and
+more lead only makes tokens older. It tries again much later, as lengths change while a policy learns.
+
+No model of engines is needed, and a trial costs a few steps with older tokens.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from posttrain.controller.messages import (
-    Command,
-    Deliver,
-    Drew,
-    Ended,
-    Event,
-    GiveUp,
-    Lead,
-    Limits,
-    Publish,
-    Published,
-    Row,
-    Score,
-    Scored,
-    Submit,
-    Trained,
-)
-from posttrain.controller.simulate import least_run_ahead
-from posttrain.controller.workload import Workload
+from posttrain.controller.messages import Asked, Command, Deliver, Event, Lead, Trained
 
 FIRST = 1
-"""Steps ahead until something was measured."""
-MEASURED_AT = (8, 32, 128)
-"""Steps since the run began, or went on, after which the lead is chosen. The first ones are not typical."""
-MOST = 8
-KEPT = 2048
-"""Rows that are remembered."""
-ROWS, STEPS = 96, 30
-"""Of the simulated run: it has to be done before the next steps are."""
+"""Steps ahead at the beginning."""
+WINDOW = 8
+"""Steps over which a pace is measured."""
+BUSY = 0.05
+"""Share of the time for which a busy trainer may wait."""
+GAIN = 1.05
+"""Times the pace by which one step more has to be faster."""
+LATER = 16
+"""Windows after which what did not help is tried again."""
 
 
 @dataclass
 class Pace:
-    """Told of every event and of what followed; `chosen` is told another lead, and why, in a thread of its own."""
+    """Told of every event and of what followed; `choose` is told another lead, and why."""
 
-    limits: Limits
-    engines: int
-    chosen: Callable[[Lead, str], None]
+    most: int
+    """The largest lead: that of `max_staleness`."""
+    choose: Callable[[Lead, str], None]
     clock: Callable[[], float] = time.monotonic
-    rows: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
-    """Tokens and seconds of each row that has ended."""
 
     def __post_init__(self) -> None:
-        self._lead, self._steps = FIRST, 0
-        self._begun: dict[Row, float] = {}
-        self._drawn: dict[Row, int] = {}
-        self._since: dict[str | int, float] = {}
-        self._took: dict[str, deque[float]] = {name: deque(maxlen=64) for name in ("train", "publish", "score")}
+        self.lead = FIRST
+        self._before: float | None = None
+        """Steps per second with one step less, while one more is tried."""
+        self._pause = 0
+        """Windows until something is tried again."""
+        self._begin(settle=FIRST + 1)
+        self._asked = self._from = 0.0
 
     def see(self, event: Event, commands: Iterable[Command]) -> None:
         """An event, and what was ordered because of it."""
         now = self.clock()
-        match event:
-            case Drew(row=row, count=count) if row in self._begun:
-                self._drawn[row] += count
-            case Ended(row=row) if row in self._begun:
-                self.rows.append((self._drawn[row], now - self._begun[row]))
-                self._forget(row)
-            case Scored(group=group):
-                self._end("score", group, now)
-            case Published():
-                self._end("publish", "publish", now)
-            case Trained():
-                self._end("train", "train", now)
-                self._steps += 1
-                if self._steps in MEASURED_AT and self.rows:
-                    measured = (self.workload(),)
-                    threading.Thread(target=self._choose, args=measured, daemon=True, name="choosing a lead").start()
-        for command in commands:
-            match command:
-                case Submit(row=row, drawn=0) if row.group >= 0:
-                    self._begun[row], self._drawn[row] = now, 0
-                case Submit(row=row):
-                    self._forget(row)  # it goes on elsewhere: how long it took says nothing
-                case GiveUp(group=group):
-                    for g in range(self.limits.group_size):
-                        self._forget(Row(group, g))
-                case Score(group=group):
-                    self._since[group] = now
-                case Deliver():
-                    self._since["train"] = now
-                case Publish():
-                    self._since["publish"] = now
+        if isinstance(event, Asked):
+            self._asked = now
+        if any(isinstance(command, Deliver) for command in commands) and self._settled:
+            self._waited += now - self._asked
+        if isinstance(event, Trained):
+            self._step(now)
 
-    def workload(self) -> Workload:
-        """What was measured, as the simulator takes it: every row draws its tokens at the pace of all."""
-        lengths = [max(1, tokens) for tokens, _ in self.rows]
-        spread = statistics.pstdev([math.log(length) for length in lengths])
-        mean = statistics.mean(lengths)
-        return Workload(
-            engines=self.engines,
-            slots=1 << 20,
-            seconds_per_token=sum(seconds for _, seconds in self.rows) / sum(lengths),
-            mean_tokens=mean,
-            sigma=spread,
-            longest=max(lengths) / mean,
-            reward_seconds=self._usual("score"),
-            train_seconds=self._usual("train"),
-            publish_seconds=self._usual("publish"),
-        )
+    def _begin(self, settle: int) -> None:
+        """A new window, after so many steps: the first ones with another lead are not typical of it."""
+        self._steps, self._waited = -settle, 0.0
 
-    def least(self, workload: Workload) -> int:
-        """The least lead that is nearly as fast as the largest that `max_staleness` allows."""
-        prompts = min(self.limits.prompts_per_step, max(1, ROWS // self.limits.group_size))
-        small = replace(self.limits, prompts_per_step=prompts, last_version=STEPS)
-        most = max(FIRST, min(MOST, self.limits.max_staleness))
-        return max(FIRST, least_run_ahead(small, workload, most=most))
+    @property
+    def _settled(self) -> bool:
+        return self._steps >= 0
 
-    def _choose(self, workload: Workload) -> None:
-        lead = self.least(workload)
-        if lead == self._lead:
+    def _step(self, now: float) -> None:
+        self._steps += 1
+        if self._steps == 0:
+            self._from = now
+        if self._steps < WINDOW:
             return
-        self._lead = lead
-        self.chosen(
-            Lead(lead),
-            f"train.run_ahead = auto: {lead} from here on; answers of {workload.mean_tokens:.0f} tokens take "
-            f"{workload.mean_tokens * workload.seconds_per_token:.2g} s and the longest "
-            f"{workload.longest * workload.mean_tokens * workload.seconds_per_token:.2g} s, a step trains for "
-            f"{workload.train_seconds:.2g} s",
-        )
+        seconds = max(now - self._from, 1e-9)
+        pace, waits = WINDOW / seconds, self._waited / seconds
+        if self._before is not None and pace < GAIN * self._before:
+            self._take(self.lead - 1, f"one step more made {pace / self._before:.2f} times the steps")
+            self._before, self._pause = None, LATER
+        elif self._pause > 0 or waits <= BUSY or self.lead >= self.most:
+            self._before, self._pause = None, max(0, self._pause - 1)
+            self._begin(settle=0)
+            self._from = now
+        else:
+            self._before = pace
+            self._take(self.lead + 1, f"the trainer waits for {waits:.0%} of the time")
 
-    def _forget(self, row: Row) -> None:
-        self._begun.pop(row, None)
-        self._drawn.pop(row, None)
-
-    def _end(self, name: str, whom: str | int, now: float) -> None:
-        if whom in self._since:
-            self._took[name].append(now - self._since.pop(whom))
-
-    def _usual(self, name: str) -> float:
-        return statistics.median(self._took[name]) if self._took[name] else 0.0
+    def _take(self, lead: int, why: str) -> None:
+        self.lead = lead
+        self._begin(settle=lead + 1)
+        self.choose(Lead(lead), f"train.run_ahead = auto: {lead} step{'s' * (lead != 1)} ahead from here on, as {why}")

@@ -206,7 +206,7 @@ class Fleet:
         )
         self._driver = deliveries.driver = driver
         if config.train.run_ahead == "auto":
-            driver.pace = Pace(driver.limits, rollout.num_engines, self._lead)
+            driver.pace = Pace(config.train.max_staleness, self._lead)
         self.resources.callback(driver.close)
         self.resources.callback(torch.set_num_threads, torch.get_num_threads())  # what runs next has all of them again
         torch.set_num_threads(threads_of(config)[0])
