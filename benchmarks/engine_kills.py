@@ -7,7 +7,7 @@ Each run samples two steps ahead, with two engines (or one server; then every ot
 whenever its trainer was killed. What is killed, when
 and by what (SIGKILL, or SIGSTOP for an engine that hangs) follows from the seed. Afterwards the rollouts of the run
 say which prompt was trained in which step. Asked of every run: it ends with exit code 0, or says whom it waited for in
-vain; each prompt was trained once; none earlier than `run_ahead` allows; no process is left; versions never fall and
+vain; each prompt was trained once and none left out; none earlier than `run_ahead` allows; no process is left; versions never fall and
 none comes from the future. The first three runs are replayed and end in the same bits.
 """
 
@@ -123,7 +123,7 @@ def write_inputs(folder: Path, seed: int, kind: Kind, lead: tuple[int, int]) -> 
             "max_staleness": lead[1],
         },
         "rollout": kind.rollout,
-        "evaluation": {"prompts": 4, "samples": 1, "writing": 0},
+        "evaluation": {"prompts": 16, "samples": 1, "writing": 0, "every": 7},
         "checkpoint": {"every": 10, "keep": 3},
         "guards": {"max_truncated": 1.0, "no_signal_steps": 100_000},
         "report": False,
@@ -222,11 +222,13 @@ def look_at(outcome: Outcome, folder: Path, kind: Kind, ahead: int) -> None:
         outcome.wrong.append(f"the run is {status}")
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     outcome.said = [one["message"] for one in events if " is lost" in one["message"] or " is late" in one["message"]]
-    outcome.wrong += wrong_in_the_ledger(run, kind.steps, ahead)
+    given_up = sum(" is given up" in one["message"] for one in events)
+    outcome.wrong += wrong_in_the_ledger(run, kind.steps, ahead, given_up)
 
 
-def wrong_in_the_ledger(run: Path, steps: int, ahead: int) -> list[str]:
-    """Which prompt was trained in which step, with tokens of which versions, as the rollouts say."""
+def wrong_in_the_ledger(run: Path, steps: int, ahead: int, given_up: int) -> list[str]:
+    """Which prompt was trained in which step, with tokens of which versions, as the rollouts say: every prompt of the
+    order, up to the last, but for those that the run says it gave up."""
     wrong = list[str]()
     files = sorted((run / "rollouts").glob("step-*.parquet"))
     columns = ["step", "group", "prompt_index", "versions"]
@@ -238,6 +240,10 @@ def wrong_in_the_ledger(run: Path, steps: int, ahead: int) -> list[str]:
     if twice := [prompt for prompt, count in counts.items() if count > 1]:
         wrong.append(f"{len(twice)} prompts were trained more than once, {twice[:5]} for example")
     number = numbers_of_prompts(run, steps)
+    first = {number[prompt] for prompt in counts}
+    if lost := sorted(set(range(len(groups) + given_up)) - first):
+        if len(lost) != given_up:
+            wrong.append(f"prompts {lost[:5]} in their order were never trained, and {given_up} were given up")
     early = [step - 1 - number[prompt] // PROMPTS for (step, _), prompt in groups.items()]
     if min(early) < -ahead:
         wrong.append(f"a prompt was trained {-min(early)} steps before its turn")
@@ -256,6 +262,33 @@ def numbers_of_prompts(run: Path, steps: int) -> dict[int, int]:
     return {row: number for number, row in reversed(list(enumerate(order)))}
 
 
+def interrupted(dice: random.Random) -> str:
+    """Ctrl-C, once or twice, at any moment from the start of the process on; what is wrong then, empty if nothing is."""
+    kind = KINDS["local"]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        config = write_inputs(folder, dice.randrange(10**6), kind, (2, 8))
+        environment = os.environ | {"POSTTRAIN_KILLS": str(folder), "OMP_NUM_THREADS": "1"}
+        with (folder / "log.txt").open("wb") as log:
+            process = subprocess.Popen(
+                command("train", str(config), f"output={folder / 'run'}"), stdout=log, stderr=log, env=environment
+            )
+            time.sleep(dice.uniform(0.2, 20))
+            for _ in range(dice.randint(1, 2)):
+                process.send_signal(signal.SIGINT)
+                time.sleep(dice.uniform(0.0, 1.0))
+            try:
+                code = process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return f"it went on for a minute: {(folder / 'log.txt').read_text()[-500:]}"
+        time.sleep(1.0)
+        left = [one for module in set(kind.modules.values()) for one in of_run(folder, module)]
+        wrong = [f"{len(left)} processes are left"] if left else []
+        wrong += [] if code in (0, 130, -signal.SIGINT) else [f"exit code {code}"]
+        return ", ".join(wrong)
+
+
 def replay(run: Path) -> str:
     """Train the run again from what it recorded; what is wrong, empty if all bits are the same."""
     done = subprocess.run(command("replay", str(run)), capture_output=True, text=True, check=False)
@@ -266,6 +299,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--interrupts", type=int, default=20, help="runs that get Ctrl-C at any moment")
     parser.add_argument("--engine", choices=KINDS, default="local")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -294,12 +328,17 @@ def main() -> int:
         if not outcome.kills:
             failed.append(f"run {runs}: nothing was killed")
             break
+    dice = random.Random(f"{asked.seed} interrupts")
+    interrupts = [interrupted(dice) for _ in range(asked.interrupts)]
+    failed += [f"interrupt {number}: {wrong}" for number, wrong in enumerate(interrupts) if wrong]
     record = {
         "kills": dict(kills), "runs": runs, "steps_of_a_run": kind.steps, "losses_told": said, "replayed": replayed,
-        "failed": failed, "origin": origin(),
+        "interrupts": len(interrupts), "failed": failed, "origin": origin(),
     }  # fmt: skip
     out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{kills.total()} kills in {runs} runs, {len(failed)} wrong")
+    for wrong in failed:
+        print(f"WRONG: {wrong}")
+    print(f"{kills.total()} kills in {runs} runs, {len(interrupts)} interrupted, {len(failed)} wrong")
     return 1 if failed else 0
 
 
