@@ -3,12 +3,12 @@
     python -m benchmarks.engine_kills --kills 100 --seed 0
     python -m benchmarks.engine_kills --kills 20 --engine vllm     # servers in place of our engines
 
-Each run samples two steps ahead, with two engines (or one server; then every other run is synchronous), and is resumed
-whenever its trainer was killed. What is killed, when
-and by what (SIGKILL, or SIGSTOP for an engine that hangs) follows from the seed. Afterwards the rollouts of the run
-say which prompt was trained in which step. Asked of every run: it ends with exit code 0, or says whom it waited for in
-vain; each prompt was trained once and none left out; none earlier than `run_ahead` allows; no process is left; versions never fall and
-none comes from the future. The first three runs are replayed and end in the same bits.
+Each run samples two steps ahead, with two engines (or one server; then every other run is synchronous), evaluates on
+the way, and is resumed whenever its trainer was killed. What is killed, when and by what (SIGKILL, or SIGSTOP for an
+engine that hangs) follows from the seed; nothing is killed before the first step of a process, or while an engine
+starts. Asked of every run: it ends with exit code 0, or says whom it waited for in vain; each prompt was trained once
+and none left out; none earlier than `run_ahead` allows; no process is left; versions never fall and none comes from the
+future. The first three runs are replayed and end in the same bits. Other runs get Ctrl-C, once or twice, at any moment.
 """
 
 from __future__ import annotations
@@ -241,9 +241,9 @@ def wrong_in_the_ledger(run: Path, steps: int, ahead: int, given_up: int) -> lis
         wrong.append(f"{len(twice)} prompts were trained more than once, {twice[:5]} for example")
     number = numbers_of_prompts(run, steps)
     first = {number[prompt] for prompt in counts}
-    if lost := sorted(set(range(len(groups) + given_up)) - first):
-        if len(lost) != given_up:
-            wrong.append(f"prompts {lost[:5]} in their order were never trained, and {given_up} were given up")
+    lost = sorted(set(range(len(groups) + given_up)) - first)
+    if len(lost) != given_up:
+        wrong.append(f"prompts {lost[:5]} in their order were never trained, and {given_up} were given up")
     early = [step - 1 - number[prompt] // PROMPTS for (step, _), prompt in groups.items()]
     if min(early) < -ahead:
         wrong.append(f"a prompt was trained {-min(early)} steps before its turn")
@@ -263,7 +263,7 @@ def numbers_of_prompts(run: Path, steps: int) -> dict[int, int]:
 
 
 def interrupted(dice: random.Random) -> str:
-    """Ctrl-C, once or twice, at any moment from the start of the process on; what is wrong then, empty if nothing is."""
+    """Ctrl-C, once or twice, at any moment of a run and of its start; what is wrong then, empty if nothing is."""
     kind = KINDS["local"]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -75,6 +75,10 @@ BEFORE: dict[str, Any] = {
 """How the model came about from which all runs start."""
 
 
+FAST: dict[str, Any] = {"model.path": "tiny:sort", "train.learning_rate": 5e-4, "train.minibatches": 2}
+"""Where the policy moves fast: from the demonstration's start model, two large updates of each batch."""
+
+
 class Case(NamedTuple):
     run_ahead: int
     max_staleness: int
@@ -88,13 +92,13 @@ def prepare(folder: Path) -> Path:
     return max((folder / "before" / "checkpoints").glob("step-*")) / "model"
 
 
-def measure(case: Case, model: Path) -> dict[str, Any]:
-    """One run and the times of its steps, without the first ones."""
+def measure(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
+    """One run and the times of its steps, without the first ones; `given` are settings beside those of all runs."""
     Fleet.start = SleepingEngine.at(PACE)
     ahead = {"train.run_ahead": case.run_ahead, "train.max_staleness": case.max_staleness, "seed": case.seed}
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        run = _train(Path(folder) / "run", **{"model.path": str(model)}, **ahead)
+        run = _train(Path(folder) / "run", **given, **ahead)
         steps, found = run.metrics[FIRST:], run.evaluation
     seconds = [step["time/step"] for step in steps]
     waited = [step["time/wait_for_groups"] for step in steps]
@@ -122,25 +126,50 @@ def _train(folder: Path, **given: Any) -> Any:
 
 
 def run_all(folder: Path) -> dict[str, Any]:
-    """Two synchronous runs at a time, beside them the others, each in a process of its own; what is on file in `folder`
-    is not done again."""
-    kept, model = folder / "speed.jsonl", prepare(folder)
+    """The runs of every setting; what is on file in `folder` is not done again."""
+    others = [Case(*DEFAULT, seed) for seed in SEEDS]
+    others += [Case(*setting, 0) for setting in SETTINGS if setting not in (SYNCHRONOUS, DEFAULT)]
+    return summary(_run(folder / "speed.jsonl", {"model.path": str(prepare(folder))}, others))
+
+
+def run_fast(folder: Path) -> dict[str, Any]:
+    """Synchronous runs and those of the defaults where the policy moves fast."""
+    return fast_summary(_run(folder / "fast.jsonl", FAST, [Case(*DEFAULT, seed) for seed in SEEDS]))
+
+
+def _run(kept: Path, given: Mapping[str, Any], others: Sequence[Case]) -> list[dict[str, Any]]:
+    """Two synchronous runs at a time, beside them the others, each in a process of its own."""
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     there = {Case(run["run_ahead"], run["max_staleness"], run["seed"]) for run in done}
     synchronous = [Case(*SYNCHRONOUS, seed) for seed in SEEDS]
-    others = [Case(*DEFAULT, seed) for seed in SEEDS] + [
-        Case(*s, 0) for s in SETTINGS if s not in (SYNCHRONOUS, DEFAULT)
-    ]
 
     def run(cases: Sequence[Case]) -> None:
         for case in cases:
             if case not in there:
-                command = [sys.executable, "-m", "benchmarks.asynchrony.speed", str(kept), str(model), json.dumps(case)]
+                what = (str(kept), json.dumps(given), json.dumps(case))
+                command = [sys.executable, "-m", "benchmarks.asynchrony.speed", *what]
                 subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(run, (synchronous[::2], synchronous[1::2], others)))
-    return summary([json.loads(line) for line in kept.read_text().splitlines()])
+    return [json.loads(line) for line in kept.read_text().splitlines()]
+
+
+def fast_summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How fast the defaults are, and what they cost, where the policy moves fast."""
+    by_setting = {(run["run_ahead"], run["seed"]): run for run in runs}
+    pairs = [(by_setting[0, seed], by_setting[DEFAULT[0], seed]) for seed in SEEDS]
+    before, after = zip(*pairs, strict=True)
+    change = paired_interval([run["score"] for run in before], [run["score"] for run in after])
+    rates = [statistics.median(run["steps_per_second"] for run in side) for side in (before, after)]
+    return {
+        "learning_rate": FAST["train.learning_rate"],
+        "minibatches": FAST["train.minibatches"],
+        "times": rates[1] / rates[0],
+        "scores": [statistics.mean(run["score"] for run in side) for side in (before, after)],
+        "difference": {"seeds": len(pairs), "mean": change.mean, "low": change.low, "high": change.high},
+        "runs": list(runs),
+    }
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -193,6 +222,6 @@ def _line(same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     began = time.monotonic()
-    result = measure(Case(*json.loads(sys.argv[3])), Path(sys.argv[2])) | {"seconds": time.monotonic() - began}
+    result = measure(Case(*json.loads(sys.argv[3])), json.loads(sys.argv[2])) | {"seconds": time.monotonic() - began}
     with Path(sys.argv[1]).open("a") as file:
         file.write(json.dumps(result) + "\n")
