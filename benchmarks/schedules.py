@@ -56,7 +56,7 @@ def limits_of(rng: Random) -> Limits:
     )
 
 
-def workload_of(rng: Random) -> Workload:
+def workload_of(rng: Random, limits: Limits) -> Workload:
     """A step takes about one second to sample, and one to train."""
     return Workload(
         engines=rng.randint(1, 3),
@@ -70,6 +70,7 @@ def workload_of(rng: Random) -> Workload:
         publish_seconds=rng.choice((0.0, 0.02, 0.3)),
         load_seconds=rng.choice((0.0, 0.05, 0.8)),
         join_seconds=rng.choice((0.0, 0.3, 2.0)),
+        lead_changes=rng.choice((0.0, 0.0, 0.5)) if limits.run_ahead else 0.0,
         voided=rng.choice((0.0, 0.0, 0.2)),
         evaluate_every=rng.choice((0, 0, 1, 2)),
         evaluated=rng.randint(1, 3),
@@ -81,7 +82,8 @@ def workload_of(rng: Random) -> Workload:
 def scheduled(seed: int, *, controller: type[Controller] = Controller, history: bool = False) -> Simulated:
     """The run of a seed."""
     rng = Random(seed)
-    limits, workload = limits_of(rng), workload_of(rng)
+    limits = limits_of(rng)
+    workload = workload_of(rng, limits)
     faults = Faults(rng.randint(0, 7), within=rng.choice((2.0, 8.0)) * limits.last_version)
     return simulate(limits, workload, seed=seed, faults=faults, controller=controller, watched=True, history=history)
 
@@ -164,7 +166,8 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
 def replay(seed: int) -> int:
     """What happened in one run, event by event."""
     rng = Random(seed)
-    print(limits_of(rng), workload_of(rng), sep="\n")
+    limits = limits_of(rng)
+    print(limits, workload_of(rng, limits), sep="\n")
     run = scheduled(seed, history=True)
     for at, event, commands in run.history:
         print(f"{at:9.3f}  {event}")

@@ -97,8 +97,8 @@ sampling takes a smaller part of a step, less can be won: the bound is (sampling
 
 Score of the defaults less that of synchronous training: {points(change["mean"], change["low"], change["high"])} points
 over {change["seeds"]} seeds, {"" if within else "not "}within 3 points. The model from which all start has
-{percent(slow["baseline"])}, so that {percent(1 - slow["baseline"])} are left to learn: the policy moves slowly, as in the
-fine-tuning of a model that can do its task already. k3, which estimates KL(sampler || trainer) per token, is
+{percent(slow["baseline"])}, so that {percent(1 - slow["baseline"])} are left to learn: the policy moves slowly, as in
+the fine-tuning of a model that can do its task already. k3, which estimates KL(sampler || trainer) per token, is
 {fast["mismatch_k3"]:.4f}. An earlier set-up (70 steps of 16 prompts, from such a model) improved nothing and gave -1.6
 (-4.0 to +0.9); the next paragraph has a policy that moves fast. Seed by seed the defaults made {min(each):.2f} to
 {max(each):.2f} times the steps of synchronous training.

@@ -13,6 +13,7 @@ from posttrain.controller.invariants import INVARIANTS
 from posttrain.controller.messages import (
     Deliver,
     Interrupt,
+    Lead,
     Loaded,
     Publish,
     Restart,
@@ -281,6 +282,14 @@ class EvaluatesWithOldWeights(Controller):
         super()._place()
 
 
+class AnswersWithItsFirstRow(Controller):
+    def _ended(self, event):
+        if event.row.group < 0 and self._held(event) is not None:
+            for row in self._groups[event.row.group].rows:
+                row.ended = True
+        super()._ended(event)
+
+
 class CountsEvaluationsAsInFlight(Controller):
     @property
     def in_flight(self):
@@ -292,6 +301,12 @@ class ForgetsEvaluationsOfLostEngines(Controller):
         super()._place_again(row, cause)
         if row.group < 0:
             self._unplaced.discard(row.group)
+
+
+class KeepsItsFirstLead(Controller):
+    def _learn(self, event):
+        if not isinstance(event, Lead):
+            super()._learn(event)
 
 
 BUGS = {
@@ -329,9 +344,11 @@ BUGS = {
     BeginsThoughTheRunIsToEnd: "ends",
     GoesOnAfterTheEnd: "ends",
     ScoresWhatIsEvaluated: "evaluation",
-    EvaluatesWithOldWeights: "evaluation",
+    EvaluatesWithOldWeights: "weights",
+    AnswersWithItsFirstRow: "evaluation",
     CountsEvaluationsAsInFlight: "places",
     ForgetsEvaluationsOfLostEngines: "places",
+    KeepsItsFirstLead: "places",
 }
 """Each with the invariant that it breaks."""
 

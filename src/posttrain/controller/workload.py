@@ -35,6 +35,8 @@ class Workload:
     """After so many versions, 0 included, the trainer waits for the answers of an evaluation; 0: never."""
     evaluated: int = 0
     """Groups of an evaluation."""
+    lead_changes: float = 0.0
+    """Share of steps after which the lead is another one."""
     voided: float = 0.0
     """Share of groups that are replaced, as there is nothing to learn from them."""
     report_seconds: float | None = None

@@ -26,6 +26,7 @@ from posttrain.controller.messages import (
     GiveUp,
     Interrupt,
     Late,
+    Lead,
     Limits,
     Load,
     Publish,
@@ -293,6 +294,9 @@ class World:
         for group in groups:
             self._forget(group)
         self.tell(Trained(self.version))
+        changes = self.workload.lead_changes
+        if changes and self.rng.random() < changes:
+            self.tell(Lead(self.rng.randint(1, 4)))
         if self.version % self.limits.publish_every and self.stop is None:
             self.tell(Asked())
 
