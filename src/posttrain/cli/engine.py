@@ -27,7 +27,7 @@ class Device(StrEnum):
 
 @engine_app.command("install", no_args_is_help=True)
 def install(
-    engine: Annotated[Engine, typer.Argument(metavar="vllm", help="The engine.")],
+    engine: Annotated[Engine, typer.Argument(metavar="ENGINE", help="vllm.")],
     device: Annotated[Device | None, typer.Option(help="Its build; default: what the machine has.")] = None,
     json: AsJson = False,
 ) -> int:
