@@ -134,7 +134,8 @@ class Observer:
     """Is told everything, and says what was broken."""
 
     def __init__(self, limits: Limits, *, version: int = 0, engines: Iterable[str] = ()) -> None:
-        self.limits, self.furthest = limits, limits.run_ahead
+        self.limits = self.configured = limits
+        self.furthest = limits.run_ahead
         first = version * limits.prompts_per_step
         self.books = Books(version, first, trained=set(range(first)))
         self.broken: list[Broken] = []
@@ -183,7 +184,8 @@ class Observer:
         return deepcopy(self.books)
 
     def restored(self, books: Books, state: dict[str, Any], engines: Iterable[str]) -> None:
-        """The run goes on from what was put on file with these books."""
+        """The run goes on from what was put on file with these books, and with the lead that it first had."""
+        self.limits = self.configured
         self.books = books = deepcopy(books)
         books.finished |= set(books.training)
         books.training = ()
