@@ -242,7 +242,7 @@ def test_an_engine_that_is_lost_too_often_stays_away_and_the_last_one_ends_the_r
     commands = controller.handle(Asked()) + controller.handle(Lost("a", "was killed"))
     cause = "row 0 was lost 2 times since its last token: a, which was killed"
     assert commands[:3] == [Dismiss("a"), GiveUp(0, cause), GiveUp(1, cause)]
-    assert commands[3:] == [Stop("the trainer waited for a, which was killed; no engine is left", failed=True)]
+    assert commands[3:] == [Stop("the trainer waited for a in vain: was killed; no engine is left", failed=True)]
 
 
 def test_engines_that_never_start_end_the_run_before_anything_is_published():
@@ -252,7 +252,7 @@ def test_engines_that_never_start_end_the_run_before_anything_is_published():
     assert commands[:3] == [Restart("a"), Dismiss("a"), Restart("b")]
     assert commands[3:] == [
         Dismiss("b"),
-        Stop("the trainer waited for b, which exited with code 1; no engine is left", failed=True),
+        Stop("the trainer waited for b in vain: exited with code 1; no engine is left", failed=True),
     ]
 
 

@@ -98,6 +98,9 @@ class Scripted:
     def push(self) -> bool:
         return False
 
+    def work(self) -> float:
+        return time.monotonic()
+
     def kill(self) -> None:
         self.killed = True
 
@@ -221,6 +224,11 @@ class NeverStarts(First):
         self._waiting.clear()
 
 
+class HangsWhileItStarts(NeverStarts):
+    def work(self) -> float:
+        return 3.0
+
+
 class CannotStart(First):
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -274,6 +282,7 @@ SAYS = {
     Dies: "killed by signal 9",
     HangsInTheMiddle: "engine 0 is late",
     NeverStarts: None,
+    HangsWhileItStarts: None,
     NeverLoads: "engine 0 is late",
     LoadsOtherWeights: "its tensors are not those of version 0",
     LoadsAnotherVersion: None,
@@ -310,6 +319,15 @@ def test_when_no_engine_is_left_the_run_ends_and_says_who_was_waited_for(wrong):
         world.train()
     assert raised.value.exit_code == 4
     assert len(world.made) == 3, "it was started three times"
+
+
+def test_an_engine_that_does_nothing_while_it_starts_has_no_more_time_than_one_that_draws():
+    with (
+        World(HangsWhileItStarts, forever=True) as world,
+        pytest.raises(EngineError, match="engine 0 in vain: it does nothing, . s after"),
+    ):
+        world.train()
+    assert len(world.made) == 3
 
 
 class DrawsNaN(First):

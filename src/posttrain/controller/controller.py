@@ -398,7 +398,7 @@ class Controller:
         if not self._engines and self._dismissed and (self._published is None or not self.waits()):
             # the first publication is laid out as an engine says: the trainer waits for one before it publishes
             name, cause = next(reversed(self._dismissed.items()))
-            self._stop(f"the trainer waited for {name}, which {cause}; no engine is left", failed=True)
+            self._stop(f"the trainer waited for {name} in vain: {cause}; no engine is left", failed=True)
 
     def _publish(self) -> None:
         """Of the two publications the older is overwritten, once nobody reads it."""

@@ -127,6 +127,10 @@ class EnginePort(Protocol):
         """Send more of what an engine that does not read has not taken yet; is there still something left?"""
         ...
 
+    def work(self) -> float:
+        """Processor seconds that it has taken so far; always more where nobody can say."""
+        ...
+
     def kill(self) -> None:
         """End it at once, and whatever it has started."""
         ...

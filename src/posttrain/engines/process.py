@@ -21,6 +21,7 @@ from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.last_words import last_words
 from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
 from posttrain.engines.sampler import Digest
+from posttrain.engines.starting import work_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,10 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             return "it closed its connection"
         return last_words(code, self.log)
+
+    def work(self) -> float:
+        """See `EnginePort`."""
+        return work_of(self.process.pid)
 
     def kill(self) -> None:
         """See `EnginePort`."""

@@ -57,6 +57,7 @@ from posttrain.controller.messages import (
     Wait,
 )
 from posttrain.engines.port import Answer, EngineGone, EnginePort, GivenBack, Piece, Ready, Task, WeightsLoaded
+from posttrain.engines.starting import Starting
 from posttrain.errors import CheckpointError, ConfigError, EngineError, NonFiniteError
 from posttrain.experience.activity import Activity
 from posttrain.experience.answers import Question
@@ -168,6 +169,7 @@ class Driver:
         self._planned = functools.lru_cache(maxsize=PLANNED)(self.schedule)
         self._ports: dict[str, EnginePort] = {}
         self._joined: set[str] = set()
+        self._starting: dict[str, Starting] = {}
         self._rows: dict[Row, Drawn] = {}
         self._groups: dict[int, Group] = {}
         """Scored and not trained."""
@@ -405,12 +407,13 @@ class Driver:
 
     def _launch(self, name: str) -> None:
         port = self.engines[name]()
-        self._ports[name] = port
+        self._ports[name], self._starting[name] = port, Starting()
         self._selector.register(port.fileno(), selectors.EVENT_READ, name)
 
     def _end_engine(self, name: str) -> None:
         port = self._ports.pop(name, None)
         self._joined.discard(name)
+        self._starting.pop(name, None)
         if port is not None:
             self._selector.unregister(port.fileno())
             port.kill()
@@ -448,6 +451,7 @@ class Driver:
                     self.say(answer.note)
                 self.ready = answer
                 self._joined.add(name)
+                del self._starting[name]
                 self._handle(Joined(name))
             case GivenBack(row=row, attempt=attempt):
                 self._handle(Returned(name, Row(*row), attempt))
@@ -490,6 +494,9 @@ class Driver:
                 told = f"nobody has heard of it for {now - since:.0f} s ({wait.kind})"
                 self.say(f"{wait.owner} is late: {told}; rollout.deadline = {self.deadline:g} s")
                 self._handle(Late(wait))
+        for name, starting in list(self._starting.items()):
+            if name in self._starting and starting.idle(self._ports[name].work) > self.deadline:
+                self._lose(name, f"it does nothing, {time.monotonic() - starting.began:.0f} s after it was started")
 
     def _task(self, command: Submit) -> Task:
         group = command.row.group

@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from posttrain.engines import begin
 from posttrain.engines.last_words import last_words
+from posttrain.engines.starting import work_of
 from posttrain.engines.vllm import supervise
 
 EXTENSION = Path(__file__).parent / "extension"
@@ -64,14 +63,8 @@ class Server:
         os.close(heard)
 
     def work(self) -> float:
-        """Processor seconds that it has taken so far, its supervisor left out."""
-        total = 0.0
-        with suppress(psutil.Error):
-            for one in psutil.Process(self.process.pid).children(recursive=True):
-                with suppress(psutil.Error):
-                    times = one.cpu_times()
-                    total += times.user + times.system
-        return total
+        """Processor seconds that it has taken so far."""
+        return work_of(self.process.pid)
 
     def death(self) -> str:
         """How the process ended; empty while it runs."""
