@@ -1,11 +1,12 @@
 """Runs that sample from a server, and every way in which one can be wrong: each is found, and said by its name.
 
-The server is a stub that plants what a real one does only by accident; tests/slow/test_vllm.py has the real one.
+The server is a stub that plants what a real one does only by accident; test_vllm_server.py has the real one.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import math
 from typing import ClassVar
@@ -15,10 +16,11 @@ import pytest
 import torch
 from tests.engines.stub_server import StubServer
 from tests.tiny import tiny_model, write_prompts
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 import posttrain as pt
 from posttrain.engines.vllm import served
-from posttrain.errors import ConfigError, EngineError, NonFiniteError
+from posttrain.errors import ConfigError, EngineError, ModelError, NonFiniteError
 
 SMALL = {"evaluation": {"prompts": 2, "samples": 1, "writing": 0}, "guards": {"max_truncated": 1.0}, "report": False}
 
@@ -28,8 +30,17 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vllm")
     tiny_model(folder / "model")
     tiny_model(folder / "tied", tie_word_embeddings=True)
+    mixture(folder / "experts", Qwen3MoeConfig, num_experts=4, moe_intermediate_size=16)
+    mixture(folder / "mixtral", MixtralConfig, num_local_experts=4)
     write_prompts(folder / "prompts.jsonl", count=200)
     return folder
+
+
+def mixture(folder, kind, **sizes):
+    like = AutoConfig.from_pretrained(tiny_model(folder)).to_dict()
+    known = {name: like[name] for name in inspect.signature(LlamaConfig).parameters if name in like}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(kind(**known | sizes, num_experts_per_tok=2)).save_pretrained(folder)
 
 
 def config(place, name, url, **changes):
@@ -56,7 +67,7 @@ def messages(run):
     return [json.loads(line)["message"] for line in (run / "events.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("model", ["model", "tied"])
+@pytest.mark.parametrize("model", ["model", "tied", "experts"])
 def test_a_run_samples_and_evaluates_with_a_server(place, model):
     evaluation = {"prompts": 6, "samples": 1, "writing": 0}
     server = StubServer(place / model)
@@ -291,6 +302,11 @@ def test_numbers_that_are_not_finite_are_the_trainers_fault(place):
 
     with NotANumber(place / "model").serving() as url, pytest.raises(NonFiniteError):
         pt.train(config(place, "not a number", url))
+
+
+def test_a_mixture_of_experts_whose_tensors_have_other_names_in_vllm_is_refused(place):
+    with pytest.raises(ModelError, match=r"of the kind mixtral .* qwen2_moe, qwen3_moe, olmoe"):
+        pt.train(config(place, "mixtral", "http://127.0.0.1:9") | {"model": str(place / "mixtral")})
 
 
 def test_a_server_that_is_not_there_is_named(place, monkeypatch):

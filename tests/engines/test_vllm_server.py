@@ -25,9 +25,12 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
+    OlmoeConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 import posttrain as pt
@@ -53,6 +56,18 @@ MODELS: dict[str, type[PretrainedConfig]] = {
     "qwen3": Qwen3Config,
     "gemma2": Gemma2Config,
     "gemma3": Gemma3TextConfig,
+    "qwen2_moe": Qwen2MoeConfig,
+    "qwen3_moe": Qwen3MoeConfig,
+    "olmoe": OlmoeConfig,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
+NO_HEAD_DIM = {"hidden_size": 256}
+"""Of models in which it follows from the width."""
+DIFFERENT: dict[str, dict[str, int]] = {
+    "qwen2": NO_HEAD_DIM,
+    "qwen2_moe": EXPERTS | NO_HEAD_DIM | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128},
+    "qwen3_moe": EXPERTS | {"moe_intermediate_size": 64},
+    "olmoe": EXPERTS | NO_HEAD_DIM | {"intermediate_size": 64, "num_key_value_heads": 4},
 }
 
 
@@ -70,13 +85,12 @@ def model(place: Path, kind: str, *, tied: bool = True) -> Path:
         return folder
     tokenizer = tiny_tokenizer(string.ascii_lowercase + string.digits + " ")
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
-    more = {} if kind != "qwen2" else {"hidden_size": 256}  # which has no head_dim of its own
-    config = MODELS[kind](**SHAPE | more | ids, vocab_size=len(tokenizer), tie_word_embeddings=tied)
+    config = MODELS[kind](**SHAPE | DIFFERENT.get(kind, {}) | ids, vocab_size=len(tokenizer), tie_word_embeddings=tied)
     torch.manual_seed(0)
     made = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in made.parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() >= 2:
                 parameter.normal_(std=0.15)
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 AWAY = 5.0
 """Seconds that a server which nobody has seen yet is waited for."""
+MIXTURES = ("qwen2_moe", "qwen3_moe", "olmoe")
+"""Mixtures of experts whose tensors have the same names in vLLM."""
 DECISIVE = (
     "num_hidden_layers",
     "hidden_size",
@@ -36,6 +38,8 @@ DECISIVE = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "query_pre_attn_scalar",
+    "num_experts",
+    "num_experts_per_tok",
 )
 
 
@@ -45,11 +49,12 @@ def server_setup(config: RunConfig, loaded: LoadedModel, folder: Path, place: in
     Raises ConfigError where vLLM is not installed, ModelError for a model whose tensors a server holds in a form that
     is not understood.
     """
-    if routers(loaded.model):
+    kind = base_model(loaded.model).config.model_type
+    if routers(loaded.model) and kind not in MIXTURES:
         raise ModelError(
-            given="a mixture of experts with rollout.engine = vllm",
-            allowed="dense models",
-            fix="Leave rollout.engine out: the local sampler decodes mixtures of experts.",
+            given=f"a mixture of experts of the kind {kind} with rollout.engine = vllm",
+            allowed=f"dense models, and mixtures of the kinds {', '.join(MIXTURES)}",
+            fix="Leave rollout.engine out: the local sampler decodes every mixture of experts.",
         )
     url = config.rollout.url[place] if config.rollout.url else ""
     lengths = (config.sampling.max_completion_length, config.evaluation.max_completion_length or 0)

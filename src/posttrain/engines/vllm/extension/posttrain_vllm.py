@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm._custom_ops import cpu_prepack_moe_weight
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -106,6 +108,8 @@ class MemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         for module in self.model.modules():
             if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
                 module.quant_method.process_weights_after_loading(module)  # else it multiplies with the old ones
+            if isinstance(module, RoutedExperts) and is_laid_out(module):
+                kernel_of(module).process_weights_after_loading(module)  # which vLLM does for the first weights alone
 
     def shutdown(self) -> None:
         MemoryEngine.newest = None
@@ -156,6 +160,10 @@ def held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         embeddings: Any = next(one for one in model.modules() if isinstance(one, VocabParallelEmbedding))
         yield HEAD, unpacked(embeddings, embeddings.weight, multiplies=True)
     for prefix, module in model.named_modules():
+        if isinstance(module, RoutedExperts):
+            yield f"{module.layer_name}.gate_up_proj", unpacked_experts(module, module.w13_weight)
+            yield f"{module.layer_name}.down_proj", unpacked_experts(module, module.w2_weight)
+            continue
         for name, parameter in module.named_parameters(recurse=False):
             tensor = unpacked(module, parameter) if name == "weight" else parameter
             whole = f"{prefix}.{name}" if prefix else name
@@ -178,11 +186,36 @@ def unpacked(module: Any, weight: torch.Tensor, *, multiplies: bool = False) -> 
     looks_up = embeds and not isinstance(module, ParallelLMHead) and not multiplies
     multiply = getattr(module, "cpu_linear", None)
     if multiply is not None and not looks_up:
-        width = module.embedding_dim if embeds else module.input_size_per_partition
+        width = module.embedding_dim if embeds else module.input_size
         weight = multiply(torch.eye(width, dtype=weight.dtype), weight, None).t()
     if embeds:
         weight = weight[: module.org_vocab_size]  # what is padded is not of the model
     return weight
+
+
+def kernel_of(experts: Any) -> Any:
+    return experts.quant_method.moe_kernel.fused_experts
+
+
+def is_laid_out(experts: RoutedExperts) -> bool:
+    """For the products of a CPU build."""
+    return hasattr(kernel_of(experts), "isa")
+
+
+def unpacked_experts(layer: Any, weight: torch.Tensor) -> torch.Tensor:
+    """`[experts, out, in]` as it was before a CPU build laid it out for its products, which moves numbers and changes
+    none: numbered places are laid out in the same way, byte by byte of their number, and say what came from where."""
+    if not is_laid_out(layer):
+        return weight
+    experts, shape = weight.shape[0], weight.shape[1:]
+    places, moved = torch.arange(shape.numel()), torch.zeros(shape.numel(), dtype=torch.long)
+    for byte in range(4):
+        digit = (places >> 8 * byte) % 256
+        laid_out = cpu_prepack_moe_weight(digit.view(1, *shape).to(weight.dtype), kernel_of(layer).isa)
+        moved += laid_out.reshape(-1).long() << 8 * byte
+    plain = torch.empty_like(weight).view(experts, -1)
+    plain[:, moved] = weight.reshape(experts, -1)
+    return plain.view(weight.shape)
 
 
 def as_sent(tensor: torch.Tensor, name: str, newest: Memory | None) -> torch.Tensor:
