@@ -48,7 +48,9 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def call(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Any:
+    async def call(
+        self, path: str, body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None, **query: str
+    ) -> Any:
         """POST, or GET without a body for a path that begins with "GET "; the JSON of the answer."""
         method, _, path = path.rpartition(" ")
         try:
@@ -63,6 +65,22 @@ class Client:
         """What each worker of the server answers to a method of our extension."""
         answer = await self.call("/collective_rpc", {"method": method})
         return answer["results"]
+
+    async def abort(self, names: Sequence[str]) -> None:
+        """End requests; they hand over what they have drawn."""
+        await self.call("/abort_requests", {"request_ids": [f"generate-tokens-{name}" for name in names]})
+
+    async def stream(self, path: str) -> httpx.Response | None:
+        """GET an answer that goes on and on; None where there is no such route. Whoever reads it closes it."""
+        request = self._http.build_request("GET", path, timeout=httpx.Timeout(self.seconds, read=None))
+        try:
+            answer = await self._http.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise NoAnswer(f"{path} at {self.url}: {self._why(error)}") from error
+        if answer.status_code == httpx.codes.OK:
+            return answer
+        await answer.aclose()
+        return None
 
     async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Drawn]:
         """The tokens of a request as they come. Waits for ever: whoever asks has a deadline of his own."""

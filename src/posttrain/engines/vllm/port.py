@@ -41,6 +41,7 @@ from posttrain.engines.published import layout
 from posttrain.engines.sampler import Digest, SamplingSettings
 from posttrain.engines.sampling import StopStrings
 from posttrain.engines.vllm.client import GENERATE, LONGEST_ERROR, Client, NoAnswer, ServerError, drawn_by
+from posttrain.engines.vllm.rows import Rows
 from posttrain.engines.vllm.server import Launch, Server
 from posttrain.types import FinishReason
 
@@ -120,6 +121,8 @@ class VllmEngine:
         self._stop = StopStrings(setup.tokenizer, setup.sampling.stop)
         self._server = Server(setup.launch, log) if setup.launch else None
         self._client = Client(self._server.url if self._server else setup.url, setup.call_seconds)
+        self._rows = Rows(self._client)
+        self._generate = self._rows.generate
         self._flights: dict[tuple[RowName, int], Flight] = {}
         self._version: int | None = None
         self._count = itertools.count()
@@ -207,6 +210,7 @@ class VllmEngine:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+        await self._rows.close()
         await self._client.close()
 
     async def _start(self) -> None:
@@ -225,6 +229,8 @@ class VllmEngine:
                 raise ServerError(wrong)
         await self._client.rpc("posttrain_reset")
         await self._client.call("/init_weight_transfer_engine", {"init_info": {}})
+        if not await self._rows.open():
+            self._generate = self._client.generate
         self._say(Ready(tensors=self.setup.tensors, merged=True))
 
     def _wrong_with(self, facts: Mapping[str, Any]) -> str:
@@ -290,7 +296,7 @@ class VllmEngine:
         assert version is not None
         ids, logprobs, reason, spans = list[int](), list[float](), None, ()
         ended: FinishReason | None = None
-        async for drawn in self._client.generate(self._request(flight, version, number)):
+        async for drawn in self._generate(self._request(flight, version, number)):
             self._say(Piece(row=flight.task.row, attempt=flight.task.attempt, version=version, ids=(), logprobs=()))
             if ended is None:
                 for token, logprob in zip(drawn.ids, drawn.logprobs, strict=True):
@@ -300,7 +306,7 @@ class VllmEngine:
                     if ended is not None:
                         break
                 if ended == "stop":
-                    await self._abort([number])
+                    await self._client.abort([number])
             reason, spans = drawn.reason, drawn.spans
         if reason is None:
             raise ServerError("a stream of tokens ended without a reason")
@@ -372,9 +378,6 @@ class VllmEngine:
             "sampling_params": {"detokenize": False, "ignore_eos": True, **sampling},
         }
 
-    async def _abort(self, names: Sequence[str]) -> None:
-        await self._client.call("/abort_requests", {"request_ids": [f"generate-tokens-{name}" for name in names]})
-
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def _load(self, version: int, number: int) -> None:
@@ -416,7 +419,7 @@ class VllmEngine:
         while names := [flight.request for flight in self._flights.values() if flight.request]:
             if time.monotonic() > until:
                 raise ServerError(f"requests did not end {self.setup.call_seconds:.0f} s after they were aborted")
-            await self._abort(names)  # again and again: a pause does not end what arrives after it
+            await self._client.abort(names)  # again and again: a pause does not end what arrives after it
             await asyncio.sleep(AGAIN)
 
     async def _probe(self, version: int) -> list[list[float]]:

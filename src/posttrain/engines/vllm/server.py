@@ -96,6 +96,7 @@ def arguments(launch: Launch, port: int) -> Sequence[str]:
         "generation-config": "vllm",  # else the model's own defaults enter sampling
         "stream-interval": str(STREAM_INTERVAL),
         "worker-extension-cls": "posttrain_vllm.Extension",
+        "middleware": "posttrain_rows.Rows",
         "weight-transfer-config": json.dumps({"backend": "posttrain"}),
     }
     switches = ["--skip-tokenizer-init", "--enable-scale-out", "--disable-uvicorn-access-log"]

@@ -1,0 +1,124 @@
+"""Runs inside of a vLLM server, in its environment: many requests over one connection.
+
+The server is started with `--middleware posttrain_rows.Rows`; the folder of this file is on its path. Its own route for
+tokens takes a connection for each request and writes a small document for each token, which costs about as much as
+drawing it with a small model. Here
+
+    GET  /posttrain/rows/NAME    is a stream of lines for as long as the connection lives:
+                                 [[request, ids, log-probabilities, reason, spans], ...]
+    POST /posttrain/rows/NAME    adds requests to it:
+                                 [{"request_id", "token_ids", "cache_salt", "sampling_params"}, ...]
+
+A reason is null until the request has ended (`stop`, `length`, `abort`); one that failed has `error: ...`. Spans are
+those of the weights that drew its tokens, (label, first, behind the last), and come with the end. Requests whose stream
+is closed are aborted. Their names in the server are those that its own route would give them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+PATH = "/posttrain/rows/"
+TOGETHER = 0.01
+"""Seconds in which what is drawn is sent as one line."""
+
+
+class Rows:
+    """ASGI middleware: answers its own path and passes everything else on."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.streams: dict[str, Stream] = {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(PATH):
+            await self.app(scope, receive, send)
+            return
+        name = scope["path"].removeprefix(PATH)
+        if scope["method"] == "GET":
+            stream = self.streams[name] = Stream(scope["app"].state.engine_client)
+            try:
+                await stream.run(receive, send)
+            finally:
+                if self.streams.get(name) is stream:
+                    del self.streams[name]
+        elif name in self.streams:
+            self.streams[name].add(json.loads(await body_of(receive)))
+            await respond(send, 200, b"{}")
+        else:
+            await respond(send, 404, b'"there is no such stream"')
+
+
+class Stream:
+    """One connection, and the requests that answer into it."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.lines: list[Any] = []
+        self.filled = asyncio.Event()
+        self.requests = set[asyncio.Task[None]]()
+
+    def add(self, requests: list[dict[str, Any]]) -> None:
+        for request in requests:
+            task = asyncio.ensure_future(self.answer(request))
+            self.requests.add(task)
+            task.add_done_callback(self.requests.discard)
+
+    async def answer(self, request: dict[str, Any]) -> None:
+        number = request["request_id"]
+        try:
+            how = msgspec.convert(request["sampling_params"], SamplingParams)
+            how.output_kind = RequestOutputKind.DELTA
+            prompt = tokens_input(request["token_ids"], cache_salt=request["cache_salt"])
+            async for answer in self.engine.generate(prompt, how, f"generate-tokens-{number}"):
+                [drawn] = answer.outputs
+                ids = list(drawn.token_ids)
+                numbers = [at[token].logprob for at, token in zip(drawn.logprobs or (), ids, strict=True)]
+                spans = [(span.version, span.start, span.end) for span in drawn.weight_versions or ()]
+                self.say([number, ids, numbers, drawn.finish_reason, spans])
+        except Exception as error:
+            self.say([number, [], [], f"error: {type(error).__name__}: {error}", []])
+
+    def say(self, line: list[Any]) -> None:
+        self.lines.append(line)
+        self.filled.set()
+
+    async def run(self, receive: Any, send: Any) -> None:
+        """Until whoever reads is gone."""
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+        writing = asyncio.ensure_future(self.write(send))
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            for task in (writing, *self.requests):
+                task.cancel()
+
+    async def write(self, send: Any) -> None:
+        while True:
+            await self.filled.wait()
+            await asyncio.sleep(TOGETHER)
+            lines, self.lines = self.lines, []
+            self.filled.clear()
+            await send({"type": "http.response.body", "body": json.dumps(lines).encode() + b"\n", "more_body": True})
+
+
+async def body_of(receive: Any) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def respond(send: Any, status: int, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,101 @@
+"""Requests for tokens that share one connection to a server (extension/posttrain_rows.py is the other end)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+
+from posttrain.engines.vllm.client import Client, Drawn, NoAnswer, ServerError
+
+
+class Rows:
+    """One stream. Everything here runs in the loop of its engine."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._path = f"/posttrain/rows/{uuid.uuid4().hex}"
+        self._answers: dict[str, asyncio.Queue[Drawn | ServerError]] = {}
+        self._new: list[Mapping[str, Any]] = []
+        self._broken: ServerError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sends = False
+
+    async def open(self) -> bool:
+        """False where the server has no such route: each request then needs a connection of its own."""
+        answer = await self._client.stream(self._path)
+        if answer is None:
+            return False
+        self._begin(self._read(answer))
+        return True
+
+    async def close(self) -> None:
+        """The server aborts what is not answered."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Drawn]:
+        """See `Client.generate`. One that is not read to its end is aborted."""
+        number, ended = body["request_id"], False
+        answers = self._answers[number] = asyncio.Queue[Drawn | ServerError]()
+        self._send(body)
+        try:
+            while not ended:
+                drawn = self._broken or await answers.get()
+                if isinstance(drawn, ServerError):
+                    raise drawn
+                ended = drawn.reason is not None
+                yield drawn
+        finally:
+            del self._answers[number]
+            if not ended and self._broken is None:
+                self._begin(self._client.abort([number]))
+
+    def _send(self, body: Mapping[str, Any]) -> None:
+        """With all that are made before the loop turns to it."""
+        self._new.append(body)
+        if not self._sends:
+            self._sends = True
+            self._begin(self._send_all())
+
+    async def _send_all(self) -> None:
+        while self._new:
+            new, self._new = self._new, []
+            await self._client.call(self._path, new)
+        self._sends = False
+
+    async def _read(self, answer: httpx.Response) -> None:
+        try:
+            async for line in answer.aiter_lines():
+                for number, ids, logprobs, reason, spans in json.loads(line) if line else ():
+                    if (reason or "").startswith("error: "):
+                        raise ServerError(f"a request failed: {reason.removeprefix('error: ')}")
+                    if len(ids) != len(logprobs):
+                        raise ServerError(f"{len(ids)} tokens came with {len(logprobs)} log-probabilities")
+                    if number in self._answers:
+                        found = Drawn(ids, logprobs, reason, [(str(span[0]), span[1], span[2]) for span in spans])
+                        self._answers[number].put_nowait(found)
+            raise NoAnswer(f"{self._client.url} ended the stream of tokens")
+        except httpx.HTTPError as error:
+            raise NoAnswer(f"the stream of tokens from {self._client.url} broke ({type(error).__name__})") from error
+        finally:
+            await answer.aclose()
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.ensure_future(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Any) -> None:
+        """What breaks one breaks all: without its stream nothing is known of any request."""
+        try:
+            await work
+        except (ServerError, ValueError, TypeError) as error:
+            self._broken = error if isinstance(error, ServerError) else ServerError(f"the stream of tokens: {error}")
+            for answers in self._answers.values():
+                answers.put_nowait(self._broken)
