@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.engines.delivery import digest
 from posttrain.engines.published import Published
+from posttrain.engines.vllm.extension.posttrain_rows import Rows
 from posttrain.engines.vllm.port import machine
 
 CHUNK = 3
@@ -42,6 +43,8 @@ class StubServer:
 
     facts: ClassVar[dict[str, Any]] = {}
     """What differs from the right facts."""
+    together = True
+    """Whether requests share a connection."""
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -155,6 +158,13 @@ class StubServer:
             return StreamingResponse(lines(), media_type="text/event-stream")
         return JSONResponse({"choices": [choice async for choice in self.decode(asked)]})
 
+    async def lines(self, state: Any, asked: dict[str, Any]) -> AsyncIterator[list[Any]]:
+        """As `posttrain_rows` gets them from vLLM."""
+        async for choice in self.decode(asked):
+            numbers = [one["logprob"] for one in choice["logprobs"]["content"]]
+            spans = [(span["version"], span["start"], span["end"]) for span in choice.get("weight_versions", ())]
+            yield [choice["token_ids"], numbers, choice.get("finish_reason"), spans]
+
     async def call(self, request: Request) -> Any:
         name, text = request.url.path.strip("/"), await request.body()
         body = json.loads(text) if text else {}
@@ -215,6 +225,9 @@ class StubServer:
         names = [name.removeprefix("on_") for name in dir(self) if name.startswith("on_")]
         routes = [Route(f"/{name}", self.call, methods=["GET", "POST"]) for name in names]
         app = Starlette(routes=[*routes, Route("/inference/v1/generate", self.generate, methods=["POST"])])
+        app.state.engine_client = None
+        if self.together:
+            app.add_middleware(Rows, draws=self.lines)
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

@@ -92,6 +92,18 @@ def test_a_run_samples_and_evaluates_with_a_server(place, model):
     assert run.trainer.algorithm.correction_name != "none", "an engine of other numerics is corrected for"
 
 
+def test_a_server_that_was_started_without_our_route_answers_by_its_own(place):
+    class Plain(StubServer):
+        together = False
+
+    rows = []
+    for kind in (Plain, StubServer):
+        with kind(place / "model").serving() as url:
+            run = pt.train(config(place, kind.__name__, url))
+        rows.append([(row["completion_ids"], row["versions"]) for row in rows_of(run.folder)])
+    assert rows[0] == rows[1]
+
+
 def test_without_a_lead_every_token_is_of_the_newest_version(place):
     server = StubServer(place / "model")
     with server.serving() as url:
@@ -240,6 +252,18 @@ class LosesLogprobs(StubServer):
         return choice
 
 
+class LosesLogprobsOfRows(StubServer):
+    async def lines(self, state, asked):
+        async for ids, logprobs, *rest in super().lines(state, asked):
+            yield [ids, logprobs[:-1], *rest]
+
+
+class FailsRows(StubServer):
+    async def lines(self, state, asked):
+        raise RuntimeError("no room for keys and values")
+        yield
+
+
 class EndsTooEarly(StubServer):
     async def decode(self, asked):
         shorter = copy.deepcopy(asked)
@@ -270,6 +294,8 @@ WRONG = {
     NoLabel: "tokens were drawn by no version: 0 of",
     LabelsTooFew: "tokens were drawn by no version: 1 of",
     LosesLogprobs: "tokens and log-probabilities of",
+    LosesLogprobsOfRows: "tokens came with",
+    FailsRows: "a request failed: RuntimeError: no room for keys and values",
     EndsTooEarly: "a row ended (length) after 2 tokens, of which none may end it",
 }
 

@@ -18,22 +18,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
 from typing import Any
-
-import msgspec
-from vllm.inputs.engine import tokens_input
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 PATH = "/posttrain/rows/"
 TOGETHER = 0.01
 """Seconds in which what is drawn is sent as one line."""
 
 
+async def drawn_by(engine: Any, request: dict[str, Any]) -> AsyncIterator[list[Any]]:
+    """What vLLM draws for a request: [ids, log-probabilities, reason, spans], again and again."""
+    import msgspec
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    how = msgspec.convert(request["sampling_params"], SamplingParams)
+    how.output_kind = RequestOutputKind.DELTA
+    prompt = tokens_input(request["token_ids"], cache_salt=request["cache_salt"])
+    async for answer in engine.generate(prompt, how, f"generate-tokens-{request['request_id']}"):
+        [drawn] = answer.outputs
+        ids = list(drawn.token_ids)
+        numbers = [at[token].logprob for at, token in zip(drawn.logprobs or (), ids, strict=True)]
+        spans = [(span.version, span.start, span.end) for span in drawn.weight_versions or ()]
+        yield [ids, numbers, drawn.finish_reason, spans]
+
+
 class Rows:
     """ASGI middleware: answers its own path and passes everything else on."""
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
+    def __init__(self, app: Any, draws: Callable[[Any, dict[str, Any]], AsyncIterator[list[Any]]] = drawn_by) -> None:
+        self.app, self.draws = app, draws
         self.streams: dict[str, Stream] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -42,7 +56,7 @@ class Rows:
             return
         name = scope["path"].removeprefix(PATH)
         if scope["method"] == "GET":
-            stream = self.streams[name] = Stream(scope["app"].state.engine_client)
+            stream = self.streams[name] = Stream(lambda request: self.draws(scope["app"].state.engine_client, request))
             try:
                 await stream.run(receive, send)
             finally:
@@ -58,8 +72,8 @@ class Rows:
 class Stream:
     """One connection, and the requests that answer into it."""
 
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
+    def __init__(self, draws: Callable[[dict[str, Any]], AsyncIterator[list[Any]]]) -> None:
+        self.draws = draws
         self.lines: list[Any] = []
         self.filled = asyncio.Event()
         self.requests = set[asyncio.Task[None]]()
@@ -73,15 +87,8 @@ class Stream:
     async def answer(self, request: dict[str, Any]) -> None:
         number = request["request_id"]
         try:
-            how = msgspec.convert(request["sampling_params"], SamplingParams)
-            how.output_kind = RequestOutputKind.DELTA
-            prompt = tokens_input(request["token_ids"], cache_salt=request["cache_salt"])
-            async for answer in self.engine.generate(prompt, how, f"generate-tokens-{number}"):
-                [drawn] = answer.outputs
-                ids = list(drawn.token_ids)
-                numbers = [at[token].logprob for at, token in zip(drawn.logprobs or (), ids, strict=True)]
-                spans = [(span.version, span.start, span.end) for span in drawn.weight_versions or ()]
-                self.say([number, ids, numbers, drawn.finish_reason, spans])
+            async for drawn in self.draws(request):
+                self.say([number, *drawn])
         except Exception as error:
             self.say([number, [], [], f"error: {type(error).__name__}: {error}", []])
 
