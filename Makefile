@@ -8,22 +8,23 @@ FAST := not slow and not gpu and not vllm
 ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu test-vllm explore-test check format house bench bench-all clean
+.PHONY: help demo test test-slow test-gpu test-vllm explore-test check format house bench bench-gpu bench-all card clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo [SEED=1]  a tiny model learns on the CPU, and the run proves it (minutes)"
 	@echo "make test           the tests, examples in docstrings included, on three processes"
 	@echo "make test-slow      the tests that take minutes rather than seconds"
-	@echo "make test-gpu       the tests that need a CUDA device"
+	@echo "make test-gpu       the tests that need a card, in an environment with CUDA that it makes (minutes)"
 	@echo "make test-vllm      the tests with real vLLM servers, which are installed first (4 GB)"
 	@echo "make explore-test   the explorer in a real browser, which needs chromium, and npm for a checker of accessibility"
 	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
 	@echo "make format         bring the source into the form that make check asks for"
 	@echo "make house          lines, files and imports of every package, and what a step is read in"
 	@echo "make bench          our speed beside that of TRL, transformers and vLLM, in one run (half an hour)"
+	@echo "make bench-gpu      our speed on a card beside that of TRL with vLLM (10 minutes, after a first installation)"
 	@echo "make bench-all      the other benchmarks, one after the other (hours)"
-	@echo "make clean          remove .venv and caches; runs stay"
+	@echo "make clean          remove .venv, .venv-gpu and caches; runs stay"
 
 demo: $(VENV)/installed
 	$(RUN) -m posttrain demo --seed $(SEED)
@@ -35,8 +36,23 @@ test-slow: $(VENV)/installed-dev
 	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu and not vllm" tests
 	$(ALONE) POSTTRAIN_THOROUGH=1 $(RUN) -m pytest -n 2 -m "$(FAST)" tests/algorithms
 
-test-gpu: $(VENV)/installed-dev
-	$(RUN) -m pytest -m gpu tests
+# On a card: in .venv-gpu, whose torch has CUDA. TORCH_INDEX names an index to take it from. GPU_PYTHON names an
+# interpreter that has everything already; then nothing is installed.
+GPU_VENV := .venv-gpu
+GPU_RUN := $(or $(GPU_PYTHON),$(GPU_VENV)/bin/python)
+GPU := PYTHONPATH=src $(GPU_RUN)
+GPU_READY := $(if $(GPU_PYTHON),,$(GPU_VENV)/installed-dev)
+ENGINE := $(if $(GPU_PYTHON),true,$(GPU) -m posttrain engine install vllm)
+
+# Asked before anything is installed.
+card:
+	@$(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu.card
+
+test-gpu: card $(GPU_READY)
+	@$(GPU) -m benchmarks.gpu.card $(GPU_RUN)
+	$(GPU) -m pytest -m "gpu and not vllm" tests
+	@$(ENGINE) || echo "vLLM could not be installed: the tests with it are skipped."
+	$(GPU) -m pytest -m "gpu and vllm" -rs tests
 
 test-vllm: $(VENV)/installed-dev
 	$(RUN) -m posttrain engine install vllm
@@ -74,7 +90,7 @@ bench-all: $(VENV)/installed
 	done
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written when pip has finished, so an interrupted installation is taken up again.
@@ -85,6 +101,12 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(RUN)
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(RUN)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(VENV)/installed $@
+
+$(GPU_VENV)/installed-dev: pyproject.toml constraints.txt | card
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple) -e ".[dev,cuda]"
+	@touch $@
 
 $(AXE):
 	mkdir -p build/axe-core
