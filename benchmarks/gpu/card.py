@@ -14,7 +14,6 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-QUERY = "--query-gpu=name,driver_version,memory.total"
 SEES = """
 import torch
 if torch.version.cuda is None:
@@ -42,18 +41,26 @@ class Card:
 
 def first_card() -> Card:
     """The one that torch calls cuda:0. Raises Missing where there is no driver, or none that answers with a card."""
+    name, driver, memory = _first_line("name,driver_version,memory.total", 3)
+    return Card(name=name, driver=driver, memory_mib=int(memory))
+
+
+def used_bytes() -> int:
+    """Of the first card, by all processes. Raises Missing."""
+    return int(_first_line("memory.used", 1)[0]) * 2**20
+
+
+def _first_line(fields: str, number: int) -> list[str]:
     program = shutil.which("nvidia-smi")
     if program is None:
         raise Missing("no NVIDIA driver: nvidia-smi is not on the PATH; run this on a machine with a card")
-    done = subprocess.run(
-        [program, QUERY, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=False
-    )
-    lines = [line for line in done.stdout.splitlines() if line.count(", ") >= 2]
-    if done.returncode or not lines:
+    asked = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    values = done.stdout.partition("\n")[0].rsplit(", ", number - 1)
+    if done.returncode or len(values) != number or not values[-1].strip().isdigit():
         said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
         raise Missing(f"no card: the driver is installed, and nvidia-smi says: {said}")
-    name, driver, memory = lines[0].rsplit(", ", 2)
-    return Card(name=name, driver=driver, memory_mib=int(memory))
+    return values
 
 
 def require_torch(python: str) -> None:

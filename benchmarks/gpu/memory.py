@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 
 import torch
+from benchmarks.gpu.card import used_bytes
 
-PERIOD = 0.02
-"""Seconds between two looks at the whole card, on which servers of the same run have their memory, too."""
+PERIOD = 0.2
+"""Seconds between two looks at the whole card, on which a server of the same run has its memory, too."""
 
 
 class OfCard:
-    """The memory of a gate (`benchmarks.speed.gate.Memory`)."""
+    """The memory of a gate (`benchmarks.speed.gate.Memory`).
+
+    The whole card is asked of nvidia-smi: a call of CUDA from another thread would break the capture of a graph.
+    """
 
     def __init__(self) -> None:
         self._most = 0
@@ -25,7 +29,7 @@ class OfCard:
         return {
             "peak_bytes": torch.cuda.max_memory_allocated(),
             "kept_bytes": torch.cuda.max_memory_reserved(),
-            "card_bytes": max(self._most, used()),
+            "card_bytes": max(self._most, used_bytes()),
         }
 
     def forget(self) -> None:
@@ -35,11 +39,4 @@ class OfCard:
     def _look(self) -> None:
         pause = threading.Event()
         while not pause.wait(PERIOD):
-            if torch.cuda.is_initialized():
-                self._most = max(self._most, used())
-
-
-def used() -> int:
-    """Bytes of the card that any process has."""
-    free, total = torch.cuda.mem_get_info()
-    return total - free
+            self._most = max(self._most, used_bytes())

@@ -27,8 +27,11 @@ ROUNDS = 5
 FIRST = (("sft", "1.5b"), ("grpo", "1.5b"), ("dpo", "1.5b"), ("sampling", "1.5b"))
 """What the goals are about."""
 THEN = tuple((task, model) for model in ("0.5b", "3b") for task in ("grpo", "sft", "dpo", "sampling"))
-SECONDS = {"rates": 30, "calibration": 60, "sft": 70, "dpo": 80, "grpo": 170, "sampling": 100}
-"""That a part may take on a card; the models of its size are written within them."""
+SECONDS = {"rates": 30, "calibration": 60, "sft": 90, "dpo": 100, "grpo": 300, "sampling": 110}
+"""That a part may take on a card; the model of its size is written within them, and servers start. vLLM compiles and
+captures its graphs for about a minute."""
+SHARE = 0.6
+"""Of what is left of a part's time that a side may take; the last one may take all."""
 MICROBATCH = {"0.5b": 16_384, "1.5b": 8192, "3b": 4096, "tiny": 256}
 """Our train.tokens_per_microbatch: what a card of 80 GB has room for."""
 
@@ -128,13 +131,25 @@ def samplers(device: str) -> list[Side]:
 
 
 def one_after_the_other(sides: Sequence[Side], folder: Path, until: Until) -> dict[str, dict[str, Any]]:
-    """What each side's steps took, by its name; each has its share of what is left. A side that fails says why."""
+    """What each side's steps took, by its name. A side that fails says why; one whose library is not there takes no
+    time of the others."""
     (folder / "logs").mkdir(exist_ok=True)
-    found: dict[str, dict[str, Any]] = {}
-    for place, side in enumerate(sides):
+    found: dict[str, dict[str, Any]] = {side.name: {"failed": why} for side in sides if (why := missing(side))}
+    there = [side for side in sides if side.name not in found]
+    for side in there:
         log = folder / "logs" / f"{side.task}-{side.name.replace(' ', '-')}.log"
-        found[side.name] = alone(side, folder, log, Until.after(until.left / (len(sides) - place)))
+        share = 1.0 if side is there[-1] else SHARE
+        found[side.name] = alone(side, folder, log, Until.after(share * until.left))
     return found
+
+
+def missing(side: Side) -> str:
+    """Why it cannot be measured at all; empty where it can."""
+    try:
+        interpreter(side.side)
+    except SideFailed as reason:
+        return str(reason)
+    return ""
 
 
 def alone(side: Side, folder: Path, log: Path, until: Until) -> dict[str, Any]:

@@ -137,7 +137,8 @@ def interpreter(side: str) -> str:
         return sys.executable
     variable = f"POSTTRAIN_BENCH_{PEERS[side].upper()}"
     if variable not in os.environ:
-        raise SideFailed(f"{variable} does not name the environment of {PEERS[side]}: run `make bench`")
+        how = "run `make bench`, or `make bench-gpu` on a card"
+        raise SideFailed(f"{variable} does not name the environment of {PEERS[side]}: {how}")
     return str(Path(os.environ[variable]) / "bin" / "python")
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu.card import Card, Missing, first_card, require_torch
+from benchmarks.gpu.card import Card, Missing, first_card, require_torch, used_bytes
+from benchmarks.gpu.memory import OfCard
+from tests.gpu.devices import NO_CARD
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +27,11 @@ def test_the_first_card_of_two(tmp_path, monkeypatch):
     lines = "echo 'NVIDIA H100 80GB HBM3, 580.159.04, 81559'; echo 'NVIDIA L4, 580.159.04, 23034'"
     monkeypatch.setenv("PATH", driver(tmp_path, lines))
     assert first_card() == Card(name="NVIDIA H100 80GB HBM3", driver="580.159.04", memory_mib=81559)
+
+
+def test_what_all_processes_have_of_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", driver(tmp_path, "echo 4096; echo 12"))
+    assert used_bytes() == 4 * 2**30
 
 
 def test_no_driver(tmp_path, monkeypatch):
@@ -58,3 +65,20 @@ def test_make_says_so_before_it_installs_anything(tmp_path, target):
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == "no card: the driver is installed, and nvidia-smi says: No devices were found"
     assert set(ROOT.iterdir()) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CARD)
+def test_memory_of_a_step_on_a_card():
+    memory = OfCard()
+    torch.zeros(2**20, device="cuda")
+    memory.settle()
+    memory.forget()
+    before = memory.peaks()
+    kept = torch.zeros(2**28, device="cuda")
+    after = memory.peaks()
+    assert after["peak_bytes"] - before["peak_bytes"] == kept.nbytes
+    assert after["card_bytes"] >= after["kept_bytes"] >= after["peak_bytes"]
+    del kept
+    memory.forget()
+    assert memory.peaks()["peak_bytes"] == before["peak_bytes"]
