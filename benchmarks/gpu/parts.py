@@ -69,7 +69,7 @@ def parts(place: Place, models: Sequence[str], calibration: Path | None) -> list
     model = "1.5b" if "1.5b" in models else models[0]
     probe = Part(
         name="calibration",
-        seconds=SECONDS["calibration"],
+        seconds=seconds_of("calibration", model),
         measure=lambda until: calibrated(place, model, calibration, until),
     )
     return [first, *measured[: len(FIRST)], probe, *measured[len(FIRST) :]]
