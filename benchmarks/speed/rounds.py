@@ -108,6 +108,7 @@ class Worker:
         self._late = True
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self._process.pid)
+            root.suspend()  # it starts no more of them
             for one in [root, *root.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error):
                     one.kill()

@@ -179,7 +179,17 @@ def test_a_side_that_hangs_is_killed_with_its_processes_and_keeps_what_it_measur
     assert found["theirs"]["failed"] == "its time was over"
     assert len(found["theirs"].get("rounds", [])) == measured
     child = int((tmp_path / "child").read_text())
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    until = Until.after(10)
+    while alive(child) and until.left:
+        time.sleep(0.05)
+    assert not alive(child)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_calibration_takes_the_place_of_an_older_one_of_its_card(tmp_path):
