@@ -60,7 +60,6 @@ def evaluate(
         from posttrain.evaluate.api import evaluate as evaluate_model
     from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
 
-    rollout = _rollout(settings)
     if kind is not None or (learned_from_given(model) and not reward and not check):
         _refuse_servers(settings)
         found = evaluate_given(model, data, kind=kind_named(kind), max_rows=max_prompts)
@@ -78,7 +77,7 @@ def evaluate(
         prompt=prompt,
         answer=answer_column,
         seed=seed,
-        rollout=rollout,
+        rollout=_rollout(settings),
     )
     _write(evaluation, answers)
     answer(evaluation.to_json(), evaluation.render(), as_json=json)

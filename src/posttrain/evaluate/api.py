@@ -98,8 +98,7 @@ def evaluate(
     `rollout` says what answers, as that section of a config does: this process, or vLLM servers, which get the weights
     and prove them as in a run, and end with the call. A run that sampled with servers is evaluated with servers.
 
-    Raises the `ConfigError`, `DataError` or `ModelError` that says what is missing or wrong, and `EngineError` where no
-    server is left.
+    Raises the `ConfigError`, `DataError`, `ModelError` or `EngineError` that says what is missing or wrong.
     """
     own = _subject(model)
     given = {
