@@ -18,6 +18,7 @@ import posttrain as pt
 from posttrain.cli import run
 from posttrain.config import RolloutConfig
 from posttrain.errors import ConfigError, EngineError, ModelError
+from posttrain.evaluate.api import evaluate
 from posttrain.evaluate.chat import ChatSession
 from posttrain.evaluate.rollout import rollout_of
 
@@ -35,7 +36,7 @@ def place(tmp_path_factory):
 
 def evaluated(place, **changes):
     given = {"k": 2, "temperature": 0.7, "max_completion_length": 8, **changes}
-    return pt.evaluate(place / "model", str(place / "prompts.jsonl"), REWARD, **given)
+    return evaluate(place / "model", str(place / "prompts.jsonl"), REWARD, **given)
 
 
 def by(url):
@@ -120,9 +121,9 @@ def test_a_run_that_sampled_with_servers_is_evaluated_with_servers(place, capsys
     with server.serving() as url:
         trained = pt.train(settings | {"rollout": by(url)})
         loads = server.loads
-        again = pt.evaluate(trained.folder)
+        again = evaluate(trained.folder)
         assert server.loads == loads + 1
-        here = pt.evaluate(trained.folder, rollout={"engine": "local"})
+        here = evaluate(trained.folder, rollout={"engine": "local"})
         assert run(["eval", str(trained.folder), "rollout.engine=local", "--json"]) == 0
         assert server.loads == loads + 1, "nobody asked it"
     lines = (trained.folder / "evaluations" / "trained.jsonl").read_text().splitlines()

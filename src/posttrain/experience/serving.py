@@ -101,6 +101,8 @@ def serving(
             servers = Servers(rollout, sampling, loaded, folder, longest=longest, threads=threads)
             driver = deliveries.driver = _driver(rollout, servers, deliveries, say)
             stack.callback(driver.close)
+            if not rollout.url:
+                say(f"rollout.engine = vllm: starting {rollout.num_engines} server(s), which takes half a minute")
             driver.start()
             yield Serving(loaded, longest, driver, deliveries)
     except EngineError as error:
