@@ -119,7 +119,7 @@ def test_a_run_that_sampled_with_servers_is_evaluated_with_servers(place, capsys
     }
     server = StubServer(place / "model")
     with server.serving() as url:
-        trained = pt.train(settings | {"rollout": by(url)})
+        trained = pt.train({**settings, "rollout": by(url)})
         loads = server.loads
         again = evaluate(trained.folder)
         assert server.loads == loads + 1

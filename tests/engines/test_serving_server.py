@@ -7,10 +7,12 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 
 import httpx
+import psutil
 import pytest
-from tests.engines.test_vllm_server import members, model, servers
+from tests.engines.test_vllm_server import members, model
 from tests.processes import Command
 from tests.tiny import write_prompts
 from transformers import AutoTokenizer
@@ -45,6 +47,16 @@ def evaluated(place, **changes):
     return evaluate(path, data, REWARD, k=2, max_completion_length=32, **changes)
 
 
+def servers(parent: int) -> list[psutil.Process]:
+    """Those that this process has started."""
+    found = list[psutil.Process]()
+    with suppress(psutil.Error):
+        for one in psutil.Process(parent).children(recursive=True):
+            with suppress(psutil.Error):
+                found += [one] if PROGRAM in one.cmdline() else []
+    return found
+
+
 def test_greedy_answers_are_those_of_the_local_sampler_though_the_server_is_killed(place, monkeypatch, capfd):
     take, drew = Driver._take_piece, threading.Event()
 
@@ -54,12 +66,12 @@ def test_greedy_answers_are_those_of_the_local_sampler_though_the_server_is_kill
 
     def kill():
         drew.wait()
-        os.kill(max(one.pid for one in servers()), signal.SIGKILL)  # not its supervisor
+        os.kill(max(one.pid for one in servers(os.getpid())), signal.SIGKILL)  # not its supervisor
 
     monkeypatch.setattr(Driver, "_take_piece", taken)
     threading.Thread(target=kill, daemon=True).start()
     served = evaluated(place, rollout=BY_SERVER)
-    assert servers() == []
+    assert servers(os.getpid()) == []
     lost = [line for line in capfd.readouterr().err.splitlines() if line.startswith("engine 0 is lost")]
     assert len(lost) == 1
     assert "killed by signal 9" in lost[0]
@@ -75,17 +87,17 @@ def test_a_conversation_is_that_of_the_local_sampler(place):
         expected = [here.ask(text) for text in ("abc", "what is 7")]
     with ChatSession(path, max_completion_length=16, rollout=BY_SERVER) as session:
         assert [session.ask(text) for text in ("abc", "what is 7")] == expected
-    assert servers() == []
+    assert servers(os.getpid()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_of_a_server_outlives_a_command_that_was_ended(place, number):
     asked = ["eval", str(model(place, "llama")), "--data", "prompts.jsonl", "--reward", "repetition", "-k", "5000"]
     process = Command(*asked, "rollout.engine=vllm", "rollout.deadline=120", cwd=place)
-    while not servers():
-        assert process.returncode is None
+    while not (found := servers(process.pid)):
+        assert process.returncode is None, process.communicate()
         time.sleep(0.1)
-    groups = {os.getpgid(one.pid) for one in servers()}
+    groups = {os.getpgid(one.pid) for one in found}
     while len(members(groups)) < 3:
         time.sleep(0.1)
     process.send_signal(number)

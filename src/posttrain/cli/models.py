@@ -15,6 +15,7 @@ from posttrain.importing import uncollected
 
 if TYPE_CHECKING:
     from posttrain.evaluate.evaluation import Evaluation
+    from posttrain.evaluate.given import GivenEvaluation
 
 Rollout = Annotated[
     list[str] | None,
@@ -53,6 +54,7 @@ def evaluate(
       posttrain eval runs/tiny-sort-grpo-1
       posttrain eval runs/tiny-sort-grpo-1 -k 16 --answers answers.jsonl
       posttrain eval Qwen/Qwen3-0.6B --data gsm8k_test.jsonl --reward math -k 8
+      posttrain eval my_model --data pairs.jsonl --as pairs
       posttrain eval my_model --data chat.jsonl --reward '{judge: {model: my_judge, mode: score}}'
       posttrain eval runs/svamp-grpo-1 rollout.engine=vllm
     """
@@ -62,9 +64,8 @@ def evaluate(
 
     if kind is not None or (learned_from_given(model) and not reward and not check):
         _refuse_servers(settings)
-        found = evaluate_given(model, data, kind=kind_named(kind), max_rows=max_prompts)
-        answer(found.to_json(), found.render(), as_json=json)
-        return 0
+        given = evaluate_given(model, data, kind=kind_named(kind), max_rows=max_prompts)
+        return _answered(given, as_json=json)
     evaluation = evaluate_model(
         model,
         data,
@@ -80,7 +81,11 @@ def evaluate(
         rollout=_rollout(settings),
     )
     _write(evaluation, answers)
-    answer(evaluation.to_json(), evaluation.render(), as_json=json)
+    return _answered(evaluation, as_json=json)
+
+
+def _answered(measured: Evaluation | GivenEvaluation, *, as_json: bool) -> int:
+    answer(measured.to_json(), measured.render(), as_json=as_json)
     return 0
 
 
