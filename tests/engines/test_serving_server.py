@@ -92,8 +92,10 @@ def test_a_conversation_is_that_of_the_local_sampler(place):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_of_a_server_outlives_a_command_that_was_ended(place, number):
-    asked = ["eval", str(model(place, "llama")), "--data", "prompts.jsonl", "--reward", "repetition", "-k", "5000"]
-    process = Command(*asked, "rollout.engine=vllm", "rollout.deadline=120", cwd=place)
+    asked = ["eval", str(model(place, "llama")), "--data", "prompts.jsonl", "--reward", "repetition", "-k", "500"]
+    process = Command(
+        *asked, "rollout.engine=vllm", "rollout.deadline=120", "--max-completion-length", "128", cwd=place
+    )
     while not (found := servers(process.pid)):
         assert process.returncode is None, process.communicate()
         time.sleep(0.1)

@@ -173,7 +173,7 @@ def only_after_training(each):
     """The evaluation before training is left to the process itself."""
 
     def asked(self, prompts, sampling, **how):
-        answers = each if self.driver().controller.version == 12 else lambda self, *a, **h: self.local.each(*a, **h)
+        answers = each if self.driver().controller.version == 12 else lambda self, *a, **h: self.window.each(*a, **h)
         return answers(self, prompts, sampling, **how)
 
     return asked
