@@ -22,6 +22,7 @@ from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.evaluate.heldout_scores import HeldOutScores
 from posttrain.evaluate.measure import Measure, WithForgetting
 from posttrain.evaluate.writing import WithWriting, draw_answers, score_plain_english
+from posttrain.experience.deliveries import PROBE_PROMPTS, TrainerScores
 from posttrain.experience.feed import Feed
 from posttrain.experience.references import reference_forward
 from posttrain.experience.rendering import context_length
@@ -38,7 +39,7 @@ from posttrain.train.advantages import Advantages, OfExperience, OfGivenData
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.computing import compute_facts, with_compute
 from posttrain.train.critic import build_critic, critic_updates
-from posttrain.train.fleet import PROBE_PROMPTS, Fleet
+from posttrain.train.fleet import Fleet
 from posttrain.train.guards import Guards
 from posttrain.train.judges import Judges, Samplers
 from posttrain.train.optimizer import Updater
@@ -53,7 +54,7 @@ from posttrain.train.passes import (
     SquaredProbs,
     Values,
 )
-from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher, TrainerScores
+from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher
 from posttrain.train.run import Run
 from posttrain.train.scoring import OncePerVersion, WithScale
 from posttrain.train.sources import SCORED_SOURCES, SOURCES, Inputs, ScoringInputs, Source, sampled_preferences

@@ -1,8 +1,9 @@
-"""What a run asks of its vLLM servers, and the folder that they are started with."""
+"""What is asked of vLLM servers of a model, and the folder that they are started with."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,17 @@ from posttrain.errors import ModelError
 from posttrain.models.compute import dtype_name
 
 if TYPE_CHECKING:
-    from posttrain.config import RunConfig
+    from posttrain.config import RolloutConfig, SamplingConfig
     from posttrain.models.load import LoadedModel
 
 AWAY = 5.0
 """Seconds that a server which nobody has seen yet is waited for."""
 MIXTURES = ("qwen2_moe", "qwen3_moe", "olmoe")
 """Mixtures of experts whose tensors have the same names in vLLM."""
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Numbers of an attention head that vLLM's CPU build has a kernel for."""
+BLOCK = 128
+"""Tokens for which room is made at a time: at most so many are left empty behind a row."""
 DECISIVE = (
     "num_hidden_layers",
     "hidden_size",
@@ -43,47 +48,79 @@ DECISIVE = (
 )
 
 
-def server_setup(config: RunConfig, loaded: LoadedModel, folder: Path, place: int, *, threads: int) -> ServerSetup:
-    """Of server number `place`; `folder` is that of the run.
+def server_setup(
+    rollout: RolloutConfig,
+    sampling: SamplingConfig,
+    loaded: LoadedModel,
+    folder: Path,
+    place: int,
+    *,
+    longest: int,
+    threads: int,
+) -> ServerSetup:
+    """Of server number `place`. `folder` takes what it is started with, `longest` is in tokens of a whole row.
 
-    Raises ConfigError where vLLM is not installed, ModelError for a model whose tensors a server holds in a form that
-    is not understood.
+    Raises ConfigError where vLLM is not installed, ModelError for a model that it cannot serve here.
     """
     kind = base_model(loaded.model).config.model_type
     if routers(loaded.model) and kind not in MIXTURES:
         raise ModelError(
             given=f"a mixture of experts of the kind {kind} with rollout.engine = vllm",
             allowed=f"dense models, and mixtures of the kinds {', '.join(MIXTURES)}",
-            fix="Leave rollout.engine out: the local sampler decodes every mixture of experts.",
+            fix="Set rollout.engine = local: the local sampler decodes every mixture of experts.",
         )
-    url = config.rollout.url[place] if config.rollout.url else ""
-    lengths = (config.sampling.max_completion_length, config.evaluation.max_completion_length or 0)
-    longest = max(lengths) + (config.data.max_prompt_length or loaded.context_length or 0)
-    longest = min(longest, loaded.context_length or longest)
+    url = rollout.url[place] if rollout.url else ""
     launch = None
     if not url:
+        python = interpreter()
+        require_attention(loaded)
         launch = Launch(
-            python=interpreter(),
+            python=python,
             model=write_served(loaded, folder / "engines" / "served"),
             dtype=dtype_name(loaded.compute_dtype),
             max_model_len=longest,
-            max_num_seqs=config.sampling.max_batch_rows,
+            max_num_seqs=sampling.max_batch_rows,
             threads=threads,
             device=loaded.device.type,
+            cache_gib=cache_gib(loaded, longest),
         )
     return ServerSetup(
         launch=launch,
         url=url,
         tensors=tensors_of(loaded),
-        sampling=config.sampling,
+        sampling=sampling,
         tokenizer=loaded.tokenizer,
         eos_ids=sorted(loaded.eos_ids),
         vocabulary=base_model(loaded.model).config.get_text_config().vocab_size,
         longest=longest,
-        call_seconds=config.rollout.deadline,
+        call_seconds=rollout.deadline,
         patience=AWAY,
         shape=shape_of(base_model(loaded.model).config.get_text_config()),
     )
+
+
+def require_attention(loaded: LoadedModel) -> None:
+    """Raises ModelError where vLLM's CPU build would end at its start: its attention knows some sizes of heads only."""
+    size = head_size(base_model(loaded.model).config.get_text_config())
+    if loaded.device.type == "cpu" and size not in CPU_HEADS:
+        raise ModelError(
+            given=f"rollout.engine = vllm with a model whose attention heads have {size} numbers",
+            allowed=f"on a CPU: {', '.join(map(str, CPU_HEADS))}",
+            fix="Set rollout.engine = local: the local sampler decodes heads of any size.",
+        )
+
+
+def cache_gib(loaded: LoadedModel, longest: int) -> float:
+    """Room for keys and values of the longest row, which vLLM asks for, and at least 1 GiB."""
+    config = base_model(loaded.model).config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    numbers = 2 * config.num_hidden_layers * heads * head_size(config)
+    return max(1.0, math.ceil((longest + BLOCK) * numbers * loaded.compute_dtype.itemsize / 2**28) / 4)
+
+
+def head_size(config: Any) -> int:
+    """Numbers of an attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def shape_of(config: Any) -> dict[str, Any]:
