@@ -70,7 +70,7 @@ class Dies(StubServer):
     async def decode(self, asked):
         told = 0
         async for choice in super().decode(asked):
-            if asked.get("stream") and told == 1 and not Dies.dead:
+            if asked.get("request_id") and told == 1 and not Dies.dead:
                 Dies.dead = True
                 raise ConnectionError("the server has ended")
             told += 1
@@ -83,7 +83,7 @@ def test_a_server_that_dies_in_the_middle_is_replaced_nothing_is_lost_and_it_is_
         served = evaluated(place, rollout=by(url))
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("engine")]
     assert len(said) == 1
-    assert "engine 0 is lost: /inference/v1/generate" in said[0]
+    assert "engine 0 is lost: a request failed: ConnectionError: the server has ended" in said[0]
     assert "its rows go on from the tokens that it delivered" in said[0]
     assert server.loads == 2, "the next one gets the weights and proves them, too"
     assert [one.greedy for one in served.records] == [one.greedy for one in evaluated(place).records]
