@@ -34,6 +34,7 @@ NAMES = {
     "kl": "the KL to the reference jumped",
     "failures": "more answers cannot be scored",
     "no_signal": "groups lost their signal without profit",
+    "mismatch": "the engine's log-probabilities are not the trainer's",
 }
 
 

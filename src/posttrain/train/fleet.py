@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,12 +10,12 @@ from os import close
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from posttrain.control_groups import cores
 from posttrain.controller.messages import Lead, Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
-from posttrain.engines.port import EnginePort, WeightsLoaded
+from posttrain.engines.port import EnginePort, Token, WeightsLoaded
 from posttrain.engines.process import EngineProcess, EngineSetup
 from posttrain.engines.published import Published, new_files
 from posttrain.engines.sampler import Answers, Digest, Sampler
@@ -32,6 +32,7 @@ from posttrain.models.policy import Forward
 from posttrain.rewards.scores import enforce_limit
 from posttrain.train.publish import TrainerScores
 from posttrain.types import Max, Metrics, Min, Prompt
+from posttrain.watch.bisection import Answered
 
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
@@ -114,17 +115,30 @@ class Deliveries:
         """What is wrong with what an engine has loaded; empty if it decodes with the weights that were trained."""
         if loaded.version not in self._expected:
             return f"it says that it loaded version {loaded.version}, which is not published"
-        digests, trained = self._expected[loaded.version]
-        if more := sorted(loaded.digests.keys() - digests.keys()):
-            return f"it decodes with {more[0]}, which is not among what is trained ({len(more)} tensors)"
-        wrong = [name for name, one in digests.items() if loaded.digests.get(name) != one]
-        if wrong:
-            return f"{wrong[0]} and {len(wrong) - 1} other tensors are not those of version {loaded.version}"
+        if wrong := self.wrong_weights(loaded.version, loaded.digests):
+            return wrong
+        _, trained = self._expected[loaded.version]
         try:
             self._worst = max(self._worst, self.proof.compare(trained, loaded.probe, loaded.version))
         except PosttrainError as error:
             return error.given
         return ""
+
+    def wrong_weights(self, version: int, held: Mapping[str, Digest]) -> str:
+        """What is wrong with tensors that an engine holds for a version; empty if they are those that were trained."""
+        expected, _ = self._expected[version]
+        if more := sorted(held.keys() - expected.keys()):
+            return f"it decodes with {more[0]}, which is not among what is trained ({len(more)} tensors)"
+        if wrong := [name for name, one in expected.items() if held.get(name) != one]:
+            return f"{wrong[0]} and {len(wrong) - 1} other tensors are not those of version {version}"
+        return ""
+
+    def other_versions(self, version: int) -> dict[int, Iterable[tuple[str, Tensor]]]:
+        """The tensors of versions beside this one that are still in memory, the newest first."""
+        if self._published is None:
+            return {}
+        kept = sorted(self.numbers, reverse=True)[: len(self.files)]
+        return {one: self._published.read(self.numbers[one]) for one in kept if one != version}
 
     @torch.no_grad()
     def _score(self, version: int) -> list[list[float]]:
@@ -221,6 +235,18 @@ class Fleet:
             say=self.say,
             replaces="signal" in algorithm.needs,
         )
+
+    def examine(self, tokens: Sequence[Token]) -> list[Answered]:
+        """What engines say of these tokens, and what is wrong with the weights that they hold."""
+        return [
+            Answered(
+                engine=name,
+                wrong_weights=self.deliveries.wrong_weights(one.version, one.digests),
+                fresh=one.fresh,
+                cached=one.cached,
+            )
+            for name, one in self._driver.examine(tokens).items()
+        ]
 
     def _lead(self, lead: Lead, why: str) -> None:
         self.say(why)
