@@ -1,4 +1,4 @@
-"""A server that begins to lie in the middle of a run, in ways that neither hashes nor probe see: the alarm names how."""
+"""A server that begins to lie in the middle of a run, where neither hashes nor probe see it: the alarm names how."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def config(place, name, url, **changes):
         "data": {"train": str(place / "prompts.jsonl"), "eval_fraction": 0.05},
         "rewards": [{"name": "repetition", "settings": {"n": 1}}],
         "sampling": {"group_size": 4, "max_completion_length": 12},
-        "train": {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 1e-2},
+        "train": {"steps": STEPS, "prompts_per_step": 2, "learning_rate": 1e-2},
         "evaluation": {"prompts": 2, "samples": 1, "writing": 0},
         "guards": {"max_truncated": 1.0},
         "report": False,
@@ -195,3 +195,24 @@ def test_a_run_that_shall_stop_says_what_to_do_about_the_engine(place):
     assert "engines whose log-probabilities are the trainer's" in str(stopped.value)
     assert "sampling.temperature" in stopped.value.fix
     assert "reward" not in str(stopped.value)
+
+
+def test_side_by_side_the_policy_that_moves_is_no_mismatch_and_a_lie_is(place):
+    """Older tokens are far from the present policy, of an honest server, too."""
+    ahead = {"train.run_ahead": 1, "train.max_staleness": 8, "train.steps": 12}
+    with Liar(place / "model").serving() as url:
+        run = pt.train(config(place, "honest ahead", url), **ahead)
+    assert not alarms(run.folder)
+    stale = [step["mismatch/stale_mean"] for step in run.metrics if "mismatch/stale_mean" in step]
+    assert max(stale) > 1e-2
+    with AnotherTemperature(place / "model").serving() as url:
+        run = pt.train(config(place, "lies ahead", url), **ahead)
+    [alarm] = alarms(run.folder)
+    assert alarm["evidence"]["cause"] == "temperature", alarm["message"]
+
+
+def test_an_engine_of_other_numerics_is_corrected_for(place):
+    with Liar(place / "model").serving() as url:
+        run = pt.train(config(place, "corrected", url), **{"train.steps": 1})
+    assert run.trainer.algorithm.correction == "tis", "of correction = auto"
+    assert run.metrics[0]["is/ess_fraction"] == pytest.approx(1, abs=1e-6), "and weighs next to nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,12 @@ class Examiner:
                 for row in rows[: ASKED // 4]
                 for place in row.places[: ASKED // 6]
             ]
-            return find_cause(rows, self._trainer(version), self.engines(asked), level)
+            trainer, engines = self._trainer(version), self.engines(asked)
+            try:
+                return find_cause(rows, trainer, engines, level)
+            except (torch.OutOfMemoryError, MemoryError):  # no room for a second model: ask what the first one knows
+                alone = replace(trainer, earlier={}, rounded=trainer.present)
+                return find_cause(rows, alone, engines, level)
 
     def _rows(self, groups: Sequence[Group], version: int) -> list[Row]:
         """Those with the largest differences."""
@@ -153,7 +159,7 @@ def spread(row: Row) -> Row:
     count = len(row.places)
     kept = sorted({round(n * (count - 1) / max(1, PLACES - 1)) for n in range(PLACES)}) if count > PLACES else None
     places = row.places if kept is None else tuple(row.places[n] for n in kept)
-    return Row(prompt_ids=row.prompt_ids, ids=row.ids, logprobs=row.logprobs, places=places)
+    return replace(row, places=places)
 
 
 def _apart(says: Mapping[tuple[int, ...], Sequence[float]], row: Row) -> float:

@@ -262,8 +262,8 @@ def _unexplained(evidence: Mapping[str, Any], engines: Sequence[Answered]) -> st
     least = min(evidence["left"], key=evidence["left"].get)
     asked = ", ".join(one.engine for one in engines)
     return (
-        f"no question explains them: {evidence['above_trainer']:.0%} of the tokens that differ are likelier to the engine, "
-        f"the closest law ({least}) leaves {evidence['left'][least]:.2g} of {evidence['mean_abs']:.2g} nats, and "
-        f"rounding moves the trainer by {evidence['rounding']:.2g}"
+        f"no question explains them: {evidence['above_trainer']:.0%} of the tokens that differ are likelier to the "
+        f"engine, the closest law ({least}) leaves {evidence['left'][least]:.2g} of {evidence['mean_abs']:.2g} nats, "
+        f"and rounding moves the trainer by {evidence['rounding']:.2g}"
         + (f". {asked}: weights and cache are right" if asked else "")
     )
