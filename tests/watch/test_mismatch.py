@@ -33,8 +33,8 @@ def test_three_steps_in_a_row_above_the_level_of_the_precision_are_an_alarm():
     [alarm] = alarms_of([QUIET] * 6 + [LOUD] * 3)
     assert (alarm.kind, alarm.step, alarm.change_point) == ("mismatch", 9, 7)
     assert (
-        "by 0.002 nats on average and one in a hundred by more than 0.009 (rounding explains 0.001; before, the mean was 1e-06"
-        in alarm.message
+        "by 0.002 nats on average and one in a hundred by more than 0.009 (rounding explains 0.001; before, the mean "
+        "was 1e-06" in alarm.message
     )
     bfloat16 = Mismatch.of(torch.bfloat16)
     assert not alarms_of([(0.02, 0.13)] * 20, bfloat16), "as measured of bfloat16"

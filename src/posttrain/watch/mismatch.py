@@ -1,9 +1,9 @@
 """Do engine and trainer mean the same by a log-probability? The number of a step, its drift, and when it is too large.
 
 Only tokens that the present weights drew are compared (`mismatch/fresh_*`): an older token differs because the policy
-has moved since, which is no fault. A step is **high** whose 99th percentile is above what rounding explains in this
-precision (of fewer than fifty tokens: whose mean is), or whose mean is three times that of the first steps. Three high steps in a row are an alarm: one odd token
-is below the percentile, and one odd step is not a row.
+has moved since, which is no fault. A step is **high** whose 99th percentile (of fewer than fifty tokens: whose mean) is
+above what rounding explains in this precision, or whose mean is three times that of the first steps. Three high steps
+in a row are an alarm: one odd token is below the percentile, and one odd step is not a row.
 """
 
 from __future__ import annotations
