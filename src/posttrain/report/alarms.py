@@ -81,7 +81,8 @@ def alarms_html(run: RunRecord) -> str:
     alarms = [alarm for alarm in alarms if alarm.kind != "mismatch"]
     if not alarms and not is_watched(run):
         return of_engines
-    told = "".join(_alarm_html(run, alarm) for alarm in alarms) or "<p>No alarm fired.</p>"
+    told = "".join(_alarm_html(run, alarm) for alarm in alarms)
+    told = told or f"<p>No {'other ' if of_engines else ''}alarm fired.</p>"
     lead = "An independent check, which training never sees, looks at a sample of what the reward accepts."
     if run.setting("check") and not run.series("check/accepted"):
         lead = "An independent check, which training never sees, looks at held-out answers."

@@ -142,7 +142,7 @@ def _entropy(run: RunRecord) -> Note | None:
     return None
 
 
-def mismatch(run: RunRecord) -> list[tuple[float, float]]:
+def mismatch(run: RunRecord) -> Sequence[tuple[float, float]]:
     """(step, mean difference of sampler and trainer) of the tokens that the weights of the step drew; of all tokens in
     runs that did not tell them apart."""
     return run.series("mismatch/fresh_mean") or run.series("sampling/sampling_logp_difference/mean")
