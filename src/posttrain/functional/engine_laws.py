@@ -9,6 +9,7 @@ tokens, V vocabulary. Both are exact where the engine computes as the trainer do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -57,9 +58,9 @@ def fit_temperature(logprobs_NV: Tensor, tokens_N: Tensor, engine_N: Tensor) -> 
         return engine_N - at_temperature(logprobs_NV, tokens_N, temperature)
 
     def loss(log_temperature: float) -> float:
-        return float(left_over(float(torch.tensor(log_temperature).exp())).double().square().mean())
+        return float(left_over(math.exp(log_temperature)).double().square().mean())
 
-    tried = torch.linspace(*(float(torch.tensor(end).log()) for end in (COLDEST, HOTTEST)), TEMPERATURES).tolist()
+    tried = torch.linspace(math.log(COLDEST), math.log(HOTTEST), TEMPERATURES).tolist()
     best = min(range(TEMPERATURES), key=lambda place: loss(tried[place]))
     low, high = tried[max(0, best - 1)], tried[min(TEMPERATURES - 1, best + 1)]
     for _ in range(REFINED):
@@ -68,7 +69,7 @@ def fit_temperature(logprobs_NV: Tensor, tokens_N: Tensor, engine_N: Tensor) -> 
             high = low + step
         else:
             low = high - step
-    value = float(torch.tensor((low + high) / 2).exp())
+    value = math.exp((low + high) / 2)
     return Law("temperature", value, left_over(value))
 
 
