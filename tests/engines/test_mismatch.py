@@ -49,15 +49,20 @@ def alarms(run):
     return [event for event in events if event["kind"] == "alarm" and event["alarm"] == "mismatch"]
 
 
+def is_row(asked):
+    """The probe asks for tokens by name."""
+    return "logprob_token_ids" not in asked["sampling_params"]
+
+
 class Liar(StubServer):
-    """Lies about rows, which are streamed, and never to the probe, which is not."""
+    """Lies about rows, and never to the probe."""
 
     @property
     def lies(self):
         return self.loads > HONEST
 
     async def decode(self, asked):
-        if self.lies and asked.get("stream"):
+        if self.lies and is_row(asked):
             asked = self.twisted(copy.deepcopy(asked))
         async for choice in super().decode(asked):
             yield choice
@@ -116,7 +121,7 @@ class KeepsRowsInItsCache(Liar):
     """The probe of a publication comes before its first row."""
 
     async def decode(self, asked):
-        if asked.get("stream"):
+        if is_row(asked):
             self.proving = False
         async for choice in super().decode(asked):
             yield choice
@@ -130,7 +135,7 @@ class SwapsWeightsBehindItsBack(Liar):
     """Once the proof is done, a tensor is written to."""
 
     async def decode(self, asked):
-        if self.lies and asked.get("stream"):
+        if self.lies and is_row(asked):
             with torch.no_grad():
                 head = self.tensors()["lm_head.weight"]
                 head.copy_(head.flip(0) if not self.swapped else head)
@@ -176,8 +181,8 @@ def test_a_server_that_begins_to_lie_sets_off_an_alarm_that_names_how(place, kin
     assert (alarm["step"], alarm["change_point"]) == (6, 4), "three steps in a row"
     assert (alarm["evidence"]["cause"], words in alarm["message"]) == (cause, True), alarm["message"]
     honest, lying = run.metrics[:HONEST], run.metrics[HONEST:]
-    assert all(step["mismatch/fresh_p99"] < 1e-4 for step in honest)
-    assert all(step["mismatch/fresh_p99"] > 1e-3 for step in lying)
+    assert all(step["mismatch/fresh_max"] < 1e-4 for step in honest)
+    assert all(step["mismatch/fresh_max"] > 1e-3 for step in lying)
 
 
 def test_an_honest_server_sets_off_nothing(place):
