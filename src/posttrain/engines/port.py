@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from posttrain.engines.sampler import Digest
 from posttrain.types import FinishReason
 
 RowName = tuple[int, int]
 """(number of the group, number in the group)."""
+Token = tuple[tuple[int, ...], int]
+"""(all ids before it, the token)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +93,25 @@ class GivenBack:
     attempt: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """What an engine says of itself and of tokens, when it is asked beside its requests."""
+
+    version: int
+    """That it decodes with."""
+    digests: Mapping[str, Digest]
+    """Of what it decodes with now."""
+    fresh: tuple[float, ...]
+    """Of each token, with nothing in the cache that was read before."""
+    cached: tuple[float, ...]
+    """Of each token, with what its rows have left in the cache."""
+
+
 class EngineGone(Exception):
     """The engine has ended, or says what nobody understands; the text says how."""
 
 
-Answer = Ready | Piece | WeightsLoaded | GivenBack
+Answer = Ready | Piece | WeightsLoaded | GivenBack | Examined
 
 
 class EnginePort(Protocol):
@@ -133,4 +149,13 @@ class EnginePort(Protocol):
 
     def kill(self) -> None:
         """End it at once, and whatever it has started."""
+        ...
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """An engine that can be asked about tokens beside its requests."""
+
+    def examine(self, tokens: Sequence[Token]) -> None:
+        """Say what it decodes with and how likely these tokens are: one answer, `Examined`."""
         ...

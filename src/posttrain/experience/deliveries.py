@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import close
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from posttrain.data.collate import collate
 from posttrain.engines.delivery import DeliveryProof
@@ -111,17 +111,30 @@ class Deliveries:
         """What is wrong with what an engine has loaded; empty if it decodes with the weights that were trained."""
         if loaded.version not in self._expected:
             return f"it says that it loaded version {loaded.version}, which is not published"
-        digests, trained = self._expected[loaded.version]
-        if more := sorted(loaded.digests.keys() - digests.keys()):
-            return f"it decodes with {more[0]}, which is not among what is trained ({len(more)} tensors)"
-        wrong = [name for name, one in digests.items() if loaded.digests.get(name) != one]
-        if wrong:
-            return f"{wrong[0]} and {len(wrong) - 1} other tensors are not those of version {loaded.version}"
+        if wrong := self.wrong_weights(loaded.version, loaded.digests):
+            return wrong
+        _, trained = self._expected[loaded.version]
         try:
             self._worst = max(self._worst, self.proof.compare(trained, loaded.probe, loaded.version))
         except PosttrainError as error:
             return error.given
         return ""
+
+    def wrong_weights(self, version: int, held: Mapping[str, Digest]) -> str:
+        """What is wrong with tensors that an engine holds for a version; empty if they are those that were trained."""
+        expected, _ = self._expected[version]
+        if more := sorted(held.keys() - expected.keys()):
+            return f"it decodes with {more[0]}, which is not among what is trained ({len(more)} tensors)"
+        if wrong := [name for name, one in expected.items() if held.get(name) != one]:
+            return f"{wrong[0]} and {len(wrong) - 1} other tensors are not those of version {version}"
+        return ""
+
+    def other_versions(self, version: int) -> dict[int, Iterable[tuple[str, Tensor]]]:
+        """The tensors of versions beside this one that are still in memory, the newest first."""
+        if self._published is None:
+            return {}
+        kept = sorted(self.numbers, reverse=True)[: len(self.files)]
+        return {one: self._published.read(self.numbers[one]) for one in kept if one != version}
 
     @torch.no_grad()
     def _score(self, version: int) -> list[list[float]]:

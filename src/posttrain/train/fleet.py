@@ -13,7 +13,7 @@ import torch
 from posttrain.control_groups import cores
 from posttrain.controller.messages import Lead, Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
-from posttrain.engines.port import EnginePort
+from posttrain.engines.port import EnginePort, Token
 from posttrain.engines.process import EngineProcess, EngineSetup
 from posttrain.engines.sampler import Answers, Sampler
 from posttrain.errors import GuardStop
@@ -29,6 +29,7 @@ from posttrain.experience.servers import Servers, engine_names, log_of, start_de
 from posttrain.models.policy import Forward
 from posttrain.rewards.scores import enforce_limit
 from posttrain.types import Prompt
+from posttrain.watch.bisection import Answered
 
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
@@ -121,6 +122,18 @@ class Fleet:
             say=self.say,
             replaces="signal" in algorithm.needs,
         )
+
+    def examine(self, tokens: Sequence[Token]) -> list[Answered]:
+        """What engines say of these tokens, and what is wrong with the weights that they hold."""
+        return [
+            Answered(
+                engine=name,
+                wrong_weights=self.deliveries.wrong_weights(one.version, one.digests),
+                fresh=one.fresh,
+                cached=one.cached,
+            )
+            for name, one in self._driver.examine(tokens).items()
+        ]
 
     def _lead(self, lead: Lead, why: str) -> None:
         self.say(why)

@@ -11,7 +11,7 @@ from posttrain.engines.delivery import DeliveryProof, check_receipt, deliver
 from posttrain.engines.sampler import Sampler
 from posttrain.errors import NonFiniteError
 from posttrain.experience.deliveries import TrainerScores
-from posttrain.types import Batch, Max, Mean, Metrics, Outputs
+from posttrain.types import Metrics
 
 
 class Publisher:
@@ -79,15 +79,3 @@ class HeldWeights:
         """Go back to what `tensors` gave."""
         receipt = self.sampler.deliver(tensors.items(), version)
         check_receipt(receipt, tensors.items(), whole=False)
-
-
-def mismatch_metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    """How far the sampler's log-probabilities are from the trainer's, for the same tokens and the same weights."""
-    if batch.sampling_logprobs_BT is None or not batch.completion_mask_BT.any():
-        return {}
-    before_update_BT = outputs.logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
-    gap: Tensor = (before_update_BT - batch.sampling_logprobs_BT).abs()[batch.completion_mask_BT]
-    return {
-        "sampling/sampling_logp_difference/mean": Mean(float(gap.sum()), gap.numel()),
-        "sampling/sampling_logp_difference/max": Max(float(gap.max())),
-    }

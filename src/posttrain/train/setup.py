@@ -42,6 +42,7 @@ from posttrain.train.critic import build_critic, critic_updates
 from posttrain.train.fleet import Fleet
 from posttrain.train.guards import Guards
 from posttrain.train.judges import Judges, Samplers
+from posttrain.train.mismatch import Examiner
 from posttrain.train.optimizer import Updater
 from posttrain.train.passes import (
     CurrentEntropy,
@@ -177,7 +178,8 @@ def policy_trainer(
     )
     watch, watch_notes = nothing_to_watch(), list[str]()
     if source.prompts:
-        watch, watch_notes = Watch.of(config, judges.check, source.prompts)
+        watch, watch_notes = Watch.of(config, judges.check, source.prompts, loaded.compute_dtype)
+        watch.examine = examiner(loaded, forward, fleet)
     measure = measure_of(config, loaded, samplers, source)
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, policy)
     tell("warning", [*loaded.notes, *samplers.notes, *judges.notes, *source.notes, *watch_notes])
@@ -336,6 +338,15 @@ def publishing(
     )
     scores = TrainerScores(forward.under(loaded.model), loaded.pad_id)
     return Publisher(loaded.model, samplers.training, proof, scores, every=config.train.publish_every)
+
+
+def examiner(loaded: LoadedModel, forward: Forward, fleet: Fleet | None) -> Examiner:
+    """Who finds out why engines say something else of tokens than the trainer."""
+    scores = TrainerScores(forward.under(loaded.model), loaded.pad_id)
+    if fleet is None:
+        return Examiner(loaded, forward, scores)
+    published = lambda version: fleet.deliveries.other_versions(version)  # noqa: E731  of deliveries that are made later
+    return Examiner(loaded, forward, scores, engines=fleet.examine, published=published)
 
 
 def injection_notes(rows: Rows, algorithm: Algorithm, loaded: LoadedModel) -> list[str]:
