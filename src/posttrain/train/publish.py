@@ -11,6 +11,7 @@ from posttrain.engines.delivery import DeliveryProof, check_receipt, deliver
 from posttrain.engines.sampler import Sampler
 from posttrain.errors import NonFiniteError
 from posttrain.experience.deliveries import TrainerScores
+from posttrain.functional.readings import nothing_in, number, picked
 from posttrain.types import Batch, Max, Mean, Metrics, Outputs
 
 
@@ -83,11 +84,12 @@ class HeldWeights:
 
 def mismatch_metrics(outputs: Outputs, batch: Batch) -> Metrics:
     """How far the sampler's log-probabilities are from the trainer's, for the same tokens and the same weights."""
-    if batch.sampling_logprobs_BT is None or not batch.completion_mask_BT.any():
+    mask_BT = batch.completion_mask_BT
+    if batch.sampling_logprobs_BT is None or nothing_in(mask_BT):
         return {}
     before_update_BT = outputs.logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
-    gap: Tensor = (before_update_BT - batch.sampling_logprobs_BT).abs()[batch.completion_mask_BT]
+    gap_N = picked((before_update_BT - batch.sampling_logprobs_BT).abs(), mask_BT, otherwise=0.0)
     return {
-        "sampling/sampling_logp_difference/mean": Mean(float(gap.sum()), gap.numel()),
-        "sampling/sampling_logp_difference/max": Max(float(gap.max())),
+        "sampling/sampling_logp_difference/mean": Mean(number(gap_N.sum()), number(mask_BT.sum())),
+        "sampling/sampling_logp_difference/max": Max(number(gap_N.max())),
     }
