@@ -62,15 +62,17 @@ class ContinuousSampler:
             self._next += 1
 
     def step(self) -> list[Piece]:
-        """Draw one token of every row; the rows that ended with it, with all that was not handed out of them."""
+        """Draw one token of every row; the rows that are found to have ended, with all that was not handed out of
+        them."""
         with self.sampler.decoding():
             ended = self.engine.step(self.sampler.device)
         return [self._piece(row) for row in ended]
 
     def told(self) -> list[Piece]:
-        """What the rows in flight have drawn since it was asked last."""
+        """What the rows in flight have drawn since it was asked last, all that was launched among it."""
+        ended = self.engine.settle()
         rows = [row for row in self.engine.running if row.reason is None and len(row.ids) > self._told[row.number]]
-        return [self._piece(row) for row in rows]
+        return [self._piece(row) for row in (*ended, *rows)]
 
     def interrupt(self, asked: Collection[tuple[RowName, int]]) -> tuple[list[Piece], list[Task]]:
         """Take these out: what they have drawn, and which there were."""

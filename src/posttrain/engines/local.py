@@ -82,6 +82,8 @@ class LocalSampler:
         self.version = version
         self.max_batch_rows = max_batch_rows
         self.compute = compute
+        self.lag = int(self.device.type != "cpu")
+        """Passes that are launched before the ids of one are read (engine.py): where there is no queue, none."""
         self._autocast_dtype = dtype if shared else None
 
     @classmethod
@@ -253,6 +255,7 @@ class LocalSampler:
             eos_ids=() if stop is None else self.eos_ids,
             stop=stop,
             version=lambda: self.version,
+            lag=self.lag,
         )
 
     def new_rows(self, max_rows: int, *, holds_prompt: bool) -> Rows:
