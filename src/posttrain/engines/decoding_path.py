@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from posttrain.engines.decoding import PaddedRows, accepted_arguments, base_model, is_hooked
 from posttrain.engines.engine import Arrival, Rows
+from posttrain.engines.precision import Precision
 from posttrain.engines.slots import Slots
 from posttrain.models.acceleration import acceleration
 from posttrain.models.compute import PLAIN, Compute
@@ -73,16 +74,18 @@ _Kinds = tuple[type[nn.Module], ...]
 _paths: WeakKeyDictionary[nn.Module, tuple[_Kinds, DecodingPath]] = WeakKeyDictionary()
 
 
-def decoding_path(model: nn.Module) -> DecodingPath:
+def decoding_path(model: nn.Module, precision: Precision = nullcontext) -> DecodingPath:
     """Slots where they give, on a few short rows, the logits of the rows by themselves.
 
-    Found once per model, and again when modules of other kinds have taken the place of some.
+    Found once per model, in the `precision` in which it will decode, and again when modules of other kinds have taken
+    the place of some.
     """
     causal_lm = base_model(model)
     kinds: _Kinds = tuple(map(type, causal_lm.modules()))
     found_for, path = _paths.get(causal_lm, ((), None))
     if path is None or found_for != kinds:
-        path = _find_path(model)
+        with precision():
+            path = _find_path(model)
         _paths[causal_lm] = kinds, path
     if path.decoder is not None and any(map(is_hooked, path.decoder.passes_by(model))):
         return replace(path, decoder=None)  # whoever waits for a module to be called is not passed by
