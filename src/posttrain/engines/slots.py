@@ -46,11 +46,13 @@ class Writes:
 class SlotStorage:
     """One block of memory per layer and for keys and values each, `[S, K, capacity, D]`, all of the same capacity.
 
-    Of each block the first C columns are in use; attention sees no others.
+    Of each block the first C columns are in use; attention sees no others. `columns_first`: it is a view of memory that
+    is laid out as `[S, capacity, K, D]`, and attention is handed all of it.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, columns_first: bool = False) -> None:
         self.num_slots = num_slots
+        self.columns_first = columns_first
         self.num_columns = 0
         """C, the columns in use."""
         self.capacity = 0
@@ -78,7 +80,7 @@ class SlotStorage:
         layer = self.written
         if layer is None or layer.handed_out is not key:
             raise NotImplementedError("its layers change keys and values after they were stored")
-        in_use = slice(0, self.num_columns)
+        in_use = slice(0, self.capacity if self.columns_first else self.num_columns)
         return layer.keys_SKCD[slots, :, in_use], layer.values_SKCD[slots, :, in_use]
 
     @property
@@ -136,16 +138,27 @@ class SlotLayer(CacheLayerMixin):
     def grow(self, capacity: int, num_columns: int, num_used: int) -> None:
         """See `SlotStorage.use`."""
         self.keys_SKCD, self.values_SKCD = (
-            _grown(block, capacity, num_columns, num_used) for block in (self.keys_SKCD, self.values_SKCD)
+            self._grown(block, capacity, num_columns, num_used) for block in (self.keys_SKCD, self.values_SKCD)
         )
+
+    def _grown(self, block_SKCD: Tensor, capacity: int, num_columns: int, num_used: int) -> Tensor:
+        _, heads, _, width = block_SKCD.shape
+        grown = self._zeros(heads, capacity, width, block_SKCD)
+        grown[:num_used, :, :num_columns] = block_SKCD[:num_used, :, :num_columns]
+        return grown
+
+    def _zeros(self, heads: int, capacity: int, width: int, like: Tensor) -> Tensor:
+        """Zeros, because what is masked has weight 0, and 0 times what memory happens to hold may be no number."""
+        if self.storage.columns_first:
+            return like.new_zeros(self.storage.num_slots, capacity, heads, width).transpose(1, 2)
+        return like.new_zeros(self.storage.num_slots, heads, capacity, width)
 
     def _block(self, states_1KLD: Tensor) -> Tensor:
         _, heads, _, width = states_1KLD.shape
         device = states_1KLD.device.type
         half = torch.is_autocast_enabled(device) and states_1KLD.dtype == torch.float32
         dtype = torch.get_autocast_dtype(device) if half else states_1KLD.dtype
-        shape = (self.storage.num_slots, heads, self.storage.capacity, width)
-        return torch.zeros(shape, dtype=dtype, device=states_1KLD.device)
+        return self._zeros(heads, self.storage.capacity, width, states_1KLD.new_empty(0, dtype=dtype))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The masks of slots are not made from these."""
@@ -166,29 +179,31 @@ def _alive(storage: ref[SlotStorage]) -> SlotStorage:
     return found
 
 
-def _grown(block_SKCD: Tensor, capacity: int, num_columns: int, num_used: int) -> Tensor:
-    """New columns are zeros: what is masked has weight 0, and 0 times what memory happens to hold may be no number."""
-    slots, heads, _, width = block_SKCD.shape
-    grown = block_SKCD.new_zeros(slots, heads, capacity, width)
-    grown[:num_used, :, :num_columns] = block_SKCD[:num_used, :, :num_columns]
-    return grown
-
-
 class Slots:
-    """Implements `Rows` for models whose cache is keys and values per position, run as `slots_sdpa` or `slots_eager`.
+    """Implements `Rows` for models whose cache is keys and values per position, run as `slots_sdpa`, `slots_eager` or
+    `slots_varlen`.
 
     Nothing is kept beyond the rows: new `Slots` read the weights as they are then.
     """
 
     joins_running = True
 
-    def __init__(self, model: nn.Module, accepted: Collection[str], *, max_rows: int, holds_prompt: bool) -> None:
-        """`accepted`: what the model's forward takes. `holds_prompt`: groups may be split for want of room."""
+    def __init__(
+        self,
+        model: nn.Module,
+        accepted: Collection[str],
+        *,
+        max_rows: int,
+        holds_prompt: bool,
+        columns_first: bool = False,
+    ) -> None:
+        """`accepted`: what the model's forward takes. `holds_prompt`: groups may be split for want of room.
+        `columns_first`: see `SlotStorage`."""
         self.model = model
         self.device = next(model.parameters()).device
         self._accepted = accepted
         self._first = int(holds_prompt)
-        self._storage = SlotStorage(max_rows + self._first)
+        self._storage = SlotStorage(max_rows + self._first, columns_first=columns_first)
         self._lengths: list[int] = []
         self._positions_n = torch.zeros(0, dtype=torch.long, device=self.device)
         self._held: Tensor | None = None
@@ -255,7 +270,11 @@ class Slots:
         slots_n = torch.arange(rows.start, rows.stop, device=self.device)
         self._storage.writes = Writes(slots_n, self._positions_n, list(zip(parts, holding, strict=True)))
         one_pass = Pass(
-            self._positions_n, self._storage.num_columns, tuple(parts), lambda key: self._storage.stored(key, rows)
+            self._positions_n,
+            num_columns=self._storage.num_columns,
+            capacity=self._storage.capacity,
+            prompts=tuple(parts),
+            stored=lambda key: self._storage.stored(key, rows),
         )
         with slots_in_use(one_pass):
             outputs = self.model(

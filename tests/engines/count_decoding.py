@@ -1,0 +1,81 @@
+"""What decoding asks of a GPU for each token of all rows, counted without one: `python -m tests.engines.count_decoding`.
+
+Waits, launches and copies depend on the number of layers, not on their width, so models are narrow. Casts are counted
+in shares of all weights, and keys and values in shares of what the rows have. Rows end at different lengths. docs/
+gpu-decoding.md has the table.
+"""
+
+from __future__ import annotations
+
+import torch
+from peft import LoraConfig, get_peft_model
+from tests.engines.policies import Settings, random_prompts, tiny_tokenizer
+from tests.engines.second_device import Device, moved, second_device
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from posttrain.engines import LocalSampler
+
+ROWS, TOKENS = 8, 16
+PROMPTS = (4, 20, 9, 30)
+EOS_IDS = (2, 5, 9, 12)
+NARROW = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def models() -> dict[str, nn.Module]:
+    """With the layers of Qwen2.5 of 0.5B and of 7B parameters; LoRA on all linear layers, its base as it is stored."""
+    torch.manual_seed(0)
+    small = Qwen2ForCausalLM(Qwen2Config(**NARROW, num_hidden_layers=24, tie_word_embeddings=True))
+    lora = LoraConfig(r=4, target_modules="all-linear")
+    wide, stored_half = (
+        get_peft_model(Qwen2ForCausalLM(Qwen2Config(**NARROW, num_hidden_layers=28, tie_word_embeddings=False)), lora)
+        for _ in range(2)
+    )
+    for parameter in stored_half.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.bfloat16()
+    return {"0.5B": small, "7B, LoRA": wide, "7B, LoRA on bfloat16": stored_half}
+
+
+def count(model: nn.Module) -> dict[str, float]:
+    """Per pass, which gives every row in flight a token."""
+    with second_device() as device:
+        policy = moved(model)
+        sampler = LocalSampler(policy, tiny_tokenizer(), EOS_IDS, shared=True, dtype=torch.bfloat16)
+        assert not sampler.note
+        device.forget()
+        settings = Settings(max_batch_rows=ROWS, max_completion_length=TOKENS)
+        groups = sampler.generate(random_prompts(PROMPTS), settings, group_size=2, seed=0)
+    passes = max(len(one.ids) for group in groups for one in group)
+    columns = sum(p + t for p, group in zip(PROMPTS, groups, strict=True) for one in group for t in range(len(one.ids)))
+    layers, kv_bytes = model.config.num_hidden_layers, 2 * 2 * 2 * 8
+    weights = sum(x.numel() for x in model.parameters())
+    return {
+        "waits until the queue is empty": len(device.waits) / passes,
+        "waits for the ids of the pass before": device.events / passes,
+        "launches": sum(device.launches.values()) / passes,
+        "of these casts": sum(n for name, n in device.launches.items() if name.startswith("cast")) / passes,
+        "copies to the device": device.copies["to the device"] / passes,
+        "copies to the host": device.copies["to the host"] / passes,
+        "casts to bfloat16, in shares of all weights": device.bytes["cast to bfloat16"] / 6 / weights / passes,
+        "keys and values read, in shares of the rows' own": _read(device) / (columns * kv_bytes * layers),
+    }
+
+
+def _read(device: Device) -> int:
+    return device.bytes["scaled_dot_product_attention"] + device.bytes["varlen_attn"]
+
+
+def main() -> None:
+    counts = {name: count(model) for name, model in models().items()}
+    print("| per token of all rows |" + "".join(f" {name} |" for name in counts))
+    print("|---|" + "---:|" * len(counts))
+    for what in next(iter(counts.values())):
+        print(f"| {what} |" + "".join(f" {found[what]:.2f} |" for found in counts.values()))
+
+
+if __name__ == "__main__":
+    main()
