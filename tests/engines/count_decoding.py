@@ -1,11 +1,15 @@
-"""What decoding asks of a GPU for each token of all rows, counted without one: `python -m tests.engines.count_decoding`.
+"""What decoding asks of a GPU for each token of all rows, counted without a GPU.
 
-Waits, launches and copies depend on the number of layers, not on their width, so models are narrow. Casts are counted
-in shares of all weights, and keys and values in shares of what the rows have. Rows end at different lengths. docs/
-gpu-decoding.md has the table.
+`python -m tests.engines.count_decoding`, of which docs/gpu-decoding.md has the table. Waits, launches and copies depend
+on the number of layers and not on their width: narrow models of one and of two layers are counted, and what the second
+layer adds is added for every further one. Casts are counted in shares of all weights, and keys and values in shares of
+what the rows have.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -16,28 +20,35 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from posttrain.engines import LocalSampler
 
-ROWS, TOKENS = 8, 16
+ROWS, TOKENS = 8, 12
 PROMPTS = (4, 20, 9, 30)
-EOS_IDS = (2, 5, 9, 12)
+EOS_IDS = (2, 5, 9)
 NARROW = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }  # fmt: skip
 
 
-def models() -> dict[str, nn.Module]:
-    """With the layers of Qwen2.5 of 0.5B and of 7B parameters; LoRA on all linear layers, its base as it is stored."""
-    torch.manual_seed(0)
-    small = Qwen2ForCausalLM(Qwen2Config(**NARROW, num_hidden_layers=24, tie_word_embeddings=True))
-    lora = LoraConfig(r=4, target_modules="all-linear")
-    wide, stored_half = (
-        get_peft_model(Qwen2ForCausalLM(Qwen2Config(**NARROW, num_hidden_layers=28, tie_word_embeddings=False)), lora)
-        for _ in range(2)
-    )
-    for parameter in stored_half.parameters():
-        if not parameter.requires_grad:
+def full(layers: int) -> nn.Module:
+    """As Qwen2.5 0.5B is built."""
+    return Qwen2ForCausalLM(Qwen2Config(**NARROW, num_hidden_layers=layers, tie_word_embeddings=True))
+
+
+def lora(layers: int, *, half: bool = False) -> nn.Module:
+    """As Qwen2.5 7B is built, with adapters on all linear layers; `half`: what is frozen is stored in bfloat16."""
+    model = Qwen2ForCausalLM(Qwen2Config(**NARROW, num_hidden_layers=layers, tie_word_embeddings=False))
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    for parameter in adapted.parameters():
+        if half and not parameter.requires_grad:
             parameter.data = parameter.data.bfloat16()
-    return {"0.5B": small, "7B, LoRA": wide, "7B, LoRA on bfloat16": stored_half}
+    return adapted
+
+
+MODELS: dict[str, tuple[Callable[[int], nn.Module], int]] = {
+    "0.5B": (full, 24),
+    "7B, LoRA": (lora, 28),
+    "7B, LoRA on bfloat16": (partial(lora, half=True), 28),
+}
 
 
 def count(model: nn.Module) -> dict[str, float]:
@@ -47,6 +58,7 @@ def count(model: nn.Module) -> dict[str, float]:
         sampler = LocalSampler(policy, tiny_tokenizer(), EOS_IDS, shared=True, dtype=torch.bfloat16)
         assert not sampler.note
         device.forget()
+        device.weights = {x.untyped_storage().data_ptr() for x in policy.parameters()}
         settings = Settings(max_batch_rows=ROWS, max_completion_length=TOKENS)
         groups = sampler.generate(random_prompts(PROMPTS), settings, group_size=2, seed=0)
     passes = max(len(one.ids) for group in groups for one in group)
@@ -60,7 +72,7 @@ def count(model: nn.Module) -> dict[str, float]:
         "of these casts": sum(n for name, n in device.launches.items() if name.startswith("cast")) / passes,
         "copies to the device": device.copies["to the device"] / passes,
         "copies to the host": device.copies["to the host"] / passes,
-        "casts to bfloat16, in shares of all weights": device.bytes["cast to bfloat16"] / 6 / weights / passes,
+        "casts to bfloat16, in shares of all weights": device.bytes["cast of a weight to bfloat16"] / 6 / weights / passes,
         "keys and values read, in shares of the rows' own": _read(device) / (columns * kv_bytes * layers),
     }
 
@@ -69,8 +81,17 @@ def _read(device: Device) -> int:
     return device.bytes["scaled_dot_product_attention"] + device.bytes["varlen_attn"]
 
 
+def extrapolated(make: Callable[[int], nn.Module], layers: int) -> dict[str, float]:
+    """Shares are those of two layers."""
+    torch.manual_seed(0)
+    one, two = count(make(1)), count(make(2))
+    return {
+        what: two[what] if "shares" in what else two[what] + (layers - 2) * (two[what] - one[what]) for what in one
+    }
+
+
 def main() -> None:
-    counts = {name: count(model) for name, model in models().items()}
+    counts = {name: extrapolated(*model) for name, model in MODELS.items()}
     print("| per token of all rows |" + "".join(f" {name} |" for name in counts))
     print("|---|" + "---:|" * len(counts))
     for what in next(iter(counts.values())):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -98,6 +98,8 @@ class Device(TorchDispatchMode):
         super().__init__()
         self.pinned: list[Tensor] = []
         self.on_their_way: list[tuple[Tensor, Tensor]] = []
+        self.weights: set[int] = set()
+        """Where weights are, whose casts are counted apart."""
         self.autocast: torch.dtype | None = None
         self._casts: dict[int, tuple[Tensor, Tensor]] = {}
         self._depth = 0
@@ -164,7 +166,8 @@ class Device(TorchDispatchMode):
         elif func is aten.index_put_.default:
             moved = [x for x in inputs if x.is_floating_point()][1:] * 2
         elif func is aten._to_copy.default and inputs[0].dtype != outputs[0].dtype:
-            name = f"cast to {str(outputs[0].dtype).removeprefix('torch.')}"
+            kind = "cast of a weight" if inputs[0].data_ptr() in self.weights else "cast"
+            name = f"{kind} to {str(outputs[0].dtype).removeprefix('torch.')}"
         self.note(name, moved)
 
     def note(self, name: str, moved: Sequence[Tensor]) -> None:
@@ -365,15 +368,21 @@ def varlen(
     assert all(x.dtype == torch.int32 and x.is_contiguous() for x in numbers)
     assert all(x.stride(-1) == 1 and x.dim() == 3 for x in (query, key, value))
     assert query.dtype == key.dtype == value.dtype
-    assert query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
-    assert query.shape[1] % key.shape[1] == 0 and (enable_gqa or query.shape[1] == key.shape[1])
-    assert len(cu_seq_q) == len(cu_seq_k) and (seqused_k is None or len(seqused_k) == len(cu_seq_q) - 1)
-    assert list(window_size) in ([-1, -1], [-1, 0]) and is_causal == (list(window_size) == [-1, 0])
+    assert query.shape[-1] % 8 == 0
+    assert query.shape[-1] <= 256
+    assert query.shape[1] % key.shape[1] == 0
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    assert len(cu_seq_q) == len(cu_seq_k)
+    assert seqused_k is None or len(seqused_k) == len(cu_seq_q) - 1
+    assert list(window_size) in ([-1, -1], [-1, 0])
+    assert is_causal == (list(window_size) == [-1, 0])
     out = torch.full_like(query, torch.nan)
     for i, (start, end) in enumerate(zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True)):
         first = int(cu_seq_k[i])
         length = int(cu_seq_k[i + 1]) - first if seqused_k is None else int(seqused_k[i])
-        assert 0 < end - start <= max_q and 0 < length <= max_k and first + length <= len(key)
+        assert 0 < end - start <= max_q
+        assert 0 < length <= max_k
+        assert first + length <= len(key)
         q, k, v = (x.transpose(0, 1) for x in (query[start:end], key[first:][:length], value[first:][:length]))
         k, v = (x.repeat_interleave(query.shape[1] // key.shape[1], dim=0) for x in (k, v))
         factor = query.shape[-1] ** -0.5 if scale is None else scale

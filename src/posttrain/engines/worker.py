@@ -157,7 +157,8 @@ class Worker:
 
 
 def make(setup: Mapping[str, Any]) -> LocalSampler:
-    """What decodes as the sampler of the trainer's process would: from a packed copy, or by the model, which nobody trains here."""
+    """What decodes as the sampler of the trainer's process would: from a packed copy, or by the model, which nobody
+    trains here."""
     loaded = load_model(resolve_model_path(ModelConfig.model_validate(setup["model"]), setup["seed"]))
     if setup["lora"] is not None:
         lora = LoRAConfig.model_validate(setup["lora"])
