@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -23,7 +24,7 @@ from posttrain.engines import LocalSampler
 ROWS, TOKENS = 8, 12
 PROMPTS = (4, 20, 9, 30)
 EOS_IDS = (2, 5, 9)
-NARROW = {
+NARROW: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }  # fmt: skip
@@ -51,7 +52,7 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], int]] = {
 }
 
 
-def count(model: nn.Module) -> dict[str, float]:
+def count(model: Any) -> dict[str, float]:
     """Per pass, which gives every row in flight a token."""
     with second_device() as device:
         policy = moved(model)
@@ -72,7 +73,10 @@ def count(model: nn.Module) -> dict[str, float]:
         "of these casts": sum(n for name, n in device.launches.items() if name.startswith("cast")) / passes,
         "copies to the device": device.copies["to the device"] / passes,
         "copies to the host": device.copies["to the host"] / passes,
-        "casts to bfloat16, in shares of all weights": device.bytes["cast of a weight to bfloat16"] / 6 / weights / passes,
+        "casts to bfloat16, in shares of all weights": device.bytes["cast of a weight to bfloat16"]
+        / 6
+        / weights
+        / passes,
         "keys and values read, in shares of the rows' own": _read(device) / (columns * kv_bytes * layers),
     }
 
@@ -85,9 +89,7 @@ def extrapolated(make: Callable[[int], nn.Module], layers: int) -> dict[str, flo
     """Shares are those of two layers."""
     torch.manual_seed(0)
     one, two = count(make(1)), count(make(2))
-    return {
-        what: two[what] if "shares" in what else two[what] + (layers - 2) * (two[what] - one[what]) for what in one
-    }
+    return {what: two[what] if "shares" in what else two[what] + (layers - 2) * (two[what] - one[what]) for what in one}
 
 
 def main() -> None:

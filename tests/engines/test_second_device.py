@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from tests.engines.policies import Settings, lora_model, random_prompts, tiny_model, tiny_tokenizer
 from tests.engines.second_device import DEVICE, Device, moved, second_device
 from torch import nn
+from transformers import PreTrainedModel
 
 from posttrain.engines import decoding_path, engine, transfer, varlen_attention
 from posttrain.engines.engine import Request
@@ -203,7 +206,7 @@ def test_a_model_that_nobody_trains_is_stored_as_it_computes():
     model = tiny_model(head_dim=8)
     with second_device() as device:
         loaded = LoadedModel(
-            model=moved(model),
+            model=cast("PreTrainedModel", moved(model)),
             tokenizer=tiny_tokenizer(),
             eos_ids=frozenset(EOS_IDS),
             pad_id=0,

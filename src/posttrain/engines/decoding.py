@@ -135,7 +135,7 @@ class GrowingLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Start with no columns and no room for any."""
-        super().lazy_initialization(key_states, value_states)
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         self._hold(key_states[:, :, :0], value_states[:, :, :0])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:

@@ -84,8 +84,8 @@ def _attention(
     if num_rows:
         outputs.append(_of_rows(query_LHD[:num_rows], keys, values, one_pass, attention_mask, scale))
     if attention_mask.prompts_P1 is not None:
-        new = [x[0].transpose(0, 1)[num_rows:].to(keys.dtype) for x in (key, value)]
-        outputs.append(_of_prompts(query_LHD[num_rows:], *new, attention_mask.prompts_P1, attention_mask, scale))
+        new_keys, new_values = (x[0].transpose(0, 1)[num_rows:].to(keys.dtype) for x in (key, value))
+        outputs.append(_of_prompts(query_LHD[num_rows:], new_keys, new_values, attention_mask, scale))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
 
 
@@ -93,21 +93,20 @@ def _of_rows(
     query_nHD: Tensor, keys_nKCD: Tensor, values_nKCD: Tensor, one_pass: Pass, lengths: Lengths, scale: float | None
 ) -> Tensor:
     """`[n, H, D]`: one query each, which sees all that its slot has."""
-    columns = (x.transpose(1, 2).flatten(0, 1) for x in (keys_nKCD, values_nKCD))
+    keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (keys_nKCD, values_nKCD))
     found = varlen_attn(
-        query_nHD, *columns, lengths.tokens_n1, lengths.slots_n1, 1, one_pass.num_columns,
+        query_nHD, keys, values, lengths.tokens_n1, lengths.slots_n1, 1, one_pass.num_columns,
         scale=scale, enable_gqa=True, seqused_k=lengths.used_n,
     )  # fmt: skip
     assert isinstance(found, Tensor)
     return found
 
 
-def _of_prompts(
-    query_LHD: Tensor, key_LKD: Tensor, value_LKD: Tensor, starts_P1: Tensor, lengths: Lengths, scale: float | None
-) -> Tensor:
+def _of_prompts(query_LHD: Tensor, key_LKD: Tensor, value_LKD: Tensor, lengths: Lengths, scale: float | None) -> Tensor:
     """`[L, H, D]`: each prompt sees itself, up to each token."""
+    assert lengths.prompts_P1 is not None
     found = varlen_attn(
-        query_LHD, key_LKD, value_LKD, starts_P1, starts_P1, lengths.longest, lengths.longest,
+        query_LHD, key_LKD, value_LKD, lengths.prompts_P1, lengths.prompts_P1, lengths.longest, lengths.longest,
         scale=scale, enable_gqa=True, window_size=(-1, 0),
     )  # fmt: skip
     assert isinstance(found, Tensor)

@@ -1,8 +1,8 @@
 """Bytes of sampling in the trainer's process: keys and values of the rows in flight, their prompts, the next token.
 
-On a CPU a plain decoder (cpu/plain_decoder.py: RMSNorms, separate queries, keys and values) holds each prompt once for all
-rows that began with it, and what came after it per row (cpu/group_attention.py); other models hold prompt and answer in
-a slot per row (engines/slots.py). Per layer, with K heads for keys and values, each d wide:
+On a CPU a plain decoder (cpu/plain_decoder.py: RMSNorms, separate queries, keys and values) holds each prompt once for
+all rows that began with it, and what came after it per row (cpu/group_attention.py); other models hold prompt and
+answer in a slot per row (engines/slots.py). Per layer, with K heads for keys and values, each d wide:
 
     plain     [prompts, K, columns of a prompt, d] and [rows, K, columns of an answer, d], for keys and for values
     slots     [slots, K, columns, d] for keys and for values
@@ -95,8 +95,8 @@ def is_cast(workload: Workload) -> bool:
 
 
 def casts(workload: Workload) -> int:
-    """On a GPU of all weights. On a CPU of all matrices where they are trained; else of the adapters, and for a moment of
-    the head, which is the largest. Weights that are divided among ranks come already cast when they are gathered."""
+    """On a GPU of all weights. On a CPU of all matrices where they are trained; else of the adapters, and for a moment
+    of the head, which is the largest. Weights that are divided among ranks come already cast when they are gathered."""
     if not is_cast(workload) or weight_ranks(workload) > 1:
         return 0
     a, lora = workload.architecture, workload.lora
@@ -129,7 +129,9 @@ def prompt_cache(workload: Workload) -> int:
     """Keys and values when the prompts have just entered."""
     a, prompt = workload.architecture, workload.prompt_tokens
     slots, multiple = (
-        (prompts_in_flight(workload), GROUP_COLUMNS) if has_plain_decoder(workload) else (rows_in_flight(workload), SLOT_COLUMNS)
+        (prompts_in_flight(workload), GROUP_COLUMNS)
+        if has_plain_decoder(workload)
+        else (rows_in_flight(workload), SLOT_COLUMNS)
     )
     return a.layers * slots * columns(prompt, prompt, multiple) * a.kv_width * BYTES[workload.precision]
 
