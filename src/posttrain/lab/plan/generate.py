@@ -10,7 +10,8 @@ answer in a slot per row (engines/slots.py). Per layer, with K heads for keys an
 For as long as it decodes, a plain decoder has small weights that read the same input side by side in one matrix
 (cpu/joint_linear.py): of copies and of shared modules in float32, without adapters. In half precision shared
 modules of a CPU run under autocast, which casts their weights: trained ones once for a whole call, frozen ones for each
-product. On a GPU a call casts all weights and decodes with the casts (engines/precision.py).
+product. On a GPU a call casts what is stored in float32 and decodes with the casts (engines/precision.py): frozen
+weights are stored in half precision there.
 """
 
 from __future__ import annotations
@@ -95,14 +96,14 @@ def is_cast(workload: Workload) -> bool:
 
 
 def casts(workload: Workload) -> int:
-    """On a GPU of all weights. On a CPU of all matrices where they are trained; else of the adapters, and for a moment
-    of the head, which is the largest. Weights that are divided among ranks come already cast when they are gathered."""
+    """On a GPU of what is trained. On a CPU of all matrices where they are trained; else of the adapters, and for a
+    moment of the head, which is the largest. Weights that are divided among ranks come already cast when they are gathered."""
     if not is_cast(workload) or weight_ranks(workload) > 1:
         return 0
     a, lora = workload.architecture, workload.lora
     if workload.device == "cuda":
-        adapters = 0 if lora is None else a.lora_parameters(lora.rank, lora.targets)
-        return BYTES[workload.precision] * (a.parameters + adapters)
+        trained = a.parameters if lora is None else a.lora_parameters(lora.rank, lora.targets)
+        return BYTES[workload.precision] * trained
     layers = a.counts.attention + a.counts.mlp + a.counts.experts
     kept = layers if lora is None else a.lora_parameters(lora.rank, lora.targets)
     return BYTES[workload.precision] * (kept + a.vocabulary * a.hidden)
