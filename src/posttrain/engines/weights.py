@@ -73,15 +73,21 @@ def plain_copy(policy: nn.Module, dtype: torch.dtype | None, *, packed: bool = F
 
 
 @torch.no_grad()
+def cast_in_place(model: nn.Module, dtype: torch.dtype) -> None:
+    """Store the weights of a model that nobody trains in this precision, with no second copy. Adapters stay apart."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = _cast(parameter.data, dtype)
+
+
 def pack_in_place(model: nn.Module, dtype: torch.dtype) -> None:
     """Turn a model that nobody trains into what `plain_copy(model, dtype, packed=True)` would be, with no second copy.
 
     Raises ModelError for a model that does not allow packed weights; it is then in that precision, and dense.
     """
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-        parameter.data = _cast(parameter.data, dtype)
-    acceleration().pack(model)
+    cast_in_place(model, dtype)
+    with torch.no_grad():
+        acceleration().pack(model)
 
 
 def copy_weights(policy: nn.Module, model: nn.Module) -> None:
