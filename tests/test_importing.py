@@ -120,3 +120,25 @@ assert F.relu(nn.Linear(2, 1, bias=False)(torch.zeros(3, 2))).shape == (3, 1)
 assert type(torch) is type(sys) and sys.modules["torch"] is torch and torch.nn is nn
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_interrupt_that_ends_in_a_finaliser_is_heard_after_it(tmp_path):
+    program = """
+import os, signal, time
+from posttrain.importing import hear_interrupts_again
+
+class Finalised:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+
+hear_interrupts_again()
+try:
+    del [Finalised()][0]
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("heard")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("heard\n", 0), done.stderr

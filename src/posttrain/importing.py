@@ -11,6 +11,7 @@ for its `__spec__`.
 
 from __future__ import annotations
 
+import _thread
 import gc
 import importlib.util
 import os
@@ -27,6 +28,8 @@ _KNOWN_UNLOADED = frozenset(
 )
 """What import statements, `find_spec` and `inspect` ask of modules that nobody uses. `__path__` is not among them:
 whoever wants a submodule needs the package."""
+SOON = 0.05
+"""Seconds after which a finaliser has ended."""
 _LOADING = threading.RLock()
 _loading: list[ModuleType] = []
 
@@ -85,12 +88,13 @@ def uncollected() -> Iterator[None]:
     """
     was_enabled = gc.isenabled()
     gc.disable()
-    try:
-        with uninterrupted():
+    with uninterrupted():
+        try:
             yield
-    finally:
-        if was_enabled:
-            gc.enable()
+        finally:
+            if was_enabled:
+                gc.enable()
+                gc.collect()  # which looks at all of them once, and swallows a Ctrl-C as well
 
 
 @contextmanager
@@ -119,6 +123,19 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if heard:
         signal.raise_signal(signal.SIGINT)
+
+
+def hear_interrupts_again() -> None:
+    """Where the exception of a Ctrl-C ends in a finaliser, which nothing can leave, send it once more."""
+    before = sys.unraisablehook
+
+    def again(told: sys.UnraisableHookArgs) -> None:
+        if issubclass(told.exc_type, KeyboardInterrupt):
+            threading.Timer(SOON, _thread.interrupt_main).start()
+        else:
+            before(told)
+
+    sys.unraisablehook = again
 
 
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")

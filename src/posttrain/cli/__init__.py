@@ -22,7 +22,7 @@ from posttrain.cli import advise, data, engine, experiments, looks, models, plan
 from posttrain.cli.output import silence_libraries
 from posttrain.cli.refused import refusal
 from posttrain.errors import PosttrainError
-from posttrain.importing import defer
+from posttrain.importing import defer, hear_interrupts_again
 
 UsageError: Any = typer.BadParameter.__base__
 """The error of click for a command line that cannot be parsed; newer releases of typer contain their own click."""
@@ -96,6 +96,7 @@ def main() -> None:
     if COMPLETE in os.environ:  # the shell asks how the words so far may go on
         defer("torch")
         typer.main.get_command(app).main(prog_name="posttrain")
+    hear_interrupts_again()
     sys.exit(run(sys.argv[1:]))
 
 
