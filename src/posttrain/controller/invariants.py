@@ -62,7 +62,7 @@ INVARIANTS = {
     "versions": "Versions of a row never fall, and an engine that says a wrong version is not believed.",
     "weights": "No row goes to an engine whose weights are older than the newest publication, which all engines load.",
     "buffers": "A publication is not overwritten while it is read, and is written as soon as it is not.",
-    "memory": "Engines on the trainer's device hold none of its memory while a step is trained, and sleep only for that.",
+    "memory": "While a step is trained, engines hold no memory of the trainer's device; they sleep for that only.",
     "holders": "Two engines never hold the same row.",
     "together": "Rows of a group go together, to the engine with the fewest.",
     "attempts": "What an engine says of an earlier attempt counts for nothing, and nothing is tried too often.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from posttrain.engines.sampler import Digest
 from posttrain.types import FinishReason
@@ -84,6 +84,14 @@ class WeightsLoaded:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Asleep:
+    """The engine sleeps, and the memory that it held of the trainer's device is free: that was measured."""
+
+    gave: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GivenBack:
     """A row came back unfinished."""
 
@@ -95,7 +103,7 @@ class EngineGone(Exception):
     """The engine has ended, or says what nobody understands; the text says how."""
 
 
-Answer = Ready | Piece | WeightsLoaded | GivenBack
+Answer = Ready | Piece | WeightsLoaded | Asleep | GivenBack
 
 
 class EnginePort(Protocol):
@@ -133,4 +141,13 @@ class EnginePort(Protocol):
 
     def kill(self) -> None:
         """End it at once, and whatever it has started."""
+        ...
+
+
+@runtime_checkable
+class SleepingPort(EnginePort, Protocol):
+    """An engine that can share the trainer's device."""
+
+    def sleep(self) -> None:
+        """Give back what it holds of the device, until the next `load`. It has no rows."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from os import close
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,6 +29,7 @@ from posttrain.experience.pace import Pace
 from posttrain.experience.schedule import Schedule
 from posttrain.experience.selection import DynamicSampling, informative
 from posttrain.models.policy import Forward
+from posttrain.placement import placement_for
 from posttrain.rewards.scores import enforce_limit
 from posttrain.train.publish import TrainerScores
 from posttrain.types import Max, Metrics, Min, Prompt
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
     from posttrain.config import RunConfig
     from posttrain.engines.vllm.port import ServerSetup
+    from posttrain.engines.vllm.sleeping import SharedDevice
     from posttrain.models.load import LoadedModel
     from posttrain.rewards import RewardSet
     from posttrain.store.run_store import RunStore
@@ -59,6 +61,8 @@ class Deliveries:
     files: Sequence[int] = field(default_factory=new_files)
     numbers: dict[int, int] = field(default_factory=dict)
     """Which publication a version is."""
+    give_room: Callable[[], None] = lambda: None
+    """Gives memory that the trainer has no use for back to its device, before engines wake there."""
 
     def __post_init__(self) -> None:
         self.driver: Driver | None = None
@@ -75,6 +79,8 @@ class Deliveries:
         """
         assert self.driver is not None, "a driver is made for these deliveries"
         if self._published is None:
+            self.give_room()
+            self.driver.launch()
             ready = self.driver.wait_for_engine()
             self._published = Published(self.files, ready.tensors, write=True)
             self._merged = ready.merged
@@ -106,6 +112,7 @@ class Deliveries:
         self._expected[version] = digests, trained
         for old in sorted(self.numbers)[:-3]:
             del self.numbers[old], self._expected[old]
+        self.give_room()
         self.driver.published(version)
         worst, self._worst = self._worst, 0.0
         return {"publish/tensors_compared": Min(float(len(digests))), "publish/probe_max_difference": Max(worst)}
@@ -179,7 +186,8 @@ class Fleet:
         return EngineAnswers(local, lambda: self._driver, lambda: self.deliveries.newest())
 
     def feed(self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None) -> AsynchronousFeed:
-        """Engines start at once, and load the model while the rest of the run is set up."""
+        """Engines start at once, and load the model while the rest of the run is set up; one that shares the trainer's
+        GPU starts with the first publication."""
         config, rollout, greedy = self.config, self.config.rollout, "greedy_reward" in algorithm.needs
         proof = DeliveryProof.from_prompts(
             [prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
@@ -187,10 +195,12 @@ class Fleet:
             temperature=self.forward.temperature,
         )
         scores = TrainerScores(self.forward.under(self.loaded.model), self.loaded.pad_id)
-        self._deliveries = deliveries = Deliveries(self.loaded.model, proof, scores)
+        self._device = shared_device(config, self.loaded)
+        give_room = torch.cuda.empty_cache if self._device and self.loaded.device.type == "cuda" else lambda: None
+        self._deliveries = deliveries = Deliveries(self.loaded.model, proof, scores, give_room=give_room)
         self.resources.callback(deliveries.close)
         driver = Driver(
-            limits=limits_of(config, greedy=greedy),
+            limits=limits_of(config, greedy=greedy, in_turns=self._device is not None),
             engines=self._starts(deliveries),
             schedule=Schedule(config.seed, prompts, config.train.prompts_per_step),
             max_new_tokens=config.sampling.max_completion_length,
@@ -211,6 +221,8 @@ class Fleet:
         self.resources.callback(torch.set_num_threads, torch.get_num_threads())  # what runs next has all of them again
         torch.set_num_threads(threads_of(config)[0])
         driver.start()
+        if self._device is None:  # else the trainer tries how much memory it needs first, and publishes then
+            driver.launch()
         return AsynchronousFeed(
             config,
             prompts,
@@ -230,7 +242,11 @@ class Fleet:
         """How each engine is started, at first and again. What it is told is made once, while nobody trains."""
         names = engine_names(self.config.rollout.num_engines)
         if self.config.rollout.engine == "vllm":
-            setups = {name: self._server_setup(place) for place, name in enumerate(names)}
+            setups = {name: cache(partial(self._server_setup, place)) for place, name in enumerate(names)}
+            for setup in (
+                () if self._device else setups.values()
+            ):  # how much of a shared GPU is free shows when it starts
+                setup()
             return {name: partial(self._server, name, deliveries, setup) for name, setup in setups.items()}
         return {name: partial(self._started, name, deliveries, type(self).start, self._setup()) for name in names}
 
@@ -240,10 +256,11 @@ class Fleet:
         log = self.store.folder / "engines" / f"{name.replace(' ', '-')}.log"
         return start(name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log)
 
-    def _server(self, name: str, deliveries: Deliveries, setup: ServerSetup) -> EnginePort:
+    def _server(self, name: str, deliveries: Deliveries, given: Callable[[], ServerSetup]) -> EnginePort:
         """A vLLM server. One that was there before may come back, and is waited for longer."""
         from posttrain.engines.vllm.port import VllmEngine  # with httpx, which only servers need
 
+        setup = given()
         if self._driver.ready is not None:
             setup = replace(setup, patience=START_DEADLINE)
         return self._started(name, deliveries, VllmEngine, setup)
@@ -252,7 +269,7 @@ class Fleet:
         from posttrain.engines.vllm.served import server_setup
 
         threads = threads_of(self.config)[1]
-        return server_setup(self.config, self.loaded, self.store.folder, place, threads=threads)
+        return server_setup(self.config, self.loaded, self.store.folder, place, threads=threads, device=self._device)
 
     def _setup(self) -> EngineSetup:
         config = self.config
@@ -275,8 +292,22 @@ def engine_names(count: int) -> list[str]:
     return [f"engine {number}" for number in range(count)]
 
 
-def limits_of(config: RunConfig, *, greedy: bool = False) -> Limits:
-    """`greedy`: a group has one row more."""
+def shared_device(config: RunConfig, loaded: LoadedModel) -> SharedDevice | None:
+    """The trainer's GPU, where a vLLM server shares it; None on a CPU, where memory need not be given back.
+
+    Raises ConfigError where there are too few GPUs for the servers."""
+    if config.rollout.engine != "vllm" or loaded.device.type != "cuda":
+        return None
+    if placement_for(config, torch.cuda.device_count()) == "beside":
+        return None
+    from posttrain.engines.vllm.sleeping import SharedDevice  # with httpx, which only servers need
+
+    name = str(torch.cuda.get_device_properties(loaded.device).uuid)
+    return SharedDevice(name, lambda: torch.cuda.mem_get_info(loaded.device)[0])
+
+
+def limits_of(config: RunConfig, *, greedy: bool = False, in_turns: bool = False) -> Limits:
+    """`greedy`: a group has one row more. `in_turns`: engines share the trainer's GPU."""
     train = config.train
     return Limits(
         prompts_per_step=train.prompts_per_step,
@@ -285,6 +316,7 @@ def limits_of(config: RunConfig, *, greedy: bool = False) -> Limits:
         run_ahead=train.lead,
         max_staleness=train.max_staleness,
         publish_every=train.publish_every,
+        in_turns=in_turns,
         max_voided=train.max_sampling_rounds * train.prompts_per_step,
     )
 
