@@ -27,7 +27,7 @@ from typing import Any
 from posttrain.controller.controller import Controller
 from posttrain.controller.faults import FAULTS, Faults
 from posttrain.controller.invariants import INVARIANTS
-from posttrain.controller.messages import Limits
+from posttrain.controller.messages import Limits, WaitKind
 from posttrain.controller.simulate import Simulated, simulate
 from posttrain.controller.workload import Workload
 
@@ -38,6 +38,16 @@ from asynchrony.tables import table, with_tables  # noqa: E402
 
 RESULT = HERE / "results" / "schedules.json"
 PAGE = HERE.parent / "docs" / "asynchronous.md"
+DEADLINES: dict[WaitKind, float] = {
+    "join": 5.0,
+    "load": 3.0,
+    "sleep": 3.0,
+    "draw": 4.0,
+    "score": 4.0,
+    "ask": 5.0,
+    "train": 6.0,
+    "publish": 5.0,
+}
 AT_ONCE = 500
 """Schedules of one piece of work."""
 
@@ -79,8 +89,7 @@ def workload_of(rng: Random, limits: Limits) -> Workload:
         evaluate_every=rng.choice((0, 0, 1, 2)),
         evaluated=rng.randint(1, 3),
         report_seconds=rng.choice((0.5, 1.5)),
-        deadlines={"join": 5.0, "load": 3.0, "sleep": 3.0, "draw": 4.0, "score": 4.0}
-        | {"ask": 5.0, "train": 6.0, "publish": 5.0},
+        deadlines=DEADLINES,
     )
 
 

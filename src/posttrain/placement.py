@@ -3,8 +3,8 @@
     shared    one GPU: the server sleeps while a step is trained, the trainer keeps what it needs from step to step
     beside    the trainer on the first GPU, a server on each of the next ones
 
-`auto` takes `beside` where there is a GPU for every server: nobody sleeps, wakes or waits for memory, so that it is never
-slower. On a CPU nothing has to be given back, and there is nothing to choose.
+`auto` takes `beside` where there is a GPU for every server: nobody sleeps, wakes or waits for memory, so that it is
+never slower. On a CPU nothing has to be given back, and there is nothing to choose.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Placement = Literal["shared", "beside"]
 GIB = 2**30
 OVERHEAD = 2 * GIB
-"""Of a server beside weights and cache: its context, graphs, activations. vllm-project/vllm#11743 has 1.9 GiB of them for a
-model of 2.3 GiB."""
+"""Of a server beside weights and cache: its context, graphs, activations. vllm-project/vllm#11743 has 1.9 GiB of them
+for a model of 2.3 GiB."""
 ASLEEP = GIB
 """What a sleeping server keeps of a GPU: its context and graphs; 0.9 GiB in the same place."""
 TURN_SECONDS = 0.5
@@ -45,8 +45,8 @@ def placement_for(config: RunConfig, cards: int) -> Placement:
     if enough:
         return "beside"
     raise ConfigError(
-        given=f"{servers} server(s) beside the trainer and {cards} GPU(s), with rollout.placement = {rollout.placement}, "
-        f"train.run_ahead = {config.train.run_ahead}",
+        given=f"{servers} server(s) beside the trainer and {cards} GPU(s), with rollout.placement = "
+        f"{rollout.placement}, train.run_ahead = {config.train.run_ahead}",
         allowed=f"{servers + 1} GPUs, or one server that shares the trainer's GPU in a synchronous run",
         fix="Set rollout.engines = 1, rollout.placement = shared and train.run_ahead = 0, or make more GPUs visible.",
     )
@@ -64,6 +64,16 @@ def visible(card: int, variables: Mapping[str, str] = os.environ) -> str:
     """
     named = [name.strip() for name in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return named[card] if named else str(card)
+
+
+def visible_count(reported: int, variables: Mapping[str, str] = os.environ) -> int:
+    """Of so many GPUs of the machine, those that this process sees.
+
+    >>> visible_count(8, {}), visible_count(8, {"CUDA_VISIBLE_DEVICES": "4,6"})
+    (8, 2)
+    """
+    named = variables.get("CUDA_VISIBLE_DEVICES")
+    return reported if named is None else min(reported, len([name for name in named.split(",") if name.strip()]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +94,8 @@ class ServerMemory:
 def server_memory(*, weights: int, row: int, rows: int, room: int) -> ServerMemory:
     """Of a server that decodes `rows` together, each with `row` bytes of keys and values at its longest.
 
-    The cache holds all of them, or what fits into `room`, the memory that is there for the server: it then decodes fewer at
-    once. Raises DoesNotFit where that is less than one row.
+    The cache holds all of them, or what fits into `room`, the memory that is there for the server: it then decodes
+    fewer at once. Raises DoesNotFit where that is less than one row.
 
     >>> found = server_memory(weights=10 * GIB, row=GIB, rows=64, room=40 * GIB)
     >>> found.cache // GIB, found.awake // GIB

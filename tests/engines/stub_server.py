@@ -248,7 +248,7 @@ class StubServer:
         if body["method"] == "posttrain_digests":
             return {"results": [self.digests()]}
         if body["method"] == "posttrain_held":
-            return {"results": [self.held()]}
+            return {"results": [{"bytes": self.held()}]}
         if body["method"] == "posttrain_reset":
             return {"results": [None]}
         right = {
@@ -273,7 +273,9 @@ class StubServer:
         app.state.engine_client = None
         if self.together:
             app.add_middleware(Rows, draws=self.lines)
-        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+        self.server = server = uvicorn.Server(
+            uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
+        )
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         while not server.started:

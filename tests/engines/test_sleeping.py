@@ -6,7 +6,11 @@ The GPU is the stub's: it says how much the server holds, and a number stands fo
 from __future__ import annotations
 
 import copy
+import os
 import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -14,10 +18,18 @@ from starlette.responses import JSONResponse
 from tests.engines.stub_server import CARD, GIB, StubServer
 from tests.engines.test_vllm import config, messages, rows_of
 from tests.tiny import tiny_model, write_prompts
+from transformers import AutoTokenizer
 
 import posttrain as pt
+from posttrain.config import SamplingConfig
+from posttrain.engines.delivery import DeliveryProof
+from posttrain.engines.port import Asleep, Piece, Ready, Task, WeightsLoaded
+from posttrain.engines.published import Published, new_files
+from posttrain.engines.vllm.port import ServerSetup, VllmEngine
+from posttrain.engines.vllm.server import Launch, arguments, environment
 from posttrain.engines.vllm.sleeping import SharedDevice
 from posttrain.errors import EngineError
+from posttrain.placement import ServerMemory
 from posttrain.train import fleet, trainer
 
 WHOLE = 24 * GIB
@@ -74,17 +86,13 @@ def test_it_sleeps_while_a_step_is_trained_and_wakes_with_its_weights(place, sha
     between = asleep[: asleep.index("resume")]
     order = ["sleep", "wake_up", "start_weight_update", "update_weights", "finish_weight_update", "wake_up"]
     assert [name for name in between if name in order] == order, "the cache comes when the weights are there"
-
-
-def test_a_run_that_sleeps_learns_what_one_that_does_not_learns(place, shares):
-    asleep = trained(place, shares, StubServer(place / "model"), "asleep")
     shares(None)
     with StubServer(place / "model").serving() as url:
-        awake = pt.train(config(place, "awake", url))
-    curves = [[step["loss"] for step in run.metrics if "loss" in step] for run in (asleep, awake)]
-    assert curves[0] == curves[1]
-    drawn = [[row["completion_ids"] for row in rows_of(run.folder)] for run in (asleep, awake)]
-    assert drawn[0] == drawn[1]
+        awake = pt.train(config(place, "awake", url, evaluation=evaluation))
+    assert [step["loss"] for step in awake.metrics] == [step["loss"] for step in run.metrics]
+    assert [row["completion_ids"] for row in rows_of(awake.folder)] == [
+        row["completion_ids"] for row in rows_of(run.folder)
+    ], "nothing that is learned depends on a sleep"
 
 
 # --- servers that are wrong ------------------------------------------------------------------------------------------
@@ -151,7 +159,17 @@ class CannotWake(StubServer):
 
 class NeverAnswersAWake(StubServer):
     def on_wake_up(self, body, request):
-        time.sleep(3)
+        time.sleep(1.3)
+
+
+class DiesAsleep(StubServer):
+    """Nobody listens any more where it was."""
+
+    def on_is_sleeping(self, body, request):
+        told = super().on_is_sleeping(body, request)
+        if self.sleeps:
+            self.server.should_exit = self.server.force_exit = True
+        return told
 
 
 WRONG = {
@@ -166,19 +184,139 @@ WRONG = {
     StaysAsleep: "it was woken, and sleeps still",
     CannotWake: 'answered 500: {"error":"CUDA error: out of memory"}',
     NeverAnswersAWake: "/wake_up at",
+    DiesAsleep: "the connection broke",
 }
 
 
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
-def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_name(place, shares, kind):
+def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_name(place, shares, kind, monkeypatch):
+    monkeypatch.setattr(fleet, "START_DEADLINE", 1.0)  # for one that does not come back
     ended, server = "", kind(place / "model")
     shares(server)
     with server.serving() as url:
         seconds = 1 if kind is NeverAnswersAWake else 20
         rollout = {"engine": "vllm", "url": [url], "deadline": seconds}
         try:
-            pt.train(config(place, kind.__name__, url, rollout=rollout))
+            pt.train(config(place, kind.__name__, url, rollout=rollout), **{"train.steps": 2})
         except EngineError as error:
             ended = str(error)
     said = [*messages(place / kind.__name__), ended]
     assert any(WRONG[kind] in text for text in said), said
+
+
+def test_a_server_that_somebody_left_asleep_is_woken(place, shares):
+    """Its trainer was killed while it slept: the next one finds it without weights and with its requests waiting."""
+    server = StubServer(place / "model")
+    server.on_sleep({}, SimpleNamespace(query_params={"level": "2"}))
+    trained(place, shares, server, "left asleep")
+    assert server.calls.index("wake_up") < server.calls.index("update_weights")
+
+
+def test_a_row_that_arrives_asleep_is_drawn_with_the_weights_that_it_wakes_to(place):
+    """A server would keep the request, and answer it when it wakes: with weights that nobody has proven."""
+    asked = list[str]()
+
+    class Counts(StubServer):
+        async def generate(self, request):
+            asked.append("asleep" if self.sleeps else "awake")
+            return await super().generate(request)
+
+    server = Counts(place / "model")
+    with server.serving() as url, engine_of(place, server, url) as engine:
+        heard = Heard(engine)
+        heard.until(Ready)
+        engine.load(0)
+        assert heard.until(WeightsLoaded).version == 0
+        engine.sleep()
+        assert heard.until(Asleep).gave == 6 * GIB
+        asked.clear()
+        engine.submit([Task(row=(0, 0), attempt=1, prompt_ids=(3, 4), seed=1, stream=(0, 0), max_new_tokens=4)])
+        time.sleep(0.2)
+        assert asked == []
+        engine.load(1)
+        assert heard.until(WeightsLoaded).version == 1
+        piece = heard.until(Piece, lambda piece: piece.ids)
+        assert piece.version == 1
+    assert set(asked) == {"awake"}
+
+
+class Heard:
+    """What an engine says, one after the other."""
+
+    def __init__(self, engine):
+        self.engine, self.answers = engine, []
+
+    def until(self, kind, also=lambda answer: True):
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            self.answers += self.engine.answers()
+            while self.answers:
+                answer = self.answers.pop(0)
+                if isinstance(answer, kind) and also(answer):
+                    return answer
+            time.sleep(0.01)
+        raise AssertionError(f"no {kind.__name__}")
+
+
+@contextmanager
+def engine_of(place, server, url):
+    """Attached to a server; of the weights two versions are published."""
+    model = server.model
+    tensors = {name: ("float32", tuple(tensor.shape)) for name, tensor in server.tensors().items()}
+    tokenizer = AutoTokenizer.from_pretrained(place / "model")
+    setup = ServerSetup(
+        launch=None,
+        url=url,
+        tensors=tensors,
+        sampling=SamplingConfig(group_size=2),
+        tokenizer=tokenizer,
+        eos_ids=[tokenizer.eos_token_id],
+        vocabulary=model.config.vocab_size,
+        longest=64,
+        call_seconds=20,
+        patience=5,
+        device=SharedDevice(CARD, lambda: WHOLE - server.taken()),
+    )
+    files = new_files()
+    published = Published(files, tensors, write=True)
+    for number in (0, 1):
+        published.write(number, server.tensors().items())
+    proof = DeliveryProof.from_prompts([(3, 4, 5)], tolerance=1e-3, temperature=1.0)
+    engine = VllmEngine("engine 0", setup, files, {0: 0, 1: 1}, proof, place / "engine.log")
+    try:
+        yield engine
+    finally:
+        engine.kill()
+        for file in files:
+            os.close(file)
+
+
+# --- how it is started -----------------------------------------------------------------------------------------------
+
+LAUNCH = {"python": Path("python"), "model": Path("m"), "dtype": "bfloat16", "max_model_len": 64, "max_num_seqs": 8}
+
+
+def test_on_a_shared_gpu_a_server_is_started_with_what_it_may_take():
+    memory = ServerMemory(weights=2 * GIB, cache=4 * GIB)
+    launch = Launch(**LAUNCH, threads=1, device="cuda", card="4", shares=memory, card_bytes=80 * GIB)
+    words = arguments(launch, 8000)
+    assert "--enable-sleep-mode" in words
+    assert words[words.index("--kv-cache-memory-bytes") + 1] == str(4 * GIB)
+    assert words[words.index("--gpu-memory-utilization") + 1] == "0.1000"  # (2 + 4 + 2) / 80
+    assert environment(launch)["CUDA_VISIBLE_DEVICES"] == "4"
+
+
+def test_on_a_gpu_of_its_own_it_takes_what_vllm_takes_and_never_sleeps():
+    launch = Launch(**LAUNCH, threads=1, device="cuda", card="5")
+    assert environment(launch)["CUDA_VISIBLE_DEVICES"] == "5"
+    assert not {"--enable-sleep-mode", "--gpu-memory-utilization"} & set(arguments(launch, 8000))
+
+
+def test_on_a_cpu_nobody_sleeps(place):
+    """vLLM's CPU build refuses --enable-sleep-mode, and answers /sleep with 200 while it gives nothing back."""
+    server = StubServer(place / "model")
+    with server.serving() as url:
+        pt.train(config(place, "on a CPU", url), **{"rollout.placement": "shared"})
+    assert "sleep" not in server.calls
+    launch = Launch(**LAUNCH, threads=1, device="cpu")
+    assert "--enable-sleep-mode" not in arguments(launch, 8000)

@@ -182,7 +182,7 @@ def _shared_gpus_are_used_in_turns(config: RunConfig, algorithm: Algorithm) -> C
         return None
     given = f"{rollout.num_engines} servers" if train.lead == 0 else f"train.run_ahead = {train.run_ahead}"
     return ConfigError(
-        given=f"rollout.placement = shared with {given}: on a shared GPU one server samples, and sleeps while it trains",
+        given=f"rollout.placement = shared with {given}: one server samples there, and sleeps while a step is trained",
         allowed="one server and train.run_ahead = 0, or rollout.placement = beside",
         fix="Set rollout.engines = 1 and train.run_ahead = 0, or rollout.placement = beside with more GPUs.",
     )

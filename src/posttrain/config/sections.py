@@ -234,8 +234,9 @@ class RolloutConfig(Part):
     `http://127.0.0.1:8000`. docs/vllm.md has the command that starts one."""
 
     placement: Literal["auto", "shared", "beside"] = "auto"
-    """On GPUs: `shared` has trainer and vLLM server on one, in turns: the server sleeps while a step is trained. `beside`
-    gives each server a GPU of its own. `auto`: beside where there are enough, else shared. On a CPU it changes nothing."""
+    """On GPUs: `shared` has trainer and vLLM server on one, in turns: the server sleeps while a step is trained.
+    `beside` gives each server a GPU of its own. `auto`: beside where there are enough, else shared. On a CPU it changes
+    nothing."""
 
     @property
     def num_engines(self) -> int:

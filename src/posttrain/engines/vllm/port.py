@@ -437,7 +437,8 @@ class VllmEngine:
         self._open.set()
 
     async def _sleep(self) -> None:
-        """Rows that are submitted meanwhile wait here: the server would keep them, too, and draw with what it wakes to."""
+        """Rows that are submitted meanwhile wait here, as before an update. The server would keep their requests, and
+        draw them with whatever weights it has when it wakes."""
         assert self._sleeper, "only a server on the trainer's GPU is told to sleep"
         self._open.clear()
         await self._all_have_left()

@@ -47,7 +47,8 @@ class Launch:
     card: str = ""
     """The GPU that it is on, as CUDA_VISIBLE_DEVICES names it."""
     shares: ServerMemory | None = None
-    """Where that is the trainer's: what it takes of it while it is awake. Else it takes what vLLM takes of a whole one."""
+    """What it takes of the trainer's GPU while it is awake, where it shares that. Of one of its own it takes what vLLM
+    takes."""
     card_bytes: int = 0
     """Of that GPU, all of it."""
 

@@ -76,7 +76,7 @@ class Sleeper:
         self.asleep = False
 
     async def _held(self) -> int:
-        return sum(await self.client.rpc("posttrain_held"))
+        return sum(one["bytes"] for one in await self.client.rpc("posttrain_held"))
 
     async def _sleeps(self) -> bool:
         return bool((await self.client.call("GET /is_sleeping"))["is_sleeping"])

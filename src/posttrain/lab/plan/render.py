@@ -40,6 +40,7 @@ def render(plan: Plan) -> str:
     sections = [
         _section("Step", [plan.step.sentence(w.steps)]),
         _section("Memory", _memory(plan)),
+        _section("Server", _server(plan)),
         _section("Change", _changes(plan)),
         _section("Time", _time(plan)),
         _section("Beside", _beside(plan)),
@@ -94,6 +95,17 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "evaluation_seconds": plan.evaluation_seconds,
             "dollars": None if plan.dollars is None else list(plan.dollars),
         },
+        "placements": [
+            {
+                "placement": one.placement,
+                "chosen": one.chosen,
+                "fits": one.verdict.answer,
+                "bytes": one.verdict.needed,
+                "steps_per_hour": one.steps_per_hour,
+                "server": {**asdict(one.server), "awake": one.server.awake},
+            }
+            for one in plan.placements
+        ],
         "side_by_side": None if plan.beside is None else asdict(plan.beside),
         "memory": {
             phase.name: {"bytes": phase.bytes, "moment": phase.moment, "parts": [asdict(part) for part in phase.parts]}
@@ -231,9 +243,30 @@ def _beside_assumed(plan: Plan) -> list[str]:
     return told
 
 
+def _server(plan: Plan) -> list[str]:
+    """Where a vLLM server may be, and what that comes to."""
+    if not plan.placements:
+        return []
+    taken = next(one for one in plan.placements if one.chosen)
+    server, row = taken.server, plan.workload.max_batch_rows
+    told = [
+        f"vLLM takes {size(server.awake)}: weights {size(server.weights)}, keys and values {size(server.cache)} (for "
+        f"up to {row} rows), its own {size(server.overhead)}; asleep {size(server.asleep)}"
+    ]
+    for one in plan.placements:
+        words = "one GPU, in turns" if one.placement == "shared" else "a GPU each"
+        if one.placement == "shared" and plan.config.train.lead:
+            words += ", train.run_ahead = 0"
+        taken = "; taken" if one.chosen else ""
+        told.append(
+            f"{one.placement} ({words})  {one.verdict.sentence()}; {one.steps_per_hour:,.0f} steps an hour{taken}"
+        )
+    return told
+
+
 def _wasted(plan: Plan) -> list[str]:
     """Devices without which a step would take as long."""
-    useful, all_devices, w = useful_devices(plan.workload), plan.hardware.count, plan.workload
+    useful, all_devices, w = useful_devices(plan.workload), plan.workload.ranks, plan.workload
     if useful == all_devices:
         return []
     kind = "prompts" if w.data_kind == "prompts" else "pairs" if w.data_kind == "pairs" else "rows"

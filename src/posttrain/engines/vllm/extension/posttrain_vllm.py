@@ -149,12 +149,12 @@ class Extension:
         newest, MemoryEngine.newest = MemoryEngine.newest, None  # else the trainer's memory lives on in here
         return {name: digest(as_sent(tensor, name, newest)) for name, tensor in held(self.model_runner.model)}
 
-    def posttrain_held(self) -> int:
-        """Bytes of its device that this worker would give back if it slept: nothing where it sleeps, or cannot."""
+    def posttrain_held(self) -> dict[str, int]:
+        """Bytes of its device that this worker would give back if it slept: none where it sleeps, or cannot."""
         if self.device.type != "cuda":
-            return 0
+            return {"bytes": 0}
         pools: Any = get_mem_allocator_instance()
-        return sum(one.handle[1] for one in pools.pointer_to_data.values() if not one.is_asleep)
+        return {"bytes": sum(one.handle[1] for one in pools.pointer_to_data.values() if not one.is_asleep)}
 
     def posttrain_reset(self) -> None:
         """End an update that whoever was here before has left half done."""
