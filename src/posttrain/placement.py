@@ -24,6 +24,8 @@ GIB = 2**30
 OVERHEAD = 2 * GIB
 """Of a server beside weights and cache: its context, graphs, activations. vllm-project/vllm#11743 has 1.9 GiB of them
 for a model of 2.3 GiB."""
+RESERVE = GIB
+"""Left to a trainer that shares its GPU for its own work between two steps: probes, measurements."""
 ASLEEP = GIB
 """What a sleeping server keeps of a GPU: its context and graphs; 0.9 GiB in the same place."""
 TURN_SECONDS = 0.5

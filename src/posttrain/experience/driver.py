@@ -434,7 +434,6 @@ class Driver:
     def _launch_all(self) -> None:
         for name in self.engines:
             self._launch(name)
-        self._since.clear()  # who is waited for has begun now
 
     def _launch(self, name: str) -> None:
         port = self.engines[name]()
@@ -520,6 +519,8 @@ class Driver:
 
     def _look_at_clocks(self) -> None:
         """Tell the controller of waits that took too long. The trainer's own are the watchdog's."""
+        if not self._launched:
+            return
         now, waits = time.monotonic(), self.controller.waits()
         self._since = {wait: self._since.get(wait, now) for wait in waits}
         allowed = {"join": self.start_deadline, "load": self.deadline, "sleep": self.deadline, "draw": self.deadline}

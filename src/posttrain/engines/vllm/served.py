@@ -18,7 +18,7 @@ from posttrain.engines.vllm.server import Launch
 from posttrain.engines.weights import merged_tensors
 from posttrain.errors import ModelError
 from posttrain.models.compute import dtype_name
-from posttrain.placement import server_memory, visible
+from posttrain.placement import RESERVE, server_memory, visible
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -126,7 +126,7 @@ def on_card(
         weights=max(one.end for one in layout(tensors).values()),
         row=longest * token_bytes(base_model(loaded.model).config.get_text_config(), loaded.compute_dtype.itemsize),
         rows=config.sampling.max_batch_rows,
-        room=free - MOMENTS * trained,
+        room=free - MOMENTS * trained - RESERVE,
     )
     return {"card": visible(own), "shares": memory, "card_bytes": whole}
 

@@ -88,6 +88,11 @@ class Plan:
         taken = next((one.verdict for one in self.placements if one.chosen), None)
         return taken or verdict_on(self.memory, self.target)
 
+    @property
+    def in_turns(self) -> bool:
+        """Trainer and vLLM server share a GPU."""
+        return any(one.chosen and one.placement == "shared" for one in self.placements)
+
     @cached_property
     def on_one_device(self) -> Verdict | None:
         """Of the run as this version trains it, on one device; None where one is all there is."""
@@ -192,6 +197,7 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
     placed = tuple[Placed, ...]()
     if has_server(config, workload):
         cost = cost_of_step(replace(workload, engine="copy"), target.hardware)  # weights are sent
+        memory = predict(replace(workload, engine="separate"))
         placed = placements(config, memory, cost, target, error=ERROR[workload.device])
         memory = next(one.memory for one in placed if one.chosen)
     evaluations, evaluation_seconds = _evaluations(

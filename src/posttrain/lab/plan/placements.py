@@ -11,7 +11,8 @@ long as on two, and a sleep and a wake more; only beside it can sampling run ahe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from posttrain.config import RunConfig
 from posttrain.errors import DoesNotFit
@@ -21,12 +22,9 @@ from posttrain.lab.plan.side_by_side import SideBySide
 from posttrain.lab.plan.target import Target, corrected
 from posttrain.lab.plan.timing import StepCost
 from posttrain.lab.plan.verdict import Verdict
-from posttrain.placement import ASLEEP, TURN_SECONDS, Placement, ServerMemory, placement_for, server_memory
+from posttrain.placement import ASLEEP, RESERVE, TURN_SECONDS, Placement, ServerMemory, placement_for, server_memory
 
-NOTE = (
-    "a vLLM server is computed: weights in its precision, the cache of all rows or of as many as fit, and what "
-    "vllm-project/vllm#11743 has of a server's own memory, awake and asleep"
-)
+NOTE = "what a vLLM server takes beside weights and cache, awake and asleep, is that of vllm-project/vllm#11743"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +40,16 @@ class Placed:
     """Of the GPU that needs most."""
     steps_per_hour: float
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "placement": self.placement,
+            "chosen": self.chosen,
+            "fits": self.verdict.answer,
+            "bytes": self.verdict.needed,
+            "steps_per_hour": self.steps_per_hour,
+            "server": {**asdict(self.server), "awake": self.server.awake},
+        }
+
 
 def has_server(config: RunConfig, workload: Workload) -> bool:
     """Whether a vLLM server takes memory of a GPU."""
@@ -55,7 +63,7 @@ def placements(
     taken, whole = placement_for(config, target.cards), target.hardware.memory
     found = list[Placed]()
     for placement in ("shared", "beside"):
-        stays = sum(one.bytes for one in resident(memory.workload)) if placement == "shared" else 0
+        stays = RESERVE + sum(one.bytes for one in resident(memory.workload)) if placement == "shared" else 0
         server = server_of(memory.workload, room=whole - stays)
         placed = replace(memory, phases=tuple(_phases(memory, server, placement)), notes=(*memory.notes, NOTE))
         apart = [phase.bytes for phase in placed.phases if phase.place == "engine"]
@@ -101,8 +109,8 @@ def _phases(memory: MemoryPlan, server: ServerMemory, placement: Placement) -> I
     asleep = part("sampler", "asleep", ASLEEP)
     for phase in memory.phases:
         if placement == "beside":
-            yield replace(phase, parts=awake, moment="", place="engine") if phase.name == "generate" else phase
+            yield replace(phase, parts=awake) if phase.name == "generate" else phase
         elif phase.name == "generate":
-            yield replace(phase, parts=(*resident(memory.workload), *awake), moment="choice of a token")
+            yield replace(phase, parts=(*resident(memory.workload), *awake), place="trainer")
         else:
             yield replace(phase, parts=(*phase.parts, asleep))

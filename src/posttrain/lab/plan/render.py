@@ -95,17 +95,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "evaluation_seconds": plan.evaluation_seconds,
             "dollars": None if plan.dollars is None else list(plan.dollars),
         },
-        "placements": [
-            {
-                "placement": one.placement,
-                "chosen": one.chosen,
-                "fits": one.verdict.answer,
-                "bytes": one.verdict.needed,
-                "steps_per_hour": one.steps_per_hour,
-                "server": {**asdict(one.server), "awake": one.server.awake},
-            }
-            for one in plan.placements
-        ],
+        "placements": [one.to_json() for one in plan.placements],
         "side_by_side": None if plan.beside is None else asdict(plan.beside),
         "memory": {
             phase.name: {"bytes": phase.bytes, "moment": phase.moment, "parts": [asdict(part) for part in phase.parts]}
@@ -207,7 +197,7 @@ def _time(plan: Plan) -> list[str]:
 def _beside(plan: Plan) -> list[str]:
     """What sampling while training comes to."""
     found, train = plan.beside, plan.config.train
-    if found is None:
+    if found is None or plan.in_turns:
         return []
     engines = "1 engine samples" if found.engines == 1 else f"{found.engines} engines sample"
     gain = f"{found.steps_per_hour / found.in_turns:.1f} times"
@@ -231,11 +221,13 @@ def _beside_assumed(plan: Plan) -> list[str]:
     if found is None:
         return []
     told = [
-        f"side by side: {found.steps} steps simulated, answers of {found.mean_tokens:,} tokens on average with a "
+        f"{'in turns' if plan.in_turns else 'side by side'}: {found.steps} steps simulated, answers of {found.mean_tokens:,} tokens on average with a "
         f"log-normal spread of {found.spread:g}, at most {found.longest_tokens:,} (--mean-completion-length, "
         "--length-spread)"
     ]
-    if found.threads is not None:
+    if plan.in_turns:
+        told.append("trainer and server have the GPU in turns")
+    elif found.threads is not None:
         trainer, engine = found.threads
         told.append(f"cores are shared, {trainer} for the trainer and {engine} for each engine; speed goes with cores")
     else:
