@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from posttrain.engines import begin
 from posttrain.engines.last_words import last_words
 from posttrain.engines.starting import work_of

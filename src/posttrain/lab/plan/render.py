@@ -220,8 +220,9 @@ def _beside_assumed(plan: Plan) -> list[str]:
     found = plan.beside
     if found is None:
         return []
+    how = "in turns" if plan.in_turns else "side by side"
     told = [
-        f"{'in turns' if plan.in_turns else 'side by side'}: {found.steps} steps simulated, answers of {found.mean_tokens:,} tokens on average with a "
+        f"{how}: {found.steps} steps simulated, answers of {found.mean_tokens:,} tokens on average with a "
         f"log-normal spread of {found.spread:g}, at most {found.longest_tokens:,} (--mean-completion-length, "
         "--length-spread)"
     ]
