@@ -217,9 +217,10 @@ def test_a_row_that_arrives_asleep_is_drawn_with_the_weights_that_it_wakes_to(pl
     asked = list[str]()
 
     class Counts(StubServer):
-        async def generate(self, request):
+        async def decode(self, request):
             asked.append("asleep" if self.sleeps else "awake")
-            return await super().generate(request)
+            async for choice in super().decode(request):
+                yield choice
 
     server = Counts(place / "model")
     with server.serving() as url, engine_of(place, server, url) as engine:
