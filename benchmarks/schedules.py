@@ -57,7 +57,7 @@ def limits_of(rng: Random) -> Limits:
         prompts_per_step=rng.randint(1, 3),
         group_size=rng.randint(1, 3),
         last_version=rng.randint(1, 5),
-        run_ahead=rng.randint(0, 3),
+        run_ahead=rng.choice((0, 0, 1, 2, 3)),
         max_staleness=rng.randint(0, 4),
         publish_every=rng.choice((1, 1, 1, 2, 3)),
         max_groups=rng.choice((1 << 30, 1 << 30, rng.randint(1, 4))),
@@ -66,7 +66,7 @@ def limits_of(rng: Random) -> Limits:
         max_voided=8,
     )
     synchronous = limits.run_ahead == 0 and limits.publish_every == 1
-    return replace(limits, in_turns=synchronous and rng.random() < 0.7)
+    return replace(limits, in_turns=synchronous and rng.random() < 0.8)
 
 
 def workload_of(rng: Random, limits: Limits) -> Workload:
