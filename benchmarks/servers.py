@@ -79,7 +79,9 @@ def through_the_port(name: str, model: Path, folder: Path) -> dict[str, Any]:
     }
     config = load_config(given).config
     loaded = load_model(resolve_model_path(config.model, 0))
-    setup = server_setup(config, loaded, folder, 0, threads=os.cpu_count() or 1)
+    setup = server_setup(
+        config.rollout, config.sampling, loaded, folder, 0, longest=PROMPT + TOKENS, threads=os.cpu_count() or 1
+    )
     dice = random.Random(0)
     prompts = [[dice.randrange(10, setup.vocabulary) for _ in range(PROMPT)] for _ in range(ROWS)]
     proof = DeliveryProof.from_prompts(prompts[:4], tolerance=1e-3)

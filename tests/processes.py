@@ -72,9 +72,13 @@ class Command:
     def returncode(self) -> int | None:
         return self._process.exitcode
 
-    def send_signal(self, number: int) -> None:
+    @property
+    def pid(self) -> int:
         assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        return self._process.pid
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
     def communicate(self, timeout: float = 600) -> tuple[str, str]:
         """Wait for its end; what it wrote to stdout and to stderr."""

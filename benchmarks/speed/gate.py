@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 WARM_UP_LENGTH = 8
 """Most tokens of a completion in the step that is not measured."""
@@ -20,12 +20,41 @@ GOLDEN_RATIO = 0.618034
 """Its multiples, taken modulo 1, spread evenly: no two steps have the same lengths."""
 
 
+class Memory(Protocol):
+    """What a step is charged for, and where it ends."""
+
+    def settle(self) -> None:
+        """Wait until what the step has asked for is done."""
+        ...
+
+    def peaks(self) -> dict[str, int]:
+        """Bytes at the worst moment since `forget`: `peak_bytes`, and whatever else is known."""
+        ...
+
+    def forget(self) -> None:
+        """Begin anew."""
+        ...
+
+
+class Resident:
+    """Main memory of this process and its descendants, as the kernel has it; nothing where it does not say."""
+
+    def settle(self) -> None: ...
+
+    def peaks(self) -> dict[str, int]:
+        peak = _sum_over_processes("VmHWM")
+        return {"peak_bytes": peak} if peak else {}
+
+    def forget(self) -> None:
+        _forget_peaks()
+
+
 class Gate:
     """Stands at the end of every step of a worker. The first step warms up: it is not measured."""
 
-    def __init__(self, *, varying: bool = False) -> None:
+    def __init__(self, *, varying: bool = False, memory: Memory | None = None) -> None:
         """`varying`: the completions of each step are shorter than they are given by another factor."""
-        self._varying, self._turns = varying, 0
+        self._varying, self._turns, self._memory = varying, 0, memory or Resident()
         self._replies = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # what libraries print must not come between the replies
         self.warm = False
@@ -34,16 +63,17 @@ class Gate:
     def turn(self, **facts: Any) -> None:
         """Report the step that has just ended, and wait for the next one to be asked for."""
         self._turns += 1
+        self._memory.settle()
         seconds = time.perf_counter() - self._started
         if self.warm:
-            self._reply({"seconds": seconds, "peak_bytes": _sum_over_processes("VmHWM"), **facts})
+            self._reply({"seconds": seconds, **self._memory.peaks(), **facts})
         else:
             self.warm = True
             self._reply({"ready": True, "warm_up_seconds": seconds, **facts})
         _give_memory_back()
         if not sys.stdin.readline():
             os._exit(0)
-        _forget_peaks()
+        self._memory.forget()
         self._started = time.perf_counter()
 
     def lengths(self, lengths: list[int]) -> list[int]:

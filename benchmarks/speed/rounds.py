@@ -16,15 +16,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).parents[2]
 PEERS = {"trl": "trl", "transformers": "trl", "vllm": "vllm"}
 """Whose environment a side needs; every other side runs in ours."""
+LATE = "its time was over"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,8 @@ class Side:
     """Take part in so many rounds at most: for sides whose step takes minutes."""
     varying: bool = False
     """Completions have other lengths in each step."""
+    device: str = "cpu"
+    """cpu or cuda: whose memory is reported."""
 
 
 class SideFailed(RuntimeError):
@@ -50,9 +56,10 @@ class SideFailed(RuntimeError):
 class Worker:
     """A side that waits at its gate. Its runs and whatever else it writes as temporary files go when it is closed."""
 
-    def __init__(self, side: Side, folder: Path, log: Path) -> None:
-        job = {"side": side.side, "task": side.task, "folder": str(folder), "settings": side.settings}
-        job["varying"] = side.varying
+    def __init__(self, side: Side, folder: Path, log: Path, *, seconds: float | None = None) -> None:
+        """`seconds`: after these it is killed, whatever it does, with every process that it started."""
+        job: dict[str, Any] = {"side": side.side, "task": side.task, "folder": str(folder), "settings": side.settings}
+        job |= {"varying": side.varying, "device": side.device}
         python = interpreter(side.side)
         self.side, self._log = side, log
         self._scratch = tempfile.TemporaryDirectory(prefix="side-", ignore_cleanup_errors=True)
@@ -67,6 +74,10 @@ class Worker:
             | {"OMP_NUM_THREADS": str(os.cpu_count()), "TOKENIZERS_PARALLELISM": "false"}
             | {"TMPDIR": self._scratch.name},
         )
+        self._late, self._timer = False, threading.Timer(seconds or 0, self._kill)
+        if seconds is not None:
+            self._timer.daemon = True
+            self._timer.start()
         try:
             self.ready = self._reply()
         except BaseException:
@@ -83,6 +94,7 @@ class Worker:
     def close(self) -> None:
         """A training run takes the signal as a wish to end after its step; the end of its input ends its wait."""
         assert self._process.stdin is not None
+        self._timer.cancel()
         self._process.terminate()
         self._process.stdin.close()
         try:
@@ -91,6 +103,15 @@ class Worker:
             self._process.kill()
             self._process.wait()
         self._scratch.cleanup()
+
+    def _kill(self) -> None:
+        self._late = True
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self._process.pid)
+            root.suspend()  # it starts no more of them
+            for one in [root, *root.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):
+                    one.kill()
 
     def _reply(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -103,6 +124,8 @@ class Worker:
     def _how_it_ended(self) -> str:
         """Without a path: it is put on file. The output is shown here and now."""
         code = self._process.wait(60)
+        if self._late:
+            return LATE
         if code == -signal.SIGKILL:
             return "it was killed, as a system that is out of memory does"
         print(self._log.read_text(errors="replace")[-2000:], file=sys.stderr)
@@ -115,7 +138,8 @@ def interpreter(side: str) -> str:
         return sys.executable
     variable = f"POSTTRAIN_BENCH_{PEERS[side].upper()}"
     if variable not in os.environ:
-        raise SideFailed(f"{variable} does not name the environment of {PEERS[side]}: run `make bench`")
+        how = "run `make bench`, or `make bench-gpu` on a card"
+        raise SideFailed(f"{variable} does not name the environment of {PEERS[side]}: {how}")
     return str(Path(os.environ[variable]) / "bin" / "python")
 
 

@@ -84,12 +84,19 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def write(folder: Path, model: str, shape: str) -> Path:
     """The workload of one model and one shape below `folder`; what is there already is used again."""
+    return write_work(folder, model, MODELS[model], shape, SHAPES[shape])
+
+
+def write_work(
+    folder: Path, model: str, settings: dict[str, Any], shape: str, work: Shape, *, device: str = "cpu"
+) -> Path:
+    """The same of any model and shape, by their names. On a card its weights are made there, and stored in bfloat16."""
     target = folder / f"{model}-{shape}"
     if (target / "work.json").exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
-    work, vocabulary = SHAPES[shape], MODELS[model]["vocab_size"]
-    facts = _write_model(target / "model", MODELS[model])
+    vocabulary = settings["vocab_size"]
+    facts = _write_model(target / "model", settings, device)
     dice = random.Random(1)
 
     def words(length: int) -> str:
@@ -131,7 +138,7 @@ def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _write_model(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _write_model(folder: Path, settings: dict[str, Any], device: str) -> dict[str, Any]:
     """Random weights of this shape with a tokenizer of one token per word; returns what is known about them."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -141,7 +148,9 @@ def _write_model(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     config = AutoConfig.for_model(settings.pop("architecture"), max_position_embeddings=1024, **settings)
     config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, 1, 2
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.device(device):
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config.update(pad_token_id=0, bos_token_id=1, eos_token_id=2)
     model.save_pretrained(folder)
     vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2}

@@ -141,6 +141,10 @@ class StepExample:
     """Of those steps, in their order: 1 for a right step, 0 for a wrong one, or the probability that it is right."""
 
 
+FEWEST = 50
+"""Values that a percentile is taken of."""
+
+
 class Mean(NamedTuple):
     """A metric that is reduced as (sum of numerators) / (sum of denominators), whatever the split (RULE 52)."""
 
@@ -279,7 +283,32 @@ class ExpOfMean(NamedTuple):
         return ExpOfMean(self.mean.merge(other.mean))
 
 
-Metric = Mean | Max | Min | Spread | EffectiveShare | ExplainedVariance | Difference | ExpOfMean
+class Percentile(NamedTuple):
+    """A metric that is a percentile of everything that was merged: the smallest value that so large a `share` of the
+    values does not exceed. NaN over fewer than `FEWEST` values, of which it would be the largest.
+
+    >>> float(Percentile(0.99, (torch.arange(1.0, 51.0),)).merge(Percentile(0.99, (torch.arange(51.0, 101.0),))))
+    99.0
+    """
+
+    share: float
+    parts: tuple[Tensor, ...]
+    """Values `[N]`, as they came."""
+
+    def __float__(self) -> float:
+        values_N = torch.cat(self.parts)
+        if len(values_N) < FEWEST:
+            return float("nan")
+        return float(values_N.sort().values[math.ceil(self.share * len(values_N)) - 1])
+
+    def item(self) -> float:
+        return float(self)
+
+    def merge(self, other: Percentile) -> Percentile:
+        return Percentile(self.share, self.parts + other.parts)
+
+
+Metric = Mean | Max | Min | Spread | EffectiveShare | ExplainedVariance | Difference | ExpOfMean | Percentile
 Metrics = dict[str, Metric]
 
 

@@ -29,6 +29,7 @@ from posttrain.engines.vllm.port import ServerSetup, VllmEngine
 from posttrain.engines.vllm.server import Launch, arguments, environment
 from posttrain.engines.vllm.sleeping import SharedDevice
 from posttrain.errors import EngineError
+from posttrain.experience import servers
 from posttrain.placement import ServerMemory
 from posttrain.train import fleet, trainer
 
@@ -190,7 +191,7 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
 def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_name(place, shares, kind, monkeypatch):
-    monkeypatch.setattr(fleet, "START_DEADLINE", 1.0)  # for one that does not come back
+    monkeypatch.setattr(servers, "START_DEADLINE", 1.0)  # for one that does not come back
     ended, server = "", kind(place / "model")
     shares(server)
     with server.serving() as url:

@@ -27,10 +27,10 @@ from posttrain.controller.messages import Lead
 from posttrain.errors import ConfigError, EngineError
 from posttrain.experience import pace
 from posttrain.experience.answers import EngineAnswers
+from posttrain.experience.deliveries import Deliveries
 from posttrain.experience.driver import Driver
 from posttrain.experience.feed import refuse_a_lead
 from posttrain.store.checkpoint import load_state
-from posttrain.train.fleet import Deliveries
 
 SMALL = {"evaluation": {"prompts": 2, "samples": 1, "writing": 0}, "guards": {"max_truncated": 1.0}, "report": False}
 AHEAD = {"rollout.engines": 2, "train.run_ahead": 2, "train.max_staleness": 8}
@@ -173,7 +173,7 @@ def only_after_training(each):
     """The evaluation before training is left to the process itself."""
 
     def asked(self, prompts, sampling, **how):
-        answers = each if self.driver().controller.version == 12 else lambda self, *a, **h: self.local.each(*a, **h)
+        answers = each if self.driver().controller.version == 12 else lambda self, *a, **h: self.window.each(*a, **h)
         return answers(self, prompts, sampling, **how)
 
     return asked

@@ -7,37 +7,18 @@ of an equivalence class would learn from different data.
 from __future__ import annotations
 
 import json
-import random
-import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.tiny import tiny_model
+from tests.golden.runs import STEPS, UPDATES, steps_of, write_inputs
 
-from posttrain.algorithms import ALGORITHMS
-from posttrain.config import load_config, to_yaml
-from posttrain.experience.feed import SampledFeed
-from posttrain.report.terminal import TerminalView
-from posttrain.rewards import build_rewards
-from posttrain.store.run_store import RunStore
-from posttrain.train.loop import train_step
 from posttrain.train.run import Run
-from posttrain.train.setup import set_up
-from posttrain.types import Batch, Completion, Experience, Prompt
+from posttrain.types import Batch, Experience
 
-STEPS = 20
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
-
-UPDATES: dict[str, dict[str, Any]] = {
-    **{key: {"train.epochs": 2} for key in ALGORITHMS},
-    "pass_at_k": {"train.epochs": 2, "algorithm.k": 2},  # of 4: with all 4 every subset is the whole group
-    **{key: {"train.minibatches": 2} for key in ("reinforce", "rloo", "sft")},
-}
-"""Two updates per batch: in the first alone all ratios are 1, and a group-normalised loss is 0."""
 BEGUN = 6
 """Steps in which the other algorithms are followed quickly: loss, updates and state have shown themselves by then."""
 QUICK = ("grpo", "ppo", "online_dpo", "sft", "dpo", "kto", "reward_model", "reward_regression", "process_reward_model")
@@ -103,133 +84,19 @@ def test_every_step_of_a_golden_run_learns(golden, algorithm):
     assert len(set(numbers.get("reward", numbers["loss"]))) > STEPS / 2
 
 
-# --- how a golden run is made -----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def train(folder, tmp_path) -> Callable[..., list[dict[str, float]]]:
-    """`train(algorithm, settings, change=..., steps=...)`: the metrics of each of the first steps of its golden run;
-    `change` may replace parts of the run."""
+    """`train(algorithm, settings, change=..., steps=...)`, as `steps_of`."""
 
-    def run_steps(
-        algorithm: str,
-        settings: Mapping[str, Any] | None = None,
-        change: Callable[[Run], None] = lambda run: None,
-        steps: int = STEPS,
-    ) -> list[dict[str, float]]:
-        resolved = load_config(recipe(folder, algorithm), UPDATES[algorithm] | dict(settings or {}))
-        with RunStore.create(tmp_path / "run", to_yaml(resolved)) as store, ExitStack() as resources:
-            run = set_up(resolved, store, TerminalView(quiet=True), resources)
-            if run.feed.samples:
-                run.feed = replay(run)
-            change(run)
-            return [one_step(run, step) for step in range(1, steps + 1)]
+    def run_steps(algorithm: str, settings: Mapping[str, Any] | None = None, **how: Any) -> list[dict[str, float]]:
+        return steps_of(folder, tmp_path / "run", algorithm, settings or {}, **how)
 
     return run_steps
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A model, a teacher that has decided on an answer, and words with their letters in order."""
-    folder = tmp_path_factory.mktemp("golden")
-    tiny_model(folder / "model")
-    tiny_model(folder / "teacher", seed=1, initializer_range=0.3)
-    dice = random.Random(0)
-    words = ["".join(dice.choices(string.ascii_lowercase, k=dice.randint(2, 5))) for _ in range(24)]
-    rows = [{"prompt": word, "answer": "-", **answers_to(word)} for word in words]
-    (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def answers_to(word: str) -> dict[str, Any]:
-    """Its letters in order, as an answer to imitate, to prefer to the order backwards, to label as one likes, or to
-    rate; and the letters one by one, each right where it comes after the one before."""
-    ordered = "".join(sorted(word))
-    return {
-        "completion": ordered,
-        "chosen": ordered,
-        "rejected": ordered[::-1],
-        "label": len(word) % 2 == 0,
-        "score": string.ascii_lowercase.index(ordered[0]) / 5,
-        "completions": list(word),
-        "labels": [before <= letter for before, letter in zip("a" + word, word, strict=False)],
-    }
-
-
-def recipe(folder: Path, algorithm: str) -> dict[str, Any]:
-    """Adam's epsilon is far above the rounding of a gradient: what cancels to 1e-9 must not become a whole step."""
-    samples = ALGORITHMS[algorithm].data_kind == "prompts"
-    return {
-        "model": {"path": str(folder / "model"), "device": "cpu"},
-        "teacher": str(folder / "teacher") if "teacher" in ALGORITHMS[algorithm]().needs else None,
-        "algorithm": algorithm,
-        "data": {"train": str(folder / "words.jsonl"), "eval_fraction": 0},
-        "rewards": [{"name": "exact_match"}] if samples else [],  # replaced by one that varies
-        "sampling": {"group_size": 4, "max_completion_length": 6},
-        "train": {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 1e-3, "adam_eps": 1e-6},
-        "seed": 0,
-    }
-
-
-def one_step(run: Run, step: int) -> dict[str, float]:
-    data = run.feed.take(step, version=0)
-    _, log = train_step(run.trainer, data.experience, step)
-    log.add(data.metrics)
-    return log.reduce()
-
-
-def replay(run: Run) -> SampledFeed:
-    """The feed of the run, but with recorded completions and a reward that nearly always varies within a group."""
-
-    def vowels(completion: str) -> float:
-        return sum(letter in "aeiou" for letter in completion) + 0.1 * len(completion)
-
-    assert isinstance(run.feed, SampledFeed)
-    return SampledFeed(
-        run.config,
-        run.feed.rows,
-        Recorded(run.trainer.loaded.tokenizer),
-        build_rewards([vowels]),
-        pad_id=run.trainer.loaded.pad_id,
-        needs=run.trainer.algorithm.needs,
-        learns_from_rewards=run.feed.weights is not None,
-    )
-
-
-class Recorded:
-    """A sampler whose completions depend on the step, the prompt and the place in the group, and on no weights."""
-
-    version = 0
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.ids = tokenizer.convert_tokens_to_ids(list(string.ascii_lowercase))
-
-    def generate(
-        self, prompts: Sequence[Prompt], sampling: Any, *, group_size: int, seed: int
-    ) -> list[list[Completion]]:
-        length = sampling.max_completion_length
-        return [[self.one(f"{seed} {p.index} {g}", length) for g in range(group_size)] for p in prompts]
-
-    def each(
-        self, prompts: Sequence[Prompt], sampling: Any, *, group_size: int, seed: int
-    ) -> Iterator[tuple[int, int, Completion]]:
-        for place, group in enumerate(self.generate(prompts, sampling, group_size=group_size, seed=seed)):
-            yield from ((place, g, completion) for g, completion in enumerate(group))
-
-    def one(self, seed: str, max_length: int) -> Completion:
-        dice = random.Random(seed)
-        ids = dice.choices(self.ids, k=dice.randint(1, max_length))
-        ended = len(ids) < max_length
-        text = self.tokenizer.decode(ids)
-        ids = (*ids, self.tokenizer.eos_token_id) if ended else tuple(ids)
-        return Completion(
-            ids=ids,
-            logprobs=(-3.7,) * len(ids),
-            versions=(0,) * len(ids),
-            finish_reason="eos" if ended else "length",
-            text=text,
-        )
+    return write_inputs(tmp_path_factory.mktemp("golden"))
 
 
 # --- changes to a run -------------------------------------------------------------------------------------------------

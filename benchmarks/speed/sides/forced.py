@@ -1,7 +1,9 @@
-"""Completion lengths forced on transformers: rows of a padded batch, or requests of its continuous batching."""
+"""Completion lengths forced on transformers (rows of a padded batch, or requests of its continuous batching) and on
+vLLM inside of a trainer."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -49,3 +51,16 @@ def force_requests(gate: Gate, lengths: list[int]) -> None:
         return add_request(*given.args, **given.kwargs)
 
     ContinuousBatchingManager.add_request = forced
+
+
+def force_vllm(engine: Any, gate: Gate, lengths: list[int]) -> None:
+    """Every call of `LLM.generate` gets sampling parameters of their own for its rows."""
+    generate = engine.generate
+
+    def forced(prompts: Any, sampling_params: Any, **more: Any) -> Any:
+        each = [copy.deepcopy(sampling_params) for _ in prompts]
+        for one, length in zip(each, gate.lengths(lengths), strict=True):
+            one.max_tokens, one.min_tokens, one.ignore_eos = length, length, True
+        return generate(prompts, sampling_params=each, **more)
+
+    engine.generate = forced

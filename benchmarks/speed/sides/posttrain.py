@@ -6,6 +6,7 @@ outside: every request is given its own length, and no token ends it before.
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ import posttrain as pt
 from posttrain.config import load_config, to_yaml
 from posttrain.engines.engine import Request
 from posttrain.engines.local import LocalSampler
+from posttrain.engines.port import Task
+from posttrain.engines.vllm.port import VllmEngine
 from posttrain.report.terminal import TerminalView
 from posttrain.store.run_store import RunStore
 from posttrain.train.loop import train_step
@@ -42,10 +45,27 @@ class Turns(TerminalView):
         self.gate.turn(**{name: metrics[name] for name in ("loss", "grad_norm") if name in metrics}, **times)
 
 
+def trained(config: dict[str, Any], gate: Gate) -> None:
+    """Steps without end; beside each what the plan of the run had said, of which the run folder keeps a copy."""
+    view, plan = Turns(gate), Path(config["output"]) / "plan.json"
+    turn = gate.turn
+
+    def planned(**facts: Any) -> None:
+        told = json.loads(plan.read_text()) if plan.exists() else None
+        if told is not None:
+            most = max(phase["bytes"] for phase in told["memory"].values())
+            facts |= {"planned_bytes": most, "planned_seconds": told["step"]["seconds"]}
+        turn(**facts)
+
+    gate.turn = planned
+    pt.train(config, view=view)
+
+
 def grpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     """GRPO steps without end: all prompts of the workload in every step."""
     force_lengths(read(folder)["lengths"], gate)
-    pt.train(_config(folder, _grpo(folder) | settings), view=Turns(gate))
+    force_served_lengths(read(folder)["lengths"], gate)
+    trained(_config(folder, _grpo(folder) | settings), gate)
 
 
 def grpo_check(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
@@ -56,12 +76,12 @@ def grpo_check(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
 
 def dpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     """DPO steps without end, each over all pairs of the workload."""
-    pt.train(_config(folder, _rows(folder / "pairs.jsonl", "dpo") | settings), view=Turns(gate))
+    trained(_config(folder, _rows(folder / "pairs.jsonl", "dpo") | settings), gate)
 
 
 def sft(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
     """SFT steps without end, each over all examples of the workload."""
-    pt.train(_config(folder, _rows(folder / "examples.jsonl", "sft") | settings), view=Turns(gate))
+    trained(_config(folder, _rows(folder / "examples.jsonl", "sft") | settings), gate)
 
 
 def sampling_alone(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
@@ -98,7 +118,7 @@ def _grpo(folder: Path) -> dict[str, Any]:
         "data.eval": str(folder / "prompts.jsonl"),
         "rewards": [{"function": f"{folder / 'reward.py'}:reward"}],
         "sampling.group_size": GROUP_SIZE,
-        "train.prompts_per_step": 8,
+        "train.prompts_per_step": len(read(folder)["lengths"]),
         "guards.max_truncated": 1.0,
     }
 
@@ -160,6 +180,19 @@ def force_lengths(lengths: list[list[int]], gate: Gate) -> None:
         return complete(self, changed, sampling, seed=seed)
 
     LocalSampler.complete = forced
+
+
+def force_served_lengths(lengths: list[list[int]], gate: Gate) -> None:
+    """The same of a vLLM server."""
+    submit = VllmEngine.submit
+
+    def forced(self: VllmEngine, tasks: Sequence[Task]) -> None:
+        self.setup = replace(self.setup, eos_ids=())
+        places = [(index % len(lengths), g) for index, g in (task.stream for task in tasks)]
+        ends = [gate.lengths(lengths[i])[g] for i, g in places]
+        submit(self, [replace(task, max_new_tokens=n) for task, n in zip(tasks, ends, strict=True)])
+
+    VllmEngine.submit = forced
 
 
 def _sample_given(given: list[list[list[int]]]) -> None:

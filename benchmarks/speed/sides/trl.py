@@ -1,8 +1,8 @@
 """TRL's trainers as their documentation sets them up; `settings` go into their configs.
 
 A callback stands at the end of every optimizer step and takes the turn. Completion lengths are forced from outside: a
-logits processor forbids the end of the sequence before its place and demands it there; continuous batching is told a
-maximum per request.
+logits processor forbids the end of the sequence before its place and demands it there; continuous batching and vLLM are
+told a maximum per request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.gate import Gate
-from benchmarks.speed.sides.forced import force_requests, force_rows
+from benchmarks.speed.sides.forced import force_requests, force_rows, force_vllm
 from benchmarks.speed.workload import GROUP_SIZE, read
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
@@ -62,7 +62,9 @@ def grpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
         callbacks=[Turns(gate)],
         peft_config=adapters,
     )
-    if settings.get("use_transformers_continuous_batching"):
+    if settings.get("use_vllm"):
+        force_vllm(trainer.vllm_generation.llm, gate, lengths)
+    elif settings.get("use_transformers_continuous_batching"):
         force_requests(gate, lengths)
     else:
         force_rows(trainer.model, gate, lengths)
@@ -115,7 +117,7 @@ def _train(
 
 
 def _common(rows: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """A step over `rows` rows on the CPU that writes nothing."""
+    """A step over `rows` rows that writes nothing; on the CPU unless the settings say otherwise."""
     per_device = settings.setdefault("per_device_train_batch_size", ROWS_PER_DEVICE)
     return {
         "output_dir": tempfile.mkdtemp(prefix="trl-"),

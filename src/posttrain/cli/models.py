@@ -5,18 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posttrain.cli.output import AnswerColumn, AsJson, PromptColumn, answer
+from posttrain.errors import ConfigError
 from posttrain.importing import uncollected
+
+if TYPE_CHECKING:
+    from posttrain.evaluate.evaluation import Evaluation
+    from posttrain.evaluate.given import GivenEvaluation
+
+Rollout = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="rollout.KEY=VALUE", help="What answers: rollout.engine=vllm, rollout.url=[...], ..."),
+]
 
 
 def evaluate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL|RUN", help="Model folder or name, or a run folder (its last checkpoint).")
     ],
+    settings: Rollout = None,
     data: Annotated[str | None, typer.Option(help="Held-out data: file, glob, dataset name or task:NAME.")] = None,
     reward: Annotated[list[str] | None, typer.Option(help="Name, path.py:function or YAML entry; repeatable.")] = None,
     check: Annotated[list[str] | None, typer.Option(help="Independent check, named like a reward; repeatable.")] = None,
@@ -45,15 +56,16 @@ def evaluate(
       posttrain eval Qwen/Qwen3-0.6B --data gsm8k_test.jsonl --reward math -k 8
       posttrain eval my_model --data pairs.jsonl --as pairs
       posttrain eval my_model --data chat.jsonl --reward '{judge: {model: my_judge, mode: score}}'
+      posttrain eval runs/svamp-grpo-1 rollout.engine=vllm
     """
     with uncollected():
         from posttrain.evaluate.api import evaluate as evaluate_model
     from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
 
     if kind is not None or (learned_from_given(model) and not reward and not check):
-        found = evaluate_given(model, data, kind=kind_named(kind), max_rows=max_prompts)
-        answer(found.to_json(), found.render(), as_json=json)
-        return 0
+        _refuse_servers(settings)
+        given = evaluate_given(model, data, kind=kind_named(kind), max_rows=max_prompts)
+        return _answered(given, as_json=json)
     evaluation = evaluate_model(
         model,
         data,
@@ -66,12 +78,49 @@ def evaluate(
         prompt=prompt,
         answer=answer_column,
         seed=seed,
+        rollout=_rollout(settings),
     )
+    _write(evaluation, answers)
+    return _answered(evaluation, as_json=json)
+
+
+def _answered(measured: Evaluation | GivenEvaluation, *, as_json: bool) -> int:
+    answer(measured.to_json(), measured.render(), as_json=as_json)
+    return 0
+
+
+def _write(evaluation: Evaluation, answers: Path | None) -> None:
+    """The answers, and what judges said of them, where a file is named."""
     if answers is not None:
         evaluation.write_answers(answers)
         evaluation.write_judgements(answers.with_suffix(".judgements.jsonl"))
-    answer(evaluation.to_json(), evaluation.render(), as_json=json)
-    return 0
+
+
+def _rollout(settings: list[str] | None) -> dict[str, Any]:
+    """Of what answers: `rollout.engine=vllm` and its kin."""
+    from posttrain.config.text import read_value
+
+    found = dict[str, Any]()
+    for setting in settings or []:
+        name, _, text = setting.removeprefix("--").partition("=")
+        if not name.startswith("rollout.") or not text:
+            raise ConfigError(
+                given=f"the argument {setting}",
+                allowed="one model or run, and settings of the section rollout",
+                fix="Write rollout.engine=vllm, or take the argument away.",
+            )
+        found[name.removeprefix("rollout.")] = read_value(text, setting)
+    return found
+
+
+def _refuse_servers(settings: list[str] | None) -> None:
+    """Where nothing is sampled."""
+    if settings:
+        raise ConfigError(
+            given=f"{settings[0]} for answers that are given: nothing is sampled",
+            allowed="settings of the section rollout where answers are sampled",
+            fix=f"Leave {settings[0]} out.",
+        )
 
 
 def _entries(given: list[str] | None) -> list[Any] | None:
@@ -88,6 +137,7 @@ def chat(
     model: Annotated[
         str, typer.Argument(metavar="MODEL|RUN", help="Model folder or name, or a run folder (its last checkpoint).")
     ],
+    settings: Rollout = None,
     message: Annotated[str | None, typer.Option("--message", "-m", help="Ask this one thing and stop.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
@@ -104,19 +154,26 @@ def chat(
       posttrain chat runs/tiny-sort-grpo-1
       posttrain chat runs/tiny-sort-grpo-1 -m "fbdaec>"
       echo "fbdaec>" | posttrain chat runs/tiny-sort-grpo-1 --json
+      posttrain chat Qwen/Qwen3-0.6B rollout.engine=vllm
     """
     with uncollected():
         from posttrain.evaluate.chat import ChatSession
 
     session = ChatSession(
-        model, system=system, temperature=temperature, max_completion_length=max_completion_length, seed=seed
+        model,
+        system=system,
+        temperature=temperature,
+        max_completion_length=max_completion_length,
+        seed=seed,
+        rollout=_rollout(settings),
     )
     turns = []
-    for text in _lines() if message is None else [message]:
-        reply = session.ask(text)
-        turns.append({"message": text, "reply": reply})
-        if not json:
-            typer.echo(reply)
+    with session:
+        for text in _lines() if message is None else [message]:
+            reply = session.ask(text)
+            turns.append({"message": text, "reply": reply})
+            if not json:
+                typer.echo(reply)
     if json:
         answer({"model": session.model_path, "turns": turns}, "", as_json=True)
     return 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from posttrain.algorithms import ALGORITHMS
 from posttrain.config.run import RunConfig, uses_of_reward_model
 from posttrain.config.scorers import wrong_gate
+from posttrain.config.sections import RolloutConfig
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -147,7 +148,11 @@ def _asynchrony_has_engines(config: RunConfig, algorithm: Algorithm) -> ConfigEr
 
 def _servers_are_vllm(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """rollout.url names vLLM servers, and then none is started; rollout.keep_cache is the local sampler's."""
-    rollout = config.rollout
+    return misnamed_servers(config.rollout)
+
+
+def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
+    """What is wrong with a section `rollout` in itself."""
     if rollout.engine == "local" and rollout.url:
         return ConfigError(
             given=f"rollout.url = {rollout.url[0]} with rollout.engine = local, which has no server",

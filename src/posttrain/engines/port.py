@@ -15,6 +15,8 @@ from posttrain.types import FinishReason
 
 RowName = tuple[int, int]
 """(number of the group, number in the group)."""
+Token = tuple[tuple[int, ...], int]
+"""(all ids before it, the token)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +101,25 @@ class GivenBack:
     attempt: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """What an engine says of itself and of tokens, when it is asked beside its requests."""
+
+    version: int
+    """That it decodes with."""
+    digests: Mapping[str, Digest]
+    """Of what it decodes with now."""
+    fresh: tuple[float, ...]
+    """Of each token, with nothing in the cache that was read before."""
+    cached: tuple[float, ...]
+    """Of each token, with what its rows have left in the cache."""
+
+
 class EngineGone(Exception):
     """The engine has ended, or says what nobody understands; the text says how."""
 
 
-Answer = Ready | Piece | WeightsLoaded | Asleep | GivenBack
+Answer = Ready | Piece | WeightsLoaded | Asleep | GivenBack | Examined
 
 
 class EnginePort(Protocol):
@@ -150,4 +166,13 @@ class SleepingPort(EnginePort, Protocol):
 
     def sleep(self) -> None:
         """Give back what it holds of the device, until the next `load`. It has no rows."""
+        ...
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """An engine that can be asked about tokens beside its requests."""
+
+    def examine(self, tokens: Sequence[Token]) -> None:
+        """Say what it decodes with and how likely these tokens are: one answer, `Examined`."""
         ...

@@ -56,24 +56,8 @@ class Receipt:
         return self.digests.keys() | self.in_place
 
 
-class Answers(Protocol):
-    """What an evaluation asks of whatever answers its prompts."""
-
-    def each(
-        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
-    ) -> Iterator[tuple[int, int, Completion]]:
-        """See `Sampler.each`."""
-        ...
-
-
-class Sampler(Protocol):
-    """Generates completions with the weights of one policy version."""
-
-    version: int
-    """The policy version whose weights were delivered last."""
-    tokenizer: PreTrainedTokenizerBase
-    owns_weights: bool
-    """It decodes with tensors of its own, those of a plain model: adapters are merged. Else with the policy's."""
+class Window(Protocol):
+    """How long a row may be."""
 
     @property
     def context_length(self) -> int | None:
@@ -84,6 +68,26 @@ class Sampler(Protocol):
     def context_reason(self) -> str:
         """Behind that length in a message, where the context ends earlier than one may expect; else empty."""
         ...
+
+
+class Answers(Protocol):
+    """What an evaluation asks of whatever answers its prompts."""
+
+    def each(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """See `Sampler.each`."""
+        ...
+
+
+class Sampler(Window, Protocol):
+    """Generates completions with the weights of one policy version."""
+
+    version: int
+    """The policy version whose weights were delivered last."""
+    tokenizer: PreTrainedTokenizerBase
+    owns_weights: bool
+    """It decodes with tensors of its own, those of a plain model: adapters are merged. Else with the policy's."""
 
     @property
     def note(self) -> str:
@@ -142,7 +146,7 @@ class Sampler(Protocol):
         ...
 
 
-def check_length(sampler: Sampler, prompt_ids: Sequence[int], num_new: int, *, where: str) -> None:
+def check_length(window: Window, prompt_ids: Sequence[int], num_new: int, *, where: str) -> None:
     """Raise before anything is computed where a row cannot be decoded: DataError for one without a token, ConfigError
     for one that does not fit the context window."""
     if not prompt_ids:
@@ -151,12 +155,12 @@ def check_length(sampler: Sampler, prompt_ids: Sequence[int], num_new: int, *, w
             allowed="at least one token to continue from",
             fix="Remove empty prompts, or use a tokenizer or chat template that begins with a token.",
         )
-    window = sampler.context_length
-    if window is not None and len(prompt_ids) + num_new > window:
+    most = window.context_length
+    if most is not None and len(prompt_ids) + num_new > most:
         raise ConfigError(
             given=f"{where} has {len(prompt_ids)} tokens and its completion may have {num_new}",
-            allowed=f"{window} tokens together, the context window of the model{sampler.context_reason}",
-            fix=f"Set data.max_prompt_length = {window - num_new}, or lower sampling.max_completion_length."
-            if num_new < window
-            else f"Set sampling.max_completion_length below {window}.",
+            allowed=f"{most} tokens together, the context window of the model{window.context_reason}",
+            fix=f"Set data.max_prompt_length = {most - num_new}, or lower sampling.max_completion_length."
+            if num_new < most
+            else f"Set sampling.max_completion_length below {most}.",
         )

@@ -5,24 +5,36 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import DataConfig, EvaluationConfig, ModelConfig, SamplingConfig, in_folder, load_config
+from posttrain.config import (
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RolloutConfig,
+    SamplingConfig,
+    in_folder,
+    load_config,
+)
 from posttrain.data.given import Data, given_rows, where_the_run_is
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row
 from posttrain.data.split import read_split
-from posttrain.engines import Sampler, make_sampler
+from posttrain.engines import make_sampler
+from posttrain.engines.sampler import Answers
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
 from posttrain.evaluate.measure import EVALUATION_SEED
+from posttrain.evaluate.rollout import RolloutArgument, rollout_of, tell
 from posttrain.evaluate.trained import baseline_of_run, run_in, trained_model
 from posttrain.evaluate.votes import Extract
+from posttrain.experience.deliveries import PROBE_PROMPTS
+from posttrain.experience.serving import serving
 from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel, load_model
@@ -45,8 +57,10 @@ class Subject:
     check: Sequence[RewardArgument] = ()
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     seed: int = 0
     max_unscored: float = 0.2
+    publish_tolerance: float | None = None
     folder: Path | None = None
     """Where the config lies that the rewards are named in."""
 
@@ -68,6 +82,7 @@ def evaluate(
     seed: int | None = None,
     max_unscored: float | None = None,
     extract: Extract | None = None,
+    rollout: RolloutArgument | None = None,
 ) -> Evaluation:
     """Answer held-out prompts greedily and `k` times sampled, and judge the answers.
 
@@ -78,8 +93,12 @@ def evaluate(
         evaluate("runs/demo")                # beside what the run measured before training
         evaluate("Qwen/Qwen3-0.6B", "gsm8k_test.jsonl", "math", k=8)
         evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], Reward(function=my_reward))
+        evaluate("runs/demo", rollout={"engine": "vllm"})
 
-    Raises the `ConfigError`, `DataError` or `ModelError` that says what is missing or wrong.
+    `rollout` says what answers, as that section of a config does: this process, or vLLM servers, which get the weights
+    and prove them as in a run, and end with the call. A run that sampled with servers is evaluated with servers.
+
+    Raises the `ConfigError`, `DataError`, `ModelError` or `EngineError` that says what is missing or wrong.
     """
     own = _subject(model)
     given = {
@@ -96,18 +115,13 @@ def evaluate(
         rewards=_list(rewards) or own.rewards,
         check=_list(check) or own.check,
         evaluation=EvaluationConfig(**{**own.evaluation.model_dump(), **_present(given)}),
+        rollout=rollout_of(own.rollout, rollout),
         **_present({"seed": seed, "max_unscored": max_unscored}),
     )
-    if subject.data is None or subject.rows is None:
-        raise ConfigError(
-            given=f"no data to evaluate {subject.model.path} on",
-            allowed="data with prompts; only a run folder brings its own",
-            fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
-        )
+    _require_data(subject)
     own_model = isinstance(model, LoadedModel)
     loaded = model if isinstance(model, LoadedModel) else _computing(load_model(subject.model), subject)
-    sampler = make_sampler(loaded, "shared" if own_model else "taken")
-    found = _measure(subject, loaded, sampler, subject.data, subject.rows, extract)
+    found = _measure(subject, loaded, extract, own_model=own_model)
     changed = (data, rewards, check, max_completion_length, prompt, answer, system_prompt, extract)
     is_as_in_run = all(one is None for one in changed)
     return baseline_of_run(subject.folder, found) if subject.folder and is_as_in_run else found
@@ -116,21 +130,29 @@ def evaluate(
 def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
     """With the choice of the run, where its folder has one that holds on this machine."""
     saved = None if subject.folder is None else Compute.read(subject.folder / COMPUTE)
-    chosen = choose_compute(loaded.model, subject.model.precision, saved=saved, decodes=True)
+    chosen = choose_compute(
+        loaded.model, subject.model.precision, saved=saved, decodes=subject.rollout.engine == "local"
+    )
     return replace(loaded, compute=chosen)
 
 
-def _measure(
-    subject: Subject,
-    loaded: LoadedModel,
-    sampler: Sampler,
-    data: DataConfig,
-    rows: Sequence[Row],
-    extract: Extract | None,
-) -> Evaluation:
-    settings = subject.evaluation
+def _require_data(subject: Subject) -> None:
+    if subject.data is None or subject.rows is None:
+        raise ConfigError(
+            given=f"no data to evaluate {subject.model.path} on",
+            allowed="data with prompts; only a run folder brings its own",
+            fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
+        )
+
+
+def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, own_model: bool) -> Evaluation:
+    """`own_model`: it goes on being the caller's, and is left as it is."""
+    settings, served = subject.evaluation, subject.rollout.engine == "vllm"
+    sampler = make_sampler(loaded, "shared" if own_model or served else "taken")
     length = settings.max_completion_length or subject.sampling.max_completion_length
-    prompts = _prompts(rows, data, loaded, subject.model, length)[: settings.prompts]
+    assert subject.data is not None
+    assert subject.rows is not None
+    prompts = _prompts(subject.rows, subject.data, loaded, subject.model, length)[: settings.prompts]
     with ExitStack() as stack:
         rewards = stack.enter_context(_reward_set(subject.rewards, subject.folder))
         check = stack.enter_context(_reward_set(subject.check, subject.folder)) if subject.check else None
@@ -138,8 +160,9 @@ def _measure(
             if judges is not None:
                 judges.bind(sampler, subject.model.chat_template_kwargs)
                 judges.check(prompts)
+        answers: Answers = stack.enter_context(_served(subject, loaded, prompts, length)) if served else sampler
         return evaluate_sampler(
-            sampler,
+            answers,
             prompts,
             rewards,
             sampling=subject.sampling,
@@ -152,6 +175,21 @@ def _measure(
             extract=extract,
             max_unscored=subject.max_unscored,
         )
+
+
+def _served(
+    subject: Subject, loaded: LoadedModel, prompts: Sequence[Prompt], max_completion_length: int
+) -> AbstractContextManager[Answers]:
+    """Servers that answer these prompts."""
+    return serving(
+        subject.rollout,
+        subject.sampling.model_copy(update={"temperature": subject.evaluation.temperature}),
+        loaded,
+        longest=max(len(prompt.ids) for prompt in prompts) + max_completion_length,
+        probe=[prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
+        tolerance=subject.publish_tolerance,
+        say=tell,
+    )
 
 
 def _subject(model: str | PathLike[str] | ModelConfig | LoadedModel) -> Subject:
@@ -176,6 +214,8 @@ def _run_subject(folder: Path) -> Subject:
         check=in_folder(config.check, folder) if config.rewards else (),
         sampling=config.sampling,
         evaluation=config.evaluation,
+        rollout=config.rollout,
+        publish_tolerance=config.guards.publish_tolerance,
         seed=config.seed + EVALUATION_SEED,
         max_unscored=config.guards.max_unscored,
         folder=folder,

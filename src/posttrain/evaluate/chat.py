@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from posttrain.config import ModelConfig, RunConfig, SamplingConfig, load_config
+from posttrain.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, load_config
 from posttrain.data.prompts import Renderer
 from posttrain.engines import make_sampler
 from posttrain.errors import DataError
+from posttrain.evaluate.rollout import RolloutArgument, rollout_of, tell
 from posttrain.evaluate.trained import run_in, trained_model
-from posttrain.models.load import load_model
+from posttrain.experience.serving import Serving, serving
+from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.named import resolve_model_path
 from posttrain.types import Prompt
 
+SERVED_TOKENS = 4096
+"""Of a conversation that a server answers: it makes room for the longest one when it starts."""
+
 
 class ChatSession:
-    """A conversation with a model.
+    """A conversation with a model; a context that ends the server, where one answers.
 
     With a chat template each question is asked after all the turns before it. Without one, the model goes on writing
     where the text ends, and every text stands for itself.
@@ -32,11 +38,14 @@ class ChatSession:
         temperature: float = 0.0,
         max_completion_length: int = 256,
         seed: int = 0,
+        rollout: RolloutArgument | None = None,
     ) -> None:
         """`model_or_run` is a model folder or name, or a run folder: its newest checkpoint that verifies, with the
         system prompt, the chat template and the stop strings that it was trained with. `system` goes before those.
+        `rollout` says what answers, as for `evaluate`.
 
-        Raises what `run_in`, `trained_model` and `load_model` raise.
+        Raises what `run_in`, `trained_model` and `load_model` raise, and ConfigError or ModelError where a server
+        cannot be started.
         """
         model, run = _model_and_run(Path(model_or_run))
         self.model_path = model.path
@@ -44,8 +53,6 @@ class ChatSession:
         self.turns: list[dict[str, str]] = []
         """The conversation so far, as chat messages."""
         loaded = load_model(model)
-        self._context_length, self._context_reason = loaded.context_length, loaded.context_reason
-        self._sampler = make_sampler(loaded)
         tokenizer, kwargs = loaded.tokenizer, model.chat_template_kwargs
         renderer = (
             Renderer(tokenizer=tokenizer, chat=bool(tokenizer.chat_template), template_kwargs=kwargs)
@@ -58,6 +65,24 @@ class ChatSession:
             max_completion_length=max_completion_length,
             stop=[] if run is None else run.sampling.stop,
         )
+        self._resources = ExitStack()
+        answering = rollout_of(None if run is None else run.rollout, rollout)
+        self._sampler = make_sampler(loaded) if answering.engine == "local" else self._served(answering, loaded)
+
+    def _served(self, rollout: RolloutConfig, loaded: LoadedModel) -> Serving:
+        longest = min(loaded.context_length or SERVED_TOKENS, SERVED_TOKENS)
+        one_row = self._sampling.model_copy(update={"max_batch_rows": 1})
+        return self._resources.enter_context(serving(rollout, one_row, loaded, longest=longest, say=tell))
+
+    def close(self) -> None:
+        """End the server that was started for it."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._resources.__exit__(*raised)  # type: ignore[arg-type]
 
     def ask(self, text: str) -> str:
         """The model's answer, special tokens left out. Raises DataError when there is no room left for one."""
@@ -72,13 +97,14 @@ class ChatSession:
 
     def _with_room(self, used: int) -> SamplingConfig:
         """The sampling settings, with answers no longer than what the context leaves."""
-        if self._context_length is None:
+        window = self._sampler.context_length
+        if window is None:
             return self._sampling
-        room = self._context_length - used
+        room = window - used
         if room < 1:
             raise DataError(
                 given=f"the conversation has {used} tokens",
-                allowed=f"fewer than the model's context of {self._context_length}{self._context_reason}",
+                allowed=f"fewer than the model's context of {window}{self._sampler.context_reason}",
                 fix="Start a new conversation.",
             )
         length = min(self._sampling.max_completion_length, room)

@@ -1,6 +1,7 @@
-"""Evaluations of a run whose engines are processes: engines answer, with the weights of the version that is measured.
+"""Prompts that engines answer with given weights.
 
-The trainer waits; sampling for the steps to come goes on beside the answers.
+Evaluations of a run: the trainer waits, and sampling for the steps to come goes on beside the answers. And whatever is
+asked of a model that nobody trains (serving.py).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from posttrain.engines.sampler import Sampler, SamplingSettings, check_length
+from posttrain.engines.sampler import SamplingSettings, Window, check_length
 from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ class Question:
 class EngineAnswers:
     """Implements `Answers`."""
 
-    def __init__(self, local: Sampler, driver: Callable[[], Driver], publish: Callable[[], None]) -> None:
-        """`local` knows the context window; `publish` hands over the present weights where engines lack them."""
-        self.local, self.driver, self.publish = local, driver, publish
+    def __init__(self, window: Window, driver: Callable[[], Driver], publish: Callable[[], None]) -> None:
+        """`publish` hands over the present weights where engines lack them."""
+        self.window, self.driver, self.publish = window, driver, publish
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -43,7 +44,7 @@ class EngineAnswers:
         could answer.
         """
         for prompt in sorted(prompts, key=lambda prompt: -len(prompt.ids)):
-            check_length(self.local, prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
+            check_length(self.window, prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
         self.publish()
         yield from self.driver().evaluate(
             [

@@ -64,11 +64,14 @@ from posttrain.engines.port import (
     Asleep,
     EngineGone,
     EnginePort,
+    Examinable,
+    Examined,
     GivenBack,
     Piece,
     Ready,
     SleepingPort,
     Task,
+    Token,
     WeightsLoaded,
 )
 from posttrain.engines.starting import Starting
@@ -195,6 +198,7 @@ class Driver:
         self._questions: dict[int, Question] = {}
         """Of an evaluation, by the number of their group, which is below 0."""
         self._answers: dict[int, list[Completion]] = {}
+        self._examined: dict[str, Examined] = {}
         self._asked_so_far = 0
         self._delivered: Deliver | None = None
         self._may_publish: int | None = None
@@ -305,6 +309,17 @@ class Driver:
             self._wait_until(functools.partial(self._answers.__contains__, number))
             for g, completion in enumerate(self._answers.pop(number)):
                 yield place, g, completion
+
+    def examine(self, tokens: Sequence[Token]) -> dict[str, Examined]:
+        """What engines say of these tokens and of what they decode with, by name; those are left out that cannot be
+        asked, or do not answer in time."""
+        asked, until = self.call(lambda: self._examine(tokens)), time.monotonic() + self.deadline
+
+        def there() -> bool:
+            return asked & self._ports.keys() <= self._examined.keys() or time.monotonic() > until
+
+        self._wait_until(there)
+        return dict(sorted(self._examined.items()))
 
     def post(self, event: Event) -> None:
         self._events.put(event)
@@ -488,6 +503,8 @@ class Driver:
                 self._handle(Slept(name))
             case GivenBack(row=row, attempt=attempt):
                 self._handle(Returned(name, Row(*row), attempt))
+            case Examined():
+                self._examined[name] = answer
 
     def _take_piece(self, name: str, piece: Piece) -> None:
         beat("an engine drew tokens")
@@ -564,6 +581,16 @@ class Driver:
 
     def _size(self, number: int) -> int:
         return self._questions[number].group_size if number < 0 else self.limits.group_size
+
+    def _examine(self, tokens: Sequence[Token]) -> set[str]:
+        self._examined = {}
+        there = self.controller.engines
+        awake = {name for name in self._joined if name in there and there[name].version is not None}
+        ports = {name: port for name, port in self._ports.items() if name in awake}
+        for port in ports.values():
+            if isinstance(port, Examinable):
+                port.examine(tokens)
+        return {name for name, port in ports.items() if isinstance(port, Examinable)}
 
     def _completions(self, number: int) -> list[Completion]:
         return [self._rows[Row(number, g)].completion() for g in range(self._size(number))]

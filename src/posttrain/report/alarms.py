@@ -34,6 +34,7 @@ NAMES = {
     "kl": "the KL to the reference jumped",
     "failures": "more answers cannot be scored",
     "no_signal": "groups lost their signal without profit",
+    "mismatch": "the engine's log-probabilities are not the trainer's",
 }
 
 
@@ -74,9 +75,14 @@ def is_watched(run: RunRecord) -> bool:
 def alarms_html(run: RunRecord) -> str:
     """What the alarms said, with answers; "" for a run that is not watched."""
     alarms = alarms_of(run)
+    of_engines = "".join(_alarm_html(run, alarm) for alarm in alarms if alarm.kind == "mismatch")
+    if of_engines:
+        of_engines = f"<h2>Do engines and trainer agree?</h2>{of_engines}"
+    alarms = [alarm for alarm in alarms if alarm.kind != "mismatch"]
     if not alarms and not is_watched(run):
-        return ""
-    told = "".join(_alarm_html(run, alarm) for alarm in alarms) or "<p>No alarm fired.</p>"
+        return of_engines
+    told = "".join(_alarm_html(run, alarm) for alarm in alarms)
+    told = told or f"<p>No {'other ' if of_engines else ''}alarm fired.</p>"
     lead = "An independent check, which training never sees, looks at a sample of what the reward accepts."
     if run.setting("check") and not run.series("check/accepted"):
         lead = "An independent check, which training never sees, looks at held-out answers."
@@ -86,7 +92,7 @@ def alarms_html(run: RunRecord) -> str:
             f'<p class="hint">{UNCHECKED}: the alarms look at lengths and texts alone, and cannot see an answer that '
             "the reward takes for right and that is wrong. Give the run a check (docs/alarms.md).</p>"
         )
-    return f'<h2>Is the reward gamed?</h2><p class="lead">{lead}</p>{told}'
+    return f'{of_engines}<h2>Is the reward gamed?</h2><p class="lead">{lead}</p>{told}'
 
 
 def watch_charts(run: RunRecord) -> list[Chart]:

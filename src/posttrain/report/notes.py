@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from posttrain.report.alarms import alarms_of
 from posttrain.report.likelihood_notes import displacement, memorising, overfitting
 from posttrain.report.note import Note, fifths
 from posttrain.report.side_by_side import staleness_note, waiting_note
@@ -141,8 +142,14 @@ def _entropy(run: RunRecord) -> Note | None:
     return None
 
 
+def mismatch(run: RunRecord) -> Sequence[tuple[float, float]]:
+    """(step, mean difference of sampler and trainer) of the tokens that the weights of the step drew; of all tokens in
+    runs that did not tell them apart."""
+    return run.series("mismatch/fresh_mean") or run.series("sampling/sampling_logp_difference/mean")
+
+
 def _mismatch(run: RunRecord) -> Note | None:
-    points = run.series("sampling/sampling_logp_difference/mean")
+    points = mismatch(run)
     if not points:
         return None
     level, worst = statistics.fmean(value for _, value in points), max(value for _, value in points)
@@ -150,6 +157,8 @@ def _mismatch(run: RunRecord) -> Note | None:
         f"Their log-probabilities of the same tokens differ by {compact(level)} nats on average, "
         f"{compact(worst)} in the worst step."
     )
+    if any(alarm.kind == "mismatch" for alarm in alarms_of(run)):
+        return Note("warn", "Sampler and trainer disagree", f"{measured} The alarm says why.")
     if level <= MISMATCH_IS_LARGE:
         return Note("ok", "Sampler and trainer agree", measured)
     advice = " The gradient assumes that they agree: look at precision, chat template and sampling settings."

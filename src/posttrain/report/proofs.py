@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from posttrain.report.alarms import alarms_of
 from posttrain.report.heldout import WORDS, kind_of
-from posttrain.report.notes import MISMATCH_IS_LARGE
+from posttrain.report.notes import MISMATCH_IS_LARGE, mismatch
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact, percent
 from posttrain.report.verdict import check_spans, verdict
@@ -73,11 +74,13 @@ def _published(run: RunRecord) -> Iterator[Proof]:
 
 
 def _agreed(run: RunRecord) -> Iterator[Proof]:
-    points = [value for _, value in run.series("sampling/sampling_logp_difference/mean")]
+    points = [value for _, value in mismatch(run)]
     if points:
         level = statistics.fmean(points)
-        state = "yes" if level <= MISMATCH_IS_LARGE else "no"
+        alarm = next((alarm for alarm in alarms_of(run) if alarm.kind == "mismatch"), None)
+        state = "yes" if level <= MISMATCH_IS_LARGE and alarm is None else "no"
         evidence = f"their log-probabilities differ by {compact(level)} nats per token on average"
+        evidence += f"; {alarm.message}" if alarm else ""
         yield Proof("Sampler and trainer mean the same by a log-probability", state, evidence)
 
 

@@ -305,6 +305,7 @@ def one_step(run: Run) -> None:
     data = run.feed.take(step, run.step)
     for warning in run.guards.observe(step, data):
         run.warn("guard", warning)
+    run.watch.before_update(data.groups, run.step)
     with phases.phase("train"):
         batch, log = train_step(trainer, data.experience, step)
     for warning in run.guards.observe_update(step, log.reduce().get("grad_norm")):

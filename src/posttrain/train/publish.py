@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from posttrain.data.collate import collate
 from posttrain.engines.delivery import DeliveryProof, check_receipt, deliver
 from posttrain.engines.sampler import Sampler
 from posttrain.errors import NonFiniteError
-from posttrain.models.policy import Forward
-from posttrain.types import Batch, Max, Mean, Metrics, Outputs
-
-
-class TrainerScores:
-    """The trainer's side of the delivery proof: what `forward` says about given completions."""
-
-    def __init__(self, forward: Forward, pad_id: int) -> None:
-        self.forward, self.pad_id = forward, pad_id
-
-    def __call__(
-        self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
-    ) -> list[list[float]]:
-        assert temperature == self.forward.temperature, "the probe is scored at the temperature of the training"
-        rows = list(zip(prompt_ids, completion_ids, strict=True))
-        tokens, mask_BT = collate(rows, self.pad_id)
-        batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(rows)), tokens=tokens)
-        logprobs_BT = self.forward(batch).logprobs_BT
-        return [logprobs_BT[row, mask_BT[row]].tolist() for row in range(len(rows))]
+from posttrain.experience.deliveries import TrainerScores
+from posttrain.types import Metrics
 
 
 class Publisher:
@@ -97,15 +79,3 @@ class HeldWeights:
         """Go back to what `tensors` gave."""
         receipt = self.sampler.deliver(tensors.items(), version)
         check_receipt(receipt, tensors.items(), whole=False)
-
-
-def mismatch_metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    """How far the sampler's log-probabilities are from the trainer's, for the same tokens and the same weights."""
-    if batch.sampling_logprobs_BT is None or not batch.completion_mask_BT.any():
-        return {}
-    before_update_BT = outputs.logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
-    gap: Tensor = (before_update_BT - batch.sampling_logprobs_BT).abs()[batch.completion_mask_BT]
-    return {
-        "sampling/sampling_logp_difference/mean": Mean(float(gap.sum()), gap.numel()),
-        "sampling/sampling_logp_difference/max": Max(float(gap.max())),
-    }

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from posttrain.watch.records import Alarm
 
 
+ABOUT_NO_ANSWER = ("mismatch",)
+"""Alarms that are not about what was written, so that no answer shows their reason."""
+
+
 def respond(run: Run, alarms: Sequence[Alarm], *, is_over: bool = False) -> None:
     """Keep what shows the reason of each alarm and tell of it; raises `AlarmStop` where the run shall not go on.
 
@@ -29,14 +33,14 @@ def respond(run: Run, alarms: Sequence[Alarm], *, is_over: bool = False) -> None
         run.save(required=True)
         raise AlarmStop(
             given=f"paused after step {run.step}: {in_words(alarms)}",
-            allowed="a reward that pays for what is meant; alarms.on_alarm = warn goes on by itself",
-            fix=f"Read {run.folder}/alarms. `posttrain resume {run.folder}` takes these alarms as seen and goes on.",
+            allowed=f"{wanted(alarms)}; alarms.on_alarm = warn goes on by itself",
+            fix=f"{advice(run, alarms)} `posttrain resume {run.folder}` takes these alarms as seen and goes on.",
         )
     if run.config.alarms.on_alarm == "stop":
         raise AlarmStop(
             given=f"stopped after step {run.step}: {in_words(alarms)}",
-            allowed="a reward that pays for what is meant; alarms.on_alarm = warn goes on",
-            fix=f"Read {run.folder}/alarms and mend the reward (`posttrain reward audit` finds how it can be gamed).",
+            allowed=f"{wanted(alarms)}; alarms.on_alarm = warn goes on",
+            fix=advice(run, alarms, mend=True),
         )
 
 
@@ -48,12 +52,14 @@ def untold(run: Run, alarms: Sequence[Alarm]) -> list[Alarm]:
 
 def tell(run: Run, alarm: Alarm) -> None:
     """The event, the answers, and which model is from before."""
-    rows = suspicious(run.folder, alarm)
-    path = run.store.suspicious(alarm.step, alarm.kind, rows)
+    path = None
+    if alarm.kind not in ABOUT_NO_ANSWER:
+        path = run.store.suspicious(alarm.step, alarm.kind, suspicious(run.folder, alarm))
     before = run.checkpoints.before(alarm.change_point)
     model = "the model that the run started with" if before is None else f"checkpoints/step-{before:06d}"
     run.checkpoints.pinned = run.watch.needs(run.checkpoints)
-    message = f"{alarm.message}. From before step {alarm.change_point}: {model}"
+    advised = f". {alarm.fix.rstrip('.')}" if alarm.fix else ""
+    message = f"{alarm.message}{advised}. From before step {alarm.change_point}: {model}"
     run.store.event(
         "alarm",
         message,
@@ -62,9 +68,25 @@ def tell(run: Run, alarm: Alarm) -> None:
         change_point=alarm.change_point,
         evidence=dict(alarm.evidence),
         checkpoint=before,
-        answers=str(path.relative_to(run.folder)),
+        answers=str(path.relative_to(run.folder)) if path else None,
     )
-    run.view.event("alarm", f"{alarm.kind.replace('_', ' ')}: {message}. Answers in {path}")
+    shown = f". Answers in {path}" if path else ""
+    run.view.event("alarm", f"{alarm.kind.replace('_', ' ')}: {message}{shown}")
+
+
+def wanted(alarms: Sequence[Alarm]) -> str:
+    if all(alarm.kind in ABOUT_NO_ANSWER for alarm in alarms):
+        return "engines whose log-probabilities are the trainer's"
+    return "a reward that pays for what is meant"
+
+
+def advice(run: Run, alarms: Sequence[Alarm], *, mend: bool = False) -> str:
+    """What the alarms know to do themselves, and what to do about the reward."""
+    known = [alarm.fix for alarm in alarms if alarm.fix]
+    if all(alarm.kind in ABOUT_NO_ANSWER for alarm in alarms):
+        return " ".join(known)
+    audit = " and mend the reward (`posttrain reward audit` finds how it can be gamed)" if mend else ""
+    return " ".join([*known, f"Read {run.folder}/alarms{audit}."])
 
 
 def in_words(alarms: Sequence[Alarm]) -> str:

@@ -22,6 +22,7 @@ from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.evaluate.heldout_scores import HeldOutScores
 from posttrain.evaluate.measure import Measure, WithForgetting
 from posttrain.evaluate.writing import WithWriting, draw_answers, score_plain_english
+from posttrain.experience.deliveries import PROBE_PROMPTS, TrainerScores
 from posttrain.experience.feed import Feed
 from posttrain.experience.references import reference_forward
 from posttrain.experience.rendering import context_length
@@ -38,9 +39,10 @@ from posttrain.train.advantages import Advantages, OfExperience, OfGivenData
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.computing import compute_facts, with_compute
 from posttrain.train.critic import build_critic, critic_updates
-from posttrain.train.fleet import PROBE_PROMPTS, Fleet
+from posttrain.train.fleet import Fleet
 from posttrain.train.guards import Guards
 from posttrain.train.judges import Judges, Samplers
+from posttrain.train.mismatch import Examiner
 from posttrain.train.optimizer import Updater
 from posttrain.train.passes import (
     CurrentEntropy,
@@ -53,7 +55,7 @@ from posttrain.train.passes import (
     SquaredProbs,
     Values,
 )
-from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher, TrainerScores
+from posttrain.train.publish import FiniteWeights, HeldWeights, Publisher
 from posttrain.train.run import Run
 from posttrain.train.scoring import OncePerVersion, WithScale
 from posttrain.train.sources import SCORED_SOURCES, SOURCES, Inputs, ScoringInputs, Source, sampled_preferences
@@ -176,7 +178,8 @@ def policy_trainer(
     )
     watch, watch_notes = nothing_to_watch(), list[str]()
     if source.prompts:
-        watch, watch_notes = Watch.of(config, judges.check, source.prompts)
+        watch, watch_notes = Watch.of(config, judges.check, source.prompts, loaded.compute_dtype)
+        watch.examine = examiner(loaded, forward, fleet)
     measure = measure_of(config, loaded, samplers, source)
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, policy)
     tell("warning", [*loaded.notes, *samplers.notes, *judges.notes, *source.notes, *watch_notes])
@@ -335,6 +338,15 @@ def publishing(
     )
     scores = TrainerScores(forward.under(loaded.model), loaded.pad_id)
     return Publisher(loaded.model, samplers.training, proof, scores, every=config.train.publish_every)
+
+
+def examiner(loaded: LoadedModel, forward: Forward, fleet: Fleet | None) -> Examiner:
+    """Who finds out why engines say something else of tokens than the trainer."""
+    scores = TrainerScores(forward.under(loaded.model), loaded.pad_id)
+    if fleet is None:
+        return Examiner(loaded, forward, scores)
+    published = lambda version: fleet.deliveries.other_versions(version)  # noqa: E731  of deliveries that are made later
+    return Examiner(loaded, forward, scores, engines=fleet.examine, published=published)
 
 
 def injection_notes(rows: Rows, algorithm: Algorithm, loaded: LoadedModel) -> list[str]:

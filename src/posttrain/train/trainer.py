@@ -26,7 +26,7 @@ from posttrain.models.save import save_model
 from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.memory import Room, tokens_of
 from posttrain.train.metrics import MetricLog
-from posttrain.train.publish import mismatch_metrics
+from posttrain.train.mismatch import mismatch_metrics
 from posttrain.train.ranks import OneRank, Ranks
 from posttrain.train.restoring import detached, require_same_adapters, take_over
 from posttrain.types import Batch, Mean, Metrics, Outputs, Totals
@@ -101,7 +101,7 @@ class Trainer:
             if loss.requires_grad:
                 loss.backward()
             loss_sum += loss.item()
-            log.add(metrics | mismatch_metrics(outputs, micro))
+            log.add(metrics | mismatch_metrics(outputs, micro, moved=number > 0))
         log.add(self.add_gradient(step, number))
         self.loaded.model.eval()
         log.add({"loss": Mean(loss_sum, 1.0)})

@@ -21,6 +21,7 @@ AlarmKind = Literal[
     "kl",
     "failures",
     "no_signal",
+    "mismatch",
 ]
 Movement = Literal["rose", "flat", "fell", "unknown"]
 
@@ -66,9 +67,11 @@ class Alarm:
     """What moved, from where to where."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind the message."""
+    fix: str = ""
+    """What to do about it, where the alarm knows; else the reward is to be mended."""
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("kind", "step", "change_point", "message")} | {
+        return {name: getattr(self, name) for name in ("kind", "step", "change_point", "message", "fix")} | {
             "evidence": dict(self.evidence)
         }
 

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config.sections import AlarmConfig
 from posttrain.errors import ConfigError
 from posttrain.watch.answers import answer_metrics
+from posttrain.watch.bisection import Cause
 from posttrain.watch.check import Checked, IndependentCheck, accepted_places, sample_of
 from posttrain.watch.comparisons import comparisons
 from posttrain.watch.course import Course
 from posttrain.watch.disagreement import Disagreement
 from posttrain.watch.heldout import HeldOutAlarms, first_look, held_out, movement
 from posttrain.watch.kl import KLJump
+from posttrain.watch.mismatch import Mismatch
 from posttrain.watch.records import Alarm, Movement, Step, StepAlarm
+from posttrain.watch.rounding import Level
 
 if TYPE_CHECKING:
+    import torch
+
     from posttrain.config import RunConfig
     from posttrain.experience.group import Group
     from posttrain.rewards.judge import Judgement
     from posttrain.store.checkpoint import Checkpoints
     from posttrain.types import Prompt
 
+Examine = Callable[["Sequence[Group]", int, Level], Cause]
+"""(groups, the version of the trainer, what rounding explains) -> why engines say something else of them."""
 FULL_MARK = 1.0
 MUCH_DISAGREEMENT, FEW = 0.2, 3
 """Share, and number, of accepted answers that the check may reject before training without a warning."""
@@ -50,7 +58,15 @@ NOTHING_SEEN = Looked()
 class Watch:
     """Looks at every step and every evaluation; each kind of alarm fires once."""
 
-    def __init__(self, config: AlarmConfig, *, seed: int = 0, check: IndependentCheck | None = None) -> None:
+    def __init__(
+        self,
+        config: AlarmConfig,
+        *,
+        seed: int = 0,
+        check: IndependentCheck | None = None,
+        mismatch: Mismatch | None = None,
+    ) -> None:
+        """`mismatch` is watched whatever the run learns from."""
         self.config, self.seed, self.check = config, seed, check
         self.independent = check is not None
         """Are held-out answers scored by something else than the reward?"""
@@ -66,15 +82,24 @@ class Watch:
             self.step_alarms = {**comparisons(config), **KLJump.of(config)}
         if self.disagreement is not None:
             self.step_alarms["disagreement"] = self.disagreement
+        self.mismatch = mismatch
+        if mismatch is not None:
+            self.step_alarms["mismatch"] = mismatch
+        self.examine: Examine | None = None
+        """Finds out why engines say something else than the trainer."""
 
     @staticmethod
-    def of(config: RunConfig, check: IndependentCheck | None, prompts: Sequence[Prompt]) -> tuple[Watch, list[str]]:
+    def of(
+        config: RunConfig, check: IndependentCheck | None, prompts: Sequence[Prompt], precision: torch.dtype
+    ) -> tuple[Watch, list[str]]:
         """And what the user should know about it. A check that needs a column which training prompts lack looks at
         held-out answers only; DataError where it has the column and cannot use what is in it."""
         notes: list[str] = []
+        computed_twice = not config.rollout.keep_cache  # else what engines say is not of any one policy
+        mismatch = Mismatch.of(precision) if config.alarms.enabled and computed_twice else None
         if not config.algorithm.build().learns_from_rewards:
-            return nothing_to_watch(), notes
-        watch = Watch(config.alarms, seed=config.seed, check=check)
+            return Watch(AlarmConfig(enabled=False), mismatch=mismatch), notes
+        watch = Watch(config.alarms, seed=config.seed, check=check, mismatch=mismatch)
         if check is not None and config.alarms.enabled and config.alarms.check_sample:
             try:
                 check.require(prompts, "training data")
@@ -84,6 +109,11 @@ class Watch:
         return watch, notes
 
     # --- steps -------------------------------------------------------------------------------------------------------
+
+    def before_update(self, groups: Sequence[Group], version: int) -> None:
+        """What may be asked only as long as the weights are those of `version`, with which engines have drawn."""
+        if self.mismatch is not None and self.examine is not None:
+            self.mismatch.before_update(partial(self.examine, groups, version))
 
     def look(self, groups: Sequence[Group], step: int) -> Looked:
         """Measure the answers, and let the check see a sample of what the reward accepted."""
@@ -122,7 +152,8 @@ class Watch:
         step = Step(number=number, metrics=metrics, reward=self.reward.movement(), heldout=self._proof(metrics))
         found = [alarm for one in self.step_alarms.values() if (alarm := one.observe(step)) is not None]
         asked = self.disagreement is not None and "check/checked" in metrics
-        return self._new(found), self.disagreement.metrics() if self.disagreement and asked else {}
+        gauges = self.disagreement.metrics() if self.disagreement and asked else {}
+        return self._new(found), gauges | (self.mismatch.metrics() if self.mismatch else {})
 
     def _proof(self, metrics: Mapping[str, float]) -> Movement:
         """How an independent score has moved: the held-out one, as far as evaluations tell. Between them, where the

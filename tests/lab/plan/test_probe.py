@@ -10,8 +10,10 @@ import torch
 
 from posttrain.config import load_config
 from posttrain.lab.plan import probe as probing
+from posttrain.lab.plan import stand_in, target
 from posttrain.lab.plan.api import make_plan
 from posttrain.lab.plan.architecture import read_architecture
+from posttrain.lab.plan.hardware import find_hardware, known_device
 from posttrain.lab.plan.records import MemoryPlan, Part, Phase, Workload
 from posttrain.lab.plan.target import Calibration, corrected, processor, processor_here, save, saved
 
@@ -55,6 +57,32 @@ def test_a_file_that_cannot_be_read_counts_as_none(empty_cache):
         assert saved(processor()) is None
 
 
+def test_a_card_that_was_measured_elsewhere_is_planned_as_it_was_measured(tmp_path, monkeypatch):
+    """By the name of its driver; a probe on the machine itself counts for more."""
+    name = "NVIDIA H100 80GB HBM3"
+    shared = replace(FOUND, machine=name, bfloat16=7e14, compute=0.5, memory=1.0)
+    monkeypatch.setattr(target, "MEASURED", tmp_path / "measured.json")
+    assert target.as_measured(find_hardware("h100")).rate("bfloat16") == pytest.approx(0.4 * 989e12)
+    target.MEASURED.write_text(json.dumps({name: vars(shared), "NVIDIA Unheard Of": {"machine": 1}}))
+    assert target.as_measured(find_hardware("8xh100")).rate("bfloat16") == 3.5e14
+    assert target.as_measured(find_hardware("a100")) == find_hardware("a100")
+    told = make_plan(CONFIG, gpus="h100").render()
+    assert "measured on 2026-11-01 with a test" in told
+    assert "computed from data sheets" not in told
+    assert "computed from data sheets" in make_plan(CONFIG, gpus="a100").render()
+    here = lambda: target.gpu_here(name, total=80 * 2**30, free=70 * 2**30)  # noqa: E731
+    assert here().rate("bfloat16") == 3.5e14
+    save(replace(shared, compute=0.6))
+    assert here().rate("bfloat16") == pytest.approx(4.2e14)
+    assert here().memory == 70 * 2**30
+
+
+def test_what_the_package_says_of_measured_cards_can_be_read():
+    told = json.loads(target.MEASURED.read_text())
+    assert {name: known_device(name) is not None for name in told} == dict.fromkeys(told, True)
+    assert set(target._entries(target.MEASURED)) == set(told)
+
+
 def test_only_what_is_not_exactly_known_is_corrected():
     parts = tuple(Part(role="policy", what=what, bytes=100) for what in ("weights", "optimizer state", "activations"))
     workload = Workload(architecture=read_architecture("0.5b"), algorithm="sft", needs=frozenset())
@@ -64,9 +92,9 @@ def test_only_what_is_not_exactly_known_is_corrected():
 
 
 def test_a_large_model_is_stood_for_by_a_small_one_of_its_kind(tmp_path):
-    probing.build_model(read_architecture("30b-a3b"), tmp_path / "model", torch.device("cpu"))
+    stand_in.build_model(read_architecture("30b-a3b"), tmp_path / "model", torch.device("cpu"))
     built = read_architecture(str(tmp_path / "model"))
-    assert 1e6 < built.parameters < probing.LARGEST["cpu"]
+    assert 1e6 < built.parameters < stand_in.SIZES["cpu"].parameters
 
 
 @pytest.mark.slow

@@ -36,7 +36,19 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.engines.delivery import DeliveryProof
-from posttrain.engines.port import Answer, Asleep, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
+from posttrain.engines.port import (
+    Answer,
+    Asleep,
+    EngineGone,
+    Examined,
+    GivenBack,
+    Piece,
+    Ready,
+    RowName,
+    Task,
+    Token,
+    WeightsLoaded,
+)
 from posttrain.engines.published import layout
 from posttrain.engines.sampler import Digest, SamplingSettings
 from posttrain.engines.sampling import StopStrings
@@ -171,7 +183,11 @@ class VllmEngine:
 
     def sleep(self) -> None:
         """See `SleepingPort`."""
-        self._call(self._begin, self._sleep())
+        self._call(lambda: self._begin(self._sleep()))
+
+    def examine(self, tokens: Sequence[Token]) -> None:
+        """See `Examinable`."""
+        self._call(lambda: self._begin(self._examine(tokens)))
 
     def answers(self) -> list[Answer]:
         """See `EnginePort`."""
@@ -419,7 +435,7 @@ class VllmEngine:
         await client.call("/start_weight_update")
         await client.call("/update_weights", {"update_info": where})
         await client.call("/finish_weight_update", {"weight_version": self._label(version)})
-        [digests] = await client.rpc("posttrain_digests")
+        digests = await self._digests()
         if asleep:
             await asleep.wake_cache()
         await client.call("/resume")
@@ -429,7 +445,7 @@ class VllmEngine:
         self._say(
             WeightsLoaded(
                 version=version if told["weight_version"] == self._label(version) else -1,
-                digests={name: Digest(getattr(torch, dtype), sha) for name, (dtype, sha) in digests.items()},
+                digests=digests,
                 probe=probe,
                 seconds=time.perf_counter() - started,
             )
@@ -463,8 +479,25 @@ class VllmEngine:
             for prompt, ids in zip(proof.prompt_ids, proof.completion_ids, strict=True)
         ]
 
-    async def _logprob(self, ids: Sequence[int], token: int, version: int) -> float:
-        """Of one token as the next one, of the whole distribution."""
+    async def _examine(self, tokens: Sequence[Token]) -> None:
+        """Its hashes, and the tokens twice: once in a place of the cache of their own, once in that of the rows."""
+        await self._open.wait()
+        version = self._version
+        assert version is not None
+        digests = await self._digests()
+        salts = f"{self._label(version)}:{uuid.uuid4().hex}", self._label(version)
+        fresh, cached = [
+            await asyncio.gather(*(self._logprob(ids, token, version, salt=salt) for ids, token in tokens))
+            for salt in salts
+        ]
+        self._say(Examined(version=version, digests=digests, fresh=tuple(fresh), cached=tuple(cached)))
+
+    async def _digests(self) -> dict[str, Digest]:
+        [digests] = await self._client.rpc("posttrain_digests")
+        return {name: Digest(getattr(torch, dtype), sha) for name, (dtype, sha) in digests.items()}
+
+    async def _logprob(self, ids: Sequence[int], token: int, version: int, *, salt: str = "") -> float:
+        """Of one token as the next one, of the whole distribution; `salt` in place of that of the version."""
         request = self._asking(
             ids,
             version,
@@ -473,6 +506,7 @@ class VllmEngine:
             logprobs=2,  # of these the first is shown for the token that was drawn
             logprob_token_ids=[token, token],
         )
+        request |= {"cache_salt": salt} if salt else {}
         answer = await self._client.call(GENERATE, request)
         if [len(drawn.ids) for drawn in drawn_by(answer, self._client.url)] != [1]:
             raise ServerError(f"{GENERATE} was asked for one token, and answers {str(answer)[:LONGEST_ERROR]}")

@@ -1,8 +1,9 @@
-"""What a run asks of its vLLM servers, and the folder that they are started with."""
+"""What is asked of vLLM servers of a model, and the folder that they are started with."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from posttrain.models.compute import dtype_name
 from posttrain.placement import RESERVE, server_memory, visible
 
 if TYPE_CHECKING:
-    from posttrain.config import RunConfig
+    from posttrain.config import RolloutConfig, SamplingConfig
     from posttrain.engines.vllm.sleeping import SharedDevice
     from posttrain.models.load import LoadedModel
 
@@ -31,6 +32,10 @@ AWAY = 5.0
 """Seconds that a server which nobody has seen yet is waited for."""
 MIXTURES = ("qwen2_moe", "qwen3_moe", "olmoe")
 """Mixtures of experts whose tensors have the same names in vLLM."""
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Numbers of an attention head that vLLM's CPU build has a kernel for."""
+BLOCK = 128
+"""Tokens for which room is made at a time: at most so many are left empty behind a row."""
 DECISIVE = (
     "num_hidden_layers",
     "hidden_size",
@@ -49,52 +54,55 @@ DECISIVE = (
 
 
 def server_setup(
-    config: RunConfig,
+    rollout: RolloutConfig,
+    sampling: SamplingConfig,
     loaded: LoadedModel,
     folder: Path,
     place: int,
     *,
+    longest: int,
     threads: int,
     device: SharedDevice | None = None,
 ) -> ServerSetup:
-    """Of server number `place`; `folder` is that of the run, `device` the trainer's GPU where the server shares it.
+    """Of server number `place`. `folder` takes what it is started with, `longest` is in tokens of a whole row. `device`
+    is the trainer's GPU, where the server shares it.
 
-    Raises ConfigError where vLLM is not installed, ModelError for a model whose tensors a server holds in a form that
-    is not understood.
+    Raises ConfigError where vLLM is not installed, ModelError for a model that it cannot serve here, and DoesNotFit
+    where a GPU has no room for it.
     """
     kind = base_model(loaded.model).config.model_type
     if routers(loaded.model) and kind not in MIXTURES:
         raise ModelError(
             given=f"a mixture of experts of the kind {kind} with rollout.engine = vllm",
             allowed=f"dense models, and mixtures of the kinds {', '.join(MIXTURES)}",
-            fix="Leave rollout.engine out: the local sampler decodes every mixture of experts.",
+            fix="Set rollout.engine = local: the local sampler decodes every mixture of experts.",
         )
-    url = config.rollout.url[place] if config.rollout.url else ""
-    lengths = (config.sampling.max_completion_length, config.evaluation.max_completion_length or 0)
-    longest = max(lengths) + (config.data.max_prompt_length or loaded.context_length or 0)
-    longest = min(longest, loaded.context_length or longest)
+    url = rollout.url[place] if rollout.url else ""
     launch, tensors = None, tensors_of(loaded)
     if not url:
+        python = interpreter()
+        require_attention(loaded)
         launch = Launch(
-            python=interpreter(),
+            python=python,
             model=write_served(loaded, folder / "engines" / "served"),
             dtype=dtype_name(loaded.compute_dtype),
             max_model_len=longest,
-            max_num_seqs=config.sampling.max_batch_rows,
+            max_num_seqs=sampling.max_batch_rows,
             threads=threads,
             device=loaded.device.type,
-            **on_card(config, loaded, place, tensors, longest, shared=device is not None),
+            cache_gib=cache_gib(loaded, longest),
+            **on_card(loaded, place, tensors, longest=longest, rows=sampling.max_batch_rows, trains=device is not None),
         )
     return ServerSetup(
         launch=launch,
         url=url,
         tensors=tensors,
-        sampling=config.sampling,
+        sampling=sampling,
         tokenizer=loaded.tokenizer,
         eos_ids=sorted(loaded.eos_ids),
         vocabulary=base_model(loaded.model).config.get_text_config().vocab_size,
         longest=longest,
-        call_seconds=config.rollout.deadline,
+        call_seconds=rollout.deadline,
         patience=AWAY,
         shape=shape_of(base_model(loaded.model).config.get_text_config()),
         device=device,
@@ -102,45 +110,62 @@ def server_setup(
 
 
 def on_card(
-    config: RunConfig,
     loaded: LoadedModel,
     place: int,
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-    longest: int,
     *,
-    shared: bool,
+    longest: int,
+    rows: int,
+    trains: bool,
 ) -> dict[str, Any]:
     """What of `Launch` says on which GPU a server is, and how much of it is for it; nothing on a CPU.
 
-    Raises DoesNotFit where the trainer leaves no room for the server.
+    `trains`: the server shares a GPU on which the model is trained. Else it gets the next one, or what is free of the
+    only one. Raises DoesNotFit where that is too little.
     """
     if loaded.device.type != "cuda":
         return {}
     own = loaded.device.index or 0
-    if not shared:
-        others = [card for card in range(torch.cuda.device_count()) if card != own]
+    others = [card for card in range(torch.cuda.device_count()) if card != own]
+    if not trains and place < len(others):
         return {"card": visible(others[place])}
     free, whole = torch.cuda.mem_get_info(loaded.device)
     trained = sum(parameter.numel() for parameter in loaded.model.parameters() if parameter.requires_grad)
     memory = server_memory(
         weights=max(one.end for one in layout(tensors).values()),
-        row=longest * token_bytes(base_model(loaded.model).config.get_text_config(), loaded.compute_dtype.itemsize),
-        rows=config.sampling.max_batch_rows,
-        room=free - MOMENTS * trained - RESERVE,
+        row=longest * token_bytes(loaded),
+        rows=rows,
+        room=free - RESERVE - (MOMENTS * trained if trains else 0),
     )
     return {"card": visible(own), "shares": memory, "card_bytes": whole}
 
 
-def token_bytes(config: Any, itemsize: int) -> int:
-    """Keys and values of one token, of all layers.
+def require_attention(loaded: LoadedModel) -> None:
+    """Raises ModelError where vLLM's CPU build would end at its start: its attention knows some sizes of heads only."""
+    size = head_size(base_model(loaded.model).config.get_text_config())
+    if loaded.device.type == "cpu" and size not in CPU_HEADS:
+        raise ModelError(
+            given=f"rollout.engine = vllm with a model whose attention heads have {size} numbers",
+            allowed=f"on a CPU: {', '.join(map(str, CPU_HEADS))}",
+            fix="Set rollout.engine = local: the local sampler decodes heads of any size.",
+        )
 
-    >>> from types import SimpleNamespace
-    >>> token_bytes(SimpleNamespace(num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4, head_dim=16), 2)
-    512
-    """
+
+def cache_gib(loaded: LoadedModel, longest: int) -> float:
+    """Room for keys and values of the longest row, which vLLM asks for, and at least 1 GiB."""
+    return max(1.0, math.ceil((longest + BLOCK) * token_bytes(loaded) / 2**28) / 4)
+
+
+def token_bytes(loaded: LoadedModel) -> int:
+    """Keys and values of one token, of all layers."""
+    config = base_model(loaded.model).config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * width * itemsize
+    return 2 * config.num_hidden_layers * heads * head_size(config) * loaded.compute_dtype.itemsize
+
+
+def head_size(config: Any) -> int:
+    """Numbers of an attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def shape_of(config: Any) -> dict[str, Any]:

@@ -9,9 +9,6 @@ random numbers, its prompts are random characters and its reward is a length. Th
 from __future__ import annotations
 
 import io
-import json
-import random
-import string
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,23 +23,22 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from posttrain.config import RunConfig, check, load_config, to_yaml
+from posttrain.config import RunConfig, load_config, to_yaml
 from posttrain.lab.plan.api import Plan, plan_for
-from posttrain.lab.plan.architecture import Architecture
 from posttrain.lab.plan.before_run import target_here
 from posttrain.lab.plan.cost import Work
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan, Workload
+from posttrain.lab.plan.stand_in import SIZES, small_config
 from posttrain.lab.plan.target import EXACT, Calibration, Target, apply_to, processor, save
 from posttrain.lab.plan.timing import StepCost, cost_of_step
 from posttrain.lab.plan.verdict import size
-from posttrain.lab.plan.workload import model_architecture, workload_of
+from posttrain.lab.plan.workload import workload_of
 from posttrain.models.compute import dtype_name, has_bfloat16
 from posttrain.models.load import choose_device, hold_to_quota
 from posttrain.report.svg import compact, percent
 from posttrain.report.terminal import TerminalView
 from posttrain.store.run_store import RunStore
-from posttrain.tasks.tiny import BOS_ID, EOS_ID, PAD_ID, build_tokenizer
 from posttrain.train import api
 from posttrain.train.setup import set_up
 
@@ -131,7 +127,7 @@ def _rates(device: torch.device) -> dict[str, Any]:
     numbers = 2**24 if device.type == "cpu" else 2**28
     rates: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16):
-        a = torch.ones(size_, size_, dtype=dtype, device=device)
+        a = torch.randn(size_, size_, device=device).to(dtype)  # of equal numbers a card is quicker than any training
         rates[dtype_name(dtype)] = 2 * size_**3 / _median_seconds(lambda a=a: a @ a, device)
     if device.type == "cpu" and not has_bfloat16():
         rates["bfloat16"] = None
@@ -178,8 +174,8 @@ def _small_step(config: RunConfig, device: torch.device) -> SmallStep:
             small,
             device="cpu" if device.type == "cpu" else "cuda",
             computing=computing,
-            prompt_tokens=PROMPT,
-            completion_tokens=ANSWER,
+            prompt_tokens=SIZES[device.type].prompt,
+            completion_tokens=SIZES[device.type].answer,
         )
         seconds = {"generate": row["time/sample"], "train": row["time/train"]}
         return SmallStep(workload=workload, seconds=seconds, bytes=_most_alive(small, Path(place) / "weighed", device))
@@ -228,96 +224,3 @@ def _memory_factor(memory: MemoryPlan, measured: int) -> float:
     exact = sum(part.bytes for part in memory.peak.parts if part.what in EXACT)
     guessed = memory.peak.bytes - exact
     return min(2.0, max(0.5, (measured - exact) / guessed)) if guessed > 0 else 1.0
-
-
-# --- the small run ---------------------------------------------------------------------------------------------------
-
-
-LARGEST = {"cpu": 30_000_000, "cuda": 1_000_000_000}
-"""Parameters of the model that stands for the real one."""
-TOKENS = {"cpu": 4096, "cuda": 32_000}
-"""Of its vocabulary."""
-PROMPT, ANSWER, PROMPTS, GROUP = 64, 64, 4, 4
-ROWS = 32
-"""Prompts that there are, some of them held out: steps take others each time."""
-
-
-def small_config(config: RunConfig, folder: Path, device: torch.device) -> RunConfig:
-    """GRPO with the adapters, the checkpointing and the precision of the config, on random characters."""
-    build_model(model_architecture(config.model.path), folder / "model", device)
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows()))
-    (folder / "reward.py").write_text("def length(prompt, completion, **row):\n    return float(len(completion) % 7)\n")
-    chunk = config.train.logprob_chunk_tokens
-    made = load_config(
-        {
-            "model": {
-                "path": str(folder / "model"),
-                "device": device.type,
-                "precision": config.model.precision,
-                "attention": config.model.attention,
-            },
-            "algorithm": "grpo",
-            "data": {"train": str(folder / "rows.jsonl"), "chat": False},
-            "rewards": [{"function": f"{folder / 'reward.py'}:length"}],
-            "sampling": {"group_size": GROUP, "max_completion_length": ANSWER},
-            "train": {
-                "steps": 2,
-                "prompts_per_step": PROMPTS,
-                "tokens_per_microbatch": min(config.train.tokens_per_microbatch, 1024),
-                "logprob_chunk_tokens": chunk,
-                "gradient_checkpointing": config.train.gradient_checkpointing,
-            },
-            "evaluation": {"prompts": 1, "samples": 0},
-            "report": False,
-            **({"lora": {"rank": config.lora.rank}} if config.lora is not None else {}),
-        }
-    ).config
-    check(made)
-    return made
-
-
-def _rows() -> Iterator[dict[str, str]]:
-    draw = random.Random(0)
-    for _ in range(ROWS):  # a first token stands before each
-        yield {"prompt": "".join(draw.choice(string.ascii_lowercase) for _ in range(PROMPT - 1))}
-
-
-def build_model(like: Architecture, folder: Path, device: torch.device) -> None:
-    """A Llama of the same widths, with as many of its layers as there is room for, and random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokenizer = build_tokenizer()
-    width, layers, heads, kv_heads, mlp = like.hidden, like.layers, like.heads, like.kv_heads, _mlp_width(like)
-    vocabulary = max(len(tokenizer), min(like.vocabulary, TOKENS[device.type]))
-    layer = 2 * width * like.key_width * (heads + kv_heads) + 3 * width * mlp
-    while vocabulary * width + layers * layer > LARGEST[device.type] and (layers > 1 or heads % 2 == 0):
-        if layers > 1:
-            layers = layers // 2
-            continue
-        width, heads, kv_heads, mlp = width // 2, heads // 2, max(1, kv_heads // 2), mlp // 2
-        layer = 2 * width * like.key_width * (heads + kv_heads) + 3 * width * mlp
-    config = LlamaConfig(
-        hidden_size=width,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=like.key_width,
-        vocab_size=vocabulary,
-        tie_word_embeddings=like.tied,
-        max_position_embeddings=PROMPT + ANSWER,
-        pad_token_id=PAD_ID,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _mlp_width(like: Architecture) -> int:
-    """Of a mixture: what one token passes of it."""
-    _, block = like.blocks[-1]
-    mixture = block.mixture
-    return like.mlp_width if mixture is None else mixture.per_token * mixture.width

@@ -295,7 +295,7 @@ def _assumed(plan: Plan) -> list[str]:
     ]
     if plan.config.reward_model is not None:
         told.append("not counted either: training the reward model first; its section can be planned by itself")
-    if plan.workload.device == "cuda":
+    if plan.workload.device == "cuda" and shares.source == "assumed":
         told.append("time on GPUs is computed from data sheets; none was at hand to measure it")
     if plan.hardware.count > 1:
         told.append("what several devices would do together is computed: time and price, too")

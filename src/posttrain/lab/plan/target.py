@@ -1,7 +1,8 @@
 """Where a run is planned to run: hardware, what this machine has free, and what the config does not say about it.
 
 What a probe has measured here is kept in the cache folder, one entry for each processor or GPU. An entry replaces the
-peaks of the table and the assumed shares; a file that cannot be read counts as none.
+peaks of the table and the assumed shares; a file that cannot be read counts as none. measured.json has such entries of
+cards that `make bench-gpu` has run on: they hold for that kind of card wherever it is, until a probe has run there.
 
 Of memory a run may use the least that any limit leaves. A container may have less than the machine, in a control group
 of either version; `ulimit -v` bounds a process. What the kernel would give back (file cache) counts as free. Swap is
@@ -18,6 +19,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -30,11 +32,12 @@ from posttrain.config import RunConfig
 from posttrain.control_groups import CONTROL_GROUPS, OWN_GROUPS, cores, memory_left
 from posttrain.errors import ConfigError
 from posttrain.files import write_durably
-from posttrain.lab.plan.hardware import Hardware, find_hardware, processor_facts, this_gpu, this_processor
+from posttrain.lab.plan.hardware import Hardware, find_hardware, known_device, processor_facts, this_gpu, this_processor
 from posttrain.lab.plan.records import Engine, MemoryPlan, Phase, Sharding
 from posttrain.lab.plan.workload import RowLengths
 from posttrain.placement import visible_count
 
+MEASURED = Path(__file__).with_name("measured.json")
 EXACT = ("weights", "adapters", "gradients", "optimizer state", "copy of the weights")
 """Kinds of memory whose bytes are known; a probe corrects the others."""
 
@@ -83,19 +86,22 @@ def corrected(memory: MemoryPlan, factor: float) -> int:
 
 
 def saved(machine: str) -> Calibration | None:
-    """What was measured on it before."""
-    told = _entries().get(machine)
-    try:
-        return None if told is None else Calibration(**told)
-    except TypeError:  # of another version
-        return None
+    """What was measured on it before, else on another one of that name."""
+    return _entries(_file()).get(machine) or _entries(MEASURED).get(machine)
+
+
+def as_measured(hardware: Hardware) -> Hardware:
+    """Devices of the table as one of that kind was measured, where one was."""
+    kind = [found for name, found in _entries(MEASURED).items() if known_device(name) == hardware.device]
+    return apply_to(hardware, kind[0]) if kind else hardware
 
 
 def save(found: Calibration) -> Path:
     """Keep it, in place of an older one of the same machine; returns the file."""
     file = _file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(file, json.dumps({**_entries(), found.machine: asdict(found)}, indent=1) + "\n")
+    kept = {name: asdict(one) for name, one in _entries(file).items()}
+    write_durably(file, json.dumps({**kept, found.machine: asdict(found)}, indent=1) + "\n")
     return file
 
 
@@ -103,12 +109,17 @@ def _file() -> Path:
     return cache_folder("plan") / "calibration.json"
 
 
-def _entries() -> Mapping[str, Any]:
+def _entries(file: Path) -> Mapping[str, Calibration]:
+    """By machine; those of another version are left out."""
     try:
-        told = json.loads(_file().read_text(encoding="utf-8"))
+        told = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, Mapping) else {}
+    found = {}
+    for machine, entry in told.items() if isinstance(told, Mapping) else ():
+        with suppress(TypeError):
+            found[machine] = Calibration(**entry)
+    return found
 
 
 @functools.cache
@@ -211,7 +222,7 @@ class Target:
 
 def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     """`gpus` by name, several of one kind sharded fully unless said otherwise; this machine without a name."""
-    hardware = this_machine(config.model.device) if gpus is None else find_hardware(gpus)
+    hardware = this_machine(config.model.device) if gpus is None else as_measured(find_hardware(gpus))
     known = [field.name for field in fields(Target) if field.name not in ("hardware", "cards", "lengths")]
     if unknown := how.keys() - set(known):
         raise ConfigError(

@@ -1,0 +1,90 @@
+"""The card of this machine and its driver, and in one line what is missing for `make test-gpu` and `make bench-gpu`.
+
+    python -m benchmarks.gpu.card             before anything is installed: is there a driver, and a card?
+    python -m benchmarks.gpu.card PYTHON      does the torch of this interpreter see it?
+
+Needs nothing but the standard library. Exit code 1 where something is missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SEES = """
+import torch
+if torch.version.cuda is None:
+    print(f"torch {torch.__version__} is a build without CUDA")
+elif not torch.cuda.is_available():
+    print(f"torch {torch.__version__} sees no card: its CUDA {torch.version.cuda} may be too new for the driver")
+"""
+
+
+class Missing(Exception):
+    """What a machine lacks, and what to do about it, in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """As nvidia-smi has it."""
+
+    name: str
+    driver: str
+    memory_mib: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def first_card() -> Card:
+    """The one that torch calls cuda:0. Raises Missing where there is no driver, or none that answers with a card."""
+    name, driver, memory = _first_line("name,driver_version,memory.total", 3)
+    return Card(name=name, driver=driver, memory_mib=int(memory))
+
+
+def used_bytes() -> int:
+    """Of the first card, by all processes. Raises Missing."""
+    return int(_first_line("memory.used", 1)[0]) * 2**20
+
+
+def _first_line(fields: str, number: int) -> list[str]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        raise Missing("no NVIDIA driver: nvidia-smi is not on the PATH; run this on a machine with a card")
+    asked = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    values = done.stdout.partition("\n")[0].rsplit(", ", number - 1)
+    if done.returncode or len(values) != number or not values[-1].strip().isdigit():
+        said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        raise Missing(f"no card: the driver is installed, and nvidia-smi says: {said}")
+    return values
+
+
+def require_torch(python: str) -> None:
+    """Raises Missing unless the torch of this interpreter computes on the card."""
+    done = subprocess.run([python, "-c", SEES], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Missing(f"{python} has no torch: {done.stderr.strip().splitlines()[-1]}")
+    if said := done.stdout.strip():
+        raise Missing(
+            f"{said}; name an index with another: make TORCH_INDEX=https://download.pytorch.org/whl/cu130 ..."
+        )
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        card = first_card()
+        for python in arguments:
+            require_torch(python)
+    except Missing as reason:
+        print(reason, file=sys.stderr)
+        return 1
+    print(f"{card.name}, {card.memory_mib} MiB, driver {card.driver}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,153 @@
+"""Weights for engines: handed over through memory that both see, and believed only when they have proved them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from os import close
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.data.collate import collate
+from posttrain.engines.delivery import DeliveryProof
+from posttrain.engines.port import WeightsLoaded
+from posttrain.engines.published import Published, new_files
+from posttrain.engines.sampler import Digest
+from posttrain.engines.weights import merged_tensors, named_tensors
+from posttrain.errors import PosttrainError
+from posttrain.models.policy import Forward
+from posttrain.types import Batch, Max, Metrics, Min
+
+if TYPE_CHECKING:
+    from posttrain.experience.driver import Driver
+
+
+PROBE_PROMPTS = 4
+"""Prompts on which each delivery of weights is proved."""
+
+
+class TrainerScores:
+    """The trainer's side of the delivery proof: what `forward` says about given completions."""
+
+    def __init__(self, forward: Forward, pad_id: int) -> None:
+        self.forward, self.pad_id = forward, pad_id
+
+    def __call__(
+        self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
+    ) -> list[list[float]]:
+        assert temperature == self.forward.temperature, "the probe is scored at the temperature of the training"
+        rows = list(zip(prompt_ids, completion_ids, strict=True))
+        tokens, mask_BT = collate(rows, self.pad_id)
+        batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(rows)), tokens=tokens)
+        logprobs_BT = self.forward(batch).logprobs_BT
+        return [logprobs_BT[row, mask_BT[row]].tolist() for row in range(len(rows))]
+
+
+@dataclass
+class Deliveries:
+    """Hands weights to engines through memory that both see, and looks at what they say of them."""
+
+    model: nn.Module
+    proof: DeliveryProof
+    scores: TrainerScores
+    files: Sequence[int] = field(default_factory=new_files)
+    numbers: dict[int, int] = field(default_factory=dict)
+    """Which publication a version is."""
+    give_room: Callable[[], None] = lambda: None
+    """Gives memory that the trainer has no use for back to its device, before engines wake there."""
+
+    def __post_init__(self) -> None:
+        self.driver: Driver | None = None
+        self._published: Published | None = None
+        self._expected: dict[int, tuple[dict[str, Digest], list[list[float]]]] = {}
+        self._worst = 0.0
+        self._last: int | None = None
+        """The last version of the run, if it was made and not published yet."""
+
+    def __call__(self, version: int) -> Metrics:
+        """Publish the weights of `version`; see `Publisher`. The first publication waits for an engine to be there.
+
+        Engines load when they can, so `publish/probe_max_difference` is the largest since the publication before.
+        """
+        assert self.driver is not None, "a driver is made for these deliveries"
+        if self._published is None:
+            self.give_room()
+            self.driver.launch()
+            ready = self.driver.wait_for_engine()
+            self._published = Published(self.files, ready.tensors, write=True)
+            self._merged = ready.merged
+            return self._publish(version)
+        self.driver.trained(version)
+        if version >= self.driver.limits.last_version:
+            self._last = version
+            return {}
+        return self._publish(version) if self.driver.may_publish(version) else {}
+
+    def newest(self) -> None:
+        """Publish what was not yet: the weights that the run begins with, or those that it has trained last. Nobody
+        samples with these for training, so that they wait until they are evaluated and the run is on file."""
+        assert self.driver is not None, "a driver is made for these deliveries"
+        if self._published is None:
+            self(0)
+        elif self._last is not None and self.driver.may_publish(self._last):
+            self._publish(self._last)
+        self._last = None
+
+    def _publish(self, version: int) -> Metrics:
+        assert self.driver is not None
+        assert self._published is not None
+        number = 1 + max(self.numbers.values(), default=-1)
+        named = merged_tensors if self._merged else named_tensors
+        digests = self._published.write(number, named(self.model))
+        trained = self._score(version)
+        self.numbers[version] = number
+        self._expected[version] = digests, trained
+        for old in sorted(self.numbers)[:-3]:
+            del self.numbers[old], self._expected[old]
+        self.give_room()
+        self.driver.published(version)
+        worst, self._worst = self._worst, 0.0
+        return {"publish/tensors_compared": Min(float(len(digests))), "publish/probe_max_difference": Max(worst)}
+
+    def prove(self, loaded: WeightsLoaded) -> str:
+        """What is wrong with what an engine has loaded; empty if it decodes with the weights that were trained."""
+        if loaded.version not in self._expected:
+            return f"it says that it loaded version {loaded.version}, which is not published"
+        if wrong := self.wrong_weights(loaded.version, loaded.digests):
+            return wrong
+        _, trained = self._expected[loaded.version]
+        try:
+            self._worst = max(self._worst, self.proof.compare(trained, loaded.probe, loaded.version))
+        except PosttrainError as error:
+            return error.given
+        return ""
+
+    def wrong_weights(self, version: int, held: Mapping[str, Digest]) -> str:
+        """What is wrong with tensors that an engine holds for a version; empty if they are those that were trained."""
+        expected, _ = self._expected[version]
+        if more := sorted(held.keys() - expected.keys()):
+            return f"it decodes with {more[0]}, which is not among what is trained ({len(more)} tensors)"
+        if wrong := [name for name, one in expected.items() if held.get(name) != one]:
+            return f"{wrong[0]} and {len(wrong) - 1} other tensors are not those of version {version}"
+        return ""
+
+    def other_versions(self, version: int) -> dict[int, Iterable[tuple[str, Tensor]]]:
+        """The tensors of versions beside this one that are still in memory, the newest first."""
+        if self._published is None:
+            return {}
+        kept = sorted(self.numbers, reverse=True)[: len(self.files)]
+        return {one: self._published.read(self.numbers[one]) for one in kept if one != version}
+
+    @torch.no_grad()
+    def _score(self, version: int) -> list[list[float]]:
+        trained = self.scores(self.proof.prompt_ids, self.proof.completion_ids, temperature=self.proof.temperature)
+        self.proof.compare(trained, trained, version)  # raises for numbers that are not finite
+        return trained
+
+    def close(self) -> None:
+        for file in self.files:
+            with suppress(OSError):
+                close(file)

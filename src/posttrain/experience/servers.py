@@ -1,0 +1,95 @@
+"""vLLM servers of a model: how each is started or attached to, at first and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posttrain.engines.port import EnginePort
+
+if TYPE_CHECKING:
+    from posttrain.config import RolloutConfig, SamplingConfig
+    from posttrain.engines.vllm.port import ServerSetup
+    from posttrain.engines.vllm.sleeping import SharedDevice
+    from posttrain.experience.deliveries import Deliveries
+    from posttrain.models.load import LoadedModel
+
+START_DEADLINE = 300.0
+"""Seconds in which an engine has to load the model: imports alone take many on a busy machine."""
+STARTS = 5
+"""Deadlines of a token that loading the model may take, where that is more."""
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Those that the section `rollout` names, or asks to be started."""
+
+    rollout: RolloutConfig
+    sampling: SamplingConfig
+    """How tokens are drawn, but for the temperature and the length that each request has."""
+    loaded: LoadedModel
+    folder: Path
+    """Takes their logs, and what they are started with, below engines/."""
+    _: KW_ONLY
+    longest: int
+    """Tokens of the longest row, its prompt included."""
+    threads: int
+    """Of each server, on a CPU."""
+    device: SharedDevice | None = None
+    """The trainer's GPU, where a server shares it."""
+
+    def starts(self, deliveries: Deliveries) -> dict[str, Callable[[], EnginePort]]:
+        """What starts each of them, by name. Raises as `server_setup` does: before anything is started, but for a GPU
+        that is shared, of which it shows then how much is free."""
+        from posttrain.engines.vllm.served import server_setup  # with httpx, which only servers need
+
+        found = dict[str, Callable[[], EnginePort]]()
+        for place, name in enumerate(engine_names(self.rollout.num_engines)):
+            setup = cache(
+                partial(
+                    server_setup,
+                    self.rollout,
+                    self.sampling,
+                    self.loaded,
+                    self.folder,
+                    place,
+                    longest=self.longest,
+                    threads=self.threads,
+                    device=self.device,
+                )
+            )
+            if self.device is None:
+                setup()
+            found[name] = partial(self._start, name, setup, deliveries)
+        return found
+
+    def _start(self, name: str, made: Callable[[], ServerSetup], deliveries: Deliveries) -> EnginePort:
+        """One that was there before may come back, and is waited for longer."""
+        from posttrain.engines.vllm.port import VllmEngine
+
+        setup = made()
+        if deliveries.driver is not None and deliveries.driver.ready is not None:
+            setup = replace(setup, patience=START_DEADLINE)
+        log = log_of(self.folder, name)
+        return VllmEngine(name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log)
+
+
+def engine_names(count: int) -> list[str]:
+    """
+    >>> engine_names(2)
+    ['engine 0', 'engine 1']
+    """
+    return [f"engine {number}" for number in range(count)]
+
+
+def log_of(folder: Path, name: str) -> Path:
+    """What an engine prints goes there; `folder` is that of the run."""
+    return folder / "engines" / f"{name.replace(' ', '-')}.log"
+
+
+def start_deadline(rollout: RolloutConfig) -> float:
+    """Seconds in which an engine has to start."""
+    return max(START_DEADLINE, STARTS * rollout.deadline)

@@ -1,0 +1,149 @@
+"""A model that nobody trains, answered by vLLM servers: evaluations of saved weights, conversations, judges.
+
+The same driver as in a run, with no step to feed: it starts the servers, hands them the weights once, takes no token
+before these are proven, and lets lost rows go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from posttrain.control_groups import cores
+from posttrain.controller.messages import Limits
+from posttrain.engines.delivery import DeliveryProof, tolerance_for
+from posttrain.engines.sampler import SamplingSettings
+from posttrain.errors import EngineError
+from posttrain.experience.answers import EngineAnswers
+from posttrain.experience.deliveries import Deliveries, TrainerScores
+from posttrain.experience.driver import Driver
+from posttrain.experience.group import Group
+from posttrain.experience.schedule import Schedule
+from posttrain.experience.servers import Servers, start_deadline
+from posttrain.models.policy import Forward
+from posttrain.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.config import RolloutConfig, SamplingConfig
+    from posttrain.models.load import LoadedModel
+
+PROBE_TEXTS, PROBE_TOKENS = 4, 16
+"""Of the proof, where there are no prompts yet."""
+SHORTEST = 4
+"""Tokens that a row of the proof may have."""
+CHUNK_TOKENS = 1024
+"""Tokens whose log-probabilities are computed together for the proof."""
+
+
+class Serving:
+    """Answers prompts as a `Sampler` does, with the weights that a model has when the first are asked."""
+
+    def __init__(self, loaded: LoadedModel, longest: int, driver: Driver, deliveries: Deliveries) -> None:
+        self.tokenizer = loaded.tokenizer
+        self.context_length = longest
+        """Most tokens of prompt and completion together."""
+        self.context_reason = loaded.context_reason if longest == loaded.context_length else " of its server"
+        self._answers = EngineAnswers(self, lambda: driver, deliveries.newest)
+
+    def each(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """See `EngineAnswers.each`."""
+        return self._answers.each(prompts, sampling, group_size=group_size, seed=seed)
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> list[list[Completion]]:
+        """The same, once all are there: `group_size` completions of each prompt."""
+        found: list[list[Completion]] = [[] for _ in prompts]
+        for place, _, completion in self.each(prompts, sampling, group_size=group_size, seed=seed):
+            found[place].append(completion)
+        return found
+
+
+@contextmanager
+def serving(
+    rollout: RolloutConfig,
+    sampling: SamplingConfig,
+    loaded: LoadedModel,
+    *,
+    longest: int,
+    probe: Sequence[Sequence[int]] | None = None,
+    say: Callable[[str], None],
+    tolerance: float | None = None,
+) -> Iterator[Serving]:
+    """Servers of this model while the context lasts; they end with it, and with this process however that ends.
+
+    `sampling` is how tokens are drawn, `longest` the tokens of the longest row. The weights are proven on `probe`, a
+    few prompts, by default tokens from all over the vocabulary, within `tolerance` nats, by default what their
+    precision allows. `say` is told what is lost and mended. Raises ConfigError or ModelError where no server can be
+    started, EngineError where none is left.
+    """
+    temperature = sampling.temperature or 1.0
+    proof = DeliveryProof.from_prompts(
+        probe or _of_all_tokens(loaded),
+        tolerance=tolerance or tolerance_for(loaded.compute_dtype),
+        temperature=temperature,
+    )
+    forward = Forward(loaded.model, temperature=temperature, chunk_tokens=CHUNK_TOKENS, compute=loaded.compute)
+    longest = max(longest, SHORTEST)
+    folder = Path(tempfile.mkdtemp(prefix="posttrain-servers-"))
+    keep = False
+    try:
+        with ExitStack() as stack:
+            deliveries = Deliveries(loaded.model, proof, TrainerScores(forward, loaded.pad_id))
+            stack.callback(deliveries.close)
+            threads = max(1, cores() // rollout.num_engines)
+            servers = Servers(rollout, sampling, loaded, folder, longest=longest, threads=threads)
+            driver = deliveries.driver = _driver(rollout, servers, deliveries, say)
+            stack.callback(driver.close)
+            if not rollout.url:
+                say(f"rollout.engine = vllm: starting {rollout.num_engines} server(s), which takes half a minute")
+            driver.start()
+            driver.launch()
+            yield Serving(loaded, longest, driver, deliveries)
+    except EngineError as error:
+        keep = True
+        raise EngineError(
+            given=error.given,
+            allowed=error.allowed,
+            fix=f"Look into {folder}/engines/*.log. A server that is only slow needs a larger rollout.deadline (now "
+            f"{rollout.deadline:g} s); rollout.engine = local answers in this process.",
+        ) from error
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _of_all_tokens(loaded: LoadedModel) -> list[list[int]]:
+    """Texts of tokens in equal distances: they mean nothing, and use rows of the embeddings that are far apart."""
+    size = loaded.model.config.get_text_config().vocab_size
+    return [
+        [(row + at * PROBE_TEXTS) * size // (PROBE_TEXTS * PROBE_TOKENS) for at in range(PROBE_TOKENS)]
+        for row in range(PROBE_TEXTS)
+    ]
+
+
+def _driver(rollout: RolloutConfig, servers: Servers, deliveries: Deliveries, say: Callable[[str], None]) -> Driver:
+    """One that has no step to feed."""
+    return Driver(
+        limits=Limits(prompts_per_step=1, group_size=1, last_version=0),
+        engines=servers.starts(deliveries),
+        schedule=Schedule(0, (), prompts_per_step=1),
+        max_new_tokens=0,
+        rewards=None,
+        trains=_trained_by_nobody,
+        no_signal=_trained_by_nobody,
+        prove=deliveries.prove,
+        deadline=rollout.deadline,
+        start_deadline=start_deadline(rollout),
+        say=say,
+    )
+
+
+def _trained_by_nobody(group: Group | Sequence[Group]) -> NoReturn:
+    raise AssertionError(f"{group} was sampled for training")

@@ -1,0 +1,132 @@
+"""The small run that a probe measures in place of the real one: its model, its rows and its config."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from posttrain.config import RunConfig, check, load_config
+from posttrain.lab.plan.architecture import Architecture
+from posttrain.lab.plan.workload import model_architecture
+from posttrain.tasks.tiny import BOS_ID, EOS_ID, PAD_ID, build_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Of the step that stands for the real one: enough work for the device, and seconds for the user."""
+
+    parameters: int
+    """At most."""
+    vocabulary: int
+    prompt: int
+    """Tokens."""
+    answer: int
+    prompts: int
+    """Of a step."""
+    group: int
+    microbatch: int
+    """Tokens, at most."""
+
+    @property
+    def rows(self) -> int:
+        """Prompts that there are, some of them held out: steps take others each time."""
+        return 8 * self.prompts
+
+
+SIZES = {
+    "cpu": Size(
+        parameters=30_000_000, vocabulary=4096, prompt=64, answer=64, prompts=4, group=4, microbatch=1024
+    ),
+    "cuda": Size(
+        parameters=1_000_000_000, vocabulary=32_000, prompt=256, answer=256, prompts=16, group=8, microbatch=16_384
+    ),
+}  # fmt: skip
+
+
+def small_config(config: RunConfig, folder: Path, device: torch.device) -> RunConfig:
+    """GRPO with the adapters, the checkpointing and the precision of the config, on random characters."""
+    like = SIZES[device.type]
+    build_model(model_architecture(config.model.path), folder / "model", device)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows(like)))
+    (folder / "reward.py").write_text("def length(prompt, completion, **row):\n    return float(len(completion) % 7)\n")
+    chunk = config.train.logprob_chunk_tokens
+    made = load_config(
+        {
+            "model": {
+                "path": str(folder / "model"),
+                "device": device.type,
+                "precision": config.model.precision,
+                "attention": config.model.attention,
+            },
+            "algorithm": "grpo",
+            "data": {"train": str(folder / "rows.jsonl"), "chat": False},
+            "rewards": [{"function": f"{folder / 'reward.py'}:length"}],
+            "sampling": {"group_size": like.group, "max_completion_length": like.answer},
+            "train": {
+                "steps": 2,
+                "prompts_per_step": like.prompts,
+                "tokens_per_microbatch": min(config.train.tokens_per_microbatch, like.microbatch),
+                "logprob_chunk_tokens": chunk,
+                "gradient_checkpointing": config.train.gradient_checkpointing,
+            },
+            "evaluation": {"prompts": 1, "samples": 0},
+            "report": False,
+            **({"lora": {"rank": config.lora.rank}} if config.lora is not None else {}),
+        }
+    ).config
+    check(made)
+    return made
+
+
+def _rows(like: Size) -> Iterator[dict[str, str]]:
+    draw = random.Random(0)
+    for _ in range(like.rows):  # a first token stands before each
+        yield {"prompt": "".join(draw.choice(string.ascii_lowercase) for _ in range(like.prompt - 1))}
+
+
+def build_model(like: Architecture, folder: Path, device: torch.device) -> None:
+    """A Llama of the same widths, with as many of its layers as there is room for, and random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer, most = build_tokenizer(), SIZES[device.type]
+    width, layers, heads, kv_heads, mlp = like.hidden, like.layers, like.heads, like.kv_heads, _mlp_width(like)
+    vocabulary = max(len(tokenizer), min(like.vocabulary, most.vocabulary))
+    layer = 2 * width * like.key_width * (heads + kv_heads) + 3 * width * mlp
+    while vocabulary * width + layers * layer > most.parameters and (layers > 1 or heads % 2 == 0):
+        if layers > 1:
+            layers = layers // 2
+            continue
+        width, heads, kv_heads, mlp = width // 2, heads // 2, max(1, kv_heads // 2), mlp // 2
+        layer = 2 * width * like.key_width * (heads + kv_heads) + 3 * width * mlp
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=like.key_width,
+        vocab_size=vocabulary,
+        tie_word_embeddings=like.tied,
+        max_position_embeddings=most.prompt + most.answer,
+        pad_token_id=PAD_ID,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.model_max_length = most.prompt + most.answer
+    tokenizer.save_pretrained(folder)
+
+
+def _mlp_width(like: Architecture) -> int:
+    """Of a mixture: what one token passes of it."""
+    _, block = like.blocks[-1]
+    mixture = block.mixture
+    return like.mlp_width if mixture is None else mixture.per_token * mixture.width

@@ -1,0 +1,197 @@
+"""How far an engine's log-probabilities are from the trainer's, and who asks both sides why (watch/bisection.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.engines.port import Token
+from posttrain.engines.weights import plain_copy, write_tensors
+from posttrain.models.modes import evaluating
+from posttrain.types import Batch, Max, Mean, Metrics, Outputs, Percentile
+from posttrain.watch.bisection import Answered, Cause, Row, Score, Trainer, find_cause
+from posttrain.watch.rounding import Level
+
+if TYPE_CHECKING:
+    from posttrain.experience.group import Group
+    from posttrain.models.load import LoadedModel
+    from posttrain.models.policy import Forward
+    from posttrain.experience.deliveries import TrainerScores
+
+ROWS, PLACES = 32, 16
+"""Rows that are examined, those with the largest differences, and tokens of each, spread over it."""
+NUMBERS = 2**24
+"""Log-probabilities that are held at once: of a large vocabulary fewer tokens are examined."""
+ASKED = 24
+"""Tokens that each engine is asked for again."""
+TOGETHER = 16
+"""Rows that are scored in one pass."""
+
+
+def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False) -> Metrics:
+    """How far the sampler's log-probabilities are from the trainer's, for the same drawn tokens, in nats.
+
+    `sampling/sampling_logp_difference/*` are of all trained tokens. `mismatch/fresh_*` are of those that the present
+    weights drew, and `mismatch/stale_mean` of the older ones, for which the policy has moved besides. `moved`: an
+    update of this step has changed the weights, so that only what was scored before it can be compared.
+    """
+    mask_BT = batch.completion_mask_BT
+    if batch.sampling_logprobs_BT is None or not mask_BT.any():
+        return {}
+    before_update_BT = outputs.logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
+    gap_BT = (before_update_BT - batch.sampling_logprobs_BT).abs()
+    told_BT = mask_BT & gap_BT.isfinite()
+    gap_N = gap_BT[mask_BT]
+    metrics: Metrics = {
+        "sampling/sampling_logp_difference/mean": Mean(float(gap_N.sum()), gap_N.numel()),
+        "sampling/sampling_logp_difference/max": Max(float(gap_N.max())),
+    }
+    if moved and batch.old_logprobs_BT is None:
+        return metrics
+    fresh_BT, stale_BT = told_BT, torch.zeros_like(told_BT)
+    if batch.versions_BT is not None and batch.version is not None:
+        is_fresh_BT = batch.versions_BT == batch.version
+        fresh_BT, stale_BT = told_BT & is_fresh_BT, told_BT & ~is_fresh_BT
+    if len(fresh_N := gap_BT[fresh_BT]):
+        metrics["mismatch/fresh_mean"] = Mean(float(fresh_N.sum()), len(fresh_N))
+        metrics["mismatch/fresh_p99"] = Percentile(0.99, (fresh_N.float().cpu(),))
+        metrics["mismatch/fresh_max"] = Max(float(fresh_N.max()))
+    if len(stale_N := gap_BT[stale_BT]):
+        metrics["mismatch/stale_mean"] = Mean(float(stale_N.sum()), len(stale_N))
+    return metrics
+
+
+class Examiner:
+    """Asks trainer and engines about the rows of a step before anybody learns from them."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        forward: Forward,
+        scores: TrainerScores,
+        *,
+        engines: Callable[[Sequence[Token]], Sequence[Answered]] = lambda tokens: (),
+        published: Callable[[int], Mapping[int, Iterable[tuple[str, Tensor]]]] = lambda version: {},
+    ) -> None:
+        """`engines` asks each that can be asked; `published` gives the tensors of other versions that are still
+        there."""
+        self.loaded, self.forward, self.scores = loaded, forward, scores
+        self.engines, self.published = engines, published
+
+    @torch.no_grad()
+    def __call__(self, groups: Sequence[Group], version: int, level: Level) -> Cause:
+        """Why the engines say something else of what `version`, the trainer's, has drawn in these groups."""
+        with evaluating(self.loaded.model):
+            rows = self._rows(groups, version)
+            if not rows:
+                return Cause(kind="unknown", text=f"no token of version {version} is there to be examined")
+            asked = [
+                ((*row.prompt_ids, *row.ids[:place]), row.ids[place])
+                for row in rows[: ASKED // 4]
+                for place in row.places[: ASKED // 6]
+            ]
+            trainer, engines = self._trainer(version), self.engines(asked)
+            try:
+                return find_cause(rows, trainer, engines, level)
+            except (torch.OutOfMemoryError, MemoryError):  # no room for a second model: ask what the first one knows
+                alone = replace(trainer, earlier={}, rounded=trainer.present)
+                return find_cause(rows, alone, engines, level)
+
+    def _rows(self, groups: Sequence[Group], version: int) -> list[Row]:
+        """Those with the largest differences."""
+        whole = [
+            Row(
+                prompt_ids=tuple(group.prompt.ids),
+                ids=completion.ids,
+                logprobs=completion.logprobs,
+                places=tuple(place for place, drawn in enumerate(completion.versions) if drawn == version),
+            )
+            for group in groups
+            for completion in group.completions
+            if not completion.given and version in completion.versions
+        ]
+        vocabulary = self.loaded.model.get_output_embeddings().weight.shape[0]  # pyright: ignore
+        count = max(1, min(ROWS, NUMBERS // vocabulary // PLACES))
+        return sorted(map(spread, whole), key=partial(_apart, self._says(whole)), reverse=True)[:count]
+
+    def _says(self, rows: Sequence[Row]) -> dict[tuple[int, ...], Sequence[float]]:
+        found: dict[tuple[int, ...], Sequence[float]] = {}
+        for start in range(0, len(rows), TOGETHER):
+            part = rows[start : start + TOGETHER]
+            temperature = self.forward.temperature
+            own = self.scores([row.prompt_ids for row in part], [row.ids for row in part], temperature=temperature)
+            found |= {(*row.prompt_ids, *row.ids): said for row, said in zip(part, own, strict=True)}
+        return found
+
+    def _trainer(self, version: int) -> Trainer:
+        model, dtype = self.loaded.model, self.loaded.compute_dtype
+        other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+
+        def present(rows: Sequence[Row]) -> Tensor:
+            with self.forward.scope(), self.forward.computing():
+                return whole_logprobs(model, rows)
+
+        def earlier(tensors: Iterable[tuple[str, Tensor]]) -> Score:
+            @cache
+            def copied() -> nn.Module:
+                copy = plain_copy(model, None)
+                write_tensors(copy, tensors)
+                return copy
+
+            return lambda rows: whole_logprobs(copied(), rows)
+
+        return Trainer(
+            present=present,
+            rounded=lambda rows: whole_logprobs(plain_copy(model, other), rows),
+            earlier={number: earlier(tensors) for number, tensors in self.published(version).items()},
+            readings=readings_of(self.loaded),
+            temperature=self.forward.temperature,
+        )
+
+
+def spread(row: Row) -> Row:
+    """At most `PLACES` of its places, evenly over them."""
+    count = len(row.places)
+    kept = sorted({round(n * (count - 1) / max(1, PLACES - 1)) for n in range(PLACES)}) if count > PLACES else None
+    places = row.places if kept is None else tuple(row.places[n] for n in kept)
+    return replace(row, places=places)
+
+
+def _apart(says: Mapping[tuple[int, ...], Sequence[float]], row: Row) -> float:
+    own = says[(*row.prompt_ids, *row.ids)]
+    return sum(abs(own[place] - row.logprobs[place]) for place in row.places) / len(row.places)
+
+
+def whole_logprobs(model: nn.Module, rows: Sequence[Row]) -> Tensor:
+    """`[N, V]` log-probabilities at temperature 1 for the places of the rows, one row after the other."""
+    device, found = next(model.parameters()).device, list[Tensor]()
+    for row in rows:
+        ids_1T = torch.tensor([(*row.prompt_ids, *row.ids[: row.places[-1] + 1])], device=device)
+        before = torch.tensor([len(row.prompt_ids) + place - 1 for place in row.places], device=device)
+        found.append(model(input_ids=ids_1T, use_cache=False).logits[0, before].float().log_softmax(dim=-1))
+    return torch.cat(found)
+
+
+def readings_of(loaded: LoadedModel) -> dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]]:
+    """Ways in which an engine may read a prompt that it should take as it is."""
+    tokenizer = loaded.tokenizer
+
+    def again(ids: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(tokenizer(tokenizer.decode(list(ids)), verbose=False).input_ids)
+
+    ways: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
+        "without their first token": lambda ids: ids[1:],
+        "without their last token": lambda ids: ids[:-1],
+        "as text, tokenised again": again,
+    }
+    begin = tokenizer.bos_token_id
+    if isinstance(begin, int):
+        ways[f"with {tokenizer.bos_token} in front"] = lambda ids: (begin, *ids)
+    for end in sorted(loaded.eos_ids):
+        ways[f"with {tokenizer.convert_ids_to_tokens(end)} behind"] = lambda ids, end=end: (*ids, end)
+    return ways

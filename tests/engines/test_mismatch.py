@@ -1,0 +1,223 @@
+"""A server that begins to lie in the middle of a run, where neither hashes nor probe see it: the alarm names how."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from tests.engines.stub_server import StubServer
+from tests.tiny import tiny_model, write_prompts
+
+import posttrain as pt
+from posttrain.errors import AlarmStop
+
+HONEST = 3
+"""Publications after which a server begins to lie: the fourth is for step 4."""
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mismatch")
+    tiny_model(folder / "model")
+    write_prompts(folder / "prompts.jsonl", count=200)
+    return folder
+
+
+def config(place, name, url, **changes):
+    return {
+        "model": {"path": str(place / "model"), "device": "cpu"},
+        "algorithm": "grpo",
+        "data": {"train": str(place / "prompts.jsonl"), "eval_fraction": 0.05},
+        "rewards": [{"name": "repetition", "settings": {"n": 1}}],
+        "sampling": {"group_size": 4, "max_completion_length": 12},
+        "train": {"steps": STEPS, "prompts_per_step": 2, "learning_rate": 1e-2},
+        "evaluation": {"prompts": 2, "samples": 1, "writing": 0},
+        "guards": {"max_truncated": 1.0},
+        "report": False,
+        "output": str(place / name),
+        "rollout": {"engine": "vllm", "url": [url], "deadline": 20},
+        **changes,
+    }
+
+
+def alarms(run):
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [event for event in events if event["kind"] == "alarm" and event["alarm"] == "mismatch"]
+
+
+def is_row(asked):
+    """The probe asks for tokens by name."""
+    return "logprob_token_ids" not in asked["sampling_params"]
+
+
+class Liar(StubServer):
+    """Lies about rows, and never to the probe."""
+
+    @property
+    def lies(self):
+        return self.loads > HONEST
+
+    async def decode(self, asked):
+        if self.lies and is_row(asked):
+            asked = self.twisted(copy.deepcopy(asked))
+        async for choice in super().decode(asked):
+            yield choice
+
+    def twisted(self, asked):
+        return asked
+
+
+class AnotherTemperature(Liar):
+    def twisted(self, asked):
+        asked["sampling_params"]["temperature"] *= 0.8
+        return asked
+
+
+class TopK(Liar):
+    def twisted(self, asked):
+        asked["sampling_params"]["top_k"] = 12
+        return asked
+
+    def scaled(self, logits, sampling):
+        if k := sampling.get("top_k"):
+            logits = logits.masked_fill(logits < logits.topk(k).values[-1], -math.inf)
+        return super().scaled(logits, sampling)
+
+
+class ReadsWithBos(Liar):
+    def twisted(self, asked):
+        return asked | {"token_ids": [1, *asked["token_ids"]]}
+
+
+class DecodesWithOldWeights(Liar):
+    """Rows only; what it hashes and probes are the new ones."""
+
+    def twisted(self, asked):
+        return asked | {"old": True}
+
+    def logits(self, ids, asked):
+        if not asked.get("old"):
+            return super().logits(ids, asked)
+        return torch.no_grad()(self.models[self.loads - 1])(torch.tensor([ids])).logits[0, -1].float()
+
+
+class KeepsRowsInItsCache(Liar):
+    """What older weights have read comes back wherever the salt is that of rows."""
+
+    def twisted(self, asked):
+        return asked
+
+    def logits(self, ids, asked):
+        logits = super().logits(ids, asked)
+        if self.lies and asked["cache_salt"] == self.version and not self.proving:
+            logits = torch.no_grad()(self.models[1])(torch.tensor([ids])).logits[0, -1].float()
+        return logits
+
+    proving = True
+    """The probe of a publication comes before its first row."""
+
+    async def decode(self, asked):
+        if is_row(asked):
+            self.proving = False
+        async for choice in super().decode(asked):
+            yield choice
+
+    def update(self, info):
+        super().update(info)
+        self.proving = True
+
+
+class SwapsWeightsBehindItsBack(Liar):
+    """Once the proof is done, a tensor is written to."""
+
+    async def decode(self, asked):
+        if self.lies and is_row(asked):
+            with torch.no_grad():
+                head = self.tensors()["lm_head.weight"]
+                head.copy_(head.flip(0) if not self.swapped else head)
+            self.swapped = True
+        async for choice in super().decode(asked):
+            yield choice
+
+    swapped = False
+
+    def update(self, info):
+        super().update(info)
+        self.swapped = False
+
+
+class InBfloat16(Liar):
+    def twisted(self, asked):
+        return asked | {"rounded": True}
+
+    def logits(self, ids, asked):
+        if not asked.get("rounded"):
+            return super().logits(ids, asked)
+        rounded = copy.deepcopy(self.model).bfloat16()
+        return torch.no_grad()(rounded)(torch.tensor([ids])).logits[0, -1].float()
+
+
+LIES = {
+    AnotherTemperature: ("temperature", "those of temperature 0.8, and the run draws at 1"),
+    TopK: ("truncation", "those of top_k = 12"),
+    ReadsWithBos: ("template", "read with <bos> in front"),
+    DecodesWithOldWeights: ("versions", "those of version 4"),
+    KeepsRowsInItsCache: ("cache", "engine 0 says something else of a prompt that it has read before"),
+    SwapsWeightsBehindItsBack: ("weights", "lm_head.weight and 0 other tensors are not those of version 5"),
+    InBfloat16: ("precision", "have the size of rounding"),
+}
+
+
+@pytest.mark.parametrize("kind", LIES, ids=lambda kind: kind.__name__)
+def test_a_server_that_begins_to_lie_sets_off_an_alarm_that_names_how(place, kind):
+    with kind(place / "model").serving() as url:
+        run = pt.train(config(place, kind.__name__, url))
+    [alarm] = alarms(run.folder)
+    cause, words = LIES[kind]
+    assert (alarm["step"], alarm["change_point"]) == (6, 4), "three steps in a row"
+    assert (alarm["evidence"]["cause"], words in alarm["message"]) == (cause, True), alarm["message"]
+    honest, lying = run.metrics[:HONEST], run.metrics[HONEST:]
+    assert all(step["mismatch/fresh_max"] < 1e-4 for step in honest)
+    assert all(step["mismatch/fresh_max"] > 1e-3 for step in lying)
+
+
+def test_an_honest_server_sets_off_nothing(place):
+    with Liar(place / "model").serving() as url:
+        run = pt.train(config(place, "honest", url))
+    assert not alarms(run.folder)
+    assert all(step["mismatch/fresh_max"] < 1e-4 for step in run.metrics)
+    assert run.metrics[-1]["mismatch/drift"] < 3
+
+
+def test_a_run_that_shall_stop_says_what_to_do_about_the_engine(place):
+    stops = {"alarms": {"on_alarm": "stop"}}
+    with AnotherTemperature(place / "model").serving() as url, pytest.raises(AlarmStop) as stopped:
+        pt.train(config(place, "stops", url, **stops))
+    assert "engines whose log-probabilities are the trainer's" in str(stopped.value)
+    assert "sampling.temperature" in stopped.value.fix
+    assert "reward" not in str(stopped.value)
+
+
+def test_side_by_side_the_policy_that_moves_is_no_mismatch_and_a_lie_is(place):
+    """Older tokens are far from the present policy, of an honest server, too."""
+    ahead = {"train.run_ahead": 1, "train.max_staleness": 8, "train.steps": 12}
+    with Liar(place / "model").serving() as url:
+        run = pt.train(config(place, "honest ahead", url), **ahead)
+    assert not alarms(run.folder)
+    stale = [step["mismatch/stale_mean"] for step in run.metrics if "mismatch/stale_mean" in step]
+    assert max(stale) > 1e-2
+    with AnotherTemperature(place / "model").serving() as url:
+        run = pt.train(config(place, "lies ahead", url), **ahead)
+    [alarm] = alarms(run.folder)
+    assert alarm["evidence"]["cause"] == "temperature", alarm["message"]
+
+
+def test_an_engine_of_other_numerics_is_corrected_for(place):
+    with Liar(place / "model").serving() as url:
+        run = pt.train(config(place, "corrected", url), **{"train.steps": 1})
+    assert run.trainer.algorithm.correction == "tis", "of correction = auto"
+    assert run.metrics[0]["is/ess_fraction"] == pytest.approx(1, abs=1e-6), "and weighs next to nothing"

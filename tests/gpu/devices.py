@@ -1,0 +1,38 @@
+"""Where a test runs: on the processor, in `make test`, and on a card, in `make test-gpu`.
+
+Every test of this folder takes its device as a parameter, so that each line of it is run without a card, too.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+NO_CARD = f"PyTorch {torch.__version__} sees no CUDA device here"
+ON_CARD = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CARD))
+CARD = pytest.param("cuda", marks=ON_CARD)
+DEVICES = ["cpu", CARD]
+PRECISIONS = ["float32", "bfloat16"]
+
+
+def on_card(members: Iterable[Any], *quick: Any) -> list[Any]:
+    """(device, member): these on the processor, and all of them on a card."""
+    card = (pytest.param("cuda", member, marks=ON_CARD) for member in members)
+    return [*(("cpu", member) for member in quick), *card]
+
+
+def held_bytes(device: str) -> int:
+    """Of tensors that are alive: as the allocator of the card counts them, or in all tensors that Python can reach."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+    storages = [
+        one.untyped_storage() for one in gc.get_objects() if isinstance(one, Tensor) and one.layout == torch.strided
+    ]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -1,0 +1,84 @@
+"""What is missing on a machine without a card is said in one line, before anything is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.gpu.card import Card, Missing, first_card, require_torch, used_bytes
+from benchmarks.gpu.memory import OfCard
+from tests.gpu.devices import NO_CARD
+
+ROOT = Path(__file__).parents[2]
+
+
+def driver(folder: Path, script: str) -> str:
+    """A folder for PATH whose nvidia-smi is this script."""
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_the_first_card_of_two(tmp_path, monkeypatch):
+    lines = "echo 'NVIDIA H100 80GB HBM3, 580.159.04, 81559'; echo 'NVIDIA L4, 580.159.04, 23034'"
+    monkeypatch.setenv("PATH", driver(tmp_path, lines))
+    assert first_card() == Card(name="NVIDIA H100 80GB HBM3", driver="580.159.04", memory_mib=81559)
+
+
+def test_what_all_processes_have_of_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", driver(tmp_path, "echo 4096; echo 12"))
+    assert used_bytes() == 4 * 2**30
+
+
+def test_no_driver(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Missing, match="no NVIDIA driver: nvidia-smi is not on the PATH"):
+        first_card()
+
+
+@pytest.mark.parametrize("script", ["echo 'No devices were found'", "echo 'No devices were found' >&2; exit 6"])
+def test_a_driver_without_a_card(tmp_path, monkeypatch, script):
+    monkeypatch.setenv("PATH", driver(tmp_path, script))
+    with pytest.raises(Missing, match="nvidia-smi says: No devices were found"):
+        first_card()
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a build with CUDA")
+def test_a_torch_without_cuda():
+    with pytest.raises(Missing, match=r"is a build without CUDA; name an index with another: make TORCH_INDEX="):
+        require_torch(sys.executable)
+
+
+@pytest.mark.parametrize("target", ["test-gpu", "bench-gpu"])
+def test_make_says_so_before_it_installs_anything(tmp_path, target):
+    """With a driver that sees no card; nothing is written beside the repository's files."""
+    path = driver(tmp_path, "echo 'No devices were found'; exit 6")
+    before = set(ROOT.iterdir())
+    command = ["make", "--no-print-directory", target, f"PYTHON={sys.executable}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "no card: the driver is installed, and nvidia-smi says: No devices were found"
+    assert set(ROOT.iterdir()) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CARD)
+def test_memory_of_a_step_on_a_card():
+    memory = OfCard()
+    torch.zeros(2**20, device="cuda")
+    memory.settle()
+    memory.forget()
+    before = memory.peaks()
+    kept = torch.zeros(2**28, device="cuda")
+    after = memory.peaks()
+    assert after["peak_bytes"] - before["peak_bytes"] == kept.nbytes
+    assert after["card_bytes"] >= after["kept_bytes"] >= after["peak_bytes"]
+    del kept
+    memory.forget()
+    assert memory.peaks()["peak_bytes"] == before["peak_bytes"]

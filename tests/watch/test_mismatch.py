@@ -1,0 +1,159 @@
+"""The number of a step, and the alarm on its course."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from posttrain.train.metrics import MetricLog
+from posttrain.train.mismatch import mismatch_metrics
+from posttrain.types import Batch, Outputs, Percentile
+from posttrain.watch.bisection import Cause
+from posttrain.watch.mismatch import Mismatch
+from posttrain.watch.records import Step
+
+QUIET = (1e-6, 2e-5)
+LOUD = (2e-3, 9e-3)
+
+
+def alarms_of(course, alarm=None, *, first=1):
+    """`course` has (mean, p99) of each step."""
+    alarm = alarm or Mismatch.of(torch.float32)
+    steps = [
+        Step(number=number, metrics={"mismatch/fresh_mean": mean, "mismatch/fresh_p99": p99})
+        for number, (mean, p99) in enumerate(course, start=first)
+    ]
+    return [found for step in steps if (found := alarm.observe(step)) is not None]
+
+
+def test_three_steps_in_a_row_above_the_level_of_the_precision_are_an_alarm():
+    [alarm] = alarms_of([QUIET] * 6 + [LOUD] * 3)
+    assert (alarm.kind, alarm.step, alarm.change_point) == ("mismatch", 9, 7)
+    assert (
+        "by 0.002 nats on average and one in a hundred by more than 0.009 (rounding explains 0.001; before, the mean "
+        "was 1e-06" in alarm.message
+    )
+    bfloat16 = Mismatch.of(torch.bfloat16)
+    assert not alarms_of([(0.02, 0.13)] * 20, bfloat16), "as measured of bfloat16"
+    assert alarms_of([(0.1, 0.5)] * 3, bfloat16, first=21)
+
+
+@pytest.mark.parametrize("course", [[QUIET, LOUD, LOUD] * 8, [QUIET] * 40, [(3e-5, 9e-4)] * 40])
+def test_odd_steps_and_rounding_are_none(course):
+    assert not alarms_of(course)
+
+
+def test_a_mean_that_grows_three_times_is_an_alarm_below_the_level_of_the_percentile():
+    grown = [(0.02, 0.13)] * 5 + [(0.059, 0.28)] * 5
+    assert not alarms_of(grown, Mismatch.of(torch.bfloat16))
+    assert alarms_of(grown + [(0.061, 0.29)] * 3, Mismatch.of(torch.bfloat16))[0].change_point == 11
+    assert not alarms_of([(1e-7, 2e-6)] * 5 + [(9e-5, 9e-4)] * 9), "ninety times next to nothing"
+
+
+def test_the_drift_is_that_of_medians_so_that_an_odd_step_does_not_move_it():
+    alarm = Mismatch.of(torch.bfloat16)
+    alarms_of([(0.02, 0.1)] * 4, alarm)
+    assert not alarm.metrics(), "not known yet"
+    alarms_of([(0.02, 0.1)] + [(0.03, 0.1)] * 4 + [(7.0, 9.0)], alarm)
+    assert alarm.metrics() == {"mismatch/drift": pytest.approx(1.5)}
+
+
+def test_of_a_few_tokens_the_mean_has_to_be_above_the_level():
+    few = math.nan
+    assert alarms_of([(0.4, few)] * 3, Mismatch.of(torch.bfloat16))
+    assert not alarms_of([(0.2, few)] * 9, Mismatch.of(torch.bfloat16)), "rounding of three tokens"
+
+
+def test_steps_without_fresh_tokens_neither_count_nor_break_a_row():
+    [alarm] = alarms_of([LOUD, LOUD, (math.nan, math.nan), LOUD])
+    assert (alarm.step, alarm.change_point) == (4, 1)
+
+
+def test_both_sides_are_asked_before_the_update_of_the_third_step_only():
+    asked, alarm = [], Mismatch.of(torch.float32)
+
+    def examine(level):
+        asked.append(level.p99)
+        return Cause(kind="cache", text="kept", fix="Empty it.", evidence={"largest": 0.5})
+
+    found = []
+    for number, (mean, p99) in enumerate([QUIET, LOUD, QUIET, LOUD, LOUD, LOUD], start=1):
+        alarm.before_update(examine)
+        metrics = {"mismatch/fresh_mean": mean, "mismatch/fresh_p99": p99}
+        found.append((alarm.observe(Step(number=number, metrics=metrics)), len(asked)))
+    assert [count for _, count in found] == [0, 0, 0, 0, 0, 1]
+    alarm.before_update(examine)
+    assert len(asked) == 1, "it has been told"
+    told = found[-1][0]
+    assert (told.message.endswith("Cause: cache: kept"), told.fix) == (True, "Empty it.")
+    assert (told.evidence["cause"], told.evidence["largest"]) == ("cache", 0.5)
+
+
+def test_a_resumed_run_fires_where_the_other_would_have():
+    course = [QUIET] * 5 + [LOUD] * 3
+    for cut in range(len(course)):
+        before, after = Mismatch.of(torch.float32), Mismatch.of(torch.float32)
+        alarms_of(course[:cut], before)
+        after.load_state(json.loads(json.dumps(before.state())))
+        [alarm] = alarms_of(course[cut:], after, first=cut + 1)
+        assert (alarm.step, alarm.change_point) == (8, 6)
+
+
+# --- the number ------------------------------------------------------------------------------------------------------
+
+
+def batch_of(gaps, versions, version, **changes):
+    """One row in which the sampler says 0 and the trainer `gaps`."""
+    gaps_1T = torch.tensor([gaps])
+    given = {
+        "completion_mask_BT": torch.ones_like(gaps_1T, dtype=torch.bool),
+        "old_logprobs_BT": gaps_1T,
+        "sampling_logprobs_BT": torch.zeros_like(gaps_1T),
+        "versions_BT": torch.tensor([versions]),
+        "version": version,
+        "groups_B": torch.zeros(1, dtype=torch.long),
+    }
+    return Batch(**(given | changes))
+
+
+def reduced(*parts):
+    log = MetricLog()
+    for part in parts:
+        log.add(part)
+    return log.reduce()
+
+
+def test_tokens_of_older_weights_are_told_apart():
+    batch = batch_of([-0.25, 0.5, -2.0, 4.0], [3, 3, 2, 1], 3)
+    metrics = reduced(mismatch_metrics(Outputs(logprobs_BT=torch.zeros(1, 4)), batch))
+    assert metrics["mismatch/fresh_mean"] == 0.375
+    assert metrics["mismatch/fresh_max"] == 0.5
+    assert metrics["mismatch/stale_mean"] == 3
+    assert metrics["sampling/sampling_logp_difference/mean"] == 1.6875
+
+
+def test_tokens_that_are_not_trained_and_numbers_that_are_missing_do_not_count():
+    mask = torch.tensor([[True, True, False, True]])
+    said = torch.tensor([[0.0, 0.0, 0.0, math.nan]])
+    batch = batch_of([-0.25, 0.75, 8.0, 1.0], [0] * 4, 0, completion_mask_BT=mask, sampling_logprobs_BT=said)
+    assert reduced(mismatch_metrics(Outputs(logprobs_BT=torch.zeros(1, 4)), batch))["mismatch/fresh_mean"] == 0.5
+
+
+def test_once_weights_have_moved_only_what_was_scored_before_can_be_compared():
+    batch = batch_of([0.5], [0], 0)
+    now = Outputs(logprobs_BT=torch.ones(1, 1))
+    assert reduced(mismatch_metrics(now, batch, moved=True))["mismatch/fresh_mean"] == 0.5
+    bare = batch_of([0.5], [0], 0, old_logprobs_BT=None)
+    assert reduced(mismatch_metrics(now, bare))["mismatch/fresh_mean"] == 1
+    assert "mismatch/fresh_mean" not in mismatch_metrics(now, bare, moved=True)
+
+
+def test_the_percentile_is_of_the_step_and_not_of_its_parts():
+    gaps = [float(n) for n in range(1, 201)]
+    parts = [batch_of(gaps[start : start + 40], [0] * 40, 0) for start in range(0, 200, 40)]
+    found = [mismatch_metrics(Outputs(logprobs_BT=torch.zeros(1, 40)), part) for part in parts]
+    assert reduced(*found)["mismatch/fresh_p99"] == 198
+    assert math.isnan(float(Percentile(0.99, (torch.ones(49),)))), "of so few it would be the largest"
