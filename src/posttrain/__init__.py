@@ -101,6 +101,7 @@ sys.modules[train.__name__].__class__, sys.modules[evaluate.__name__].__class__ 
 
 
 acceleration.register("posttrain.cpu")
+acceleration.register("posttrain.gpu", "cuda")
 wait_passively()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -144,15 +144,24 @@ class StepExample:
 FEWEST = 50
 """Values that a percentile is taken of."""
 
+Number = float | Tensor
+"""Of a metric: a float, or a tensor of one number on a GPU until it is read (functional/readings.py)."""
+
+
+def _larger(one: Number, other: Number) -> Number:
+    if isinstance(one, torch.Tensor):
+        return one.clamp(min=other)
+    return other.clamp(min=one) if isinstance(other, torch.Tensor) else max(one, other)
+
 
 class Mean(NamedTuple):
     """A metric that is reduced as (sum of numerators) / (sum of denominators), whatever the split (RULE 52)."""
 
-    numerator: float
-    denominator: float
+    numerator: Number
+    denominator: Number
 
     def __float__(self) -> float:
-        return self.numerator / self.denominator if self.denominator else float("nan")
+        return float(self.numerator / self.denominator) if self.denominator else float("nan")
 
     def item(self) -> float:
         return float(self)
@@ -164,37 +173,37 @@ class Mean(NamedTuple):
 class Max(NamedTuple):
     """A metric that is reduced by taking the largest value."""
 
-    value: float
+    value: Number
 
     def __float__(self) -> float:
-        return self.value
+        return float(self.value)
 
     def item(self) -> float:
-        return self.value
+        return float(self)
 
     def merge(self, other: Max) -> Max:
-        return Max(max(self.value, other.value))
+        return Max(_larger(self.value, other.value))
 
 
 class Min(NamedTuple):
     """A metric that is reduced by taking the smallest value."""
 
-    value: float
+    value: Number
 
     def __float__(self) -> float:
-        return self.value
+        return float(self.value)
 
     def item(self) -> float:
-        return self.value
+        return float(self)
 
     def merge(self, other: Min) -> Min:
-        return Min(min(self.value, other.value))
+        return Min(-_larger(-self.value, -other.value))
 
 
 class _Moments(NamedTuple):
-    count: float
-    total: float
-    squares: float
+    count: Number
+    total: Number
+    squares: Number
 
 
 class Spread(_Moments):
@@ -206,7 +215,7 @@ class Spread(_Moments):
     def __float__(self) -> float:
         if not self.count:
             return float("nan")
-        return max(0.0, self.squares / self.count - (self.total / self.count) ** 2) ** 0.5
+        return float(max(0.0, self.squares / self.count - (self.total / self.count) ** 2) ** 0.5)
 
     def item(self) -> float:
         return float(self)
@@ -225,7 +234,7 @@ class EffectiveShare(_Moments):
     def __float__(self) -> float:
         if not self.count:
             return float("nan")
-        return self.total**2 / (self.count * self.squares) if self.squares else 0.0
+        return float(self.total**2 / (self.count * self.squares)) if self.squares else 0.0
 
     def item(self) -> float:
         return float(self)
@@ -293,10 +302,11 @@ class Percentile(NamedTuple):
 
     share: float
     parts: tuple[Tensor, ...]
-    """Values `[N]`, as they came."""
+    """Values `[N]`, as they came, from a GPU with NaN between them; they are read when the metric is."""
 
     def __float__(self) -> float:
-        values_N = torch.cat(self.parts)
+        values_N = torch.cat([part.cpu() for part in self.parts])
+        values_N = values_N[~values_N.isnan()]
         if len(values_N) < FEWEST:
             return float("nan")
         return float(values_N.sort().values[math.ceil(self.share * len(values_N)) - 1])
@@ -344,6 +354,11 @@ class Outputs:
     """A score of each trained token, where those are the ends of steps; 0 elsewhere."""
     top1_BT: Tensor | None = None
     """Is the token the most likely one at its place? Without gradient."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Outputs:
+        """The outputs with every tensor changed."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: change(x) for name, x in found.items() if x is not None})
 
     @staticmethod
     def of(outputs: Outputs | Tensor, batch: Batch | None = None) -> Outputs:
@@ -690,11 +705,19 @@ class Batch:
         """`[N]` and `[N]`: the chosen row and the rejected row of each pair, in the order of the pairs' ids."""
         if self.chosen_B is None:
             raise ValueError("this batch holds no preference pairs; build it with Batch.from_pairs")
-        rows_B = self.groups_B.argsort(stable=True)
-        chosen_N, rejected_N = rows_B[self.chosen_B[rows_B]], rows_B[~self.chosen_B[rows_B]]
-        if not torch.equal(self.groups_B[chosen_N], self.groups_B[rejected_N]):
+        sides_B = (2 * self.groups_B + ~self.chosen_B).argsort(stable=True)  # of each pair the chosen one first
+        chosen_N, rejected_N = sides_B[::2], sides_B[1::2]
+        if not self._are_pairs(chosen_N, rejected_N):
             raise ValueError("a preference pair was torn apart: split a batch by its `units`")
         return chosen_N, rejected_N
+
+    def _are_pairs(self, first_N: Tensor, second_N: Tensor) -> bool:
+        """Whether these are the two sides of each pair. On a GPU nobody waits to hear: rows are split on a CPU."""
+        assert self.chosen_B is not None
+        if self.groups_B.device.type != "cpu":
+            return len(first_N) == len(second_N)
+        same = torch.equal(self.groups_B[first_N], self.groups_B[second_N])
+        return same and bool(self.chosen_B[first_N].all()) and not self.chosen_B[second_N].any()
 
     @property
     def units(self) -> list[list[int]]:

@@ -188,8 +188,8 @@ def test_the_memory_of_a_call_is_given_back_when_it_ends(name, storage):
     made: weakref.WeakSet[object] = weakref.WeakSet()
     original = storage.__init__
 
-    def noted(self: object, num_slots: int) -> None:
-        original(self, num_slots)
+    def noted(self: object, *args: object, **settings: object) -> None:
+        original(self, *args, **settings)
         made.add(self)
         num_made.append(1)
 

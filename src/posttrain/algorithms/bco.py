@@ -63,10 +63,10 @@ class BCO(LabelLoss):
         assert isinstance(chosen, Mean)
         assert isinstance(rejected, Mean)
         return RunningShift(
-            desirable_sum=state.desirable_sum + chosen.numerator,
-            desirable_count=state.desirable_count + chosen.denominator,
-            undesirable_sum=state.undesirable_sum + rejected.numerator,
-            undesirable_count=state.undesirable_count + rejected.denominator,
+            desirable_sum=state.desirable_sum + float(chosen.numerator),
+            desirable_count=state.desirable_count + float(chosen.denominator),
+            undesirable_sum=state.undesirable_sum + float(rejected.numerator),
+            undesirable_count=state.undesirable_count + float(rejected.denominator),
         )
 
     def to_batch(self, batch: Batch, state: RunningShift) -> Batch:

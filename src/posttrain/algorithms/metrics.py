@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from posttrain.algorithms.shared import advantages_of, per_completion
 from posttrain.functional.kl import k3
 from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.ratios import log_ratio
+from posttrain.functional.readings import nothing_in, number, picked
 from posttrain.types import Batch, Max, Mean, Metrics, Min, Outputs, Spread, Tensor
 
 
 def mean_over(x: Tensor, mask: Tensor) -> Mean:
     """A metric: the mean of `x` over the mask, reducible over micro-batches."""
-    return Mean(float(masked(x.detach(), mask).sum()), float(mask.sum()))
+    return Mean(number(masked(x.detach(), mask).sum()), number(mask.sum()))
 
 
 def spread_over(x: Tensor, mask: Tensor) -> Spread:
     """A metric: the standard deviation of `x` over the mask, reducible over micro-batches."""
     x = masked(x.detach().double(), mask)  # its squares are subtracted from one another
-    return Spread(float(mask.sum()), float(x.sum()), float(x.square().sum()))
+    return Spread(number(mask.sum()), number(x.sum()), number(x.square().sum()))
 
 
 def clip_formulas(share_of: str = "trained tokens", ratio: str = "rho") -> dict[str, str]:
@@ -80,14 +83,14 @@ RATIO_METRICS = {
 @without_gradient
 def ratio_metrics(log_ratio_BT: Tensor, mask_BT: Tensor) -> Metrics:
     """How far the policy has moved since it sampled. Rows that train nothing have none of it to tell."""
-    if not mask_BT.any():
+    if nothing_in(mask_BT):
         return {}
     d_BT = log_ratio_BT.detach()
     ratio_BT = d_BT.exp()
     return {
         "policy/ratio_mean": mean_over(ratio_BT, mask_BT),
-        "policy/ratio_min": Min(float(ratio_BT[mask_BT].min())),
-        "policy/ratio_max": Max(float(ratio_BT[mask_BT].max())),
+        "policy/ratio_min": Min(number(picked(ratio_BT, mask_BT, otherwise=torch.inf).min())),
+        "policy/ratio_max": Max(number(picked(ratio_BT, mask_BT, otherwise=-torch.inf).max())),
         "policy/ratio_std": spread_over(ratio_BT, mask_BT),
         "policy/approx_kl_k1": mean_over(-d_BT, mask_BT),
         "policy/approx_kl_k2": mean_over(d_BT.square() / 2, mask_BT),

@@ -20,6 +20,7 @@ from posttrain.algorithms.metrics import mean_over
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
 from posttrain.functional.masks import masked, without_gradient
+from posttrain.functional.readings import nothing_in
 from posttrain.functional.step_scores import Aggregate, binary_cross_entropy
 from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
@@ -66,7 +67,7 @@ class ProcessRewardModel(Algorithm):
 @without_gradient
 def step_metrics(z_BT: Tensor, y_BT: Tensor, ends_BT: Tensor) -> Metrics:
     """How well right steps are told from wrong ones."""
-    if not ends_BT.any():
+    if nothing_in(ends_BT):
         return {}
     right_BT, p_BT = y_BT > 0.5, z_BT.sigmoid()
     answers = ends_BT.any(dim=-1)

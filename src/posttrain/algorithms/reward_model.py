@@ -20,6 +20,7 @@ from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.errors import ConfigError
 from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.preferences import bradley_terry
+from posttrain.functional.readings import nothing_in, number, picked
 from posttrain.types import Batch, Max, Metrics, Min, Outputs, Tensor, Totals, whole_pairs
 
 
@@ -66,7 +67,7 @@ class RewardModel(Algorithm):
 
     def _margin(self, batch: Batch) -> Tensor:
         if self.margin != "data":
-            return torch.tensor(self.margin, device=batch.groups_B.device).expand(batch.num_rows)
+            return torch.full((batch.num_rows,), self.margin, device=batch.groups_B.device)
         if batch.margins_B is None:
             raise ConfigError(
                 given="reward_model.margin = 'data', but the pairs have no margins",
@@ -79,7 +80,7 @@ class RewardModel(Algorithm):
 @without_gradient
 def score_metrics(chosen_N: Tensor, rejected_N: Tensor, whole_N: Tensor) -> Metrics:
     """Which answer of a pair scored higher, by how much, and where the scores lie."""
-    if not whole_N.any():
+    if nothing_in(whole_N):
         return {}
     metrics: Metrics = {
         "accuracy": mean_over((chosen_N > rejected_N).double(), whole_N),
@@ -87,6 +88,6 @@ def score_metrics(chosen_N: Tensor, rejected_N: Tensor, whole_N: Tensor) -> Metr
     }
     for name, scores_N in (("chosen", chosen_N), ("rejected", rejected_N)):
         metrics[f"reward/{name}_mean"] = mean_over(scores_N, whole_N)
-        metrics[f"reward/{name}_min"] = Min(float(scores_N[whole_N].min()))
-        metrics[f"reward/{name}_max"] = Max(float(scores_N[whole_N].max()))
+        metrics[f"reward/{name}_min"] = Min(number(picked(scores_N, whole_N, otherwise=torch.inf).min()))
+        metrics[f"reward/{name}_max"] = Max(number(picked(scores_N, whole_N, otherwise=-torch.inf).max()))
     return metrics

@@ -17,6 +17,7 @@ from posttrain.algorithms.metrics import mean_over, spread_over
 from posttrain.algorithms.settings import settings
 from posttrain.errors import ConfigError
 from posttrain.functional.masks import masked, without_gradient
+from posttrain.functional.readings import nothing_in
 from posttrain.functional.step_scores import binary_cross_entropy
 from posttrain.types import Batch, ExplainedVariance, Metrics, Outputs, Tensor, Totals
 
@@ -66,7 +67,7 @@ class RewardRegression(Algorithm):
 @without_gradient
 def rating_metrics(expected_B: Tensor, targets_B: Tensor, rated_B: Tensor) -> Metrics:
     """How far the scores are from the ratings, and where they lie."""
-    if not rated_B.any():
+    if nothing_in(rated_B):
         return {}
     error, target, score = (spread_over(x_B, rated_B) for x_B in (targets_B - expected_B, targets_B, expected_B))
     return {

@@ -14,6 +14,7 @@ from posttrain.algorithms.base import Algorithm
 from posttrain.algorithms.metrics import ENTROPY_METRICS, common_metrics, mean_over
 from posttrain.algorithms.settings import settings
 from posttrain.algorithms.shared import on_trained_tokens
+from posttrain.functional.readings import number
 from posttrain.functional.reductions import token_mean
 from posttrain.types import Batch, ExpOfMean, Mean, Metrics, Outputs, Tensor, Totals
 
@@ -43,7 +44,7 @@ class SFT(Algorithm):
             "sft/perplexity": ExpOfMean(nll),
         }
         if batch.tokens is not None:
-            metrics["sft/trained_fraction"] = Mean(float(mask_BT.sum()), float(batch.tokens.lengths_B.sum()))
+            metrics["sft/trained_fraction"] = Mean(number(mask_BT.sum()), number(batch.tokens.lengths_B.sum()))
         if outputs.top1_BT is not None:
             metrics["sft/token_accuracy"] = mean_over(outputs.top1_BT.double(), mask_BT)
         return token_mean(loss_BT, mask_BT, totals.tokens), metrics | common_metrics(outputs, batch)

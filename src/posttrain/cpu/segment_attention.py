@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from posttrain.cpu.kernel_formulas import Families
 from posttrain.cpu.kernels import LANES, Kernels, can_compute, in_training
 from posttrain.functional.linear_logprobs import chunks_of
-from posttrain.models.acceleration import RowAttention
+from posttrain.models.acceleration import RowAttention, attends_alone
 from posttrain.models.footprint import SHORT_KEYS, SLAB_NUMBERS
 from posttrain.models.packing import Segment
 
@@ -151,7 +151,7 @@ def families(segments: Iterable[Segment]) -> Families | None:
     )
 
 
-def row_attention(segments: Sequence[Segment]) -> RowAttention | None:
+def row_attention(segments: Sequence[Segment], device: torch.device) -> RowAttention | None:
     """See `Acceleration`: by the kernels of training, where there are some."""
     kernels, of = in_training(), families(segments)
     return None if kernels is None or of is None else partial(segment_attention, kernels, of)
@@ -182,16 +182,6 @@ def segment_attention(
         return None
     scaling = settings.get("scaling")
     return _Attention.apply(*tensors, of, kernels, query_LHD.shape[-1] ** -0.5 if scaling is None else scaling)
-
-
-def attends_alone(module: nn.Module, settings: Mapping[str, Any]) -> bool:
-    """Whether attention with these settings is causal and nothing else: no dropout, soft cap, bias or sinks."""
-    if settings.get("dropout") or any(
-        settings.get(name) is not None for name in ("softcap", "position_bias", "s_aux", "cache")
-    ):
-        return False
-    causal = settings.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if causal is None else causal)
 
 
 def keeps_busy(of: Families, num_keys: int) -> bool:

@@ -22,7 +22,9 @@ class ContinuousSampler:
         quick and only nearly right; else these are computed anew."""
         self.sampler, self.sampling, self.keep_cache = sampler, sampling, keep_cache
         self.stop = StopStrings(sampler.tokenizer, sampling.stop)
-        self.engine: Engine = sampler.open(Draw(sampling, 0, sampler.compute), sampling.max_batch_rows, self.stop)
+        self._call = sampler.begin()
+        draw = Draw(sampling, 0, sampler.compute)
+        self.engine: Engine = sampler.open(self._call, draw, sampling.max_batch_rows, self.stop)
         self._tasks: dict[int, Task] = {}
         """By the number of the engine's row."""
         self._told: dict[int, int] = {}
@@ -62,15 +64,17 @@ class ContinuousSampler:
             self._next += 1
 
     def step(self) -> list[Piece]:
-        """Draw one token of every row; the rows that ended with it, with all that was not handed out of them."""
-        with self.sampler.decoding():
+        """Draw one token of every row; the rows that are found to have ended, with all that was not handed out of
+        them."""
+        with self._call.in_force():
             ended = self.engine.step(self.sampler.device)
         return [self._piece(row) for row in ended]
 
     def told(self) -> list[Piece]:
-        """What the rows in flight have drawn since it was asked last."""
+        """What the rows in flight have drawn since it was asked last, all that was launched among it."""
+        ended = self.engine.settle()
         rows = [row for row in self.engine.running if row.reason is None and len(row.ids) > self._told[row.number]]
-        return [self._piece(row) for row in rows]
+        return [self._piece(row) for row in (*ended, *rows)]
 
     def interrupt(self, asked: Collection[tuple[RowName, int]]) -> tuple[list[Piece], list[Task]]:
         """Take these out: what they have drawn, and which there were."""
@@ -88,6 +92,7 @@ class ContinuousSampler:
     def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         """Decode with these weights from the next token on. What was drawn before has to be asked for before."""
         receipt = self.sampler.overwrite(tensors, version)
+        self._call = self.sampler.begin()
         if self.keep_cache:
             self.engine.rows.renew()
         else:
@@ -95,7 +100,7 @@ class ContinuousSampler:
         return receipt
 
     def _restart(self) -> None:
-        self.engine.restart(self.sampler.new_rows(self.engine.max_rows, holds_prompt=True))
+        self.engine.restart(self._call.rows(self.engine.max_rows, holds_prompt=True))
 
     def _forget(self, row: Row) -> Task:
         del self._told[row.number]

@@ -19,6 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from posttrain.engines.engine import Arrival
+from posttrain.engines.transfer import to_device
 from posttrain.errors import ModelError
 
 _PADDING = 0
@@ -57,7 +58,8 @@ class PaddedRows:
 
     def select(self, kept: Sequence[int]) -> None:
         """See `Rows`."""
-        rows_B = torch.tensor(kept, dtype=torch.long, device=self.device)
+        rows_B = to_device(kept, self.device)
+        self._padding = [self._padding[row] for row in kept]
         self._padding_B = self._padding_B[rows_B]
         self.cache.reorder_cache(rows_B)  # pyright: ignore[reportArgumentType]
         if len(kept):
@@ -74,24 +76,25 @@ class PaddedRows:
         """An empty cache, for rows with so much padding before them."""
         self.cache = new_cache(self._causal_lm)
         self._length = 0
-        self._padding_B = torch.tensor(padding, device=self.device)
-        self._padded = any(padding)
+        self._padding = list(padding)
+        self._padding_B = to_device(padding, self.device)
 
     def _prefill(self, arrivals: Sequence[Arrival]) -> Tensor:
         """Each prompt goes through the model once; its cache is then repeated for its rows."""
         longest = max(len(arrival.prompt_ids) for arrival in arrivals)
         self._start([longest - len(arrival.prompt_ids) for arrival in arrivals])
         ids = [[_PADDING] * (longest - len(arrival.prompt_ids)) + list(arrival.prompt_ids) for arrival in arrivals]
-        logits_PV = self._forward(torch.tensor(ids, device=self.device))
+        ids_PT = to_device([token for row in ids for token in row], self.device).view(len(ids), longest)
+        logits_PV = self._forward(ids_PT)
         rows = [p for p, arrival in enumerate(arrivals) for _ in range(arrival.count)]
         if len(rows) > len(arrivals):
             self.select(rows)
-        return logits_PV[rows]
+        return logits_PV[to_device(rows, self.device)]
 
     def _forward(self, ids_BT: Tensor) -> Tensor:
         start, self._length = self._length, self._length + ids_BT.shape[1]
         columns_T = torch.arange(self._length, device=self.device)
-        masked = self._padded and not (self._recurrent and start)  # a recurrent state has no padding in it
+        masked = any(self._padding) and not (self._recurrent and start)  # a recurrent state has no padding in it
         optional = {
             "past_key_values": self.cache,
             "cache_params": self.cache,
@@ -109,14 +112,14 @@ class PaddedRows:
 
     def _trim(self) -> None:
         """Forget the columns that are padding in every row that is left."""
-        common = int(self._padding_B.min())
+        common = min(self._padding)
         layers = [layer for layer in self.cache.layers if isinstance(layer, GrowingLayer)]
         if common and len(layers) == len(self.cache.layers):
             for layer in layers:
                 layer.drop_columns(common)
             self._length -= common
+            self._padding = [padding - common for padding in self._padding]
             self._padding_B = self._padding_B - common
-        self._padded = bool(self._padding_B.any())
 
 
 class GrowingLayer(DynamicLayer):
@@ -132,7 +135,7 @@ class GrowingLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Start with no columns and no room for any."""
-        super().lazy_initialization(key_states, value_states)
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         self._hold(key_states[:, :, :0], value_states[:, :, :0])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:

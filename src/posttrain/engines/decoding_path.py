@@ -1,6 +1,7 @@
 """How a model is decoded with: found out by trying it on a few short rows, never by its name.
 
-slots    keys and values per position in static storage, rows join and leave at any time (slots.py)
+slots    keys and values per position in static storage, rows join and leave at any time (slots.py); on a GPU in half
+         precision each row reads its own columns alone where that gives the same (varlen_attention.py)
 padded   rows padded on the left that begin together (decoding.py): for recurrent and hybrid models and whatever
          else keeps more than keys and values
 
@@ -20,9 +21,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from posttrain.engines import varlen_attention
 from posttrain.engines.decoding import PaddedRows, accepted_arguments, base_model, is_hooked
 from posttrain.engines.engine import Arrival, Rows
+from posttrain.engines.precision import HALF, Precision
 from posttrain.engines.slots import Slots
+from posttrain.engines.transfer import to_device
 from posttrain.models.acceleration import acceleration
 from posttrain.models.compute import PLAIN, Compute
 from posttrain.models.transformers_private import attention_name, can_set_attention
@@ -60,7 +64,13 @@ class DecodingPath:
             return PaddedRows(model)
         if self.decoder is not None:
             return self.decoder.rows(model, compute)
-        return Slots(model, accepted_arguments(base_model(model)), max_rows=max_rows, holds_prompt=holds_prompt)
+        return Slots(
+            model,
+            accepted_arguments(base_model(model)),
+            max_rows=max_rows,
+            holds_prompt=holds_prompt,
+            columns_first=self.implementation == varlen_attention.NAME,
+        )
 
     def in_force(self, model: nn.Module) -> AbstractContextManager[None]:
         """Decode inside: the attention implementation is the one of this path, and afterwards what it was."""
@@ -73,16 +83,18 @@ _Kinds = tuple[type[nn.Module], ...]
 _paths: WeakKeyDictionary[nn.Module, tuple[_Kinds, DecodingPath]] = WeakKeyDictionary()
 
 
-def decoding_path(model: nn.Module) -> DecodingPath:
+def decoding_path(model: nn.Module, precision: Precision = nullcontext) -> DecodingPath:
     """Slots where they give, on a few short rows, the logits of the rows by themselves.
 
-    Found once per model, and again when modules of other kinds have taken the place of some.
+    Found once per model, in the `precision` in which it will decode, and again when modules of other kinds have taken
+    the place of some.
     """
     causal_lm = base_model(model)
     kinds: _Kinds = tuple(map(type, causal_lm.modules()))
     found_for, path = _paths.get(causal_lm, ((), None))
     if path is None or found_for != kinds:
-        path = _find_path(model)
+        with precision():
+            path = _find_path(model)
         _paths[causal_lm] = kinds, path
     if path.decoder is not None and any(map(is_hooked, path.decoder.passes_by(model))):
         return replace(path, decoder=None)  # whoever waits for a module to be called is not passed by
@@ -104,12 +116,12 @@ def _find_path(model: nn.Module) -> DecodingPath:
     causal_lm = base_model(model)
     obstacle = "the model takes no position_ids"
     if {"position_ids", "past_key_values"} <= set(accepted_arguments(causal_lm)):
-        name = f"slots_{'eager' if attention_name(causal_lm.config).endswith('eager') else 'sdpa'}"
-        path = DecodingPath(implementation=name)
-        with torch.no_grad(), torch.autocast(causal_lm.device.type, enabled=False):
-            obstacle = _try(model, path)
-            if obstacle is None:
-                return _accelerated(model, path)
+        for name in _implementations(causal_lm):
+            path = DecodingPath(implementation=name)
+            with torch.no_grad(), torch.autocast(causal_lm.device.type, enabled=False):
+                obstacle = _try(model, path)
+                if obstacle is None:
+                    return _accelerated(model, path)
     return DecodingPath(
         implementation=None,
         note=f"{type(causal_lm).__name__} decodes padded rows that begin and end together, which is slower than "
@@ -117,10 +129,18 @@ def _find_path(model: nn.Module) -> DecodingPath:
     )
 
 
+def _implementations(causal_lm: PreTrainedModel) -> list[str]:
+    """To be tried, the best first. The kernel for rows of different lengths is made for GPUs and half precision."""
+    if attention_name(causal_lm.config).endswith("eager"):
+        return ["slots_eager"]
+    on_gpu, half = causal_lm.device.type != "cpu", next(causal_lm.parameters()).dtype in HALF
+    return [*([varlen_attention.NAME] if on_gpu and half else []), "slots_sdpa"]
+
+
 def _accelerated(model: nn.Module, path: DecodingPath) -> DecodingPath:
     """By another decoder where that gives the same, else the path as it is. Soft caps and the like need the model's
-    own code."""
-    if path.implementation != "slots_sdpa":
+    own code. On the CPU: elsewhere it would wait for lists of the host whenever rows come or go."""
+    if path.implementation != "slots_sdpa" or next(model.parameters()).device.type != "cpu":
         return path
     try:
         decoder = acceleration().decoder(model, lambda: _decode_probe(model, path))
@@ -140,7 +160,7 @@ def _try(model: nn.Module, path: DecodingPath) -> str | None:
     except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
         return f"{type(error).__name__}: {error}"
     expected = [
-        model(input_ids=torch.tensor([row], device=causal_lm.device), use_cache=False).logits[0, n - 1 : -1]
+        model(input_ids=to_device(row, causal_lm.device)[None], use_cache=False).logits[0, n - 1 : -1]
         for row, n in zip(_probe_ids(causal_lm), _PROBE_LENGTHS, strict=True)
     ]
     same = all(_same(a, b) for a, b in zip(found, expected, strict=True))
@@ -167,7 +187,7 @@ def _decode(rows: Rows, ids: list[list[int]], device: torch.device) -> list[Tens
     first, second, late = (ids_T[:n] for ids_T, n in zip(ids, _PROBE_LENGTHS, strict=True))
 
     def tokens(*places: tuple[int, int]) -> Tensor:
-        return torch.tensor([ids[row][_PROBE_LENGTHS[row] + t] for row, t in places], dtype=torch.long, device=device)
+        return to_device([ids[row][_PROBE_LENGTHS[row] + t] for row, t in places], device)
 
     start_BV = rows.step(tokens(), [Arrival(first, 2, more=False), Arrival(second, 1, more=False)])
     rows.select([2, 1])

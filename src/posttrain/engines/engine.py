@@ -10,6 +10,11 @@ they cost. What is done in which order depends on the lengths of prompts and com
 
 Every token is stamped with the version of the weights that it was drawn with, when it is drawn.
 
+**Lag.** On a GPU the next pass is launched from ids that the host has not seen: it reads those of the pass before while
+this one is computed. A row that has ended is found one pass late, and the token that it drew in between is thrown away.
+A row that is full is known by counting, and leaves at once. Whoever stays draws the same tokens with any lag: each row
+has its own random stream.
+
 B rows in flight, V vocabulary.
 """
 
@@ -25,6 +30,7 @@ from torch import Tensor
 
 from posttrain.engines.sampler import SamplingSettings
 from posttrain.engines.sampling import StopStrings, UniformStream, choose, is_whole, token_logprobs, uniforms
+from posttrain.engines.transfer import Reading, move, to_device
 from posttrain.heartbeat import beat
 from posttrain.models.acceleration import acceleration
 from posttrain.models.compute import PLAIN, Compute
@@ -63,6 +69,16 @@ class Row:
     reason: FinishReason | None = None
     uniforms: UniformStream | None = None
     """Where its random numbers come from, once one was drawn."""
+    drawn: int = field(init=False)
+    """Tokens, those that the host has not read yet among them."""
+
+    def __post_init__(self) -> None:
+        self.drawn = len(self.ids)
+
+    @property
+    def is_full(self) -> bool:
+        """It has drawn the last token that it may, and has not ended before."""
+        return self.reason in (None, "length") and self.drawn == self.request.max_new_tokens
 
     @property
     def text_ids(self) -> tuple[int, ...]:
@@ -128,8 +144,9 @@ class Draw:
         ids_B = torch.empty(len(rows), dtype=torch.long, device=logits_BV.device)
         logprobs_B = torch.empty(len(rows), device=logits_BV.device)
         for temperature, of_it in places.items():
-            found = self._draw(logits_BV[of_it], [rows[place] for place in of_it], temperature)
-            ids_B[of_it], logprobs_B[of_it] = found
+            places_n = to_device(of_it, logits_BV.device)
+            found = self._draw(logits_BV[places_n], [rows[place] for place in of_it], temperature)
+            ids_B[places_n], logprobs_B[places_n] = found
         return ids_B, logprobs_B
 
     def _draw(self, logits_BV: Tensor, rows: Sequence[Row], given: float | None = None) -> tuple[Tensor, Tensor]:
@@ -137,7 +154,7 @@ class Draw:
         temperature = self.settings.temperature if given is None else given
         if temperature == 0:
             return choose(logits_BV, self.settings, None, temperature=0)
-        uniforms_B2 = uniforms([self._stream(row).word() for row in rows]).to(logits_BV.device)
+        uniforms_B2 = move(uniforms([self._stream(row).word() for row in rows]), logits_BV.device)
         draw = acceleration().draw(self.compute, logits_BV) if is_whole(self.settings) else None
         if draw is not None:
             return draw(logits_BV, uniforms_B2, temperature)
@@ -157,9 +174,19 @@ class Score:
 
     def __call__(self, logits_BV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """See `Choose`. A row that has ended repeats its last token."""
-        given = [row.request.given_ids[min(len(row.ids), len(row.request.given_ids) - 1)] for row in rows]
-        ids_B = torch.tensor(given, device=logits_BV.device)
+        given = [row.request.given_ids[min(row.drawn, len(row.request.given_ids) - 1)] for row in rows]
+        ids_B = to_device(given, logits_BV.device)
         return ids_B, token_logprobs(logits_BV, ids_B, temperature=self.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A pass that was launched: the rows that drew in it, and what they drew."""
+
+    rows: Sequence[Row]
+    drawn: Reading
+    """Ids and log-probabilities, `[B]` each."""
+    version: int
 
 
 class Engine:
@@ -174,9 +201,12 @@ class Engine:
         eos_ids: Collection[int] = (),
         stop: StopStrings | None = None,
         version: Callable[[], int] = lambda: 0,
+        lag: int = 0,
     ) -> None:
-        """`version` is asked after every pass: of the weights that computed it."""
+        """`version` is asked after every pass: of the weights that computed it. `lag`: passes that are launched before
+        the ids of one are read."""
         self.version = version
+        self.lag = lag
         self.rows = rows
         self.choose = choose
         self.max_rows = max_rows
@@ -186,10 +216,12 @@ class Engine:
         self.running: list[Row] = []
         self._ids_B: Tensor | None = None
         """The last token of each running row; None while there are none."""
+        self._flights: deque[Flight] = deque()
+        """Passes that were launched and not read."""
 
     def __bool__(self) -> bool:
-        """Is there anything to decode?"""
-        return bool(self.queue or self.running)
+        """Is there anything to decode, or to read?"""
+        return bool(self.queue or self.running or self._flights)
 
     def run(self, requests: Iterable[Request], device: torch.device) -> Iterator[list[Row]]:
         """The rows as they end: those that end in the same pass together, in the order of their requests' arrival."""
@@ -199,36 +231,60 @@ class Engine:
                 yield ended
 
     def step(self, device: torch.device) -> list[Row]:
-        """Draw one token of every running row; the rows that end with it, which leave when it is worth it."""
+        """Draw one token of every running row; the rows that are found to have ended, which leave when it is worth
+        it."""
         arrivals = self._admit()
         beat("a token was drawn")
-        ids_B = torch.zeros(0, dtype=torch.long, device=device) if self._ids_B is None else self._ids_B
-        logits_BV = self.rows.step(ids_B, arrivals)
-        ids_B, logprobs_B = self.choose(logits_BV, self.running)
-        ended = self._record(self.running, ids_B.tolist(), logprobs_B.tolist())
-        self._ids_B = ids_B
+        if not self.running:
+            return self.settle()
+        self._launch(arrivals, device)
+        ended = self._read(self.lag)
         kept = self._kept(self.running)
         if kept is not None:
             self._go_on_with(kept)
         return ended
 
+    def settle(self) -> list[Row]:
+        """Read all that was launched; the rows that are found to have ended."""
+        return self._read(0)
+
     def leave(self, leaving: Callable[[Row], bool]) -> list[Row]:
-        """Take rows out between two tokens, unfinished. `restart` has to follow: storage may wait for the rest of a
-        group that has gone."""
+        """Take rows out between two tokens, unfinished, when all has been read. `restart` has to follow: storage may
+        wait for the rest of a group that has gone."""
+        assert not self._flights, "what was launched is read first"
         alive = [*(row for row in self.running if row.reason is None), *self.queue]
         self.queue = deque(row for row in alive if not leaving(row))
         self.running, self._ids_B = [], None
         return [row for row in alive if leaving(row)]
 
     def restart(self, rows: Rows) -> None:
-        """Go on in other storage, which reads other weights: what the running rows have goes through the model anew."""
+        """Go on in other storage, which reads other weights, when all has been read: what the running rows have goes
+        through the model anew."""
+        assert not self._flights, "what was launched is read first"
         self.queue.extendleft(row for row in reversed(self.running) if row.reason is None)
         self.rows, self.running, self._ids_B = rows, [], None
+
+    def _launch(self, arrivals: Sequence[Arrival], device: torch.device) -> None:
+        """Compute the next token of every running row, without waiting for it."""
+        ids_B = torch.zeros(0, dtype=torch.long, device=device) if self._ids_B is None else self._ids_B
+        logits_BV = self.rows.step(ids_B, arrivals)
+        self._ids_B, logprobs_B = self.choose(logits_BV, self.running)
+        for row in self.running:
+            row.drawn += 1
+        self._flights.append(Flight(tuple(self.running), Reading(self._ids_B, logprobs_B), self.version()))
+
+    def _read(self, left: int) -> list[Row]:
+        """Wait for the passes that were launched, but for the last so many; the rows that ended in them."""
+        ended = list[Row]()
+        while len(self._flights) > left:
+            ended += self._record(self._flights.popleft())
+        return ended
 
     def _go_on_with(self, kept: Sequence[int]) -> None:
         self.rows.select(kept)
         self.running = [self.running[i] for i in kept]
-        self._ids_B = self._ids_B[list(kept)] if kept and self._ids_B is not None else None
+        ids_B = self._ids_B if kept else None
+        self._ids_B = None if ids_B is None else ids_B[to_device(kept, ids_B.device)]
 
     def _admit(self) -> list[Arrival]:
         """Move rows from the queue to the free places, at the end of `running`."""
@@ -248,15 +304,16 @@ class Engine:
             arrivals.append(Arrival(text_ids, count, more=bool(queue) and queue[0].text_ids == text_ids))
         return arrivals
 
-    def _record(self, running: list[Row], ids: list[int], logprobs: list[float]) -> list[Row]:
+    def _record(self, flight: Flight) -> list[Row]:
         """Write the new tokens down; the rows that end with them."""
-        going, version = [row for row in running if row.reason is None], self.version()
-        for row, token, logprob in zip(running, ids, logprobs, strict=True):
+        going = [row for row in flight.rows if row.reason is None]
+        ids, logprobs = flight.drawn.lists()
+        for row, token, logprob in zip(flight.rows, ids, logprobs, strict=True):
             if row.reason is None:
                 row.ids.append(token)
                 row.logprobs.append(logprob)
-                row.versions.append(version)
-        stopped = self.stop.completed([row.ids for row in going]) if self.stop else [False] * len(going)
+                row.versions.append(flight.version)
+        stopped = self.stop.completed([row.ids for row in going]) if self.stop and going else [False] * len(going)
         for row, by_string in zip(going, stopped, strict=True):
             if row.ids[-1] in self.eos_ids:
                 row.reason = "eos"
@@ -271,8 +328,9 @@ class Engine:
 
         A row at its full length leaves at once: there may be no position for a further token.
         """
-        ended = [row.reason is not None for row in running]
-        if not any(row.reason == "length" for row in running) and not self.rows.worth_leaving(sum(ended), len(ended)):
+        full = [row.is_full for row in running]
+        ended = [row.reason is not None or at_length for row, at_length in zip(running, full, strict=True)]
+        if not any(full) and not self.rows.worth_leaving(sum(ended), len(ended)):
             return None
         kept = [i for i in range(len(running)) if not ended[i]]
         return close_ranks(kept) if sum(ended) else None

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -28,18 +28,27 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.engines.call import Call
 from posttrain.engines.decoding import base_model
-from posttrain.engines.decoding_path import DecodingPath, decode_by, decoding_path
+from posttrain.engines.decoding_path import decode_by, decoding_path
 from posttrain.engines.delivery import chosen_experts, digest
-from posttrain.engines.engine import Choose, Draw, Engine, Request, Row, Rows, Score
+from posttrain.engines.engine import Choose, Draw, Engine, Request, Row, Score
 from posttrain.engines.reads import Reads, check_reads
 from posttrain.engines.sampler import Receipt, SamplingSettings, check_length
 from posttrain.engines.sampling import StopStrings
-from posttrain.engines.weights import dense, named_tensors, named_weights, pack_in_place, plain_copy, write_tensors
+from posttrain.engines.weights import (
+    cast_in_place,
+    dense,
+    named_tensors,
+    named_weights,
+    pack_in_place,
+    plain_copy,
+    write_tensors,
+)
 from posttrain.errors import ConfigError, ModelError, NonFiniteError, PublishError
 from posttrain.models.compute import PLAIN, Compute
 from posttrain.models.context import context_window, window_reason
-from posttrain.models.modes import evaluating, evaluating_all
+from posttrain.models.modes import evaluating
 from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
@@ -68,8 +77,8 @@ class LocalSampler:
     ) -> None:
         """`model` is the policy, a peft model or not.
 
-        `dtype` is the precision of decoding (None: that of the modules): the copy is stored in it, shared modules run
-        under autocast where it is a half precision. The linear layers of a copy may be `packed`; that raises ModelError
+        `dtype` is the precision of decoding (None: that of the modules): the copy is stored in it, shared modules
+        compute in it (precision.py). The linear layers of a copy may be `packed`; that raises ModelError
         for a model that does not allow it. `compute` says what acceleration may use. `max_batch_rows` bounds the rows
         that `score` decodes together; `generate` is told by its settings. `version` is the policy version of the
         weights as they are now.
@@ -82,14 +91,19 @@ class LocalSampler:
         self.version = version
         self.max_batch_rows = max_batch_rows
         self.compute = compute
-        self._autocast_dtype = dtype if shared else None
+        self.lag = int(self.device.type != "cpu")
+        """Passes that are launched before the ids of one are read (engine.py): where there is no queue, none."""
+        self._dtype = dtype if shared else None
 
     @classmethod
     def of(cls, loaded: LoadedModel, weights: Literal["shared", "copied", "taken"] = "shared") -> LocalSampler:
         """See `make_sampler`: in the precision and the ways in which the model was chosen to compute."""
         compute = loaded.compute
         dtype = None if compute.dtype == torch.float32 else compute.dtype
-        packed = compute.sampler == "packed"
+        packed, device = compute.sampler == "packed", next(loaded.model.parameters()).device
+        if weights == "taken" and dtype is not None and device.type != "cpu":
+            cast_in_place(loaded.model, dtype)
+            return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, compute=compute)
         if weights == "taken" and packed:
             with evaluating(loaded.model):
                 path = decoding_path(loaded.model)
@@ -189,10 +203,19 @@ class LocalSampler:
     def probe(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
     ) -> list[list[float]]:
-        """See `Sampler`. Decoding has to read the tensors that a plain forward pass of its model reads."""
-        with Reads() as reads:
-            scores = self.score(prompt_ids, completion_ids, temperature=temperature)
-        check_reads(self.model, reads, [*prompt_ids[0], completion_ids[0][0]])
+        """See `Sampler`. Decoding has to read the tensors that a plain forward pass of its model reads.
+
+        Where it reads casts, these have to be of those tensors.
+        """
+        ids, casts = [*prompt_ids[0], completion_ids[0][0]], self._dtype is not None and self.device.type != "cpu"
+        with ExitStack() as in_place:
+            with Reads() as reads:
+                if casts:
+                    in_place.enter_context(self.begin().precision())
+                scores = self.score(prompt_ids, completion_ids, temperature=temperature)
+            check_reads(self.model, reads, ids)
+        if casts:
+            check_reads(self.model, reads, ids)
         return scores
 
     def routes(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[Tensor]:
@@ -240,40 +263,29 @@ class LocalSampler:
     @property
     def note(self) -> str:
         """Why the rows of this model are padded and do not join each other on their way; empty where they do."""
-        return self._path().note
+        return self.begin().path.note
+
+    def begin(self) -> Call:
+        """A call, which decodes with the weights as they are now."""
+        return Call(self.model, self._dtype, self.compute, owns_weights=self.owns_weights)
 
     def open(
-        self, choose: Choose, max_rows: int, stop: StopStrings | None = None, *, holds_prompt: bool = True
+        self, call: Call, choose: Choose, max_rows: int, stop: StopStrings | None = None, *, holds_prompt: bool = True
     ) -> Engine:
         """An engine without rows yet. `holds_prompt`: groups may be split for want of room."""
         return Engine(
-            self.new_rows(max_rows, holds_prompt=holds_prompt),
+            call.rows(max_rows, holds_prompt=holds_prompt),
             choose,
             max_rows=max_rows,
             eos_ids=() if stop is None else self.eos_ids,
             stop=stop,
             version=lambda: self.version,
+            lag=self.lag,
         )
-
-    def new_rows(self, max_rows: int, *, holds_prompt: bool) -> Rows:
-        """Storage for so many rows, which reads the weights as they are now."""
-        path = self._path()
-        with self._decoding_mode(list(self.model.modules())):
-            return path.rows(self.model, max_rows=max_rows, holds_prompt=holds_prompt, compute=self.compute)
-
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
-        """Around every pass; outside of it nothing of the sampler's is in force."""
-        with self._decoding_mode(list(self.model.modules())), self._path().in_force(self.model):
-            yield
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-    def _path(self) -> DecodingPath:
-        with evaluating(self.model):
-            return decoding_path(self.model)
 
     def _run(
         self, requests: Sequence[Request], choose: Choose, max_rows: int, stop: StopStrings | None = None
@@ -282,10 +294,11 @@ class LocalSampler:
         if not requests:
             return
         max_rows = max(1, min(max_rows, len(requests)))
-        engine = self.open(choose, max_rows, stop, holds_prompt=len(requests) > max_rows)
-        ended, path, modules = engine.run(requests, self.device), self._path(), list(self.model.modules())
+        call = self.begin()
+        engine = self.open(call, choose, max_rows, stop, holds_prompt=len(requests) > max_rows)
+        ended = engine.run(requests, self.device)
         while True:
-            with self._decoding_mode(modules), path.in_force(self.model):
+            with call.in_force():
                 rows_ended = next(ended, None)
             if rows_ended is None:
                 return
@@ -306,22 +319,6 @@ class LocalSampler:
             finish_reason=row.reason,
             text=stop.text(row.ids, stopped=row.reason == "stop"),
         )
-
-    @contextmanager
-    def _decoding_mode(self, modules: Sequence[nn.Module]) -> Iterator[None]:
-        """No gradient, no dropout, the precision of decoding; every module is in its former mode afterwards.
-
-        `inference_mode` for an own copy alone: a buffer that a shared module replaced in it could not be trained with.
-        """
-        device = next(self.model.parameters()).device
-        without_gradient = torch.inference_mode() if self.owns_weights else torch.no_grad()
-        with evaluating_all(modules), without_gradient, _autocast(device, self._autocast_dtype):
-            yield
-
-
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    half = dtype in (torch.bfloat16, torch.float16)
-    return torch.autocast(device.type, dtype=dtype) if half else nullcontext()
 
 
 def _own_copy(model: nn.Module, dtype: torch.dtype | None, *, packed: bool) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from posttrain.engines.transfer import to_device
 from posttrain.engines.weights import is_laid_out, named_tensors
 from posttrain.errors import PublishError
 from posttrain.models.modes import evaluating
@@ -65,7 +66,7 @@ def read_by_forward(model: nn.Module, ids_T: Sequence[int], *, anew: bool = Fals
         return read
     _whole_reads.pop(model, None)
     with torch.no_grad(), evaluating(model), Reads() as forward, _layers_that_run(model) as ran:
-        model(input_ids=torch.tensor([[*ids_T]], device=next(model.parameters()).device))
+        model(input_ids=to_device(ids_T, next(model.parameters()).device)[None])
     read = {name for name, tensor in named_tensors(model) if tensor.numel() and (tensor in forward or name in ran)}
     weights = [(name, x) for name, x in named_tensors(model) if isinstance(x, nn.Parameter) or is_laid_out(x)]
     needed = {name for name, x in weights if x.numel()}

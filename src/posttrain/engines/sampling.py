@@ -161,10 +161,14 @@ def _draw(running_BN: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _nucleus(scaled_BV: Tensor, top_p: float) -> Tensor:
-    """Tokens of which the likelier ones hold less than `top_p` together. Sorts the whole vocabulary only if needed."""
+    """Tokens of which the likelier ones hold less than `top_p` together.
+
+    Sorts the whole vocabulary only if needed on the CPU, and at once elsewhere, where to ask is to wait.
+    """
     num_tokens = scaled_BV.shape[-1]
     log_total_B1 = scaled_BV.logsumexp(dim=-1, keepdim=True)
-    for count in (*_NUCLEUS_GUESSES, num_tokens):
+    guesses = _NUCLEUS_GUESSES if scaled_BV.device.type == "cpu" else ()
+    for count in (*guesses, num_tokens):
         sorted_Bk, order_Bk = scaled_BV.topk(min(count, num_tokens))
         mass_Bk = (sorted_Bk - log_total_B1).double().exp()
         likelier_Bk = mass_Bk.cumsum(dim=-1) - mass_Bk

@@ -39,13 +39,22 @@ class Pass:
     positions_n: Tensor
     """Column of each row's new token; the columns before it hold its past."""
     num_columns: int
+    """In use."""
+    capacity: int
+    """Columns that there are."""
     prompts: tuple[slice, ...]
     """Where the prompts are in the sequence."""
     stored: Callable[[Tensor], tuple[Tensor, Tensor]]
-    """Keys and values `[n, K, C, D]` of the rows, in the layer that has just handed out the given keys."""
+    """Keys and values `[n, K, C, D]` of the rows, in the layer that has just handed out the given keys: the columns in
+    use, or all that there are where a slot's columns come first in memory."""
 
 
 _active: ContextVar[Pass | None] = ContextVar("posttrain_slots", default=None)
+
+
+def active_pass() -> Pass | None:
+    """That of the model which is being called; None outside of `slots_in_use`."""
+    return _active.get()
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from posttrain.engines.engine import Arrival
 from posttrain.engines.slot_attention import Pass, slots_in_use
+from posttrain.engines.transfer import to_device
 from posttrain.models.footprint import SLOT_COLUMNS, SLOT_GROWTH
 
 
@@ -35,8 +36,8 @@ from posttrain.models.footprint import SLOT_COLUMNS, SLOT_GROWTH
 class Writes:
     """Where the keys and values of one forward pass go."""
 
-    rows: slice
-    """The slots of the rows that get a token."""
+    slots_n: Tensor
+    """Of the rows that get a token."""
     positions_n: Tensor
     prompts: Sequence[tuple[slice, Sequence[slice]]]
     """Of each prompt: its tokens in the sequence, and the runs of slots that get a copy."""
@@ -45,11 +46,13 @@ class Writes:
 class SlotStorage:
     """One block of memory per layer and for keys and values each, `[S, K, capacity, D]`, all of the same capacity.
 
-    Of each block the first C columns are in use; attention sees no others.
+    Of each block the first C columns are in use; attention sees no others. `columns_first`: it is a view of memory that
+    is laid out as `[S, capacity, K, D]`, and attention is handed all of it.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, columns_first: bool = False) -> None:
         self.num_slots = num_slots
+        self.columns_first = columns_first
         self.num_columns = 0
         """C, the columns in use."""
         self.capacity = 0
@@ -77,7 +80,7 @@ class SlotStorage:
         layer = self.written
         if layer is None or layer.handed_out is not key:
             raise NotImplementedError("its layers change keys and values after they were stored")
-        in_use = slice(0, self.num_columns)
+        in_use = slice(0, self.capacity if self.columns_first else self.num_columns)
         return layer.keys_SKCD[slots, :, in_use], layer.values_SKCD[slots, :, in_use]
 
     @property
@@ -123,10 +126,9 @@ class SlotLayer(CacheLayerMixin):
         writes = self.storage.writes
         assert writes is not None, "a forward pass is announced before it begins"
         num_rows = len(writes.positions_n)
-        rows_n = torch.arange(writes.rows.start, writes.rows.stop, device=key_states.device)
         for block, new in ((self.keys_SKCD, key_states), (self.values_SKCD, value_states)):
             if num_rows:
-                block[rows_n, :, writes.positions_n] = new[0, :, :num_rows].transpose(0, 1).to(block.dtype)
+                block[writes.slots_n, :, writes.positions_n] = new[0, :, :num_rows].transpose(0, 1).to(block.dtype)
             for part, targets in writes.prompts:
                 for slots in targets:
                     block[slots, :, : part.stop - part.start] = new[0, :, part]
@@ -136,16 +138,27 @@ class SlotLayer(CacheLayerMixin):
     def grow(self, capacity: int, num_columns: int, num_used: int) -> None:
         """See `SlotStorage.use`."""
         self.keys_SKCD, self.values_SKCD = (
-            _grown(block, capacity, num_columns, num_used) for block in (self.keys_SKCD, self.values_SKCD)
+            self._grown(block, capacity, num_columns, num_used) for block in (self.keys_SKCD, self.values_SKCD)
         )
+
+    def _grown(self, block_SKCD: Tensor, capacity: int, num_columns: int, num_used: int) -> Tensor:
+        _, heads, _, width = block_SKCD.shape
+        grown = self._zeros(heads, capacity, width, block_SKCD)
+        grown[:num_used, :, :num_columns] = block_SKCD[:num_used, :, :num_columns]
+        return grown
+
+    def _zeros(self, heads: int, capacity: int, width: int, like: Tensor) -> Tensor:
+        """Zeros, because what is masked has weight 0, and 0 times what memory happens to hold may be no number."""
+        if self.storage.columns_first:
+            return like.new_zeros(self.storage.num_slots, capacity, heads, width).transpose(1, 2)
+        return like.new_zeros(self.storage.num_slots, heads, capacity, width)
 
     def _block(self, states_1KLD: Tensor) -> Tensor:
         _, heads, _, width = states_1KLD.shape
         device = states_1KLD.device.type
         half = torch.is_autocast_enabled(device) and states_1KLD.dtype == torch.float32
         dtype = torch.get_autocast_dtype(device) if half else states_1KLD.dtype
-        shape = (self.storage.num_slots, heads, self.storage.capacity, width)
-        return torch.zeros(shape, dtype=dtype, device=states_1KLD.device)
+        return self._zeros(heads, self.storage.capacity, width, states_1KLD.new_empty(0, dtype=dtype))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The masks of slots are not made from these."""
@@ -166,29 +179,31 @@ def _alive(storage: ref[SlotStorage]) -> SlotStorage:
     return found
 
 
-def _grown(block_SKCD: Tensor, capacity: int, num_columns: int, num_used: int) -> Tensor:
-    """New columns are zeros: what is masked has weight 0, and 0 times what memory happens to hold may be no number."""
-    slots, heads, _, width = block_SKCD.shape
-    grown = block_SKCD.new_zeros(slots, heads, capacity, width)
-    grown[:num_used, :, :num_columns] = block_SKCD[:num_used, :, :num_columns]
-    return grown
-
-
 class Slots:
-    """Implements `Rows` for models whose cache is keys and values per position, run as `slots_sdpa` or `slots_eager`.
+    """Implements `Rows` for models whose cache is keys and values per position, run as `slots_sdpa`, `slots_eager` or
+    `slots_varlen`.
 
     Nothing is kept beyond the rows: new `Slots` read the weights as they are then.
     """
 
     joins_running = True
 
-    def __init__(self, model: nn.Module, accepted: Collection[str], *, max_rows: int, holds_prompt: bool) -> None:
-        """`accepted`: what the model's forward takes. `holds_prompt`: groups may be split for want of room."""
+    def __init__(
+        self,
+        model: nn.Module,
+        accepted: Collection[str],
+        *,
+        max_rows: int,
+        holds_prompt: bool,
+        columns_first: bool = False,
+    ) -> None:
+        """`accepted`: what the model's forward takes. `holds_prompt`: groups may be split for want of room.
+        `columns_first`: see `SlotStorage`."""
         self.model = model
         self.device = next(model.parameters()).device
         self._accepted = accepted
         self._first = int(holds_prompt)
-        self._storage = SlotStorage(max_rows + self._first)
+        self._storage = SlotStorage(max_rows + self._first, columns_first=columns_first)
         self._lengths: list[int] = []
         self._positions_n = torch.zeros(0, dtype=torch.long, device=self.device)
         self._held: Tensor | None = None
@@ -213,8 +228,8 @@ class Slots:
             after_prompts.append(logits_BV[num_rows:])
         after_PV = torch.cat(after_prompts)
         self._held = after_PV[-1:].clone() if arrivals[-1].more else None
-        counts_P = torch.tensor([arrival.count for arrival in arrivals], device=self.device)
-        arrived_BV = after_PV.repeat_interleave(counts_P, dim=0)
+        prompts = [p for p, arrival in enumerate(arrivals) for _ in range(arrival.count)]
+        arrived_BV = after_PV.index_select(0, to_device(prompts, self.device))
         return arrived_BV if num_rows == 0 or logits_BV is None else torch.cat([logits_BV[:num_rows], arrived_BV])
 
     def select(self, kept: Sequence[int]) -> None:
@@ -224,7 +239,7 @@ class Slots:
                 target = slice(self._first + place, self._first + place + 1)
                 self._storage.copy(self._first + row, target, self._lengths[row])
         self._lengths = [self._lengths[row] for row in kept]
-        self._positions_n = self._positions_n[list(kept)]
+        self._positions_n = self._positions_n[to_device(kept, self.device)]
 
     def renew(self) -> None:
         """See `Rows`. The model's own modules read them in every pass; the logits after a held prompt stay."""
@@ -242,18 +257,24 @@ class Slots:
         if fresh:
             prompt_ids = [token for arrival, _ in fresh for token in arrival.prompt_ids]
             prompt_positions = [position for length in lengths for position in range(length)]
-            ids_L = torch.cat([ids_L, torch.tensor(prompt_ids, device=self.device)])
-            positions_L = torch.cat([positions_L, torch.tensor(prompt_positions, device=self.device)])
+            ids_L = torch.cat([ids_L, to_device(prompt_ids, self.device)])
+            positions_L = torch.cat([positions_L, to_device(prompt_positions, self.device)])
         last = [*range(num_rows), *(part.stop - 1 for part in parts)]
+        last_n = to_device(last, self.device) if fresh else None
         optional = {
-            "logits_to_keep": torch.tensor(last, device=self.device) if fresh else 0,
+            "logits_to_keep": 0 if last_n is None else last_n,
             "output_router_logits": False,  # a config may ask for the balancing loss, which fails beside a cache
         }
         holding = [[slots, slice(0, 1)] if arrival.more else [slots] for arrival, slots in fresh]
         rows = slice(self._first, self._first + num_rows)
-        self._storage.writes = Writes(rows, self._positions_n, list(zip(parts, holding, strict=True)))
+        slots_n = torch.arange(rows.start, rows.stop, device=self.device)
+        self._storage.writes = Writes(slots_n, self._positions_n, list(zip(parts, holding, strict=True)))
         one_pass = Pass(
-            self._positions_n, self._storage.num_columns, tuple(parts), lambda key: self._storage.stored(key, rows)
+            self._positions_n,
+            num_columns=self._storage.num_columns,
+            capacity=self._storage.capacity,
+            prompts=tuple(parts),
+            stored=lambda key: self._storage.stored(key, rows),
         )
         with slots_in_use(one_pass):
             outputs = self.model(
@@ -264,7 +285,7 @@ class Slots:
                 **{name: value for name, value in optional.items() if name in self._accepted},
             )
         logits_LV = outputs.logits[0]
-        return logits_LV if len(logits_LV) == len(last) else logits_LV[last]
+        return logits_LV if last_n is None or len(logits_LV) == len(last) else logits_LV[last_n]
 
     def _advance(self, arrivals: Sequence[Arrival]) -> None:
         """Count the tokens that have been stored."""
@@ -272,7 +293,7 @@ class Slots:
         self._lengths = [length + 1 for length in self._lengths] + arrived
         self._positions_n = self._positions_n + 1
         if arrived:
-            self._positions_n = torch.cat([self._positions_n, torch.tensor(arrived, device=self.device)])
+            self._positions_n = torch.cat([self._positions_n, to_device(arrived, self.device)])
 
     def _make_room(self, lengths: Sequence[int]) -> None:
         """Let storage have the columns that rows of these lengths need."""

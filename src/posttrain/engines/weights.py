@@ -13,6 +13,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import PublishError
 from posttrain.models.acceleration import acceleration
@@ -72,15 +73,21 @@ def plain_copy(policy: nn.Module, dtype: torch.dtype | None, *, packed: bool = F
 
 
 @torch.no_grad()
+def cast_in_place(model: nn.Module, dtype: torch.dtype) -> None:
+    """Store the weights of a model that nobody trains in this precision, with no second copy. Adapters stay apart."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = _cast(parameter.data, dtype)
+
+
 def pack_in_place(model: nn.Module, dtype: torch.dtype) -> None:
     """Turn a model that nobody trains into what `plain_copy(model, dtype, packed=True)` would be, with no second copy.
 
     Raises ModelError for a model that does not allow packed weights; it is then in that precision, and dense.
     """
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-        parameter.data = _cast(parameter.data, dtype)
-    acceleration().pack(model)
+    cast_in_place(model, dtype)
+    with torch.no_grad():
+        acceleration().pack(model)
 
 
 def copy_weights(policy: nn.Module, model: nn.Module) -> None:
@@ -137,13 +144,16 @@ def _merged(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
             yield from _merged(child, f"{prefix}{name}.")
 
 
-def _without_adapter(layer: Any) -> nn.Module:
+def _without_adapter(layer: nn.Module) -> nn.Module:
     """What peft's `merge_and_unload` would put in place of the layer, made from a copy of it."""
-    layer = copy.deepcopy(layer)
-    if hasattr(layer, "unload_and_optionally_merge_module"):
-        return layer.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
-    layer.merge()
-    return layer.get_base_layer()
+    copied: Any = copy.deepcopy(layer)
+    base = copied.get_base_layer() if isinstance(copied, BaseTunerLayer) else None
+    if isinstance(base, nn.Linear | Conv1D):
+        base.to(torch.promote_types(base.weight.dtype, torch.float32))  # a small step would be lost in bfloat16
+    if hasattr(copied, "unload_and_optionally_merge_module"):
+        return copied.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+    copied.merge()
+    return copied.get_base_layer()
 
 
 def _untie(policy: nn.Module, model: nn.Module) -> None:

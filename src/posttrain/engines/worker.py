@@ -157,14 +157,15 @@ class Worker:
 
 
 def make(setup: Mapping[str, Any]) -> LocalSampler:
-    """What decodes as the sampler of the trainer's process would: from a packed copy, or by the model as it is."""
+    """What decodes as the sampler of the trainer's process would: from a packed copy, or by the model, which nobody
+    trains here."""
     loaded = load_model(resolve_model_path(ModelConfig.model_validate(setup["model"]), setup["seed"]))
     if setup["lora"] is not None:
         lora = LoRAConfig.model_validate(setup["lora"])
         loaded = replace(loaded, model=apply_lora(loaded.model, lora, seed=setup["seed"]))
     loaded.model.eval()
     loaded = replace(loaded, compute=Compute.from_json(setup["compute"]))
-    return LocalSampler.of(loaded, "copied" if loaded.compute.sampler == "packed" else "shared")
+    return LocalSampler.of(loaded, "copied" if loaded.compute.sampler == "packed" else "taken")
 
 
 def _task(saved: Mapping[str, Any]) -> Task:

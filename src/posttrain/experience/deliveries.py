@@ -42,7 +42,7 @@ class TrainerScores:
         rows = list(zip(prompt_ids, completion_ids, strict=True))
         tokens, mask_BT = collate(rows, self.pad_id)
         batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(rows)), tokens=tokens)
-        logprobs_BT = self.forward(batch).logprobs_BT
+        logprobs_BT = self.forward(batch).logprobs_BT.cpu()
         return [logprobs_BT[row, mask_BT[row]].tolist() for row in range(len(rows))]
 
 

@@ -1,8 +1,8 @@
 """The one hook for faster code than PyTorch's: what models and engines ask before they compute in the plain way.
 
-By default nothing is registered, and PyTorch and transformers compute everything. The root registers a module by name.
-It is imported when a model first asks, so that commands without a model do not pay for it. What answers computes the
-same as the plain way, but for rounding.
+By default nothing is registered, and PyTorch and transformers compute everything. The root registers a module by name
+for each type of device. It is imported when a model first asks, so that commands without a model do not pay for it.
+What answers computes the same as the plain way, but for rounding.
 
 L packed tokens, R rows, T queries, S keys, H query heads, K key-value heads, D width of a head; n rows, V vocabulary.
 """
@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from posttrain.models.compute import Compute
@@ -39,7 +40,7 @@ class Acceleration(Protocol):
         """Entered around the forward and backward passes of training."""
         ...
 
-    def row_attention(self, segments: Sequence[Segment]) -> RowAttention | None:
+    def row_attention(self, segments: Sequence[Segment], device: torch.device) -> RowAttention | None:
         """Causal attention of packed rows that are cut like this, for one pass."""
         ...
 
@@ -65,7 +66,7 @@ class Acceleration(Protocol):
         ...
 
 
-class _Plain:
+class Plain:
     """Implements `Acceleration`: nothing is accelerated."""
 
     def choose(self, model: nn.Module, plain: Compute, saved: Compute | None, *, decodes: bool) -> Compute:
@@ -74,7 +75,7 @@ class _Plain:
     def training(self, compute: Compute) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def row_attention(self, segments: Sequence[Segment]) -> None:
+    def row_attention(self, segments: Sequence[Segment], device: torch.device) -> None:
         return None
 
     def grid_attention(
@@ -92,22 +93,23 @@ class _Plain:
         return None
 
 
-_registered: str | None = None
-_found: Acceleration | None = None
+_registered: dict[str, str] = {}
+_found: dict[str, Acceleration] = {}
 
 
-def register(module: str | None) -> None:
-    """Use this module from now on; None for nothing."""
-    global _registered, _found
-    _registered, _found = module, None
+def register(module: str | None, device: str = "cpu") -> None:
+    """Use this module from now on, for tensors on this type of device; None for nothing."""
+    _found.pop(device, None)
+    _registered.pop(device, None)
+    if module is not None:
+        _registered[device] = module
 
 
-def acceleration() -> Acceleration:
+def acceleration(device: str = "cpu") -> Acceleration:
     """What was registered, imported now if it was not before. Where it is not installed, nothing is accelerated."""
-    global _found
-    if _found is None:
-        _found = _Plain() if _registered is None else _imported(_registered)
-    return _found
+    if device not in _found:
+        _found[device] = _imported(_registered[device]) if device in _registered else Plain()
+    return _found[device]
 
 
 def _imported(module: str) -> Acceleration:
@@ -116,4 +118,14 @@ def _imported(module: str) -> Acceleration:
     except ModuleNotFoundError as error:
         if error.name != module:
             raise
-        return _Plain()
+        return Plain()
+
+
+def attends_alone(module: nn.Module, settings: Settings) -> bool:
+    """Whether attention with these settings is causal and nothing else: no dropout, soft cap, bias or sinks."""
+    if settings.get("dropout") or any(
+        settings.get(name) is not None for name in ("softcap", "position_bias", "s_aux", "cache")
+    ):
+        return False
+    causal = settings.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if causal is None else causal)

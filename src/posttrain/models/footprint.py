@@ -3,6 +3,17 @@
 They stand apart because the modules that use them import transformers, which a plan does not wait for.
 """
 
+
+def holds_base(device: str) -> bool:
+    """Whether frozen weights under adapters, and those of reward models, are held in the precision of their products
+    (models/policy.py, `hold_in`), as those of references and teachers are everywhere.
+
+    On a GPU each product reads its weights from memory, and a cast of them reads and writes three times as much. On a
+    CPU a run computes in float32 for the most part, and the sampler's copy is made from what the trainer holds.
+    """
+    return device == "cuda"
+
+
 SHORT_KEYS = 512
 """Up to here short attention is used (cpu/segment_attention.py): the scores of a row stay in the processor's caches;
 beyond, the fused kernel is the faster one."""

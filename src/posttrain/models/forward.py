@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from posttrain.models.forward_path import ForwardPath, causal_lm, forward_path
 from posttrain.models.packing import Packed
+from posttrain.models.transfer import to_device
 from posttrain.types import Outputs, Tokens
 
 
@@ -40,6 +41,8 @@ def token_logprobs(
     row that scores nothing none, of a beginning that rows have in common one. The head sees the positions before scored
     tokens only, `chunk_tokens` at a time.
 
+    Token ids, lengths and mask are on the CPU, where rows are packed. The result is where the model is.
+
     Where nothing is scored, two tokens go through the model and count nothing: ranks that share its weights have to
     call each layer equally often.
 
@@ -57,7 +60,7 @@ def token_logprobs(
     logprobs_N, entropy_N = path.score(
         lm,
         hidden_ND,
-        _take(tokens.input_ids_BT.flatten(), packed.target_index_N).to(hidden_ND.device),
+        to_device(_take(tokens.input_ids_BT.flatten(), packed.target_index_N), hidden_ND.device),
         temperature=temperature,
         chunk_tokens=chunk_tokens,
         with_entropy=with_entropy,
@@ -100,7 +103,7 @@ def token_values(path: ForwardPath, head: nn.Linear, tokens: Tokens, mask_BT: Te
 
 def _hidden_before_targets(path: ForwardPath, tokens: Tokens, packed: Packed, device: torch.device) -> Tensor:
     """`[N, D]` hidden state at the place before each scored token."""
-    ids_L = _take(tokens.input_ids_BT.flatten(), packed.token_index_L).to(device)
+    ids_L = to_device(_take(tokens.input_ids_BT.flatten(), packed.token_index_L), device)
     return _take(path.hidden(ids_L, packed), packed.source_N)
 
 
@@ -110,14 +113,14 @@ def _value(head: nn.Linear, hidden_ND: Tensor) -> Tensor:
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    return x.index_select(0, index.to(x.device))
+    return x.index_select(0, to_device(index, x.device))
 
 
 def _unpack(x_N: Tensor, tokens: Tokens, packed: Packed) -> Tensor:
-    """`[N]` -> `[B, T]` beside the ids, 0 where nothing was scored."""
-    x_N = x_N.to(tokens.input_ids_BT.device)
+    """`[N]` -> `[B, T]`, 0 where nothing was scored."""
     zeros = x_N.new_zeros(tokens.input_ids_BT.numel())
-    return zeros.index_copy(0, packed.target_index_N.to(x_N.device), x_N).view(tokens.input_ids_BT.shape)
+    index_N = to_device(packed.target_index_N, x_N.device)
+    return zeros.index_copy(0, index_N, x_N).view(tokens.input_ids_BT.shape)
 
 
 def _filler(tokens: Tokens) -> tuple[Tokens, Tensor]:

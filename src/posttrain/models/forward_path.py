@@ -28,8 +28,9 @@ from transformers import PreTrainedModel
 from posttrain.errors import ModelError, NonFiniteError
 from posttrain.functional.logprobs import chunked_head_logprobs, chunked_logprobs
 from posttrain.models.context import RotaryLimit, context_window, rotary_limit
-from posttrain.models.packed_attention import packed_rows
+from posttrain.models.packed_attention import PLAIN_MANNER, Manner, packed_rows
 from posttrain.models.packing import Bucket, Packed, make_buckets, pack, pack_whole
+from posttrain.models.transfer import to_device
 from posttrain.models.transformers_private import attention_name, can_set_attention
 from posttrain.types import Tokens
 
@@ -51,6 +52,8 @@ class ForwardPath:
     """The attention implementation in the model's config."""
     shares_prefixes: bool
     """What rows have in common at their beginning is computed once."""
+    manner: Manner = PLAIN_MANNER
+    """Of packed attention."""
     rotary_limit: RotaryLimit | None = None
     """The longest row where rotary factors depend on it."""
     note: str = ""
@@ -71,7 +74,7 @@ class ForwardPath:
         """
         if self.rotary_limit is not None:
             self.rotary_limit.check(int(packed.position_ids_L.max()) + 1)
-        return _HIDDEN[self.attention](self.body, ids_L, packed)
+        return _HIDDEN[self.attention](self.body, ids_L, packed, self.manner)
 
     def score(
         self, lm: PreTrainedModel, hidden_ND: Tensor, targets_N: Tensor, **settings: Any
@@ -139,17 +142,20 @@ def shares_prefixes(model: nn.Module) -> bool:
     return path.shares_prefixes
 
 
-def _hidden_packed(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
-    with packed_rows(packed.segments, ids_L.device):
-        return _hidden_block_mask(body, ids_L, packed)
+def _hidden_packed(body: nn.Module, ids_L: Tensor, packed: Packed, manner: Manner) -> Tensor:
+    # From positions alone transformers finds out whether rows are packed, and waits for a GPU to say so. With a mask
+    # it does not ask; packed attention that is plainly causal needs neither.
+    mask = {"attention_mask": torch.ones_like(ids_L)[None]} if manner.plain else {}
+    with packed_rows(packed.segments, ids_L.device, manner):
+        return _hidden_block_mask(body, ids_L, packed, manner, **mask)
 
 
-def _hidden_block_mask(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
-    position_ids_1L = packed.position_ids_L.to(ids_L.device)[None]
-    return body(input_ids=ids_L[None], position_ids=position_ids_1L, use_cache=False).last_hidden_state[0]
+def _hidden_block_mask(body: nn.Module, ids_L: Tensor, packed: Packed, manner: Manner, **mask: Tensor) -> Tensor:
+    position_ids_1L = to_device(packed.position_ids_L, ids_L.device)[None]
+    return body(input_ids=ids_L[None], position_ids=position_ids_1L, use_cache=False, **mask).last_hidden_state[0]
 
 
-def _hidden_padded(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
+def _hidden_padded(body: nn.Module, ids_L: Tensor, packed: Packed, manner: Manner) -> Tensor:
     """Padded to the longest row of each bucket, not of all. Causality keeps the padding out, so there is no mask."""
     filler = ids_L[0]  # a real id: transformers warns of pad ids without a mask
 
@@ -160,7 +166,7 @@ def _hidden_padded(body: nn.Module, ids_L: Tensor, packed: Packed) -> Tensor:
     return torch.cat([run(bucket) for bucket in make_buckets(packed.segments, ids_L.device)])
 
 
-_HIDDEN: dict[Attention, Callable[[nn.Module, Tensor, Packed], Tensor]] = {
+_HIDDEN: dict[Attention, Callable[[nn.Module, Tensor, Packed, Manner], Tensor]] = {
     "packed": _hidden_packed,
     "block mask": _hidden_block_mask,
     "padded": _hidden_padded,
@@ -256,9 +262,14 @@ def _fastest(probe: _Probe, implementation: str) -> dict[str, Any]:
             unshared = "it is not packed" if attention != "packed" else _try(probe, attention, share=True)
             if attention == "packed" and unshared is not None:
                 reasons.append(f"shared prefixes: {unshared}")
+            manner = PLAIN_MANNER
+            if attention == "packed" and probe.lm.device.type == "cuda":
+                manner, more = _on_a_gpu(probe, share=unshared is None)
+                reasons += more
             return {
                 "attention": attention,
                 "shares_prefixes": unshared is None,
+                "manner": manner,
                 "implementation": attention_name(probe.lm.config),
                 "rotary_limit": rotary_limit(probe.lm.config),
                 "note": "; ".join(reasons),
@@ -336,25 +347,57 @@ def _watch(lm: PreTrainedModel, ids_1T: Tensor) -> tuple[Tensor, dict[nn.Module,
     return logits_TV, {module: seen[module] for module in parts if module in seen}
 
 
-def _try(probe: _Probe, attention: Attention, *, share: bool) -> str | None:
+def _on_a_gpu(probe: _Probe, *, share: bool) -> tuple[Manner, list[str]]:
+    """How packed attention is computed where nothing may be waited for, and why not in a faster way.
+
+    Kernels compute in bfloat16, in which no two ways give the same numbers: what they give has to be as near to that of
+    float32 as what grids give.
+    """
+    grids, kernel = Manner(plain=True, accelerated=False), Manner(plain=True)
+    reason = _try(probe, "packed", share=share, manner=grids)
+    if reason is not None:
+        return Manner(accelerated=False), [f"attention without grids: {reason}"]
+    try:
+        with torch.autocast(probe.lm.device.type, dtype=torch.bfloat16):
+            off_grids, off_kernel = (_largest_error(probe, "packed", share, manner) for manner in (grids, kernel))
+    except Exception as error:  # a GPU, or a version of PyTorch, that has no such kernel
+        return grids, [f"attention without grids: {type(error).__name__}: {error}"]
+    if off_kernel > 3 * off_grids + 1e-3:
+        return grids, [f"attention without grids: it is off by {off_kernel:.1e}, grids by {off_grids:.1e}"]
+    return kernel, []
+
+
+def _largest_error(probe: _Probe, attention: Attention, share: bool, manner: Manner) -> float:
+    """Of the rows together, against the single rows, relative to the largest value of those."""
+    actual_ND, expected_ND = _together(probe, attention, share, manner)
+    return float((actual_ND - expected_ND).abs().max() / expected_ND.abs().max())
+
+
+def _try(probe: _Probe, attention: Attention, *, share: bool, manner: Manner = PLAIN_MANNER) -> str | None:
     """None when the rows together give the hidden states of the single rows, else what is in the way."""
-    lm, body, tokens, expected_BTD = probe
-    if attention != "padded" and "position_ids" not in inspect.signature(body.forward).parameters:
+    lm = probe.lm
+    if attention != "padded" and "position_ids" not in inspect.signature(probe.body.forward).parameters:
         return "the model takes no position_ids"
     if attention == "packed" and not _set_attention(lm, f"packed_{attention_name(lm.config).removeprefix('packed_')}"):
         return "its attention cannot be replaced"
-    packed = pack_whole(tokens, share=share)
-    ids_L = tokens.input_ids_BT.flatten()[packed.token_index_L.to(lm.device)]
     try:
-        hidden_LD = _HIDDEN[attention](body, ids_L, packed)
+        actual_ND, expected_ND = _together(probe, attention, share, manner)
     except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
         if attention == "padded":
             raise
         return f"{type(error).__name__}: {error}"
+    return None if _same(actual_ND, expected_ND) else "a row changes when it is run with others"
+
+
+def _together(probe: _Probe, attention: Attention, share: bool, manner: Manner) -> tuple[Tensor, Tensor]:
+    """`[N, D]` hidden states of all real tokens, the rows run together, and what the single rows give for them."""
+    lm, body, tokens, expected_BTD = probe
+    packed = pack_whole(tokens, share=share)
+    ids_L = tokens.input_ids_BT.flatten()[packed.token_index_L.to(lm.device)]
+    hidden_LD = _HIDDEN[attention](body, ids_L, packed, manner)
     places_N = (packed.place_BT.flatten() >= 0).nonzero()[:, 0]
     actual_ND = hidden_LD[packed.place_BT.flatten()[places_N].to(lm.device)]
-    expected_ND = expected_BTD.flatten(0, 1)[places_N.to(lm.device)]
-    return None if _same(actual_ND, expected_ND) else "a row changes when it is run with others"
+    return actual_ND, expected_BTD.flatten(0, 1)[places_N.to(lm.device)]
 
 
 def _same(actual: Tensor, expected: Tensor) -> bool:

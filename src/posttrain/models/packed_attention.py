@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,18 +25,39 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
 from posttrain.models.acceleration import RowAttention, acceleration
 from posttrain.models.packing import Bucket, Segment, make_buckets
 
 
 @dataclass(frozen=True)
+class Manner:
+    """What was found out about a model whose rows are packed, by trying it (forward_path.py)."""
+
+    plain: bool = False
+    """In every layer a token sees all that come before it in its row, and itself. Found out on a GPU only: on a CPU
+    each pass looks at its own masks."""
+    accelerated: bool = True
+    """What is registered as acceleration may be asked."""
+
+
+PLAIN_MANNER = Manner()
+"""Nothing was tried."""
+
+
+@dataclass(frozen=True)
 class _Cuts:
     """How the packed sequence is cut into grids, and what computes attention without any, if something does."""
 
-    buckets: tuple[Bucket, ...]
+    segments: Sequence[Segment]
+    device: torch.device
+    plain: bool
     accelerated: RowAttention | None
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return make_buckets(self.segments, self.device)
 
 
 _active: ContextVar[_Cuts | None] = ContextVar("posttrain_packed_rows", default=None)
@@ -46,15 +68,24 @@ class RowMask:
     """What layers receive in place of a mask: how to cut the sequence, and the mask that each grid needs, if any."""
 
     cuts: _Cuts
-    masks: tuple[Tensor | None, ...]
-    is_causal: bool
-    """Every token sees all that come before it in its row, and itself; False where nobody asks."""
+    make_mask: Callable[[Bucket], Tensor | None]
+
+    @cached_property
+    def masks(self) -> tuple[Tensor | None, ...]:
+        return tuple(map(self.make_mask, self.cuts.buckets))
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Every token sees all that come before it in its row, and itself. A GPU is not asked what its masks hold: the
+        answer would be waited for."""
+        return self.cuts.plain or (self.cuts.device.type == "cpu" and all(map(_is_causal, self.masks)))
 
 
 @contextmanager
-def packed_rows(segments: Sequence[Segment], device: torch.device) -> Iterator[None]:
+def packed_rows(segments: Sequence[Segment], device: torch.device, manner: Manner = PLAIN_MANNER) -> Iterator[None]:
     """Models called inside take their input for rows packed like this."""
-    token = _active.set(_Cuts(make_buckets(segments, device), acceleration().row_attention(segments)))
+    of_rows = acceleration(device.type).row_attention(segments, device) if manner.accelerated else None
+    token = _active.set(_Cuts(segments, device, manner.plain, of_rows))
     try:
         yield
     finally:
@@ -66,11 +97,17 @@ def _packed_mask(plain_mask: Callable[..., Tensor | None]) -> Callable[..., Tens
         cuts = _active.get()
         if cuts is None:
             return plain_mask(**settings)
+        if cuts.plain:
+            if settings["mask_function"] is not causal_mask_function:
+                raise NotImplementedError("a layer's attention is more than causal")
+            settings |= {"attention_mask": None}
+
         # The pattern (causal, sliding window, chunks ...) looks only at positions within a row, so that of a bucket's
         # first and longest row serves all of them. Plain causality needs no mask; a custom overlay always does.
-        masks = [plain_mask(**settings | _first_row(bucket, settings)) for bucket in cuts.buckets]
-        asks = cuts.accelerated is not None  # who alone asks: on a GPU the answer would be waited for
-        return RowMask(cuts, tuple(masks), is_causal=asks and all(map(_is_causal, masks)))
+        row_mask = RowMask(cuts, lambda bucket: plain_mask(**settings | _first_row(bucket, settings)))
+        if not cuts.plain:
+            row_mask.masks  # noqa: B018  # made now: what the pattern looks at holds for this pass
+        return row_mask
 
     return mask
 
@@ -104,13 +141,13 @@ def _packed_attention(plain_attention: Callable[..., tuple[Tensor, Any]]) -> Cal
     ) -> tuple[Tensor, Any]:
         if not isinstance(attention_mask, RowMask):
             return plain_attention(module, query, key, value, attention_mask, **settings)
-        buckets, masks = attention_mask.cuts.buckets, attention_mask.masks
         query, key, value = (_tokens_first(_as_autocast_would(x)) for x in (query, key, value))
         accelerated = attention_mask.cuts.accelerated
         if accelerated is not None and plain_attention is _sdpa and attention_mask.is_causal:
             output_LHE = accelerated(module, query, key, value, settings)
             if output_LHE is not None:
                 return output_LHE[None], None
+        buckets, masks = attention_mask.cuts.buckets, attention_mask.masks
         queries = _Spread.apply(query, buckets, False)
         keys, values = (_Spread.apply(x, buckets, True) for x in (key, value))
         outputs = []

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posttrain.models.transfer import to_device
 from posttrain.types import Tokens
 
 LEAST_SAVING = 16
@@ -316,7 +317,7 @@ def _bucket(part: list[Segment], device: torch.device) -> Bucket:
         stop=last.start + last.length,
         rows=len(part),
         longest=first.length,
-        slots=_slots(lengths).to(device) if last.length < first.length else None,
+        slots=to_device(_slots(lengths), device) if last.length < first.length else None,
         prefix_start=first.prefix_start,
         prefix_length=first.prefix_length,
     )

@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import ConfigError
-from posttrain.models.adapters import apply_lora
+from posttrain.models.adapters import Model, apply_lora
 from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
 from posttrain.models.forward import TokenLogprobs
-from posttrain.models.forward_path import forward_path, shares_prefixes
+from posttrain.models.forward_path import shares_prefixes, without_adapters
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
@@ -164,17 +164,20 @@ def load_frozen(
 
 
 @torch.no_grad()
-def hold_in(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A frozen model whose linear layers are held in the precision in which their products are computed.
+def hold_in(model: Model, dtype: torch.dtype, *, keep: nn.Module | None = None) -> Model:
+    """The frozen linear layers of a model are held in the precision in which their products are computed.
 
-    Autocast would cast each of these weights for each product, so no number changes. What is no product keeps its
-    precision, as norms and embeddings do, and so does the head, whose log-probabilities have products of their own.
+    Autocast would cast each of these weights for each product, so no number changes. What is trained keeps its
+    precision, and so does what is no product, as norms and embeddings are, the head of a language model, whose
+    log-probabilities have products of their own, and a head that one names to `keep`.
     """
-    forward_path(model)  # found once per model, in float32
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    plain = without_adapters(model)
+    assert isinstance(plain, PreTrainedModel)
+    shares_prefixes(plain)  # how it is run is found once per model, in float32
+    ends = (plain.get_input_embeddings(), plain.get_output_embeddings(), keep)
     kept = {id(parameter) for end in ends if end is not None for parameter in end.parameters()}
-    for module in model.modules():
-        if isinstance(module, nn.Linear | Conv1D) and id(module.weight) not in kept:
+    for module in plain.modules():
+        if isinstance(module, nn.Linear | Conv1D) and id(module.weight) not in kept and not module.weight.requires_grad:
             module.to(dtype)
     return model
 

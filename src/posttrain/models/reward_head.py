@@ -46,6 +46,7 @@ from posttrain.models.load import LoadedModel, choose_device, make_ready
 from posttrain.models.modes import without_progress_bars, without_warnings
 from posttrain.models.reading import ModelSource, attention_of, explained, find_source, refuse_quantised
 from posttrain.models.save import merged_weights, verify_weights
+from posttrain.models.transfer import to_device
 from posttrain.types import Tokens
 
 if TYPE_CHECKING:
@@ -255,8 +256,8 @@ def scores_at(model: nn.Module, tokens: Tokens, index_N: Tensor) -> Tensor:
     packed = path.pack_whole(tokens)
     places_N = packed.place_BT.flatten()[index_N]
     ids_L = tokens.input_ids_BT.flatten().index_select(0, packed.token_index_L.to(tokens.input_ids_BT.device))
-    hidden_LD = path.hidden(ids_L.to(plain.device), packed)
-    hidden_ND = hidden_LD.index_select(0, places_N.to(hidden_LD.device))
+    hidden_LD = path.hidden(to_device(ids_L, plain.device), packed)
+    hidden_ND = hidden_LD.index_select(0, to_device(places_N, hidden_LD.device))
     with torch.autocast(hidden_ND.device.type, enabled=False):
         return head(hidden_ND.to(head.weight.dtype))[:, 0]
 
@@ -309,5 +310,5 @@ def step_scores(model: nn.Module, tokens: Tokens, ends_BT: Tensor) -> Tensor:
     """
     ends_N = ends_BT.flatten().nonzero()[:, 0].cpu()
     scores_N = scores_at(model, tokens, ends_N)
-    scores_BT = scores_N.new_zeros(ends_BT.numel()).index_put((ends_N.to(scores_N.device),), scores_N)
+    scores_BT = scores_N.new_zeros(ends_BT.numel()).index_put((to_device(ends_N, scores_N.device),), scores_N)
     return scores_BT.unflatten(0, ends_BT.shape)

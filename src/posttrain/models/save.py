@@ -97,17 +97,23 @@ def _sort_targets(path: Path) -> None:
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     """The state of the plain model, by its own names, with the active adapters added to what they sit on.
 
-    Tensors without adapters are the policy's own, merged ones new and in main memory.
+    All in the precision of the model, that of its embedding, also where frozen layers are held in another one
+    (`hold_in`). Tensors without adapters are the policy's own, merged ones new and in main memory.
     """
     lm = without_adapters(model)
+    assert isinstance(lm, PreTrainedModel)
     layers = {name: layer for name, layer in lm.named_modules() if isinstance(layer, BaseTunerLayer)}
     adapted: dict[str, list[Any]] = {}
     for name, layer in layers.items():
         adapted.setdefault(_plain(f"{name}.{getattr(layer, 'parameter_name', 'weight')}"), []).append(layer)
     weights = {_plain(key): tensor for key, tensor in lm.state_dict().items() if not _is_adapter(key, layers)}
     for key, on_it in adapted.items():
-        weights[key] = _merge(weights[key], on_it)
-    return weights
+        weights[key] = _merge(_at_least(weights[key], lm.dtype), on_it)
+    return {key: _at_least(tensor, lm.dtype) for key, tensor in weights.items()}
+
+
+def _at_least(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, dtype)) if tensor.is_floating_point() else tensor
 
 
 def _plain(name: str) -> str:

@@ -46,11 +46,10 @@ class ScoringForward:
         return shares_prefixes(self.loaded.model)
 
     def __call__(self, batch: Batch) -> Outputs:
-        mask_BT = batch.completion_mask_BT
         with self.loaded.compute.scope(), self.loaded.autocast():
             scores = self.score(self.loaded, batch)
-        here = {name: found.to(mask_BT.device) for name, found in scores.items()}
-        return Outputs(logprobs_BT=torch.zeros(mask_BT.shape), **here)
+        device = next(iter(scores.values())).device
+        return Outputs(logprobs_BT=torch.zeros(batch.completion_mask_BT.shape, device=device), **scores)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from posttrain.data.collate import collate
 from posttrain.data.pairs import Text, render_answer
 from posttrain.data.prompts import Renderer
 from posttrain.data.steps import Solution, render_solution, split_steps
+from posttrain.engines.held import hold_frozen
 from posttrain.errors import ConfigError
 from posttrain.functional.step_scores import AGGREGATES, aggregate
 from posttrain.models.footprint import REWARD_TOKENS
@@ -37,6 +38,7 @@ from posttrain.models.reward_head import (
     load_reward_model,
     load_step_model,
     row_scores,
+    score_head,
     scores_steps,
     step_scores,
 )
@@ -176,7 +178,7 @@ def open_model(load: Callable[..., LoadedModel], place: str, device: str) -> Loa
     with called("rewards.model"):
         loaded = load(ModelConfig(path=place, device=device), trained=True)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
-    return loaded
+    return hold_frozen(loaded, decodes=False, keep=score_head(loaded.model))
 
 
 def facts_of(place: str) -> ScoringFacts:

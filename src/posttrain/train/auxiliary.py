@@ -8,7 +8,6 @@ number of the update.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +16,7 @@ from posttrain.data.dataset import examples_batch
 from posttrain.data.order import rows_for_step
 from posttrain.errors import NonFiniteError
 from posttrain.functional.reductions import token_mean
+from posttrain.models.transfer import on_the_host, to_device
 from posttrain.types import Batch, Example, Mean, Metrics, Outputs, count_totals
 
 
@@ -52,16 +52,20 @@ class Auxiliary:
         update = (step - 1) * self.updates_per_step + number + 1
         chosen = [self.examples[row] for row in rows_for_step(self.seed, update, self.rows, len(self.examples))]
         batch = examples_batch(chosen, self.pad_id)
-        totals, nll = count_totals(batch), 0.0
+        totals, nll, seen = count_totals(batch), 0.0, []
         for rows, micro in self.split(batch):
-            loss = token_mean(-self.forward(micro).logprobs_BT, micro.completion_mask_BT, totals.tokens)
-            if not math.isfinite(loss.item()):
+            logprobs_BT = self.forward(micro).logprobs_BT
+            mask_BT = to_device(micro.completion_mask_BT, logprobs_BT.device)
+            loss = token_mean(-logprobs_BT, mask_BT, totals.tokens)
+            (self.coef * loss).backward()
+            seen.append((rows, loss.detach()))
+        for (rows, _), loss in zip(seen, on_the_host([loss for _, loss in seen]), strict=True):
+            if not loss.isfinite():
                 raise NonFiniteError(
                     given=f"step {step}: the loss of the auxiliary data is {loss.item()}; it is in row "
                     f"{' or '.join(str(chosen[row].index) for row in rows)} of data.auxiliary",
                     allowed="finite numbers",
                     fix="No weight was changed. Lower train.learning_rate, or set model.precision = float32.",
                 )
-            (self.coef * loss).backward()
             nll += loss.item() * totals.tokens
         return {"ptx/nll": Mean(nll, totals.tokens)}

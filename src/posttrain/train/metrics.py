@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
-from posttrain.types import Max, Metric, Metrics
+from posttrain.types import Max, Metric, Metrics, Percentile
 
 _GB = 1e9
 
@@ -39,9 +41,39 @@ class MetricLog:
             else:
                 raise TypeError(f"{name} is {known} here and {metric} there: a metric reduces in one way")
 
+    def read(self) -> None:
+        """Let every metric hold plain numbers: those that stand on a GPU are read in one copy."""
+        self.merged = read(self.merged)
+
     def reduce(self) -> dict[str, float]:
         """One number per name, in the order in which they came; NaN for a mean over nothing."""
         return {name: float(metric.item()) for name, metric in self.merged.items()}
+
+
+def read(metrics: Mapping[str, Metric]) -> Metrics:
+    """The same metrics with plain numbers, by one copy from the GPU; where nothing stands there, as they are."""
+    waiting = list(_tensors(tuple(metrics.values())))
+    if not waiting:
+        return dict(metrics)
+    numbers = iter(torch.stack(waiting).cpu().tolist())
+    return {name: _filled(metric, numbers) for name, metric in metrics.items()}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value.double()
+    elif isinstance(value, tuple) and not isinstance(value, Percentile):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _filled(value: Any, numbers: Iterator[float]) -> Any:
+    """`value` with the next number in the place of each tensor."""
+    if isinstance(value, torch.Tensor):
+        return next(numbers)
+    if not isinstance(value, tuple) or isinstance(value, Percentile):
+        return value
+    return type(value)(*(_filled(part, numbers) for part in value))
 
 
 def memory_metrics() -> Metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -12,16 +13,17 @@ from torch import Tensor, nn
 
 from posttrain.engines.port import Token
 from posttrain.engines.weights import plain_copy, write_tensors
+from posttrain.functional.readings import nothing_in, number, picked
 from posttrain.models.modes import evaluating
 from posttrain.types import Batch, Max, Mean, Metrics, Outputs, Percentile
 from posttrain.watch.bisection import Answered, Cause, Row, Score, Trainer, find_cause
 from posttrain.watch.rounding import Level
 
 if TYPE_CHECKING:
+    from posttrain.experience.deliveries import TrainerScores
     from posttrain.experience.group import Group
     from posttrain.models.load import LoadedModel
     from posttrain.models.policy import Forward
-    from posttrain.experience.deliveries import TrainerScores
 
 ROWS, PLACES = 32, 16
 """Rows that are examined, those with the largest differences, and tokens of each, spread over it."""
@@ -41,29 +43,36 @@ def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False) -> 
     update of this step has changed the weights, so that only what was scored before it can be compared.
     """
     mask_BT = batch.completion_mask_BT
-    if batch.sampling_logprobs_BT is None or not mask_BT.any():
+    if batch.sampling_logprobs_BT is None or nothing_in(mask_BT):
         return {}
     before_update_BT = outputs.logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
     gap_BT = (before_update_BT - batch.sampling_logprobs_BT).abs()
     told_BT = mask_BT & gap_BT.isfinite()
-    gap_N = gap_BT[mask_BT]
     metrics: Metrics = {
-        "sampling/sampling_logp_difference/mean": Mean(float(gap_N.sum()), gap_N.numel()),
-        "sampling/sampling_logp_difference/max": Max(float(gap_N.max())),
+        "sampling/sampling_logp_difference/mean": _mean(gap_BT, mask_BT),
+        "sampling/sampling_logp_difference/max": _largest(gap_BT, mask_BT),
     }
     if moved and batch.old_logprobs_BT is None:
         return metrics
-    fresh_BT, stale_BT = told_BT, torch.zeros_like(told_BT)
+    fresh_BT = told_BT
     if batch.versions_BT is not None and batch.version is not None:
         is_fresh_BT = batch.versions_BT == batch.version
         fresh_BT, stale_BT = told_BT & is_fresh_BT, told_BT & ~is_fresh_BT
-    if len(fresh_N := gap_BT[fresh_BT]):
-        metrics["mismatch/fresh_mean"] = Mean(float(fresh_N.sum()), len(fresh_N))
-        metrics["mismatch/fresh_p99"] = Percentile(0.99, (fresh_N.float().cpu(),))
-        metrics["mismatch/fresh_max"] = Max(float(fresh_N.max()))
-    if len(stale_N := gap_BT[stale_BT]):
-        metrics["mismatch/stale_mean"] = Mean(float(stale_N.sum()), len(stale_N))
+        if not nothing_in(stale_BT):
+            metrics["mismatch/stale_mean"] = _mean(gap_BT, stale_BT)
+    if not nothing_in(fresh_BT):
+        metrics["mismatch/fresh_mean"] = _mean(gap_BT, fresh_BT)
+        metrics["mismatch/fresh_p99"] = Percentile(0.99, (picked(gap_BT.float(), fresh_BT, otherwise=math.nan),))
+        metrics["mismatch/fresh_max"] = _largest(gap_BT, fresh_BT)
     return metrics
+
+
+def _mean(gap_BT: Tensor, mask_BT: Tensor) -> Mean:
+    return Mean(number(picked(gap_BT, mask_BT, otherwise=0.0).sum()), number(mask_BT.sum()))
+
+
+def _largest(gap_BT: Tensor, mask_BT: Tensor) -> Max:
+    return Max(number(picked(gap_BT, mask_BT, otherwise=0.0).max()))
 
 
 class Examiner:

@@ -17,6 +17,7 @@ from posttrain.functional.masks import masked
 from posttrain.functional.preferences import summed
 from posttrain.models.microbatches import Split
 from posttrain.models.policy import Forward
+from posttrain.models.transfer import on_the_host
 from posttrain.types import Batch, Experience
 
 
@@ -154,9 +155,12 @@ def per_token(batch: Batch, compute: Callable[[Batch], Sequence[Tensor]], split:
 
     They are 0 in rows that train nothing, which no micro-batch contains.
     """
-    mask_BT = batch.completion_mask_BT
-    found = [torch.zeros(mask_BT.shape, device=mask_BT.device) for _ in range(count)]
+    found = [torch.zeros(batch.completion_mask_BT.shape) for _ in range(count)]
+    places, parts = [], []
     for rows, micro in split(batch):
         for whole_BT, part_BT in zip(found, compute(micro), strict=True):
-            whole_BT[rows] = part_BT.float()
+            places.append((whole_BT, rows))
+            parts.append(part_BT.float())
+    for (whole_BT, rows), part_BT in zip(places, on_the_host(parts), strict=True):
+        whole_BT[rows] = part_BT
     return found

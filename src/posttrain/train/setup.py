@@ -18,6 +18,7 @@ from posttrain.data.split import Split as Rows
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.data.stream import StreamedRows, streaming_notes
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
+from posttrain.engines.held import hold_frozen
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.evaluate.heldout_scores import HeldOutScores
 from posttrain.evaluate.measure import Measure, WithForgetting
@@ -32,7 +33,7 @@ from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import Split
 from posttrain.models.policy import Forward, load_frozen, load_policy, policy_forward
-from posttrain.models.reward_head import ScoringFacts
+from posttrain.models.reward_head import ScoringFacts, score_head
 from posttrain.models.scoring import HEADS, ScoringForward, load_scoring_model
 from posttrain.store.checkpoint import Checkpoints
 from posttrain.train.advantages import Advantages, OfExperience, OfGivenData
@@ -212,6 +213,8 @@ class Policy:
         loaded = with_compute(load_policy(config), config.model.precision, folder)
         algorithm = with_correction(config, algorithm, loaded)
         critic = build_critic(config, algorithm, loaded, folder)
+        if config.lora is not None:
+            hold_frozen(loaded, decodes=True)  # when a critic has put its adapter on the same layers
         forward = policy_forward(config, loaded, algorithm, critic)
         return Policy(algorithm=algorithm, loaded=loaded, critic=critic, forward=forward)
 
@@ -375,6 +378,8 @@ def scoring_trainer(
     """The same for a reward model."""
     head = HEADS[algorithm.data_kind]
     loaded = with_compute(load_scoring_model(config, head), config.model.precision, store.folder, decodes=False)
+    if config.lora is not None:
+        hold_frozen(loaded, decodes=False, keep=score_head(loaded.model))
     tell("compute", compute_facts(loaded))
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
     forward = ScoringForward(loaded, head.score)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from posttrain.heartbeat import beat
 from posttrain.models.adapters import trainable_parameters
 from posttrain.models.microbatches import Split
 from posttrain.models.save import save_model
+from posttrain.models.transfer import batch_to, on_the_host
 from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.memory import Room, tokens_of
 from posttrain.train.metrics import MetricLog
@@ -43,6 +44,14 @@ if TYPE_CHECKING:
 
 def write_language_model(loaded: LoadedModel, folder: Path) -> None:
     save_model(loaded.model, loaded.tokenizer, folder, eos_ids=loaded.eos_ids, pad_id=loaded.pad_id)
+
+
+class _Seen(NamedTuple):
+    """What a micro-batch gave, without its graph."""
+
+    micro: Batch
+    outputs: Outputs
+    loss: Tensor
 
 
 @dataclass(kw_only=True)
@@ -91,21 +100,35 @@ class Trainer:
 
     def _gradient(self, totals: Totals, step: int, number: int, micros: Sequence[Batch]) -> MetricLog:
         """Add up the gradients of the micro-batches, and of whatever else is learned from."""
-        log, loss_sum = MetricLog(), 0.0
+        log, seen = MetricLog(), list[_Seen]()
         self.loaded.model.train()  # dropout of the adapters; everything else computes without it
         for micro in self.ranks.even(micros):
             beat("a micro-batch of an update began")
             outputs = self.forward(micro)
-            loss, metrics = self.algorithm.loss(outputs, micro, totals)
-            self.numbers.observe_loss(loss, outputs, micro, step)
+            here = batch_to(micro, outputs.logprobs_BT.device)
+            loss, metrics = self.algorithm.loss(outputs, here, totals)
             if loss.requires_grad:
                 loss.backward()
-            loss_sum += loss.item()
-            log.add(metrics | mismatch_metrics(outputs, micro, moved=number > 0))
+            seen.append(_Seen(micro, outputs.each(Tensor.detach), loss.detach()))
+            log.add(metrics | mismatch_metrics(outputs, here, moved=number > 0))
+        loss_sum = self._observe(seen, step)
         log.add(self.add_gradient(step, number))
         self.loaded.model.eval()
         log.add({"loss": Mean(loss_sum, 1.0)})
+        log.read()
         return log
+
+    def _observe(self, seen: Sequence[_Seen], step: int) -> float:
+        """The sum of the losses; raises `NonFiniteError` for the first that is not finite.
+
+        They are looked at when all are computed: while the host waits for a number of a GPU, it asks it for nothing.
+        """
+        loss_sum = 0.0
+        for one, loss in zip(seen, on_the_host([one.loss for one in seen]), strict=True):
+            if not loss.isfinite():
+                self.numbers.observe_loss(loss, one.outputs.each(Tensor.cpu), one.micro, step)
+            loss_sum += loss.item()
+        return loss_sum
 
     def rehearse(self, longest: Batch) -> None:
         """Meet the end of memory now, and not in the step that has the longest rows; changes nothing.
@@ -133,7 +156,8 @@ class Trainer:
         """Raise `NonFiniteError` for a gradient that is not finite; rows are tried one by one to name the worst."""
 
         def norm_of(row: Batch) -> float:
-            loss, _ = self.algorithm.loss(self.forward(row), row, totals)
+            outputs = self.forward(row)
+            loss, _ = self.algorithm.loss(outputs, batch_to(row, outputs.logprobs_BT.device), totals)
             gradients = torch.autograd.grad(loss, self.optimizer.parameters, allow_unused=True)
             return float(nn.utils.get_total_norm([g for g in gradients if g is not None]))
 

@@ -79,6 +79,14 @@ def test_frozen_weights_are_cast_for_every_token_and_only_adapters_are_kept():
     assert casts(workload(lora=Adapters(rank=4))) == 2 * (adapters + head)
 
 
+def test_a_gpu_holds_casts_of_what_is_trained():
+    model = LlamaForCausalLM(CONFIG)
+    assert casts(workload(device="cuda")) == 2 * sum(p.numel() for p in model.parameters())
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    numbers = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    assert casts(workload(device="cuda", lora=Adapters(rank=4))) == 2 * numbers
+
+
 def test_nothing_is_cast_where_there_is_nothing_to_cast():
     for fields in ({"precision": "float32"}, {"engine": "copy"}, {"ranks": 4, "sharding": "full"}):
         assert casts(workload(**fields)) == 0

@@ -109,6 +109,18 @@ def test_adapters_take_their_own_gradients_and_moments_only() -> None:
     assert train.of("policy", "adapters") == 4 * trained
 
 
+def test_on_a_gpu_the_base_of_adapters_is_half_as_large_but_for_a_moment() -> None:
+    """Linear layers take 2 bytes per weight and the rest 4; while it is loaded, all of the model takes 4."""
+    on_gpu = plan("grpo", lora=Adapters(rank=16), device="cuda", precision="bfloat16", completion_tokens=8)
+    a = on_gpu.workload.architecture
+    linear = sum(number * layer.parameters for number, block in a.blocks for layer in block.linears)
+    (held,) = [part for part in on_gpu.phases[0].parts if part.role == "policy" and part.what == "weights"]
+    assert held.bytes == 2 * linear + 4 * (a.parameters - linear)
+    assert max(phase.bytes for phase in on_gpu.phases) >= 4 * a.parameters
+    on_cpu = plan("grpo", lora=Adapters(rank=16), precision="bfloat16")
+    assert [part.bytes for part in on_cpu.phases[0].parts if part.what == "weights"] == [4 * a.parameters]
+
+
 def test_checkpointing_and_shorter_micro_batches_take_less() -> None:
     whole = plan("sft", tokens_per_microbatch=4096)
     assert plan("sft", tokens_per_microbatch=4096, gradient_checkpointing=True).bytes < whole.bytes

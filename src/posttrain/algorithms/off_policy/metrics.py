@@ -16,6 +16,7 @@ from posttrain.functional.corrections import (
     within,
 )
 from posttrain.functional.masks import masked, without_gradient
+from posttrain.functional.readings import nothing_in, number
 from posttrain.types import Batch, EffectiveShare, Max, Metrics, Outputs, Tensor
 
 MISMATCH_METRICS = {
@@ -46,7 +47,7 @@ def correction_metrics(correction: Correction | None, outputs: Outputs, batch: B
     mask_BT = batch.completion_mask_BT
     if batch.correction_BT is not None:
         mask_BT = mask_BT | (batch.correction_BT == 0)
-    if batch.sampling_logprobs_BT is None or not mask_BT.any():
+    if batch.sampling_logprobs_BT is None or nothing_in(mask_BT):
         return {}
     now_BT, at_trainer = outputs.logprobs_BT.detach(), correction is None or correction.anchor == "trainer"
     before_BT = trainer_logprobs(now_BT, batch) if at_trainer else now_BT
@@ -65,7 +66,7 @@ def mismatch_metrics(before_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor) ->
         "mismatch/kl": mean_over(-delta_BT, mask_BT),
         "mismatch/k3": mean_over(delta_BT.exp() - 1 - delta_BT, mask_BT),
         "mismatch/abs_mean": mean_over(delta_BT.abs(), mask_BT),
-        "mismatch/abs_max": Max(float(delta_BT.abs().max())),
+        "mismatch/abs_max": Max(number(delta_BT.abs().max())),
         "mismatch/chi2_token": mean_over(delta_BT.exp().square() - 1, mask_BT),
         "mismatch/chi2_seq": mean_over(sequence_weight(delta_BT, mask_BT).square() - 1, nonempty_B1),
         "mismatch/ppl_ratio": mean_over(geometric_weight(-delta_BT, mask_BT), nonempty_B1),
@@ -83,7 +84,7 @@ def weight_metrics(correction: Correction, delta_BT: Tensor, weight_BT: Tensor, 
     outside = ~within(raw, correction.low, correction.high)
     held = outside.float() if correction.action == "truncate" else torch.zeros_like(raw)
     return {
-        "is/ess_fraction": EffectiveShare(float(counted.sum()), float(w.sum()), float(w.square().sum())),
+        "is/ess_fraction": EffectiveShare(number(counted.sum()), number(w.sum()), number(w.square().sum())),
         "is/truncated_fraction": mean_over(held, counted),
         "is/masked_fraction": mean_over((weight_BT == 0).float(), mask_BT),
     }

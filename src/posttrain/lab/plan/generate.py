@@ -1,15 +1,17 @@
 """Bytes of sampling in the trainer's process: keys and values of the rows in flight, their prompts, the next token.
 
-A plain decoder (cpu/plain_decoder.py: RMSNorms, separate queries, keys and values) holds each prompt once for all
-rows that began with it, and what came after it per row (cpu/group_attention.py); other models hold prompt and answer in
-a slot per row (engines/slots.py). Per layer, with K heads for keys and values, each d wide:
+On a CPU a plain decoder (cpu/plain_decoder.py: RMSNorms, separate queries, keys and values) holds each prompt once for
+all rows that began with it, and what came after it per row (cpu/group_attention.py); other models hold prompt and
+answer in a slot per row (engines/slots.py). Per layer, with K heads for keys and values, each d wide:
 
     plain     [prompts, K, columns of a prompt, d] and [rows, K, columns of an answer, d], for keys and for values
     slots     [slots, K, columns, d] for keys and for values
 
 For as long as it decodes, a plain decoder has small weights that read the same input side by side in one matrix
 (cpu/joint_linear.py): of copies and of shared modules in float32, without adapters. In half precision shared
-modules run under autocast, which casts their weights: trained ones once for a whole call, frozen ones for each product.
+modules of a CPU run under autocast, which casts their weights: trained ones once for a whole call, frozen ones for each
+product. On a GPU a call casts what is stored in float32 and decodes with the casts (engines/precision.py): frozen
+weights are stored in half precision there.
 """
 
 from __future__ import annotations
@@ -58,11 +60,15 @@ def is_plain(architecture: Architecture) -> bool:
     return plain_norms and not other and family.mlp == "gated"
 
 
+def has_plain_decoder(workload: Workload) -> bool:
+    return workload.device == "cpu" and is_plain(workload.architecture)
+
+
 def keys_and_values(workload: Workload) -> int:
     """Of all rows in flight when they are longest."""
     a, rows = workload.architecture, rows_in_flight(workload)
     prompt, answer = workload.prompt_tokens, max(1, workload.completion_tokens - 1)  # the last token is not fed again
-    if is_plain(a):
+    if has_plain_decoder(workload):
         places = prompts_in_flight(workload) * columns(prompt, prompt, GROUP_COLUMNS)
         places += rows * columns(1, answer, GROUP_COLUMNS)
     else:
@@ -75,7 +81,7 @@ def joined_weights(workload: Workload) -> int:
     """Of queries, keys and values, and of gate and up, where a layer's fit together; of every layer that is no larger
     where compiled kernels multiply. Adapters are merged into the copies."""
     a = workload.architecture
-    if not is_plain(a) or is_cast(workload):
+    if not has_plain_decoder(workload) or is_cast(workload):
         return 0
     by_kernels = workload.device == "cpu" and workload.precision == "float32" and not workload.packed_sampler
     alone = by_kernels and a.parameters >= SMALL
@@ -90,11 +96,15 @@ def is_cast(workload: Workload) -> bool:
 
 
 def casts(workload: Workload) -> int:
-    """Of all matrices where they are trained; else of the adapters, and for a moment of the head, which is the largest.
-    Weights that are divided among ranks come already cast when they are gathered."""
+    """On a GPU of what is trained. On a CPU of all matrices where they are trained; else of the adapters, and for a
+    moment of the head, which is the largest. Weights that are divided among ranks come already cast when they are
+    gathered."""
     if not is_cast(workload) or weight_ranks(workload) > 1:
         return 0
     a, lora = workload.architecture, workload.lora
+    if workload.device == "cuda":
+        trained = a.parameters if lora is None else a.lora_parameters(lora.rank, lora.targets)
+        return BYTES[workload.precision] * trained
     layers = a.counts.attention + a.counts.mlp + a.counts.experts
     kept = layers if lora is None else a.lora_parameters(lora.rank, lora.targets)
     return BYTES[workload.precision] * (kept + a.vocabulary * a.hidden)
@@ -121,7 +131,9 @@ def prompt_cache(workload: Workload) -> int:
     """Keys and values when the prompts have just entered."""
     a, prompt = workload.architecture, workload.prompt_tokens
     slots, multiple = (
-        (prompts_in_flight(workload), GROUP_COLUMNS) if is_plain(a) else (rows_in_flight(workload), SLOT_COLUMNS)
+        (prompts_in_flight(workload), GROUP_COLUMNS)
+        if has_plain_decoder(workload)
+        else (rows_in_flight(workload), SLOT_COLUMNS)
     )
     return a.layers * slots * columns(prompt, prompt, multiple) * a.kv_width * BYTES[workload.precision]
 

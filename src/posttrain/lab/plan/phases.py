@@ -26,8 +26,16 @@ from posttrain.lab.plan.activations import Head, Pass
 from posttrain.lab.plan.generate import casts, choice, joined_weights, keys_and_values, prefill, prompt_cache
 from posttrain.lab.plan.layout import Layout, lay_out, microbatches
 from posttrain.lab.plan.records import BYTES, MemoryPlan, Moment, Part, Phase, PhaseName, Role, Workload, part, records
-from posttrain.lab.plan.roles import engine_weights, frozen_scorers, gathered, gradients, resident
-from posttrain.models.footprint import PROBE_ROWS, PROBE_SCORED_TOKENS, PROBE_TOKENS, REWARD_TOKENS
+from posttrain.lab.plan.roles import (
+    MASTER,
+    engine_weights,
+    frozen_scorers,
+    gathered,
+    gradients,
+    policy_parameters,
+    resident,
+)
+from posttrain.models.footprint import PROBE_ROWS, PROBE_SCORED_TOKENS, PROBE_TOKENS, REWARD_TOKENS, holds_base
 
 
 def predict(workload: Workload) -> MemoryPlan:
@@ -60,7 +68,7 @@ def phases_of(workload: Workload) -> Iterator[Phase]:
             yield _largest("generate", stays, _generate(own))
         if scored := list(_score(own)):
             yield _largest("score", stays, scored)
-    yield _largest("train", stays, training_moments(own))
+    yield _largest("train", stays, [*training_moments(own), *_loading(own, stays)])
     if own.data_kind == "prompts":
         yield _largest("publish", stays, _publish(own))
 
@@ -69,6 +77,14 @@ def _largest(name: PhaseName, stays: Sequence[Part], moments: Iterable[Moment]) 
     moment = max(moments, key=lambda one: one.bytes)
     parts = [one for one in (*stays, *moment.parts) if one.bytes]
     return Phase(name=name, parts=tuple(parts), moment=moment.name)
+
+
+def _loading(workload: Workload, stays: Sequence[Part]) -> Iterator[Moment]:
+    """The base of adapters is float32 until its layers are held in less, and nothing else is there by then. Counted is
+    what that is beyond all that stays later."""
+    beyond = MASTER * policy_parameters(workload) - sum(one.bytes for one in stays)
+    if workload.lora is not None and holds_base(workload.device) and beyond > 0:
+        yield Moment(name="loading", parts=(part("policy", "weights in float32", beyond),))
 
 
 def _generate(workload: Workload) -> Iterator[Moment]:

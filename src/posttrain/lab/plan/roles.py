@@ -1,8 +1,10 @@
 """What each role keeps from step to step: weights, moments of the optimizer, a copy for the sampler.
 
-    policy        4 bytes per parameter: master weights are float32; with adapters they are frozen, and those are beside
+    policy        4 bytes per parameter: master weights are float32; with adapters they are frozen, those are beside,
+                  and on a GPU the linear layers are in the run's precision (models.footprint.holds_base)
     reference     a frozen copy: linear layers in the run's precision, the rest 4 bytes (models.policy.hold_in); none
-                  with adapters, whose base it is, and none where its numbers are on disk. A teacher is held likewise
+                  with adapters, whose base it is, and none where its numbers are on disk. A teacher is held likewise,
+                  on a GPU also a reward model
     critic        separate: a second model without the head of a language model, trained; lora: a second set of
                   adapters; shared: a head of D + 1 numbers
     optimizer     two float32 moments per trained parameter (AdamW, arXiv:1711.05101); 8 bits: one byte each and a scale
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 
 from posttrain.lab.plan.architecture import Architecture
 from posttrain.lab.plan.records import BYTES, Part, Role, Workload
+from posttrain.models.footprint import holds_base
 
 MASTER = 4
 BLOCK_8BIT = 256
@@ -83,7 +86,10 @@ def moment_bytes(workload: Workload, parameters: int) -> int:
 
 def _policy(workload: Workload) -> Iterator[Part]:
     trained, ranks = trained_parameters(workload), weight_ranks(workload)
-    yield _weights("policy", policy_parameters(workload), ranks, "master weights in float32")
+    if workload.lora is not None and holds_base(workload.device):
+        yield _frozen("policy", workload.architecture, workload, parameters=policy_parameters(workload))
+    else:
+        yield _weights("policy", policy_parameters(workload), ranks, "master weights in float32")
     if workload.lora is not None:
         rank = f"rank {workload.lora.rank}"
         yield Part(role="policy", what="adapters", bytes=MASTER * trained["policy"] // ranks, why=rank, stays=True)
@@ -106,7 +112,11 @@ def _others(workload: Workload) -> Iterator[Part]:
     if "teacher" in workload.needs and workload.teacher is not None:
         yield _frozen("teacher", workload.teacher, workload)
     for model in workload.reward_models:
-        yield _weights("reward model", model.trunk_parameters + model.hidden, ranks, "frozen, in float32")
+        number = model.trunk_parameters + model.hidden
+        if holds_base(workload.device):
+            yield _frozen("reward model", model, workload, parameters=number)
+        else:
+            yield _weights("reward model", number, ranks, "frozen, in float32")
 
 
 def _sampler(workload: Workload) -> Iterator[Part]:
@@ -132,10 +142,12 @@ def _weights(role: Role, parameters: int, ranks: int, why: str) -> Part:
     return Part(role=role, what="weights", bytes=size, why=f"{parameters:,} parameters, {why}", stays=True)
 
 
-def _frozen(role: Role, model: Architecture, workload: Workload) -> Part:
+def _frozen(role: Role, model: Architecture, workload: Workload, *, parameters: int | None = None) -> Part:
+    """`parameters`: where the model has another head than that of a language model."""
     linear = sum(number * layer.parameters for number, block in model.blocks for layer in block.linears)
-    size = BYTES[workload.precision] * linear + MASTER * (model.parameters - linear)
-    why = f"{model.parameters:,} parameters, frozen, linear layers in {workload.precision}"
+    whole = model.parameters if parameters is None else parameters
+    size = BYTES[workload.precision] * linear + MASTER * (whole - linear)
+    why = f"{whole:,} parameters, frozen, linear layers in {workload.precision}"
     return Part(role=role, what="weights", bytes=size // weight_ranks(workload), why=why, stays=True)
 
 

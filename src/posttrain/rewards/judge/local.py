@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.data.prompts import Renderer
 from posttrain.engines import Sampler, make_sampler
+from posttrain.engines.held import hold_frozen
 from posttrain.errors import ConfigError
 from posttrain.models.identity import model_identity
 from posttrain.models.load import LoadedModel, load_model
@@ -52,7 +53,7 @@ class LocalJudge:
         with called("judge.model"):
             loaded = load_model(resolve_model_path(ModelConfig(path=place, device=self._device), 0))  # type: ignore[arg-type]
         loaded.model.requires_grad_(False)
-        return loaded
+        return hold_frozen(loaded, decodes=True)
 
     @cached_property
     def _own(self) -> Sampler:

@@ -1,0 +1,44 @@
+"""What is trained on the stand-in: read by the tests as well, which import nothing that torch has to be loaded for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+REWARDS = {"rewards": [{"name": "repetition", "settings": {"n": 1}}]}
+LORA = {"lora": {"rank": 2}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    algorithm: str | Mapping[str, Any]
+    model: str = "llama"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    plant: str | None = None
+    """What is put into the loop."""
+
+
+SCENARIOS = {
+    "grpo": Scenario(algorithm="grpo", settings=REWARDS),
+    "grpo, Qwen3": Scenario(algorithm="grpo", model="qwen3", settings=REWARDS),
+    "grpo, LoRA and reference": Scenario(algorithm={"name": "grpo", "kl_coef": 0.1}, settings=REWARDS | LORA),
+    "grpo, one micro-batch": Scenario(algorithm="grpo", settings=REWARDS, train={"tokens_per_microbatch": 500}),
+    "grpo, float32": Scenario(algorithm="grpo", settings={**REWARDS, "model": {"precision": "float32"}}),
+    "grpo, checkpointed": Scenario(algorithm="grpo", settings=REWARDS, train={"gradient_checkpointing": True}),
+    "grpo, two updates": Scenario(algorithm="grpo", settings=REWARDS, train={"minibatches": 2}),
+    "ppo": Scenario(algorithm="ppo", settings=REWARDS),
+    "ppo, LoRA": Scenario(algorithm="ppo", settings=REWARDS | LORA),
+    "ppo, shared critic": Scenario(algorithm="ppo", settings=REWARDS | {"critic": {"kind": "shared"}}),
+    "dpo": Scenario(algorithm="dpo"),
+    "sft": Scenario(algorithm="sft"),
+    "reward_model": Scenario(algorithm="reward_model"),
+    "a number read in the loop": Scenario(algorithm="grpo", settings=REWARDS, plant="item"),
+    "a tensor on the CPU": Scenario(algorithm="grpo", settings=REWARDS, plant="cpu tensor"),
+    "a blocking copy": Scenario(algorithm="grpo", settings=REWARDS, plant="blocking copy"),
+    "memory written to during a copy": Scenario(algorithm="grpo", settings=REWARDS, plant="missing wait"),
+}
+PLANTS = [name for name, scenario in SCENARIOS.items() if scenario.plant is not None]
+QUICK = ["grpo", "grpo, one micro-batch", "grpo, LoRA and reference", "dpo", *PLANTS]
+THOROUGH = [name for name in SCENARIOS if name not in QUICK]
