@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ def _load(module: ModuleType) -> None:
         _loading.append(module)
         try:
             spec: Any = module.__spec__
-            spec.loader.exec_module(module)
+            with uninterrupted():
+                spec.loader.exec_module(module)
             ModuleType.__setattr__(module, "__class__", ModuleType)
         finally:
             _loading.remove(module)
@@ -73,7 +75,8 @@ def _load(module: ModuleType) -> None:
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Import large libraries in here: they make a million objects and hardly any garbage, and the collector, which
-    looks at all of them again and again, would take a fifth of the time. Afterwards it is what it was.
+    looks at all of them again and again, would take a fifth of the time. Afterwards it is what it was. Ctrl-C waits
+    for the end.
 
     >>> with uncollected():
     ...     import wave
@@ -83,10 +86,39 @@ def uncollected() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with uninterrupted():
+            yield
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C is heard at the end of this block. Within an import somebody may catch it as one more reason why an
+    optional library is not there, and goes on; and a library of which half was run can crash when the process ends.
+
+    >>> try:
+    ...     with uninterrupted():
+    ...         signal.raise_signal(signal.SIGINT)
+    ...         print("goes on")
+    ... except KeyboardInterrupt:
+    ...     print("heard")
+    goes on
+    heard
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    heard = list[int]()
+    signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if heard:
+        signal.raise_signal(signal.SIGINT)
 
 
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")

@@ -151,6 +151,8 @@ def _find_file(path: str, folder: Path | None) -> Path:
 def _import(target: Target) -> ModuleType:
     try:
         return _import_file(Path(target.path)) if target.path else importlib.import_module(target.module)
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:  # SystemExit too: a script without a main guard
         frames = error.__traceback__
         while frames and frames.tb_frame.f_code.co_filename.startswith((__file__, "<frozen importlib")):
