@@ -100,9 +100,9 @@ def test_the_plan_says_both():
 
 
 def test_a_run_that_fits_beside_its_server_does_not_fit_with_it():
-    """Of 7.6 billion parameters 17 GB stay beside adapters, and 15 GB are served: 24 GB hold one of them."""
+    """Of 7.6 billion parameters 17 GB stay beside adapters, and 15 GB are served: 32 GB hold one of them."""
     changes = {"lora": {}, "train.gradient_checkpointing": True, "train.tokens_per_microbatch": 512}
-    shared, beside = planned("2x4090", "7b", **changes).placements
+    shared, beside = planned("2xrtx-5090", "7b", **changes).placements
     assert beside.verdict.fits
     assert not shared.verdict.fits
     generate = shared.memory.phase("generate")
