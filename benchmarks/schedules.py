@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -26,7 +27,7 @@ from typing import Any
 from posttrain.controller.controller import Controller
 from posttrain.controller.faults import FAULTS, Faults
 from posttrain.controller.invariants import INVARIANTS
-from posttrain.controller.messages import Limits
+from posttrain.controller.messages import Limits, WaitKind
 from posttrain.controller.simulate import Simulated, simulate
 from posttrain.controller.workload import Workload
 
@@ -37,16 +38,26 @@ from asynchrony.tables import table, with_tables  # noqa: E402
 
 RESULT = HERE / "results" / "schedules.json"
 PAGE = HERE.parent / "docs" / "asynchronous.md"
+DEADLINES: dict[WaitKind, float] = {
+    "join": 5.0,
+    "load": 3.0,
+    "sleep": 3.0,
+    "draw": 4.0,
+    "score": 4.0,
+    "ask": 5.0,
+    "train": 6.0,
+    "publish": 5.0,
+}
 AT_ONCE = 500
 """Schedules of one piece of work."""
 
 
 def limits_of(rng: Random) -> Limits:
-    return Limits(
+    limits = Limits(
         prompts_per_step=rng.randint(1, 3),
         group_size=rng.randint(1, 3),
         last_version=rng.randint(1, 5),
-        run_ahead=rng.randint(0, 3),
+        run_ahead=rng.choice((0, 0, 1, 2, 3)),
         max_staleness=rng.randint(0, 4),
         publish_every=rng.choice((1, 1, 1, 2, 3)),
         max_groups=rng.choice((1 << 30, 1 << 30, rng.randint(1, 4))),
@@ -54,6 +65,8 @@ def limits_of(rng: Random) -> Limits:
         max_given_up=rng.choice((4, 16)),
         max_voided=8,
     )
+    synchronous = limits.run_ahead == 0 and limits.publish_every == 1
+    return replace(limits, in_turns=synchronous and rng.random() < 0.8)
 
 
 def workload_of(rng: Random, limits: Limits) -> Workload:
@@ -69,13 +82,14 @@ def workload_of(rng: Random, limits: Limits) -> Workload:
         train_seconds=rng.choice((0.1, 1.0, 2.0)),
         publish_seconds=rng.choice((0.0, 0.02, 0.3)),
         load_seconds=rng.choice((0.0, 0.05, 0.8)),
+        sleep_seconds=rng.choice((0.0, 0.1, 0.8)),
         join_seconds=rng.choice((0.0, 0.3, 2.0)),
         lead_changes=rng.choice((0.0, 0.0, 0.5)) if limits.run_ahead else 0.0,
         voided=rng.choice((0.0, 0.0, 0.2)),
         evaluate_every=rng.choice((0, 0, 1, 2)),
         evaluated=rng.randint(1, 3),
         report_seconds=rng.choice((0.5, 1.5)),
-        deadlines={"join": 5.0, "load": 3.0, "draw": 4.0, "score": 4.0, "ask": 5.0, "train": 6.0, "publish": 5.0},
+        deadlines=DEADLINES,
     )
 
 

@@ -889,6 +889,11 @@ BROKEN = {
         "rollout.url = http://127.0.0.1:8000 with rollout.engine = local, which has no server; allowed: rollout.engine "
         "= vllm.",
     ),
+    "_shared_gpus_are_used_in_turns": (
+        ["rollout={engine: vllm, placement: shared, engines: 2}"],
+        "rollout.placement = shared with 2 servers: one server samples there, and sleeps while a step is trained; "
+        "allowed: one server and train.run_ahead = 0, or rollout.placement = beside.",
+    ),
     "_the_policy_judges_in_turns": (
         [
             'rewards=[{"judge": {"model": "policy", "mode": "score"}}]',
@@ -1012,6 +1017,21 @@ def test_a_critic_of_another_kind_has_no_such_setting(overrides, message):
 def test_a_resolved_config_with_a_critic_can_be_loaded_again():
     """It names every setting, those of other kinds with their defaults."""
     check(load("algorithm=ppo", "critic={kind: shared, path: null, rank: 16, alpha: 32}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout.placement=beside"], "rollout.placement = beside with rollout.engine = local, which has no server"),
+        (
+            ["rollout={engine: vllm, placement: shared}", "train.run_ahead=1", "train.max_staleness=8"],
+            "rollout.placement = shared with train.run_ahead = 1: one server samples there",
+        ),
+    ],
+)
+def test_a_gpu_is_shared_by_one_server_of_a_synchronous_run(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        check(load(*overrides))
 
 
 def test_each_rule_has_its_case():

@@ -15,6 +15,7 @@ from posttrain.controller.messages import (
     Deliver,
     Dismiss,
     Drew,
+    End,
     Ended,
     Ending,
     Evaluate,
@@ -35,6 +36,8 @@ from posttrain.controller.messages import (
     Score,
     Scored,
     ScoringLost,
+    Sleep,
+    Slept,
     Stop,
     Submit,
     Trained,
@@ -91,6 +94,84 @@ def test_a_synchronous_step():
     assert controller.handle(Trained(1)) == [Publish(1)], "nothing is sampled with old weights"
     assert controller.handle(Published(1)) == [Load("a", 1)]
     assert controller.handle(Loaded("a", 1)) == [Submit("a", Row(group, g), 1, 0) for group in (2, 3) for g in (0, 1)]
+
+
+def due(engines: str = "a", **changes: Any) -> tuple[Controller, list[Command]]:
+    """A controller whose engines share the trainer's device, when the groups of its first step are there."""
+    controller, commands = started(engines, in_turns=True, **changes)
+    controller.handle(Asked())
+    return controller, scored(controller, answer(controller, commands))
+
+
+def test_on_one_device_engines_sleep_before_a_step_is_trained_and_wake_to_load_its_weights():
+    controller, commands = due()
+    assert commands == [Sleep("a")]
+    assert waiting(controller) == {("sleep", "a")}
+    assert controller.handle(Slept("a")) == [Deliver(0, (0, 1))]
+    assert controller.handle(Trained(1)) == [Publish(1)]
+    assert waiting(controller) == {("publish", "trainer")}, "nobody is late who sleeps"
+    assert controller.handle(Published(1)) == [Load("a", 1)]
+    assert controller.handle(Loaded("a", 1)) == [Submit("a", Row(group, g), 1, 0) for group in (2, 3) for g in (0, 1)]
+
+
+def test_the_batch_waits_for_all_engines_to_sleep():
+    controller, commands = due("ab")
+    assert commands == [Sleep("a"), Sleep("b")]
+    assert controller.handle(Slept("b")) == []
+    assert controller.handle(Slept("b")) == [], "said twice"
+    assert controller.handle(Slept("a")) == [Deliver(0, (0, 1))]
+
+
+def test_an_engine_that_keeps_its_memory_is_ended_and_started_again_when_the_step_is_over():
+    controller, _ = due()
+    assert controller.handle(Lost("a", "keeps its memory")) == [End("a"), Deliver(0, (0, 1))]
+    assert waiting(controller) == {("train", "trainer")}
+    controller.handle(Trained(1))
+    assert controller.handle(Published(1)) == [Restart("a")]
+    assert controller.handle(Joined("a")) == [Load("a", 1)]
+
+
+def test_an_engine_that_never_manages_to_sleep_stays_away():
+    controller, _ = due(attempts=2)
+    controller.handle(Lost("a", "keeps its memory"))
+    controller.handle(Trained(1))
+    controller.handle(Published(1))
+    controller.handle(Joined("a"))
+    commands = controller.handle(Loaded("a", 1))
+    controller.handle(Asked())
+    assert scored(controller, answer(controller, commands, version=1)) == [Sleep("a")]
+    assert controller.handle(Lost("a", "keeps its memory"))[0] == Dismiss("a"), (
+        "rows that it ended in between do not count"
+    )
+
+
+def test_an_engine_that_does_not_fall_asleep_is_late():
+    controller, _ = due()
+    [wait] = controller.waits()
+    assert controller.handle(Late(wait)) == [End("a"), Deliver(0, (0, 1))]
+
+
+def test_an_engine_that_dies_asleep_is_started_again_when_the_step_is_over():
+    controller, _ = due()
+    controller.handle(Slept("a"))
+    assert controller.handle(Lost("a", "was killed")) == [End("a")]
+    assert controller.handle(Trained(1)) == [Publish(1)]
+    assert controller.handle(Published(1)) == [Restart("a")]
+
+
+def test_an_engine_that_somebody_starts_while_a_step_is_trained_is_told_to_sleep():
+    controller, _ = due()
+    controller.handle(Slept("a"))
+    assert controller.handle(Joined("a")) == [Sleep("a")]
+    assert waiting(controller) == {("sleep", "a"), ("train", "trainer")}
+    controller.handle(Trained(1))
+    assert controller.handle(Published(1)) == [], "it is woken once it sleeps"
+    assert controller.handle(Slept("a")) == [Load("a", 1)]
+
+
+def test_engines_on_the_trainers_device_cannot_be_ahead_of_it():
+    with pytest.raises(ValueError, match="cannot be ahead"):
+        limits(in_turns=True, run_ahead=1)
 
 
 def test_a_run_ends_with_its_last_version():

@@ -17,6 +17,7 @@ from posttrain.controller.messages import (
     Deliver,
     Dismiss,
     Drew,
+    End,
     Ended,
     Ending,
     Evaluate,
@@ -39,6 +40,8 @@ from posttrain.controller.messages import (
     Score,
     Scored,
     ScoringLost,
+    Sleep,
+    Slept,
     Stop,
     Submit,
     Trained,
@@ -91,6 +94,8 @@ class Adversary:
                 self.held[engine] = {}
             case Loaded(engine, version):
                 self.weights[engine] = version
+            case Slept(engine):
+                self.weights.pop(engine, None)
             case Ended(engine, row, attempt) | Returned(engine, row, attempt):
                 if self.held.get(engine, {}).get(row) == attempt:
                     del self.held[engine][row]
@@ -115,7 +120,9 @@ class Adversary:
                     self.to_come.append(Returned(engine, row, attempt))
             case Load(engine, version):
                 self.to_come.append(Loaded(engine, version))
-            case Restart(engine) | Dismiss(engine):
+            case Sleep(engine):
+                self.to_come.append(Slept(engine))
+            case Restart(engine) | Dismiss(engine) | End(engine):
                 self._end_engine(engine, again=isinstance(command, Restart))
             case Score(group):
                 self.to_come.append(Scored(group))
@@ -205,8 +212,14 @@ def play(game: Adversary, choices: list[tuple[int, int]], user_ends: bool) -> No
     game.finish()
 
 
+def limits_of(*, in_turns: bool, **given: int) -> Limits:
+    alone = in_turns and given["run_ahead"] == 0 and given["publish_every"] == 1
+    return Limits(**given, in_turns=alone)
+
+
 LIMITS = st.builds(
-    Limits,
+    limits_of,
+    in_turns=st.booleans(),
     prompts_per_step=st.integers(1, 3),
     group_size=st.integers(1, 3),
     last_version=st.integers(1, 4),

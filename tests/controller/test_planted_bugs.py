@@ -12,6 +12,7 @@ from posttrain.controller.controller import Controller
 from posttrain.controller.invariants import INVARIANTS
 from posttrain.controller.messages import (
     Deliver,
+    End,
     Interrupt,
     Lead,
     Loaded,
@@ -24,7 +25,7 @@ from posttrain.controller.messages import (
 )
 from posttrain.controller.parts import EngineState
 
-SEEDS = range(1000)
+SEEDS = range(3000)
 
 
 class DecodesLostRowsTwice(Controller):
@@ -309,6 +310,44 @@ class KeepsItsFirstLead(Controller):
             super()._learn(event)
 
 
+class TrainsWhileEnginesHoldMemory(Controller):
+    @property
+    def _has_room(self):
+        return True
+
+
+class StartsEnginesWhileItTrains(Controller):
+    def _order(self, command):
+        if isinstance(command, End):
+            self._engines[command.engine].down = False
+            command = Restart(command.engine)
+        super()._order(command)
+
+
+class WakesEnginesWhileItTrains(Controller):
+    @property
+    def _memory_is_the_trainers(self):
+        return super()._memory_is_the_trainers and self._phase == "asked"
+
+
+class LeavesEnginesAsleep(Controller):
+    def _load(self):
+        everybody = self._engines
+        self._engines = {name: engine for name, engine in everybody.items() if not engine.asleep}
+        super()._load()
+        self._engines = everybody
+
+
+class ForgetsTheDeadlineOfASleep(Controller):
+    def _all_waits(self):
+        return (wait for wait in super()._all_waits() if wait.kind != "sleep")
+
+
+class NeverStartsWhatDiedAsleep(Controller):
+    def _restart(self):
+        pass
+
+
 BUGS = {
     DecodesLostRowsTwice: "holders",
     LeavesOthersAtWhatIsGivenUp: "holders",
@@ -349,6 +388,12 @@ BUGS = {
     CountsEvaluationsAsInFlight: "places",
     ForgetsEvaluationsOfLostEngines: "places",
     KeepsItsFirstLead: "places",
+    TrainsWhileEnginesHoldMemory: "memory",
+    StartsEnginesWhileItTrains: "memory",
+    WakesEnginesWhileItTrains: "memory",
+    LeavesEnginesAsleep: "weights",
+    ForgetsTheDeadlineOfASleep: "owners",
+    NeverStartsWhatDiedAsleep: "memory",
 }
 """Each with the invariant that it breaks."""
 

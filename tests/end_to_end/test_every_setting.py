@@ -351,6 +351,7 @@ CASES = [
         "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"
     ),
     Case("rollout.url", ["http://127.0.0.1:1"], refused="rollout.engine = local, which has no server"),
+    Case("rollout.placement", "shared", refused="rollout.engine = local, which has no server to place"),
     Case("rollout.engines", 1, "metrics/queue"),
     Case("train.run_ahead", 1, "metrics/staleness/mean", given={"rollout.engines": 1, "train.max_staleness": 1}),
     Case("train.max_staleness", 1, refused="ConfigError: train.max_staleness = 1"),

@@ -29,6 +29,8 @@ from posttrain.engines.published import Published
 from posttrain.engines.vllm.extension.posttrain_rows import Rows
 from posttrain.engines.vllm.port import machine
 
+CARD = "GPU-of-the-stub"
+GIB = 2**30
 CHUNK = 3
 """Tokens of a message."""
 
@@ -54,10 +56,48 @@ class StubServer:
         self.read: dict[tuple[str, tuple[int, ...]], int] = {}
         """Which of them has read a prompt, by its salt: the cache of prefixes."""
         self.version, self.paused = "default", False
+        self.maps = {"weights": 2 * GIB, "kv_cache": 4 * GIB}
+        """Bytes of a GPU that it holds, by what a wake is told to map again."""
+        self.sleeps = set[str]()
         self.aborted = set[str]()
         self.running = set[str]()
         self.calls: list[str] = []
         self.loads = 0
+
+    # --- memory of a GPU ---------------------------------------------------------------------------------------------
+
+    def held(self) -> int:
+        """What it says."""
+        return sum(size for tag, size in self.maps.items() if tag not in self.sleeps)
+
+    def taken(self) -> int:
+        """What is so."""
+        return self.held()
+
+    def forget(self) -> None:
+        """What a sleep of level 2 leaves of the weights."""
+        self.model = copy.deepcopy(self.model)
+        with torch.no_grad():
+            for tensor in self.tensors().values():
+                tensor.zero_()
+
+    def on_sleep(self, body: Any, request: Request) -> Any:
+        assert request.query_params["level"] == "2"
+        self.paused = True
+        self.aborted |= self.running
+        self.read.clear()
+        self.sleeps |= self.maps.keys()
+        self.forget()
+        return {"status": "sleeping", "level": 2}
+
+    def on_wake_up(self, body: Any, request: Request) -> Any:
+        tags = set(request.query_params.getlist("tags")) or set(self.maps)
+        self.sleeps -= tags
+        self.paused = bool(self.sleeps)
+        return {"status": "sleeping" if self.sleeps else "awake"}
+
+    def on_is_sleeping(self, body: Any, request: Request) -> Any:
+        return {"is_sleeping": self.paused or bool(self.sleeps)}
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +232,7 @@ class StubServer:
 
     def on_start_weight_update(self, body: Any, request: Request) -> Any:
         assert not self.running, "requests live across an update"
+        assert "weights" not in self.sleeps, "weights are written where no memory is"
         return None
 
     def on_update_weights(self, body: Any, request: Request) -> Any:
@@ -206,6 +247,8 @@ class StubServer:
     def on_collective_rpc(self, body: Any, request: Request) -> Any:
         if body["method"] == "posttrain_digests":
             return {"results": [self.digests()]}
+        if body["method"] == "posttrain_held":
+            return {"results": [{"bytes": self.held()}]}
         if body["method"] == "posttrain_reset":
             return {"results": [None]}
         right = {
@@ -214,6 +257,8 @@ class StubServer:
             "vocabulary": self.model.config.vocab_size,
             "max_model_len": 4096,
             "workers": 1,
+            "sleeps": True,
+            "device": CARD,
             "machine": machine(),
             "shape": {"num_hidden_layers": self.model.config.num_hidden_layers, "vocab_size": 1},
         }
@@ -228,7 +273,9 @@ class StubServer:
         app.state.engine_client = None
         if self.together:
             app.add_middleware(Rows, draws=self.lines)
-        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+        self.server = server = uvicorn.Server(
+            uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
+        )
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         while not server.started:

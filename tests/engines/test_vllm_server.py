@@ -36,6 +36,9 @@ from transformers import (
 import posttrain as pt
 from posttrain.engine_environment import installed
 from posttrain.engines.vllm.server import PROGRAM
+from posttrain.engines.vllm.sleeping import SharedDevice
+from posttrain.errors import EngineError
+from posttrain.train import fleet
 
 pytestmark = [
     pytest.mark.vllm,
@@ -150,6 +153,24 @@ def test_log_probabilities_are_those_of_the_temperature(place):
     changes = {"rollout": {"engine": "vllm", "deadline": 120}}
     run = pt.train(config(place, "warm", path, **changes), **{"sampling.temperature": 0.6, "lora.rank": 4})
     assert all(step["mismatch/abs_max"] < 1e-3 for step in run.metrics)
+
+
+def test_a_cpu_build_cannot_sleep_and_says_so_before_anything_is_sampled(place, monkeypatch):
+    """Whoever did not ask would believe it: it answers /sleep with 200, and says then that it sleeps."""
+    path, folder = model(place, "llama"), place / "sleeps"
+    monkeypatch.setattr(fleet, "shared_device", lambda config, loaded: SharedDevice("cpu", lambda: 0))
+    with pytest.raises(EngineError):
+        pt.train(config(place, folder.name, path, rollout={"engine": "vllm", "deadline": 120}))
+    messages = [json.loads(line)["message"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert any("it shares the trainer's GPU and cannot sleep: start it with --enable-sleep-mode" in m for m in messages)
+
+
+def test_on_a_cpu_a_shared_placement_changes_nothing(place):
+    path = model(place, "llama")
+    rollout = {"engine": "vllm", "deadline": 120, "placement": "shared"}
+    run = pt.train(config(place, "shared", path, rollout=rollout), **{"train.steps": 2, "evaluation.prompts": 4})
+    assert all(step["mismatch/abs_max"] < 1e-3 for step in run.metrics)
+    assert all("queue/gave_back_gib" not in step for step in run.metrics)
 
 
 def test_a_killed_and_a_hung_server_are_replaced_and_every_prompt_is_trained_once(place):

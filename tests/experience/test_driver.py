@@ -164,6 +164,7 @@ class World:
 
     def __enter__(self) -> World:
         self.driver.start()
+        self.driver.launch()
         return self
 
     def __exit__(self, *_: object) -> None:

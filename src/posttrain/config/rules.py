@@ -174,6 +174,25 @@ def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
     return None
 
 
+def _shared_gpus_are_used_in_turns(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """rollout.placement is for vLLM servers; `shared` is for one server and train.run_ahead = 0."""
+    rollout, train = config.rollout, config.train
+    if rollout.placement != "auto" and rollout.engine != "vllm":
+        return ConfigError(
+            given=f"rollout.placement = {rollout.placement} with rollout.engine = local, which has no server to place",
+            allowed="auto, or rollout.engine = vllm",
+            fix="Leave rollout.placement out.",
+        )
+    if rollout.placement != "shared" or (train.lead == 0 and rollout.num_engines == 1):
+        return None
+    given = f"{rollout.num_engines} servers" if train.lead == 0 else f"train.run_ahead = {train.run_ahead}"
+    return ConfigError(
+        given=f"rollout.placement = shared with {given}: one server samples there, and sleeps while a step is trained",
+        allowed="one server and train.run_ahead = 0, or rollout.placement = beside",
+        fix="Set rollout.engines = 1 and train.run_ahead = 0, or rollout.placement = beside with more GPUs.",
+    )
+
+
 def _staleness_covers_the_lead(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.max_staleness is at least train.run_ahead."""
     train = config.train
@@ -537,6 +556,7 @@ RULES: tuple[Rule, ...] = (
     _stale_data_is_corrected,
     _engines_that_are_not_ahead_are_fresh,
     _servers_are_vllm,
+    _shared_gpus_are_used_in_turns,
     _the_policy_judges_in_turns,
     _minibatches_have_rows,
     _updates_have_a_reference_point,

@@ -233,6 +233,11 @@ class RolloutConfig(Part):
     """vLLM servers of this machine that are running, in place of ones that are started, such as
     `http://127.0.0.1:8000`. docs/vllm.md has the command that starts one."""
 
+    placement: Literal["auto", "shared", "beside"] = "auto"
+    """On GPUs: `shared` has trainer and vLLM server on one, in turns: the server sleeps while a step is trained.
+    `beside` gives each server a GPU of its own. `auto`: beside where there are enough, else shared. On a CPU it changes
+    nothing."""
+
     @property
     def num_engines(self) -> int:
         """Engines beside the trainer's process."""

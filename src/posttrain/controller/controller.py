@@ -13,6 +13,10 @@ It is `blocked` while an engine still reads the publication that the next one ov
 published it is `between` at once. An evaluation comes while it is `between`: its rows go to engines before all others,
 none is asked for weights meanwhile that are newer, and no batch until all of them have ended.
 
+Where trainer and engines share the memory of one device (`Limits.in_turns`), they use it in turns. When the groups of a
+step are there and no row is under way, engines are told to sleep; the batch is delivered once all of them do. They wake
+to load the next publication. An engine that is lost meanwhile is ended, and started anew only then.
+
 A group in flight is one of: rows without an engine (`_unplaced`), rows being decoded, ended and to be scored
 (`_unscored`), being scored (`_scoring`). Then it is in `_finished`, until it is trained.
 """
@@ -32,6 +36,7 @@ from posttrain.controller.messages import (
     Deliver,
     Dismiss,
     Drew,
+    End,
     Ended,
     Ending,
     Evaluate,
@@ -54,6 +59,8 @@ from posttrain.controller.messages import (
     Score,
     Scored,
     ScoringLost,
+    Sleep,
+    Slept,
     Stop,
     Submit,
     Trained,
@@ -66,6 +73,7 @@ LATE = {
     "join": "did not start",
     "load": "did not load its weights",
     "draw": "drew no token",
+    "sleep": "did not fall asleep",
     "ask": "did not ask for a batch",
     "train": "did not finish its step",
     "publish": "did not publish its weights",
@@ -179,6 +187,8 @@ class Controller:
                 self._joined(engine)
             case Loaded():
                 self._loaded(event)
+            case Slept(engine):
+                self._slept(engine)
             case Lost(engine, cause):
                 self._lose(engine, cause)
             case Scored():
@@ -220,6 +230,15 @@ class Controller:
         else:
             self._lose(event.engine, f"loaded version {event.version} in place of {engine.loading}")
 
+    def _slept(self, name: str) -> None:
+        engine = self._engines.get(name)
+        if engine is None or not engine.falls_asleep:
+            self._ignore()
+            return
+        engine.falls_asleep, engine.asleep, engine.version = False, True, None
+        engine.progress += 1
+        engine.losses = 0
+
     def _drew(self, event: Drew) -> None:
         row = self._held(event)
         if row is None:
@@ -237,7 +256,8 @@ class Controller:
             return
         row.ended = True
         self._take_from(event.engine, event.row)
-        self._engines[event.engine].losses = 0
+        if not self.limits.in_turns:
+            self._engines[event.engine].losses = 0
         group = event.row.group
         if self._groups[group].ended and group < 0:
             self._forget(group)
@@ -340,9 +360,10 @@ class Controller:
         losses = engine.losses + 1
         self.counts["engines_lost"] += 1
         if losses < self.limits.attempts and self._ending is None:
-            self._engines[name] = EngineState(joined=again, losses=losses, progress=engine.progress)
+            later = not again and not engine.rows and self._memory_is_the_trainers
+            self._engines[name] = EngineState(joined=again, down=later, losses=losses, progress=engine.progress)
             if not again:
-                self._order(Restart(name))
+                self._order(End(name) if later else Restart(name))
         else:
             self._dismissed[name] = cause
             self._order(Dismiss(name))
@@ -390,10 +411,12 @@ class Controller:
                 self._stop(self._ending, failed=False)
             return
         self._publish()
+        self._restart()
         self._load()
         self._begin()
         self._place()
         self._score()
+        self._sleep()
         self._deliver()
         if not self._engines and self._dismissed and (self._published is None or not self.waits()):
             # the first publication is laid out as an engine says: the trainer waits for one before it publishes
@@ -407,14 +430,28 @@ class Controller:
             self._phase = "publishing"
             self._order(Publish(self._version))
 
+    def _restart(self) -> None:
+        for name, engine in self._engines.items():
+            if engine.down and not self._memory_is_the_trainers:
+                engine.down = False
+                self._order(Restart(name))
+
     def _load(self) -> None:
         newest = self._published
-        if newest is None:
+        if newest is None or self._memory_is_the_trainers:
             return
         for name, engine in self._engines.items():
-            if engine.joined and engine.loading is None and engine.version != newest:
-                engine.loading = newest
+            if engine.joined and engine.loading is None and not engine.falls_asleep and engine.version != newest:
+                engine.loading, engine.asleep = newest, False
                 self._order(Load(name, newest))
+
+    def _sleep(self) -> None:
+        if not self._memory_is_the_trainers:
+            return
+        for name, engine in self._engines.items():
+            if engine.joined and engine.loading is None and not (engine.asleep or engine.falls_asleep):
+                engine.falls_asleep = True
+                self._order(Sleep(name))
 
     def _begin(self) -> None:
         """Begin groups. A version counts once it is published, so that sampling does not run ahead of what it needs."""
@@ -459,13 +496,30 @@ class Controller:
         batch = self.limits.prompts_per_step
         if self._phase == "asked" and self._version >= self.limits.last_version:
             self._stop("done", failed=False)
-        elif self._phase == "asked" and len(self._finished) >= batch:
+        elif self._phase == "asked" and len(self._finished) >= batch and self._has_room:
             self._training, self._finished = tuple(self._finished[:batch]), self._finished[batch:]
             self._phase = "training"
             self._voided = 0
             self._order(Deliver(self._version, self._training))
 
     # --- small things ------------------------------------------------------------------------------------------------
+
+    @property
+    def _memory_is_the_trainers(self) -> bool:
+        """Engines have to sleep: the next step is due, or is being trained or published."""
+        if not self.limits.in_turns or self._published is None:
+            return False
+        if self._phase == "asked":
+            sampling = self._unplaced or any(engine.rows for engine in self._engines.values())
+            return len(self._finished) >= self.limits.prompts_per_step and not sampling
+        return self._phase != "between"
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a step may be trained as far as the memory of its device goes."""
+        if not self.limits.in_turns:
+            return True
+        return self._memory_is_the_trainers and all(engine.rests for engine in self._engines.values())
 
     @property
     def _accepted(self) -> int:
@@ -482,7 +536,9 @@ class Controller:
                 continue
             elif engine.loading is not None:
                 yield Wait("load", name, engine.loading, engine.losses)
-            elif not engine.joined:
+            elif engine.falls_asleep:
+                yield Wait("sleep", name, engine.progress, engine.losses)
+            elif not engine.joined and not engine.down:
                 yield Wait("join", name, engine.progress, engine.losses)
         if self._ending is not None:
             return

@@ -66,6 +66,13 @@ def load(world: World, wrong: str) -> None:
         engine.next_load = wrong
 
 
+def sleep(world: World, wrong: str) -> None:
+    """An engine keeps its memory the next time it is to sleep ("fails"), or never answers ("hangs")."""
+    engine = running(world)
+    if engine is not None:
+        engine.next_sleep = wrong
+
+
 def label(world: World, by: int) -> None:
     """An engine draws with other weights than it was given."""
     engine = running(world)
@@ -188,6 +195,8 @@ FAULTS: dict[str, Callable[[World], None]] = {
     "load hangs": partial(load, wrong="hangs"),
     "load slow": partial(load, wrong="slow"),
     "load lies": partial(load, wrong="lies"),
+    "sleep fails": partial(sleep, wrong="fails"),
+    "sleep hangs": partial(sleep, wrong="hangs"),
     "version ahead": partial(label, by=1000),
     "version behind": partial(label, by=-1),
     "late message": speaks_of_the_past,

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from posttrain.controller import staleness
 from posttrain.controller.admission import capacity
@@ -20,6 +20,7 @@ from posttrain.controller.messages import (
     Deliver,
     Dismiss,
     Drew,
+    End,
     Ended,
     Ending,
     Evaluate,
@@ -42,6 +43,8 @@ from posttrain.controller.messages import (
     Score,
     Scored,
     ScoringLost,
+    Sleep,
+    Slept,
     Stop,
     Submit,
     Trained,
@@ -59,6 +62,7 @@ INVARIANTS = {
     "versions": "Versions of a row never fall, and an engine that says a wrong version is not believed.",
     "weights": "No row goes to an engine whose weights are older than the newest publication, which all engines load.",
     "buffers": "A publication is not overwritten while it is read, and is written as soon as it is not.",
+    "memory": "While a step is trained, engines hold no memory of the trainer's device; they sleep for that only.",
     "holders": "Two engines never hold the same row.",
     "together": "Rows of a group go together, to the engine with the fewest.",
     "attempts": "What an engine says of an earlier attempt counts for nothing, and nothing is tried too often.",
@@ -98,6 +102,8 @@ class SeenEngine:
     joined: bool = False
     version: int | None = None
     loading: int | None = None
+    sleep: Literal["", "told", "asleep", "down"] = ""
+    """`down`: ended, and started anew later."""
     rows: set[Row] = field(default_factory=set)
     losses: int = 0
 
@@ -231,6 +237,8 @@ class Observer:
                 self._now_joined(engine)
             case Loaded():
                 self._now_loaded(event)
+            case Slept(engine):
+                self._now_asleep(engine)
             case Lost(engine):
                 self._lost(engine)
             case Late(wait) if wait in self.waits:
@@ -278,7 +286,7 @@ class Observer:
         engine.rows.discard(event.row)
         if isinstance(event, Ended):
             row.ended = True
-            engine.losses = 0
+            engine.losses = engine.losses if self.limits.in_turns else 0
         else:
             row.failures += 1
 
@@ -301,6 +309,11 @@ class Observer:
             engine.version, engine.loading = event.version, None
         else:
             self._lost(event.engine)
+
+    def _now_asleep(self, name: str) -> None:
+        engine = self.engines.get(name, SeenEngine())
+        if engine.sleep == "told":
+            engine.sleep, engine.version, engine.losses = "asleep", None, 0
 
     def _lost(self, name: str) -> None:
         if name not in self.dismissed:
@@ -350,8 +363,14 @@ class Observer:
                 self._interrupted(engine, row)
             case Load(engine, version):
                 self._loads(engine, version)
+            case Restart(engine) if self.engines.get(engine, SeenEngine()).sleep == "down":
+                self._started_again(engine)
             case Restart(engine) | Dismiss(engine):
                 self._ended_engine(engine, dismissed=isinstance(command, Dismiss))
+            case End(engine):
+                self._ended_engine(engine, waits=True)
+            case Sleep(engine):
+                self._sleeps(engine)
             case Score(group):
                 self._scores(group)
             case Publish(version):
@@ -416,18 +435,36 @@ class Observer:
         self._check(right, "weights", f"{name} is to load {version}; it loads {engine.loading}, has {engine.version}")
         readable = version == self.published and self.publishing != version
         self._check(readable, "buffers", f"{name} is to load {version}, of which the buffer is not readable")
-        engine.loading = version
+        self._check(engine.sleep != "told", "memory", f"{name} is to load {version} before it sleeps")
+        self._check(not self._trainer_needs_memory(), "memory", f"{name} is to load {version} while a step is trained")
+        engine.loading, engine.sleep = version, ""
 
-    def _ended_engine(self, name: str, *, dismissed: bool) -> None:
+    def _sleeps(self, name: str) -> None:
+        engine = self.engines.get(name, SeenEngine())
+        right = engine.joined and engine.loading is None and not engine.rows and not engine.sleep
+        self._check(right, "memory", f"{name} is to sleep; rows {engine.rows}, loads {engine.loading}, {engine.sleep}")
+        self._check(self._trainer_needs_memory(), "memory", f"{name} is to sleep, and no step is due")
+        engine.sleep = "told"
+
+    def _ended_engine(self, name: str, *, dismissed: bool = False, waits: bool = False) -> None:
+        """It is started anew, at once or later (`waits`), or not at all (`dismissed`)."""
         self._check(self.gone == name, "engines", f"{name} is ended, although nothing was said against it")
         losses = self.engines[name].losses + 1 if name in self.engines else 1
         often = losses >= self.limits.attempts or self.ending
         self._check(dismissed == often, "engines", f"{name} was lost {losses} times in a row; dismissed: {dismissed}")
+        self._check(not waits or self._trainer_needs_memory(), "memory", f"{name} is not started, and no step is due")
+        memory_is_free = waits or dismissed or not self._trainer_needs_memory()
+        self._check(memory_is_free, "memory", f"{name} is started while a step is trained")
         self.gone = None
         self._take_rows(name, joined=False)
+        self.engines[name].sleep = "down" if waits else ""
         if dismissed:
             del self.engines[name]
             self.dismissed.add(name)
+
+    def _started_again(self, name: str) -> None:
+        self._check(not self._trainer_needs_memory(), "memory", f"{name} is started while a step is trained")
+        self.engines[name].sleep = ""
 
     def _scores(self, number: int) -> None:
         rows = self.books.rows.get(number)
@@ -459,6 +496,8 @@ class Observer:
 
     def _delivered(self, deliver: Deliver) -> None:
         books, groups = self.books, deliver.groups
+        awake = [name for name, engine in self.engines.items() if engine.sleep not in ("asleep", "down")]
+        self._check(not (self.limits.in_turns and awake), "memory", f"{deliver} while {awake} hold memory")
         self._check(self.asked, "batch", f"{deliver} for a trainer that has not asked")
         self._check(deliver.version == books.version, "batch", f"{deliver}, but the trainer has {books.version}")
         self._check(len(groups) == self.limits.prompts_per_step, "batch", f"{deliver} has {len(groups)} groups")
@@ -526,12 +565,18 @@ class Observer:
         books = self.books
         for name, engine in self.engines.items():
             idle = engine.joined and engine.loading is None and self.published is not None
-            if idle and engine.version != self.published:
+            if self._trainer_needs_memory():
+                self._check(not idle or bool(engine.sleep), "memory", f"{name} is not told to sleep")
+            elif engine.sleep == "down":
+                self._break("memory", f"{name} is not started again, though no step is due")
+            elif idle and engine.sleep != "told" and engine.version != self.published:
                 self._break("weights", f"{name} has {engine.version} and does not load {self.published}")
         readers = any(engine.loading not in (None, self.published) for engine in self.engines.values())
         if self.due is not None and not readers:
             self._break("buffers", f"version {self.due} is not published, though nobody reads")
-        if self.asked and len(books.finished) >= self.limits.prompts_per_step:
+        sampled = self.asked and len(books.finished) >= self.limits.prompts_per_step
+        rests = all(engine.sleep in ("asleep", "down") for engine in self.engines.values())
+        if sampled and (not self.limits.in_turns or (self._trainer_needs_memory() and rests)):
             self._break("batch", f"the trainer gets none of {sorted(books.finished)}")
         if self.unscored is not None:
             self._break("rewards", f"the rewards of group {self.unscored} are lost and forgotten")
@@ -540,6 +585,15 @@ class Observer:
                 name = "rewards" if number >= 0 else "evaluation"
                 self._break(name, f"group {number} has ended and is not scored")
         self._no_place_is_empty()
+
+    def _trainer_needs_memory(self) -> bool:
+        """Where engines share its device: a step is due, or is being trained or published."""
+        books = self.books
+        if not self.limits.in_turns or self.published is None:
+            return False
+        sampling = any(not row.ended for rows in books.rows.values() for row in rows)
+        due = self.asked and len(books.finished) >= self.limits.prompts_per_step and not sampling
+        return due or bool(books.training) or self.due is not None or self.publishing is not None
 
     def _no_place_is_empty(self) -> None:
         joined = [engine for engine in self.engines.values() if engine.joined]
@@ -565,7 +619,9 @@ class Observer:
                 yield ("load", name, 0)
             elif engine.rows:
                 yield ("draw", name, 0)
-            elif not engine.joined and not self.ending:
+            elif engine.sleep == "told" and not self.ending:
+                yield ("sleep", name, 0)
+            elif not engine.joined and engine.sleep != "down" and not self.ending:
                 yield ("join", name, 0)
         if self.ending:
             return

@@ -9,7 +9,8 @@ What one process of an engine says arrives in the order in which it was said. Af
 process is passed on, save perhaps `Drew`, `Ended` and `Returned`, which attempts tell apart.
 
     trainer  -> Asked, Trained, Published, Evaluate          Publish, Deliver, Evaluated -> trainer
-    engines  -> Joined, Loaded, Drew, Ended, Returned, Lost  Submit, Interrupt, Load, Restart, Dismiss -> engines
+    engines  -> Joined, Loaded, Slept, Drew, Ended,          Submit, Interrupt, Load, Sleep, End,
+                Returned, Lost                               Restart, Dismiss       -> engines
     rewards  -> Scored, ScoringLost                          Score                  -> rewards
     clock    -> Late                                         GiveUp, Stop           -> run
     pace     -> Lead
@@ -45,6 +46,13 @@ class Loaded:
 
     engine: str
     version: int
+
+
+@dataclass(frozen=True)
+class Slept:
+    """An engine sleeps: it has no weights any more, and has proven that the memory of its device is free."""
+
+    engine: str
 
 
 @dataclass(frozen=True)
@@ -149,7 +157,7 @@ class Ending:
     cause: str
 
 
-AboutEngines = Joined | Loaded | Drew | Ended | Returned | Lost
+AboutEngines = Joined | Loaded | Slept | Drew | Ended | Returned | Lost
 Event = AboutEngines | Scored | ScoringLost | Asked | Trained | Published | Evaluate | Late | Lead | Ending
 
 
@@ -181,6 +189,20 @@ class Load:
 
     engine: str
     version: int
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Give the memory of the device back, weights and all, until the next `Load`. The engine has no rows."""
+
+    engine: str
+
+
+@dataclass(frozen=True)
+class End:
+    """End what is left of an engine. It is started anew when the trainer does not need its memory any more."""
+
+    engine: str
 
 
 @dataclass(frozen=True)
@@ -244,12 +266,13 @@ class Stop:
     """Because no group was found that trains."""
 
 
-Command = Submit | Interrupt | Load | Restart | Dismiss | Score | Publish | Deliver | Evaluated | GiveUp | Stop
+ToEngines = Submit | Interrupt | Load | Sleep | End | Restart | Dismiss
+Command = ToEngines | Score | Publish | Deliver | Evaluated | GiveUp | Stop
 
 
 # --- waits -----------------------------------------------------------------------------------------------------------
 
-WaitKind = Literal["join", "load", "draw", "score", "ask", "train", "publish"]
+WaitKind = Literal["join", "load", "draw", "sleep", "score", "ask", "train", "publish"]
 
 
 class Wait(NamedTuple):
@@ -288,6 +311,9 @@ class Limits:
     """S: the largest age of a token that enters a loss. The controller never waits or drops for it."""
     publish_every: int = 1
     """Versions are published that are multiples of it."""
+    in_turns: bool = False
+    """Trainer and engines share the memory of one device: engines sleep from the end of sampling until the next
+    publication. Only with a `run_ahead` of 0 that stays, and where every version is published."""
     max_groups: int = 1 << 30
     """C: most groups in flight."""
     max_given_up: int = 16
@@ -298,3 +324,7 @@ class Limits:
     """Failures after which something is not tried again. A row that was lost so often since its last token is given up
     with its group; so is a group whose rewards were lost so often. An engine that was lost so often since it ended an
     answer stays away."""
+
+    def __post_init__(self) -> None:
+        if self.in_turns and (self.run_ahead or self.publish_every > 1):
+            raise ValueError("engines on the trainer's device sleep while it trains: they cannot be ahead of it")

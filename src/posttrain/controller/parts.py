@@ -68,12 +68,22 @@ class EngineState:
     """The weights it decodes with."""
     loading: int | None = None
     """The weights it was told to load and has not yet."""
+    falls_asleep: bool = False
+    """It was told to sleep, and has not said that it does."""
+    asleep: bool = False
+    down: bool = False
+    """It was ended, and is started anew later."""
     rows: set[Row] = field(default_factory=set)
     """What it has to decode."""
     progress: int = 0
-    """Tokens drawn, rows answered and weights loaded so far."""
+    """Tokens drawn, rows answered, weights loaded and sleeps so far."""
     losses: int = 0
-    """In a row, with no answer ended in between."""
+    """In a row, with no answer ended in between; of an engine that sleeps between steps: no sleep."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether it holds no memory of its device."""
+        return self.asleep or self.down
 
     def ready(self, newest: int | None) -> bool:
         """Whether rows may be submitted to it."""

@@ -19,6 +19,8 @@ from posttrain.controller.messages import (
     Lost,
     Returned,
     Row,
+    Sleep,
+    Slept,
     Submit,
 )
 
@@ -53,6 +55,8 @@ class VirtualEngine:
         self.next_start_fails = False
         self.next_load: str = ""
         """What goes wrong with the next load: "fails", "hangs", "lies" or "slow"."""
+        self.next_sleep: str = ""
+        """What goes wrong with the next sleep: "fails" or "hangs"."""
         self.stop()
 
     # --- its life ----------------------------------------------------------------------------------------------------
@@ -114,7 +118,7 @@ class VirtualEngine:
 
     def say(self, event: Event) -> None:
         """Messages about rows arrive even if the process has died since."""
-        if isinstance(event, Joined | Loaded | Lost):
+        if isinstance(event, Joined | Loaded | Slept | Lost):
             self.later(0.0, lambda: self.world.tell(event))
         else:
             self.world.after(0.0, lambda: self.world.tell(event))
@@ -169,6 +173,20 @@ class VirtualEngine:
             if wrong == "slow":
                 seconds += self.world.rng.uniform(0.2, 1.2) * self.workload.deadlines["load"]
             self.later(seconds, lambda: self._loaded(command.version, 1 if wrong == "lies" else 0))
+
+    def sleep(self, command: Sleep) -> None:
+        if not self.alive or self.hung:
+            return
+        self.version = None
+        wrong, self.next_sleep = self.next_sleep, ""
+        if wrong:
+            self.world.struck(f"sleep {wrong}", self.name)
+        if wrong == "hangs":
+            self.hang()
+        elif wrong == "fails":
+            self.later(self.workload.sleep_seconds, lambda: self.say(Lost(self.name, "keeps the memory")))
+        else:
+            self.later(self.workload.sleep_seconds, lambda: self.say(Slept(self.name)))
 
     def _loaded(self, version: int, lie: int) -> None:
         self.version, self.loading = version, None

@@ -30,6 +30,8 @@ class Workload:
     publish_seconds: float = 0.02
     load_seconds: float = 0.0
     """An engine stops so long to take new weights and to compute its keys and values anew."""
+    sleep_seconds: float = 0.0
+    """An engine takes so long to give its memory back, where it shares that of the trainer's device."""
     join_seconds: float = 0.0
     evaluate_every: int = 0
     """After so many versions, 0 included, the trainer waits for the answers of an evaluation; 0: never."""

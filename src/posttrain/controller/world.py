@@ -20,6 +20,7 @@ from posttrain.controller.messages import (
     Deliver,
     Dismiss,
     Drew,
+    End,
     Evaluate,
     Evaluated,
     Event,
@@ -36,6 +37,7 @@ from posttrain.controller.messages import (
     Score,
     Scored,
     ScoringLost,
+    Sleep,
     Stop,
     Submit,
     Trained,
@@ -216,7 +218,9 @@ class World:
                 self.engines_busy += self.engines[engine].busy
                 self.engines[engine].busy = 0.0
                 self.engines[engine].start()
-            case Dismiss(engine):
+            case Sleep(engine):
+                self.engines[engine].sleep(command)
+            case Dismiss(engine) | End(engine):
                 self.settle(engine)
                 self.settle(("load", engine))
                 self.engines[engine].stop()

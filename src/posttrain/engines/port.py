@@ -86,6 +86,14 @@ class WeightsLoaded:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Asleep:
+    """The engine sleeps, and the memory that it held of the trainer's device is free: that was measured."""
+
+    gave: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GivenBack:
     """A row came back unfinished."""
 
@@ -111,7 +119,7 @@ class EngineGone(Exception):
     """The engine has ended, or says what nobody understands; the text says how."""
 
 
-Answer = Ready | Piece | WeightsLoaded | GivenBack | Examined
+Answer = Ready | Piece | WeightsLoaded | Asleep | GivenBack | Examined
 
 
 class EnginePort(Protocol):
@@ -149,6 +157,15 @@ class EnginePort(Protocol):
 
     def kill(self) -> None:
         """End it at once, and whatever it has started."""
+        ...
+
+
+@runtime_checkable
+class SleepingPort(EnginePort, Protocol):
+    """An engine that can share the trainer's device."""
+
+    def sleep(self) -> None:
+        """Give back what it holds of the device, until the next `load`. It has no rows."""
         ...
 
 

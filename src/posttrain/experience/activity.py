@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from posttrain.controller.controller import Controller
-from posttrain.controller.messages import Command, Dismiss, Event, GiveUp, Lost, Published, Restart
+from posttrain.controller.messages import Command, Dismiss, End, Event, GiveUp, Lost, Published, Restart
 from posttrain.controller.parts import EngineState
 from posttrain.store.timeline import Timeline
 
@@ -20,6 +20,8 @@ class Activity:
     def __init__(self, timeline: Timeline, clock: Callable[[], float] = time.monotonic) -> None:
         self.timeline, self.clock = timeline, clock
         self._doing: dict[str, Doing] = {}
+        self._down = set[str]()
+        """Lost and not started anew yet."""
         self._looked, self._has_begun = clock(), False
         self._whole = self._drawing = 0.0
 
@@ -28,8 +30,11 @@ class Activity:
         timeline = self.timeline
         for command in commands:
             match command:
-                case Restart(engine) | Dismiss(engine):
-                    again = isinstance(command, Restart)
+                case Restart(engine) if engine in self._down:
+                    self._down.discard(engine)
+                case Restart(engine) | Dismiss(engine) | End(engine):
+                    again = not isinstance(command, Dismiss)
+                    self._down |= {engine} if isinstance(command, End) else set()
                     self._now(engine, ("", None))
                     timeline.instant(engine, "lost" if again else "lost for good", cause=_cause(event))
                 case GiveUp(group, cause):
@@ -71,6 +76,8 @@ class Activity:
 
 
 def _doing(engine: EngineState) -> Doing:
+    if engine.down or engine.asleep or engine.falls_asleep:
+        return "" if engine.down else "asleep", None
     if not engine.joined:
         return "starting", None
     if engine.loading is not None:

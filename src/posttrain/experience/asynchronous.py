@@ -89,8 +89,10 @@ class AsynchronousFeed(PromptFeed):
 def queue_metrics(batch: Batch) -> Metrics:
     """`queue/in_flight`: groups that are sampled or scored when the step begins; `queue/waiting`: scored ones that wait
     for a later step; `queue/engines_idle`: share of the engines' time since the last step in which they drew no token.
+    `queue/gave_back_gib`: memory of a shared GPU that engines gave back for the step, as measured.
     """
-    return {
+    gave_back: Metrics = {"queue/gave_back_gib": Mean(batch.gave_back / 2**30, 1)} if batch.gave_back else {}
+    return gave_back | {
         "queue/in_flight": Mean(batch.in_flight, 1),
         "queue/waiting": Mean(batch.queued, 1),
         "queue/engines_idle": Mean(batch.engines_idle, 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import close
@@ -56,6 +56,8 @@ class Deliveries:
     files: Sequence[int] = field(default_factory=new_files)
     numbers: dict[int, int] = field(default_factory=dict)
     """Which publication a version is."""
+    give_room: Callable[[], None] = lambda: None
+    """Gives memory that the trainer has no use for back to its device, before engines wake there."""
 
     def __post_init__(self) -> None:
         self.driver: Driver | None = None
@@ -72,6 +74,8 @@ class Deliveries:
         """
         assert self.driver is not None, "a driver is made for these deliveries"
         if self._published is None:
+            self.give_room()
+            self.driver.launch()
             ready = self.driver.wait_for_engine()
             self._published = Published(self.files, ready.tensors, write=True)
             self._merged = ready.merged
@@ -103,6 +107,7 @@ class Deliveries:
         self._expected[version] = digests, trained
         for old in sorted(self.numbers)[:-3]:
             del self.numbers[old], self._expected[old]
+        self.give_room()
         self.driver.published(version)
         worst, self._worst = self._worst, 0.0
         return {"publish/tensors_compared": Min(float(len(digests))), "publish/probe_max_difference": Max(worst)}

@@ -32,6 +32,7 @@ from posttrain.controller.messages import (
     Deliver,
     Dismiss,
     Drew,
+    End,
     Ended,
     Evaluate,
     Evaluated,
@@ -51,6 +52,8 @@ from posttrain.controller.messages import (
     Row,
     Score,
     Scored,
+    Sleep,
+    Slept,
     Stop,
     Submit,
     Trained,
@@ -58,6 +61,7 @@ from posttrain.controller.messages import (
 )
 from posttrain.engines.port import (
     Answer,
+    Asleep,
     EngineGone,
     EnginePort,
     Examinable,
@@ -65,6 +69,7 @@ from posttrain.engines.port import (
     GivenBack,
     Piece,
     Ready,
+    SleepingPort,
     Task,
     Token,
     WeightsLoaded,
@@ -144,6 +149,8 @@ class Batch:
     """Groups that wait for a later step."""
     engines_idle: float
     """Share of the engines' time in which they drew no token, since the last batch."""
+    gave_back: int = 0
+    """Bytes of the trainer's device that engines gave back for this step, where they share it."""
 
 
 @dataclass(kw_only=True)
@@ -162,7 +169,7 @@ class Driver:
     """What ends the run when too many of these were voided."""
     prove: Prove
     deadline: float
-    """Seconds in which an engine has to draw a token or to load weights."""
+    """Seconds in which an engine has to draw a token, to load weights, or to fall asleep."""
     start_deadline: float
     """Seconds in which it has to start."""
     say: Callable[[str], None]
@@ -206,17 +213,25 @@ class Driver:
         self._since: dict[Wait, float] = {}
         self._threads: list[threading.Thread] = []
         self._closing = False
-        self._has_weights = False
+        self._has_weights = self._launched = False
+        self._gave_back = 0
+        """Bytes of the trainer's device, by engines that have fallen asleep since the last batch."""
         self._restored = False
 
     # --- the trainer's thread ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the engines, and the threads that look after them."""
+        """Start the threads that look after engines."""
         for target, name in ((self._drive, "engines"), (self._score, "rewards of engines")):
             thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def launch(self) -> None:
+        """Start the engines, if they are not started yet."""
+        if not self._launched:
+            self._launched = True
+            self.call(self._launch_all)
 
     def close(self) -> None:
         """End all engines and threads."""
@@ -352,8 +367,6 @@ class Driver:
 
     def _drive(self) -> None:
         self._selector.register(self._woken, selectors.EVENT_READ)
-        for name in self.engines:
-            self._launch(name)
         self.activity.look(self.controller)
         while not self._closing:
             unsent = [port.push() for port in self._ports.values()]
@@ -397,7 +410,11 @@ class Driver:
             case Restart(engine):
                 self._end_engine(engine)
                 self._launch(engine)
-            case Dismiss(engine):
+            case Sleep(engine):
+                port = self._ports[engine]
+                assert isinstance(port, SleepingPort), "only such engines share the trainer's device"
+                port.sleep()
+            case Dismiss(engine) | End(engine):
                 self._end_engine(engine)
             case Score(group):
                 self._to_score.put(group)
@@ -428,6 +445,10 @@ class Driver:
             fix="Look into the files engines/*.log of the run. An engine that is only slow needs a larger "
             f"rollout.deadline (now {self.deadline:g} s). `posttrain resume` goes on from the newest checkpoint.",
         )
+
+    def _launch_all(self) -> None:
+        for name in self.engines:
+            self._launch(name)
 
     def _launch(self, name: str) -> None:
         port = self.engines[name]()
@@ -477,6 +498,9 @@ class Driver:
                 self._joined.add(name)
                 del self._starting[name]
                 self._handle(Joined(name))
+            case Asleep(gave=gave):
+                self._gave_back += gave
+                self._handle(Slept(name))
             case GivenBack(row=row, attempt=attempt):
                 self._handle(Returned(name, Row(*row), attempt))
             case Examined():
@@ -512,9 +536,11 @@ class Driver:
 
     def _look_at_clocks(self) -> None:
         """Tell the controller of waits that took too long. The trainer's own are the watchdog's."""
+        if not self._launched:
+            return
         now, waits = time.monotonic(), self.controller.waits()
         self._since = {wait: self._since.get(wait, now) for wait in waits}
-        allowed = {"join": self.start_deadline, "load": self.deadline, "draw": self.deadline}
+        allowed = {"join": self.start_deadline, "load": self.deadline, "sleep": self.deadline, "draw": self.deadline}
         for wait, since in list(self._since.items()):
             if now - since > allowed.get(wait.kind, float("inf")):
                 told = f"nobody has heard of it for {now - since:.0f} s ({wait.kind})"
@@ -558,7 +584,9 @@ class Driver:
 
     def _examine(self, tokens: Sequence[Token]) -> set[str]:
         self._examined = {}
-        ports = {name: port for name, port in self._ports.items() if name in self._joined}
+        there = self.controller.engines
+        awake = {name for name in self._joined if name in there and there[name].version is not None}
+        ports = {name: port for name, port in self._ports.items() if name in awake}
         for port in ports.values():
             if isinstance(port, Examinable):
                 port.examine(tokens)
@@ -574,6 +602,7 @@ class Driver:
 
     def _batch(self, deliver: Deliver, waited: float) -> Batch:
         voided, self._voided = self._voided, []
+        gave_back, self._gave_back = self._gave_back, 0
         groups = [self._groups.pop(number) for number in deliver.groups]
         return Batch(
             groups=groups,
@@ -583,6 +612,7 @@ class Driver:
             in_flight=self.controller.in_flight,
             queued=self.controller.queued,
             engines_idle=self.activity.idle(),
+            gave_back=gave_back,
         )
 
     # --- the thread of rewards ---------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from posttrain.engines.port import EnginePort
 if TYPE_CHECKING:
     from posttrain.config import RolloutConfig, SamplingConfig
     from posttrain.engines.vllm.port import ServerSetup
+    from posttrain.engines.vllm.sleeping import SharedDevice
     from posttrain.experience.deliveries import Deliveries
     from posttrain.models.load import LoadedModel
 
@@ -37,29 +38,39 @@ class Servers:
     """Tokens of the longest row, its prompt included."""
     threads: int
     """Of each server, on a CPU."""
+    device: SharedDevice | None = None
+    """The trainer's GPU, where a server shares it."""
 
     def starts(self, deliveries: Deliveries) -> dict[str, Callable[[], EnginePort]]:
-        """What starts each of them, by name. Raises as `server_setup` does, before anything is started."""
+        """What starts each of them, by name. Raises as `server_setup` does: before anything is started, but for a GPU
+        that is shared, of which it shows then how much is free."""
         from posttrain.engines.vllm.served import server_setup  # with httpx, which only servers need
 
         found = dict[str, Callable[[], EnginePort]]()
         for place, name in enumerate(engine_names(self.rollout.num_engines)):
-            setup = server_setup(
-                self.rollout,
-                self.sampling,
-                self.loaded,
-                self.folder,
-                place,
-                longest=self.longest,
-                threads=self.threads,
+            setup = cache(
+                partial(
+                    server_setup,
+                    self.rollout,
+                    self.sampling,
+                    self.loaded,
+                    self.folder,
+                    place,
+                    longest=self.longest,
+                    threads=self.threads,
+                    device=self.device,
+                )
             )
+            if self.device is None:
+                setup()
             found[name] = partial(self._start, name, setup, deliveries)
         return found
 
-    def _start(self, name: str, setup: ServerSetup, deliveries: Deliveries) -> EnginePort:
+    def _start(self, name: str, made: Callable[[], ServerSetup], deliveries: Deliveries) -> EnginePort:
         """One that was there before may come back, and is waited for longer."""
         from posttrain.engines.vllm.port import VllmEngine
 
+        setup = made()
         if deliveries.driver is not None and deliveries.driver.ready is not None:
             setup = replace(setup, patience=START_DEADLINE)
         log = log_of(self.folder, name)

@@ -104,6 +104,7 @@ def serving(
             if not rollout.url:
                 say(f"rollout.engine = vllm: starting {rollout.num_engines} server(s), which takes half a minute")
             driver.start()
+            driver.launch()
             yield Serving(loaded, longest, driver, deliveries)
     except EngineError as error:
         keep = True

@@ -27,6 +27,7 @@ from posttrain.experience.schedule import Schedule
 from posttrain.experience.selection import DynamicSampling, informative
 from posttrain.experience.servers import Servers, engine_names, log_of, start_deadline
 from posttrain.models.policy import Forward
+from posttrain.placement import placement_for
 from posttrain.rewards.scores import enforce_limit
 from posttrain.types import Prompt
 from posttrain.watch.bisection import Answered
@@ -34,6 +35,7 @@ from posttrain.watch.bisection import Answered
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
     from posttrain.config import RunConfig
+    from posttrain.engines.vllm.sleeping import SharedDevice
     from posttrain.models.load import LoadedModel
     from posttrain.rewards import RewardSet
     from posttrain.store.run_store import RunStore
@@ -80,7 +82,8 @@ class Fleet:
         return EngineAnswers(local, lambda: self._driver, lambda: self.deliveries.newest())
 
     def feed(self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None) -> AsynchronousFeed:
-        """Engines start at once, and load the model while the rest of the run is set up."""
+        """Engines start at once, and load the model while the rest of the run is set up; one that shares the trainer's
+        GPU starts with the first publication."""
         config, rollout, greedy = self.config, self.config.rollout, "greedy_reward" in algorithm.needs
         proof = DeliveryProof.from_prompts(
             [prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
@@ -88,10 +91,12 @@ class Fleet:
             temperature=self.forward.temperature,
         )
         scores = TrainerScores(self.forward.under(self.loaded.model), self.loaded.pad_id)
-        self._deliveries = deliveries = Deliveries(self.loaded.model, proof, scores)
+        self._device = shared_device(config, self.loaded)
+        give_room = torch.cuda.empty_cache if self._device else lambda: None  # nothing where no GPU was used
+        self._deliveries = deliveries = Deliveries(self.loaded.model, proof, scores, give_room=give_room)
         self.resources.callback(deliveries.close)
         driver = Driver(
-            limits=limits_of(config, greedy=greedy),
+            limits=limits_of(config, greedy=greedy, in_turns=self._device is not None),
             engines=self._starts(deliveries),
             schedule=Schedule(config.seed, prompts, config.train.prompts_per_step),
             max_new_tokens=config.sampling.max_completion_length,
@@ -112,6 +117,8 @@ class Fleet:
         self.resources.callback(torch.set_num_threads, torch.get_num_threads())  # what runs next has all of them again
         torch.set_num_threads(threads_of(config)[0])
         driver.start()
+        if self._device is None:  # else the trainer tries how much memory it needs first, and publishes then
+            driver.launch()
         return AsynchronousFeed(
             config,
             prompts,
@@ -144,7 +151,15 @@ class Fleet:
         config, folder, threads = self.config, self.store.folder, threads_of(self.config)[1]
         if config.rollout.engine == "vllm":
             longest = longest_row(config, self.loaded)
-            servers = Servers(config.rollout, config.sampling, self.loaded, folder, longest=longest, threads=threads)
+            servers = Servers(
+                config.rollout,
+                config.sampling,
+                self.loaded,
+                folder,
+                longest=longest,
+                threads=threads,
+                device=self._device,
+            )
             return servers.starts(deliveries)
         start, setup = type(self).start, self._setup()
         return {
@@ -174,8 +189,22 @@ def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
     return min(longest, loaded.context_length or longest)
 
 
-def limits_of(config: RunConfig, *, greedy: bool = False) -> Limits:
-    """`greedy`: a group has one row more."""
+def shared_device(config: RunConfig, loaded: LoadedModel) -> SharedDevice | None:
+    """The trainer's GPU, where a vLLM server shares it; None on a CPU, where memory need not be given back.
+
+    Raises ConfigError where there are too few GPUs for the servers."""
+    if config.rollout.engine != "vllm" or loaded.device.type != "cuda":
+        return None
+    if placement_for(config, torch.cuda.device_count()) == "beside":
+        return None
+    from posttrain.engines.vllm.sleeping import SharedDevice  # with httpx, which only servers need
+
+    name = str(torch.cuda.get_device_properties(loaded.device).uuid)
+    return SharedDevice(name, lambda: torch.cuda.mem_get_info(loaded.device)[0])
+
+
+def limits_of(config: RunConfig, *, greedy: bool = False, in_turns: bool = False) -> Limits:
+    """`greedy`: a group has one row more. `in_turns`: engines share the trainer's GPU."""
     train = config.train
     return Limits(
         prompts_per_step=train.prompts_per_step,
@@ -184,6 +213,7 @@ def limits_of(config: RunConfig, *, greedy: bool = False) -> Limits:
         run_ahead=train.lead,
         max_staleness=train.max_staleness,
         publish_every=train.publish_every,
+        in_turns=in_turns,
         max_voided=train.max_sampling_rounds * train.prompts_per_step,
     )
 

@@ -1,4 +1,4 @@
-"""A vLLM server as its driver sees it. Implements `EnginePort`.
+"""A vLLM server as its driver sees it. Implements `EnginePort`, and `SleepingPort` on the trainer's GPU.
 
 A thread of its own speaks HTTP; nothing here waits for it.
 
@@ -38,6 +38,7 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.port import (
     Answer,
+    Asleep,
     EngineGone,
     Examined,
     GivenBack,
@@ -54,6 +55,7 @@ from posttrain.engines.sampling import StopStrings
 from posttrain.engines.vllm.client import GENERATE, LONGEST_ERROR, Client, NoAnswer, ServerError, drawn_by
 from posttrain.engines.vllm.rows import Rows
 from posttrain.engines.vllm.server import Launch, Server
+from posttrain.engines.vllm.sleeping import SharedDevice, Sleeper, wake_whoever_sleeps
 from posttrain.types import FinishReason
 
 WATCHED = 0.5
@@ -95,6 +97,13 @@ class ServerSetup:
     """How long a server that is not started here may be away."""
     shape: Mapping[str, Any] = field(default_factory=dict)
     """What of the model's configuration decides what it computes."""
+    device: SharedDevice | None = None
+    """The trainer's GPU, where the server shares it."""
+
+    @property
+    def weights(self) -> int:
+        """Bytes that the server decodes with."""
+        return max((place.end for place in layout(self.tensors).values()), default=0)
 
 
 @dataclass
@@ -134,6 +143,7 @@ class VllmEngine:
         self._client = Client(self._server.url if self._server else setup.url, setup.call_seconds)
         self._rows = Rows(self._client)
         self._generate = self._rows.generate
+        self._sleeper = Sleeper(self._client, setup.device, setup.weights) if setup.device else None
         self._flights: dict[tuple[RowName, int], Flight] = {}
         self._version: int | None = None
         self._count = itertools.count()
@@ -170,6 +180,10 @@ class VllmEngine:
     def load(self, version: int) -> None:
         """See `EnginePort`."""
         self._call(self._begin, self._load(version, self._numbers[version]))
+
+    def sleep(self) -> None:
+        """See `SleepingPort`."""
+        self._call(lambda: self._begin(self._sleep()))
 
     def examine(self, tokens: Sequence[Token]) -> None:
         """See `Examinable`."""
@@ -242,6 +256,7 @@ class VllmEngine:
         for facts in await self._client.rpc("posttrain_facts"):
             if wrong := self._wrong_with(facts):
                 raise ServerError(wrong)
+        await wake_whoever_sleeps(self._client)
         await self._client.rpc("posttrain_reset")
         await self._client.call("/init_weight_transfer_engine", {"init_info": {}})
         if not await self._rows.open():
@@ -270,6 +285,10 @@ class VllmEngine:
             return f"its model has {other[0]} = {shape[other[0]]} and the trained one {self.setup.shape[other[0]]}"
         if facts["machine"] != machine():
             return "it runs on another machine: weights go through memory that both have to see"
+        if self.setup.device and facts["device"] != self.setup.device.name:
+            return f"it is on {facts['device']} and the trainer on {self.setup.device.name}: rollout.placement = beside"
+        if self.setup.device and not facts["sleeps"]:
+            return "it shares the trainer's GPU and cannot sleep: start it with --enable-sleep-mode"
         if facts["workers"] != 1:
             return f"it has {facts['workers']} workers: how it splits tensors among them is not checked yet"
         return ""
@@ -398,8 +417,11 @@ class VllmEngine:
     async def _load(self, version: int, number: int) -> None:
         started = time.perf_counter()
         self._open.clear()
-        client = self._client
-        await client.call("/pause", mode="abort", clear_cache="true")
+        client, asleep = self._client, self._sleeper if self._sleeper and self._sleeper.asleep else None
+        if asleep:
+            await asleep.wake_weights()
+        else:
+            await client.call("/pause", mode="abort", clear_cache="true")
         await self._all_have_left()
         places = layout(self.setup.tensors)
         file = self._files[number % len(self._files)]
@@ -414,6 +436,8 @@ class VllmEngine:
         await client.call("/update_weights", {"update_info": where})
         await client.call("/finish_weight_update", {"weight_version": self._label(version)})
         digests = await self._digests()
+        if asleep:
+            await asleep.wake_cache()
         await client.call("/resume")
         self._version = version
         told = await client.call("GET /weight_info")
@@ -427,6 +451,16 @@ class VllmEngine:
             )
         )
         self._open.set()
+
+    async def _sleep(self) -> None:
+        """Rows that are submitted meanwhile wait here, as before an update. The server would keep their requests, and
+        draw them with whatever weights it has when it wakes."""
+        assert self._sleeper, "only a server on the trainer's GPU is told to sleep"
+        self._open.clear()
+        await self._all_have_left()
+        await self._sleeper.sleep()
+        self._version = None
+        self._say(Asleep(gave=self._sleeper.gives))
 
     async def _all_have_left(self) -> None:
         """Requests hand over what they have drawn before new weights are there."""

@@ -13,16 +13,21 @@ import torch
 from posttrain.engine_environment import interpreter
 from posttrain.engines.decoding import base_model
 from posttrain.engines.delivery import routers
+from posttrain.engines.published import layout
 from posttrain.engines.vllm.port import ServerSetup
 from posttrain.engines.vllm.server import Launch
 from posttrain.engines.weights import merged_tensors
 from posttrain.errors import ModelError
 from posttrain.models.compute import dtype_name
+from posttrain.placement import RESERVE, server_memory, visible
 
 if TYPE_CHECKING:
     from posttrain.config import RolloutConfig, SamplingConfig
+    from posttrain.engines.vllm.sleeping import SharedDevice
     from posttrain.models.load import LoadedModel
 
+MOMENTS = 8
+"""Bytes of AdamW's two moments of a trained number: they come with the first step, and stay."""
 AWAY = 5.0
 """Seconds that a server which nobody has seen yet is waited for."""
 MIXTURES = ("qwen2_moe", "qwen3_moe", "olmoe")
@@ -57,10 +62,13 @@ def server_setup(
     *,
     longest: int,
     threads: int,
+    device: SharedDevice | None = None,
 ) -> ServerSetup:
-    """Of server number `place`. `folder` takes what it is started with, `longest` is in tokens of a whole row.
+    """Of server number `place`. `folder` takes what it is started with, `longest` is in tokens of a whole row. `device`
+    is the trainer's GPU, where the server shares it.
 
-    Raises ConfigError where vLLM is not installed, ModelError for a model that it cannot serve here.
+    Raises ConfigError where vLLM is not installed, ModelError for a model that it cannot serve here, and DoesNotFit
+    where a GPU has no room for it.
     """
     kind = base_model(loaded.model).config.model_type
     if routers(loaded.model) and kind not in MIXTURES:
@@ -70,7 +78,7 @@ def server_setup(
             fix="Set rollout.engine = local: the local sampler decodes every mixture of experts.",
         )
     url = rollout.url[place] if rollout.url else ""
-    launch = None
+    launch, tensors = None, tensors_of(loaded)
     if not url:
         python = interpreter()
         require_attention(loaded)
@@ -83,11 +91,12 @@ def server_setup(
             threads=threads,
             device=loaded.device.type,
             cache_gib=cache_gib(loaded, longest),
+            **on_card(loaded, place, tensors, longest=longest, rows=sampling.max_batch_rows, trains=device is not None),
         )
     return ServerSetup(
         launch=launch,
         url=url,
-        tensors=tensors_of(loaded),
+        tensors=tensors,
         sampling=sampling,
         tokenizer=loaded.tokenizer,
         eos_ids=sorted(loaded.eos_ids),
@@ -96,7 +105,39 @@ def server_setup(
         call_seconds=rollout.deadline,
         patience=AWAY,
         shape=shape_of(base_model(loaded.model).config.get_text_config()),
+        device=device,
     )
+
+
+def on_card(
+    loaded: LoadedModel,
+    place: int,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    *,
+    longest: int,
+    rows: int,
+    trains: bool,
+) -> dict[str, Any]:
+    """What of `Launch` says on which GPU a server is, and how much of it is for it; nothing on a CPU.
+
+    `trains`: the server shares a GPU on which the model is trained. Else it gets the next one, or what is free of the
+    only one. Raises DoesNotFit where that is too little.
+    """
+    if loaded.device.type != "cuda":
+        return {}
+    own = loaded.device.index or 0
+    others = [card for card in range(torch.cuda.device_count()) if card != own]
+    if not trains and place < len(others):
+        return {"card": visible(others[place])}
+    free, whole = torch.cuda.mem_get_info(loaded.device)
+    trained = sum(parameter.numel() for parameter in loaded.model.parameters() if parameter.requires_grad)
+    memory = server_memory(
+        weights=max(one.end for one in layout(tensors).values()),
+        row=longest * token_bytes(loaded),
+        rows=rows,
+        room=free - RESERVE - (MOMENTS * trained if trains else 0),
+    )
+    return {"card": visible(own), "shares": memory, "card_bytes": whole}
 
 
 def require_attention(loaded: LoadedModel) -> None:
@@ -112,10 +153,14 @@ def require_attention(loaded: LoadedModel) -> None:
 
 def cache_gib(loaded: LoadedModel, longest: int) -> float:
     """Room for keys and values of the longest row, which vLLM asks for, and at least 1 GiB."""
+    return max(1.0, math.ceil((longest + BLOCK) * token_bytes(loaded) / 2**28) / 4)
+
+
+def token_bytes(loaded: LoadedModel) -> int:
+    """Keys and values of one token, of all layers."""
     config = base_model(loaded.model).config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    numbers = 2 * config.num_hidden_layers * heads * head_size(config)
-    return max(1.0, math.ceil((longest + BLOCK) * numbers * loaded.compute_dtype.itemsize / 2**28) / 4)
+    return 2 * config.num_hidden_layers * heads * head_size(config) * loaded.compute_dtype.itemsize
 
 
 def head_size(config: Any) -> int:

@@ -7,19 +7,26 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from posttrain.engines import begin
 from posttrain.engines.last_words import last_words
 from posttrain.engines.starting import work_of
 from posttrain.engines.vllm import supervise
+from posttrain.placement import ServerMemory
 
 EXTENSION = Path(__file__).parent / "extension"
 """On the path of the server: the module that takes weights and says what it holds."""
 PROGRAM = "vllm.entrypoints.launchers.api_server.entry"
+ENDING = 5.0
+"""Seconds that killed processes are waited for: the system takes their memory back when it gets to it."""
+LOOK = 0.01
 STREAM_INTERVAL = 16
 """Tokens of a row that are sent together: each message costs the server time that it could decode in."""
 
@@ -39,6 +46,13 @@ class Launch:
     device: str
     cache_gib: float = 1.0
     """Of keys and values, on a CPU."""
+    card: str = ""
+    """The GPU that it is on, as CUDA_VISIBLE_DEVICES names it."""
+    shares: ServerMemory | None = None
+    """What it takes of the trainer's GPU while it is awake, where it shares that. Of one of its own it takes what vLLM
+    takes."""
+    card_bytes: int = 0
+    """Of that GPU, all of it."""
 
 
 class Server:
@@ -74,12 +88,25 @@ class Server:
         return last_words(code if code <= 128 else 128 - code, self.log)  # as the supervisor says of its server
 
     def kill(self) -> None:
-        """With everything that it started."""
+        """With everything that it started: when this returns, none of it holds memory any more."""
+        started = list[psutil.Process]()
+        with suppress(psutil.Error):
+            started = psutil.Process(self.process.pid).children(recursive=True)
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        until = time.monotonic() + ENDING
+        while any(map(_runs, started)) and time.monotonic() < until:
+            time.sleep(LOOK)
         with suppress(OSError):
             os.close(self._alive)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """A process that nobody has asked how it ended (a zombie) holds nothing."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def arguments(launch: Launch, port: int) -> Sequence[str]:
@@ -102,6 +129,12 @@ def arguments(launch: Launch, port: int) -> Sequence[str]:
     switches = ["--skip-tokenizer-init", "--enable-scale-out", "--disable-uvicorn-access-log"]
     if launch.device == "cpu":
         switches.append("--enforce-eager")
+    if launch.shares:
+        given |= {
+            "gpu-memory-utilization": f"{launch.shares.awake / launch.card_bytes:.4f}",  # so much has to be free
+            "kv-cache-memory-bytes": str(launch.shares.cache),
+        }
+        switches.append("--enable-sleep-mode")
     return [*(word for name, value in given.items() for word in (f"--{name}", value)), *switches]
 
 
@@ -117,6 +150,8 @@ def environment(launch: Launch) -> dict[str, str]:
     }
     if launch.device == "cpu":
         more |= {"VLLM_CPU_KVCACHE_SPACE": f"{launch.cache_gib:g}", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    if launch.card:
+        more["CUDA_VISIBLE_DEVICES"] = launch.card
     return own | more
 
 

@@ -27,6 +27,7 @@ from posttrain.lab.plan.fitting import Change, possible_steps, smallest_changes
 from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
 from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.phases import predict
+from posttrain.lab.plan.placements import Placed, has_server, placements, simulated_placements
 from posttrain.lab.plan.records import MemoryPlan, Workload
 from posttrain.lab.plan.side_by_side import SideBySide, side_by_side
 from posttrain.lab.plan.target import Target, corrected, target_of
@@ -62,6 +63,8 @@ class Plan:
     """Hardware on which it fits as it is, where it does not fit on this."""
     remarks: tuple[Remark, ...] = ()
     """Settings outside of published ranges."""
+    placements: tuple[Placed, ...] = ()
+    """Of a run with a vLLM server on GPUs: where it may be, and which one the run takes."""
     beside: SideBySide | None = None
     """Of a run whose engines sample while it trains, where it was simulated."""
 
@@ -82,12 +85,18 @@ class Plan:
 
     @cached_property
     def verdict(self) -> Verdict:
-        return verdict_on(self.memory, self.target)
+        taken = next((one.verdict for one in self.placements if one.chosen), None)
+        return taken or verdict_on(self.memory, self.target)
+
+    @property
+    def in_turns(self) -> bool:
+        """Trainer and vLLM server share a GPU."""
+        return any(one.chosen and one.placement == "shared" for one in self.placements)
 
     @cached_property
     def on_one_device(self) -> Verdict | None:
         """Of the run as this version trains it, on one device; None where one is all there is."""
-        if self.hardware.count == 1:
+        if self.workload.ranks == 1:
             return None
         alone = replace(self.workload, ranks=1, sharding="none")
         return verdict_on(predict(alone), self.target)
@@ -152,7 +161,8 @@ def make_plan(
 def simulated(plan: Plan) -> Plan:
     """The plan, and what a simulation shows of a run whose engines sample while it trains."""
     found = side_by_side(plan.config, plan.workload, plan.hardware, plan.target.length_spread)
-    return replace(plan, beside=found)
+    placed = plan.placements if found is None else simulated_placements(plan.placements, found)
+    return replace(plan, beside=found, placements=placed)
 
 
 def with_lengths(config: RunConfig, target: Target) -> Target:
@@ -183,7 +193,13 @@ def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
 def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
     """The plan of a resolved config; `advice`: look for changes where it does not fit, and for unusual settings."""
     workload = workload_for(config, target)
-    memory = predict(workload)
+    memory, cost = predict(workload), cost_of_step(workload, target.hardware)
+    placed = tuple[Placed, ...]()
+    if has_server(config, workload):
+        cost = cost_of_step(replace(workload, engine="copy"), target.hardware)  # weights are sent
+        memory = predict(replace(workload, engine="separate"))
+        placed = placements(config, memory, cost, target, error=ERROR[workload.device])
+        memory = next(one.memory for one in placed if one.chosen)
     evaluations, evaluation_seconds = _evaluations(
         config, workload, target.hardware, None if target.lengths is None else target.lengths.heldout
     )
@@ -193,7 +209,8 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
         target=target,
         workload=workload,
         memory=memory,
-        cost=cost_of_step(workload, target.hardware),
+        cost=cost,
+        placements=placed,
         evaluations=evaluations,
         evaluation_seconds=evaluation_seconds,
         disk=disk_of(workload, config.checkpoint, folder=folder, step_tokens=step_of(workload).tokens),
@@ -210,12 +227,13 @@ def workload_for(config: RunConfig, target: Target) -> Workload:
     """What decides memory and time: the config, on that hardware."""
     accelerator = target.hardware.device
     known = {name: getattr(target, name) for name in ("engine", "prompt_tokens", "mean_completion_tokens")}
+    alone = accelerator.key != "cpu" and config.rollout.engine == "vllm"  # the others are for its servers
     return workload_of(
         config,
         device="cpu" if accelerator.key == "cpu" else "cuda",
         bfloat16=accelerator.bfloat16 is not None,
-        ranks=target.hardware.count,
-        sharding=target.sharding,
+        ranks=1 if alone else target.hardware.count,
+        sharding="none" if alone else target.sharding,
         engine_ranks=target.engine_ranks,
         optimizer_bits=target.optimizer_bits,
         lengths=target.lengths,

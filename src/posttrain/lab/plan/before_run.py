@@ -108,7 +108,9 @@ def plan_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
 
 def target_here(config: RunConfig) -> Target:
     """This machine, as the run will use it."""
-    return Target(hardware=_hardware(choose_device(config.model.device)))
+    device = choose_device(config.model.device)
+    cards = torch.cuda.device_count() if device.type == "cuda" else 1
+    return Target(hardware=_hardware(device), cards=cards)
 
 
 def _hardware(device: torch.device) -> Hardware:

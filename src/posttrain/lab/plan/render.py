@@ -40,6 +40,7 @@ def render(plan: Plan) -> str:
     sections = [
         _section("Step", [plan.step.sentence(w.steps)]),
         _section("Memory", _memory(plan)),
+        _section("Server", _server(plan)),
         _section("Change", _changes(plan)),
         _section("Time", _time(plan)),
         _section("Beside", _beside(plan)),
@@ -94,6 +95,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "evaluation_seconds": plan.evaluation_seconds,
             "dollars": None if plan.dollars is None else list(plan.dollars),
         },
+        "placements": [one.to_json() for one in plan.placements],
         "side_by_side": None if plan.beside is None else asdict(plan.beside),
         "memory": {
             phase.name: {"bytes": phase.bytes, "moment": phase.moment, "parts": [asdict(part) for part in phase.parts]}
@@ -195,7 +197,7 @@ def _time(plan: Plan) -> list[str]:
 def _beside(plan: Plan) -> list[str]:
     """What sampling while training comes to."""
     found, train = plan.beside, plan.config.train
-    if found is None:
+    if found is None or plan.in_turns:
         return []
     engines = "1 engine samples" if found.engines == 1 else f"{found.engines} engines sample"
     gain = f"{found.steps_per_hour / found.in_turns:.1f} times"
@@ -218,12 +220,15 @@ def _beside_assumed(plan: Plan) -> list[str]:
     found = plan.beside
     if found is None:
         return []
+    how = "in turns" if plan.in_turns else "side by side"
     told = [
-        f"side by side: {found.steps} steps simulated, answers of {found.mean_tokens:,} tokens on average with a "
+        f"{how}: {found.steps} steps simulated, answers of {found.mean_tokens:,} tokens on average with a "
         f"log-normal spread of {found.spread:g}, at most {found.longest_tokens:,} (--mean-completion-length, "
         "--length-spread)"
     ]
-    if found.threads is not None:
+    if plan.in_turns:
+        told.append("trainer and server have the GPU in turns")
+    elif found.threads is not None:
         trainer, engine = found.threads
         told.append(f"cores are shared, {trainer} for the trainer and {engine} for each engine; speed goes with cores")
     else:
@@ -231,9 +236,30 @@ def _beside_assumed(plan: Plan) -> list[str]:
     return told
 
 
+def _server(plan: Plan) -> list[str]:
+    """Where a vLLM server may be, and what that comes to."""
+    if not plan.placements:
+        return []
+    taken = next(one for one in plan.placements if one.chosen)
+    server, row = taken.server, plan.workload.max_batch_rows
+    told = [
+        f"vLLM takes {size(server.awake)}: weights {size(server.weights)}, keys and values {size(server.cache)} (for "
+        f"up to {row} rows), its own {size(server.overhead)}; asleep {size(server.asleep)}"
+    ]
+    for one in plan.placements:
+        words = "one GPU, in turns" if one.placement == "shared" else "a GPU each"
+        if one.placement == "shared" and plan.config.train.lead:
+            words += ", train.run_ahead = 0"
+        taken = "; taken" if one.chosen else ""
+        told.append(
+            f"{one.placement} ({words})  {one.verdict.sentence()}; {one.steps_per_hour:,.0f} steps an hour{taken}"
+        )
+    return told
+
+
 def _wasted(plan: Plan) -> list[str]:
     """Devices without which a step would take as long."""
-    useful, all_devices, w = useful_devices(plan.workload), plan.hardware.count, plan.workload
+    useful, all_devices, w = useful_devices(plan.workload), plan.workload.ranks, plan.workload
     if useful == all_devices:
         return []
     kind = "prompts" if w.data_kind == "prompts" else "pairs" if w.data_kind == "pairs" else "rows"

@@ -35,6 +35,7 @@ from posttrain.files import write_durably
 from posttrain.lab.plan.hardware import Hardware, find_hardware, known_device, processor_facts, this_gpu, this_processor
 from posttrain.lab.plan.records import Engine, MemoryPlan, Phase, Sharding
 from posttrain.lab.plan.workload import RowLengths
+from posttrain.placement import visible_count
 
 MEASURED = Path(__file__).with_name("measured.json")
 EXACT = ("weights", "adapters", "gradients", "optimizer state", "copy of the weights")
@@ -163,8 +164,8 @@ def free_disk(folder: Path) -> int:
 
 def this_machine(device: str = "auto") -> Hardware:
     """What a run with `model.device` would use here: the first GPU that the driver reports, else the processor."""
-    gpu = None if device == "cpu" else _reported_gpu()
-    return gpu_here(*gpu) if gpu is not None else processor_here()
+    gpus = [] if device == "cpu" else _reported_gpus()
+    return gpu_here(*gpus[0]) if gpus else processor_here()
 
 
 def processor_here() -> Hardware:
@@ -181,15 +182,15 @@ def gpu_here(name: str, total: int, free: int) -> Hardware:
     return hardware if found is None else apply_to(hardware, found)
 
 
-def _reported_gpu() -> tuple[str, int, int] | None:
-    """(name, bytes, free bytes) of the first GPU as nvidia-smi has it: asking torch would take seconds."""
+def _reported_gpus() -> list[tuple[str, int, int]]:
+    """(name, bytes, free bytes) of each GPU as nvidia-smi has it: asking torch would take seconds."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        name, total, free = next(iter(told.splitlines())).rsplit(", ", 2)
-        return name, int(total) * 2**20, int(free) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError, StopIteration):  # no driver, or none that answers
-        return None
+        rows = [line.rsplit(", ", 2) for line in told.splitlines()]
+        return [(name, int(total) * 2**20, int(free) * 2**20) for name, total, free in rows]
+    except (OSError, subprocess.SubprocessError, ValueError):  # no driver, or none that answers
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +198,8 @@ class Target:
     """Where and how a run is planned to run, beside its config."""
 
     hardware: Hardware
+    cards: int = 1
+    """GPUs that the run sees."""
     engine: Engine | None = None
     """None: as the config has it."""
     engine_ranks: int = 1
@@ -220,7 +223,7 @@ class Target:
 def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     """`gpus` by name, several of one kind sharded fully unless said otherwise; this machine without a name."""
     hardware = this_machine(config.model.device) if gpus is None else as_measured(find_hardware(gpus))
-    known = [field.name for field in fields(Target) if field.name not in ("hardware", "lengths")]
+    known = [field.name for field in fields(Target) if field.name not in ("hardware", "cards", "lengths")]
     if unknown := how.keys() - set(known):
         raise ConfigError(
             given=f"a plan knows no {min(unknown)!r}",
@@ -231,7 +234,8 @@ def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     _check_target(config, given)
     if hardware.count > 1:
         given.setdefault("sharding", "full")
-    return Target(hardware=hardware, **given)
+    cards = visible_count(len(_reported_gpus())) if gpus is None else hardware.count
+    return Target(hardware=hardware, cards=cards, **given)
 
 
 def _check_target(config: RunConfig, given: Mapping[str, Any]) -> None:

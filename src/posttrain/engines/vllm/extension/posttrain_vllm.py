@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from vllm._custom_ops import cpu_prepack_moe_weight
+from vllm.device_allocator import get_mem_allocator_instance
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -121,6 +122,7 @@ WeightTransferEngineFactory.register_engine(BACKEND, MemoryEngine)
 class Extension:
     """Methods of each worker, for `/collective_rpc`."""
 
+    device: torch.device
     model_runner: Any
     vllm_config: Any
     _weight_update_active: bool
@@ -136,6 +138,8 @@ class Extension:
             "max_model_len": model.max_model_len,
             "workers": parallel.world_size,
             "shape": {name: value for name, value in vars(model.hf_text_config).items() if type(value) in (int, float)},
+            "sleeps": model.enable_sleep_mode,
+            "device": device_name(self.device),
             "machine": BOOT.read_text().strip() if BOOT.exists() else "",
         }
 
@@ -145,10 +149,22 @@ class Extension:
         newest, MemoryEngine.newest = MemoryEngine.newest, None  # else the trainer's memory lives on in here
         return {name: digest(as_sent(tensor, name, newest)) for name, tensor in held(self.model_runner.model)}
 
+    def posttrain_held(self) -> dict[str, int]:
+        """Bytes of its device that this worker would give back if it slept: none where it sleeps, or cannot."""
+        if self.device.type != "cuda":
+            return {"bytes": 0}
+        pools: Any = get_mem_allocator_instance()
+        return {"bytes": sum(one.handle[1] for one in pools.pointer_to_data.values() if not one.is_asleep)}
+
     def posttrain_reset(self) -> None:
         """End an update that whoever was here before has left half done."""
         if self._weight_update_active:
             self.finish_weight_update()
+
+
+def device_name(device: torch.device) -> str:
+    """Of a GPU the number that its driver gave it, whatever each process calls it."""
+    return device.type if device.type != "cuda" else str(torch.cuda.get_device_properties(device).uuid)
 
 
 def held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

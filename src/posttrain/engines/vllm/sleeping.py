@@ -1,0 +1,96 @@
+"""Sleep and wake of a server that shares the trainer's GPU, with the proof that its memory is really given back.
+
+    sleep    /sleep?level=2        requests are aborted; weights and cache are dropped: the weights come anew anyway
+    wake     /wake_up?tags=weights, then the weights are taken and hashed, then /wake_up?tags=kv_cache
+
+A server answers 200 even if it does not sleep: one that was started without --enable-sleep-mode does, and so does a CPU
+build. So it is asked what it holds, before and after, and the driver of the GPU is asked what is free. What of memory
+outside of parameters and buffers a level of 2 has lost, no hash sees; the probe after waking does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from posttrain.engines.vllm.client import Client, ServerError
+
+GIB = 2**30
+SLACK = GIB // 16
+"""Bytes by which what is free may differ from what was given back: allocations are rounded, contexts grow."""
+
+
+@dataclass(frozen=True)
+class SharedDevice:
+    """The GPU on which the trainer computes, as its own process sees it."""
+
+    name: str
+    """Its number for the driver, which is the same for all processes."""
+    free: Callable[[], int]
+    """Bytes of it that nobody holds."""
+
+
+class Sleeper:
+    """One server, asleep or awake."""
+
+    def __init__(self, client: Client, device: SharedDevice, weights: int) -> None:
+        """`weights`: bytes that the server decodes with at least."""
+        self.client, self.device, self.weights = client, device, weights
+        self.asleep = False
+        self.gives = 0
+        """Bytes that it gave back when it fell asleep."""
+
+    async def sleep(self) -> None:
+        """Raises ServerError where memory stays with the server."""
+        before, free = await self._held(), self.device.free()
+        if before < self.weights:
+            raise ServerError(
+                f"it could give {gib(before)} of the GPU back, and its weights alone are {gib(self.weights)}: "
+                "start it with --enable-sleep-mode"
+            )
+        await self.client.call("/sleep", level="2", mode="abort")
+        if not await self._sleeps():
+            raise ServerError("it answers /sleep with 200, and does not sleep")
+        after, risen = await self._held(), self.device.free() - free
+        if after > SLACK:
+            raise ServerError(f"it sleeps, and says itself that it holds {gib(after)} of {gib(before)}")
+        if before - risen > SLACK:
+            raise ServerError(
+                f"it sleeps, and {gib(before - risen)} of the {gib(before)} that it says it gave back are not free "
+                f"on the GPU ({gib(self.device.free())} are): it holds them still, or somebody else took them"
+            )
+        self.asleep, self.gives = True, before
+
+    async def wake_weights(self) -> None:
+        """There is room for weights then; what is in it is nobody's."""
+        await self.client.call("/wake_up", tags="weights")
+
+    async def wake_cache(self) -> None:
+        """Raises ServerError where it could not decode now: memory that is not there ends the process of a server."""
+        await self.client.call("/wake_up", tags="kv_cache")
+        if await self._sleeps():
+            raise ServerError("it was woken, and sleeps still")
+        holds = await self._held()
+        if self.gives - holds > SLACK:
+            raise ServerError(f"it woke without its cache: it holds {gib(holds)} of the {gib(self.gives)} from before")
+        self.asleep = False
+
+    async def _held(self) -> int:
+        return sum(one["bytes"] for one in await self.client.rpc("posttrain_held"))
+
+    async def _sleeps(self) -> bool:
+        return bool((await self.client.call("GET /is_sleeping"))["is_sleeping"])
+
+
+async def wake_whoever_sleeps(client: Client) -> None:
+    """A server whose trainer was killed sleeps on. Its weights are nobody's, until new ones are loaded."""
+    if (await client.call("GET /is_sleeping"))["is_sleeping"]:
+        await client.call("/wake_up")
+
+
+def gib(size: int) -> str:
+    """
+    >>> gib(3 * 2**29)
+    '1.50 GiB'
+    """
+    return f"{size / GIB:.2f} GiB"

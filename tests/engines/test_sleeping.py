@@ -1,0 +1,324 @@
+"""A server on the trainer's GPU: it sleeps while a step is trained, and every way in which it could only seem to.
+
+The GPU is the stub's: it says how much the server holds, and a number stands for what its driver says is free.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+from starlette.responses import JSONResponse
+from tests.engines.stub_server import CARD, GIB, StubServer
+from tests.engines.test_vllm import config, messages, rows_of
+from tests.tiny import tiny_model, write_prompts
+from transformers import AutoTokenizer
+
+import posttrain as pt
+from posttrain.config import SamplingConfig
+from posttrain.engines.delivery import DeliveryProof
+from posttrain.engines.port import Asleep, Piece, Ready, Task, WeightsLoaded
+from posttrain.engines.published import Published, new_files
+from posttrain.engines.vllm.port import ServerSetup, VllmEngine
+from posttrain.engines.vllm.server import Launch, arguments, environment
+from posttrain.engines.vllm.sleeping import SharedDevice
+from posttrain.errors import EngineError
+from posttrain.experience import servers
+from posttrain.placement import ServerMemory
+from posttrain.train import fleet, trainer
+
+WHOLE = 24 * GIB
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sleeping")
+    tiny_model(folder / "model")
+    write_prompts(folder / "prompts.jsonl", count=200)
+    return folder
+
+
+@pytest.fixture
+def shares(monkeypatch):
+    """Have trainer and server share the stub's GPU."""
+
+    def put(server):
+        device = server and SharedDevice(CARD, lambda: WHOLE - server.taken())
+        monkeypatch.setattr(fleet, "shared_device", lambda config, loaded: device)
+
+    return put
+
+
+def trained(place, shares, server, name, **changes):
+    shares(server)
+    with server.serving() as url:
+        return pt.train(config(place, name, url, **changes))
+
+
+class Watched(StubServer):
+    """Notes what it holds whenever the trainer computes a step."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.while_training = list[int]()
+
+
+def test_it_sleeps_while_a_step_is_trained_and_wakes_with_its_weights(place, shares, monkeypatch):
+    server, update = Watched(place / "model"), trainer.Trainer.update
+
+    def watched(*given, **named):
+        server.while_training.append(server.taken())
+        return update(*given, **named)
+
+    monkeypatch.setattr(trainer.Trainer, "update", watched)
+    evaluation = {"prompts": 4, "samples": 1, "writing": 0, "every": 2}
+    run = trained(place, shares, server, "in turns", evaluation=evaluation)
+    assert server.while_training == [0] * 4
+    assert [server.calls.count(name) for name in ("sleep", "wake_up")] == [4, 8], "once a step; weights, then cache"
+    assert all(version == row["step"] - 1 for row in rows_of(run.folder) for version in row["versions"])
+    assert [step["queue/gave_back_gib"] for step in run.metrics] == [6.0] * 4
+    asleep = server.calls[server.calls.index("sleep") :]
+    between = asleep[: asleep.index("resume")]
+    order = ["sleep", "wake_up", "start_weight_update", "update_weights", "finish_weight_update", "wake_up"]
+    assert [name for name in between if name in order] == order, "the cache comes when the weights are there"
+    shares(None)
+    with StubServer(place / "model").serving() as url:
+        awake = pt.train(config(place, "awake", url, evaluation=evaluation))
+    assert [step["loss"] for step in awake.metrics] == [step["loss"] for step in run.metrics]
+    assert [row["completion_ids"] for row in rows_of(awake.folder)] == [
+        row["completion_ids"] for row in rows_of(run.folder)
+    ], "nothing that is learned depends on a sleep"
+
+
+# --- servers that are wrong ------------------------------------------------------------------------------------------
+
+
+class KeepsItsMemory(StubServer):
+    """It says that it gave all back."""
+
+    def taken(self):
+        return sum(self.maps.values()) - (GIB if self.sleeps else 0)
+
+
+class SaysThatItKeepsSome(StubServer):
+    def held(self):
+        return super().held() + (GIB if self.sleeps else 0)
+
+
+class AnswersWithoutSleeping(StubServer):
+    def on_sleep(self, body, request):
+        return {"status": "sleeping", "level": 2}
+
+
+class HasNothingToGive(StubServer):
+    """Started without --enable-sleep-mode by somebody who says otherwise: its memory is in no pool."""
+
+    def held(self):
+        return 0
+
+
+class StartedWithoutSleep(StubServer):
+    facts: ClassVar = {"sleeps": False}
+
+
+class OnAnotherGpu(StubServer):
+    facts: ClassVar = {"device": "GPU-of-somebody-else"}
+
+
+class WakesWithOldWeights(StubServer):
+    """What it is sent goes where nothing is mapped."""
+
+    def load(self, sent):
+        if self.loads:
+            self.model = copy.deepcopy(self.models[1])
+        else:
+            super().load(sent)
+
+
+class WakesWithoutACache(StubServer):
+    def held(self):
+        return super().held() - (self.maps["kv_cache"] if "sleep" in self.calls and not self.sleeps else 0)
+
+
+class StaysAsleep(StubServer):
+    def on_wake_up(self, body, request):
+        if "kv_cache" in request.query_params.getlist("tags"):
+            return {"status": "sleeping"}
+        return super().on_wake_up(body, request)
+
+
+class CannotWake(StubServer):
+    def on_wake_up(self, body, request):
+        return JSONResponse({"error": "CUDA error: out of memory"}, status_code=500)
+
+
+class NeverAnswersAWake(StubServer):
+    def on_wake_up(self, body, request):
+        time.sleep(1.3)
+
+
+class DiesAsleep(StubServer):
+    """Nobody listens any more where it was."""
+
+    def on_is_sleeping(self, body, request):
+        told = super().on_is_sleeping(body, request)
+        if self.sleeps:
+            self.server.should_exit = self.server.force_exit = True
+        return told
+
+
+WRONG = {
+    KeepsItsMemory: "5.00 GiB of the 6.00 GiB that it says it gave back are not free on the GPU (19.00 GiB are)",
+    SaysThatItKeepsSome: "it sleeps, and says itself that it holds 1.00 GiB of 6.00 GiB",
+    AnswersWithoutSleeping: "it answers /sleep with 200, and does not sleep",
+    HasNothingToGive: "it could give 0.00 GiB of the GPU back, and its weights alone are",
+    StartedWithoutSleep: "it shares the trainer's GPU and cannot sleep: start it with --enable-sleep-mode",
+    OnAnotherGpu: "it is on GPU-of-somebody-else and the trainer on GPU-of-the-stub: rollout.placement = beside",
+    WakesWithOldWeights: "other tensors are not those of version 1",
+    WakesWithoutACache: "it woke without its cache: it holds 2.00 GiB of the 6.00 GiB from before",
+    StaysAsleep: "it was woken, and sleeps still",
+    CannotWake: 'answered 500: {"error":"CUDA error: out of memory"}',
+    NeverAnswersAWake: "/wake_up at",
+    DiesAsleep: "the connection broke",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
+def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_name(place, shares, kind, monkeypatch):
+    monkeypatch.setattr(servers, "START_DEADLINE", 1.0)  # for one that does not come back
+    ended, server = "", kind(place / "model")
+    shares(server)
+    with server.serving() as url:
+        seconds = 1 if kind is NeverAnswersAWake else 20
+        rollout = {"engine": "vllm", "url": [url], "deadline": seconds}
+        try:
+            pt.train(config(place, kind.__name__, url, rollout=rollout), **{"train.steps": 2})
+        except EngineError as error:
+            ended = str(error)
+    said = [*messages(place / kind.__name__), ended]
+    assert any(WRONG[kind] in text for text in said), said
+
+
+def test_a_server_that_somebody_left_asleep_is_woken(place, shares):
+    """Its trainer was killed while it slept: the next one finds it without weights and with its requests waiting."""
+    server = StubServer(place / "model")
+    server.on_sleep({}, SimpleNamespace(query_params={"level": "2"}))
+    trained(place, shares, server, "left asleep")
+    assert server.calls.index("wake_up") < server.calls.index("update_weights")
+
+
+def test_a_row_that_arrives_asleep_is_drawn_with_the_weights_that_it_wakes_to(place):
+    """A server would keep the request, and answer it when it wakes: with weights that nobody has proven."""
+    asked = list[str]()
+
+    class Counts(StubServer):
+        async def decode(self, request):
+            asked.append("asleep" if self.sleeps else "awake")
+            async for choice in super().decode(request):
+                yield choice
+
+    server = Counts(place / "model")
+    with server.serving() as url, engine_of(place, server, url) as engine:
+        heard = Heard(engine)
+        heard.until(Ready)
+        engine.load(0)
+        assert heard.until(WeightsLoaded).version == 0
+        engine.sleep()
+        assert heard.until(Asleep).gave == 6 * GIB
+        asked.clear()
+        engine.submit([Task(row=(0, 0), attempt=1, prompt_ids=(3, 4), seed=1, stream=(0, 0), max_new_tokens=4)])
+        time.sleep(0.2)
+        assert asked == []
+        engine.load(1)
+        assert heard.until(WeightsLoaded).version == 1
+        piece = heard.until(Piece, lambda piece: piece.ids)
+        assert piece.version == 1
+    assert set(asked) == {"awake"}
+
+
+class Heard:
+    """What an engine says, one after the other."""
+
+    def __init__(self, engine):
+        self.engine, self.answers = engine, []
+
+    def until(self, kind, also=lambda answer: True):
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            self.answers += self.engine.answers()
+            while self.answers:
+                answer = self.answers.pop(0)
+                if isinstance(answer, kind) and also(answer):
+                    return answer
+            time.sleep(0.01)
+        raise AssertionError(f"no {kind.__name__}")
+
+
+@contextmanager
+def engine_of(place, server, url):
+    """Attached to a server; of the weights two versions are published."""
+    model = server.model
+    tensors = {name: ("float32", tuple(tensor.shape)) for name, tensor in server.tensors().items()}
+    tokenizer = AutoTokenizer.from_pretrained(place / "model")
+    setup = ServerSetup(
+        launch=None,
+        url=url,
+        tensors=tensors,
+        sampling=SamplingConfig(group_size=2),
+        tokenizer=tokenizer,
+        eos_ids=[tokenizer.eos_token_id],
+        vocabulary=model.config.vocab_size,
+        longest=64,
+        call_seconds=20,
+        patience=5,
+        device=SharedDevice(CARD, lambda: WHOLE - server.taken()),
+    )
+    files = new_files()
+    published = Published(files, tensors, write=True)
+    for number in (0, 1):
+        published.write(number, server.tensors().items())
+    proof = DeliveryProof.from_prompts([(3, 4, 5)], tolerance=1e-3, temperature=1.0)
+    engine = VllmEngine("engine 0", setup, files, {0: 0, 1: 1}, proof, place / "engine.log")
+    try:
+        yield engine
+    finally:
+        engine.kill()
+        for file in files:
+            os.close(file)
+
+
+# --- how it is started -----------------------------------------------------------------------------------------------
+
+LAUNCH = {"python": Path("python"), "model": Path("m"), "dtype": "bfloat16", "max_model_len": 64, "max_num_seqs": 8}
+
+
+def test_on_a_shared_gpu_a_server_is_started_with_what_it_may_take():
+    memory = ServerMemory(weights=2 * GIB, cache=4 * GIB)
+    launch = Launch(**LAUNCH, threads=1, device="cuda", card="4", shares=memory, card_bytes=80 * GIB)
+    words = arguments(launch, 8000)
+    assert "--enable-sleep-mode" in words
+    assert words[words.index("--kv-cache-memory-bytes") + 1] == str(4 * GIB)
+    assert words[words.index("--gpu-memory-utilization") + 1] == "0.1000"  # (2 + 4 + 2) / 80
+    assert environment(launch)["CUDA_VISIBLE_DEVICES"] == "4"
+
+
+def test_on_a_gpu_of_its_own_it_takes_what_vllm_takes_and_never_sleeps():
+    launch = Launch(**LAUNCH, threads=1, device="cuda", card="5")
+    assert environment(launch)["CUDA_VISIBLE_DEVICES"] == "5"
+    assert not {"--enable-sleep-mode", "--gpu-memory-utilization"} & set(arguments(launch, 8000))
+
+
+def test_on_a_cpu_nobody_sleeps(place):
+    """vLLM's CPU build refuses --enable-sleep-mode, and answers /sleep with 200 while it gives nothing back."""
+    server = StubServer(place / "model")
+    with server.serving() as url:
+        pt.train(config(place, "on a CPU", url), **{"rollout.placement": "shared"})
+    assert "sleep" not in server.calls
+    launch = Launch(**LAUNCH, threads=1, device="cpu")
+    assert "--enable-sleep-mode" not in arguments(launch, 8000)
