@@ -147,7 +147,7 @@ def _merged(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
 def _without_adapter(layer: nn.Module) -> nn.Module:
     """What peft's `merge_and_unload` would put in place of the layer, made from a copy of it."""
     copied: Any = copy.deepcopy(layer)
-    base = copied.get_base_layer() if isinstance(copied, BaseTunerLayer) else None
+    base = copied.get_base_layer() if isinstance(layer, BaseTunerLayer) else None
     if isinstance(base, nn.Linear | Conv1D):
         base.to(torch.promote_types(base.weight.dtype, torch.float32))  # a small step would be lost in bfloat16
     if hasattr(copied, "unload_and_optionally_merge_module"):
