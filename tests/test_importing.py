@@ -2,13 +2,15 @@
 
 import importlib.util
 import inspect
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
-from posttrain.importing import Deferred, defer
+from posttrain.importing import Deferred, defer, uninterrupted
 
 
 @pytest.fixture
@@ -142,3 +144,13 @@ except KeyboardInterrupt:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == ("heard\n", 0), done.stderr
+
+
+def test_an_interrupt_is_heard_where_the_import_fails():
+    def fails():
+        with suppress(ImportError), uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            raise ImportError("an optional library is not there")
+
+    with pytest.raises(KeyboardInterrupt):
+        fails()

@@ -121,8 +121,8 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if heard:
-        signal.raise_signal(signal.SIGINT)
+        if heard:
+            signal.raise_signal(signal.SIGINT)  # also where an import has failed, which somebody may have expected
 
 
 def hear_interrupts_again() -> None:

@@ -5,10 +5,12 @@ The server is a stub that plants what a real one does only by accident; test_vll
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import json
 import math
+import time
 from typing import ClassVar
 
 import pyarrow.parquet as pq
@@ -20,6 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MixtralC
 
 import posttrain as pt
 from posttrain.engines.vllm import served
+from posttrain.engines.vllm.client import Client
+from posttrain.engines.vllm.rows import Rows
 from posttrain.errors import ConfigError, EngineError, ModelError, NonFiniteError
 
 SMALL = {"evaluation": {"prompts": 2, "samples": 1, "writing": 0}, "guards": {"max_truncated": 1.0}, "report": False}
@@ -102,6 +106,37 @@ def test_a_server_that_was_started_without_our_route_answers_by_its_own(place):
             run = pt.train(config(place, kind.__name__, url))
         rows.append([(row["completion_ids"], row["versions"]) for row in rows_of(run.folder)])
     assert rows[0] == rows[1]
+
+
+def test_a_row_that_is_not_read_to_its_end_stops_in_the_server(place):
+    server = StubServer(place / "model")
+    sampling = {"temperature": 1.0, "max_tokens": 100_000}
+
+    async def ask(url):
+        client = Client(url, 5.0)
+        rows = Rows(client)
+        assert await rows.open()
+        one, other = (
+            rows.generate({"request_id": name, "token_ids": [5], "cache_salt": "", "sampling_params": sampling})
+            for name in ("one", "other")
+        )
+        await anext(one)
+        await anext(other)
+        await one.aclose()
+        until = time.monotonic() + 5
+        while "one" in server.running and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        running = set(server.running)
+        await rows.close()
+        await client.close()
+        return running
+
+    with server.serving() as url:
+        assert asyncio.run(ask(url)) == {"other"}
+        until = time.monotonic() + 5
+        while server.running and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not server.running, "the end of the connection ends all"
 
 
 def test_without_a_lead_every_token_is_of_the_newest_version(place):

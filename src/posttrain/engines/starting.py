@@ -41,6 +41,6 @@ class Starting:
         now = time.monotonic()
         if now > self._looked + LOOK:
             self._looked = now
-            if (done := work()) > self._done + SOME_WORK:
+            if abs((done := work()) - self._done) > SOME_WORK:  # less where a helper has ended with what it had done
                 self._since, self._done = now, done
         return now - self._since

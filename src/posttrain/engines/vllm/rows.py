@@ -54,7 +54,7 @@ class Rows:
         finally:
             del self._answers[number]
             if not ended and self._broken is None:
-                self._begin(self._client.abort([number]))
+                self._send({"abort": number})  # behind the request itself
 
     def _send(self, body: Mapping[str, Any]) -> None:
         """With all that are made before the loop turns to it."""

@@ -6,8 +6,8 @@ drawing it with a small model. Here
 
     GET  /posttrain/rows/NAME    is a stream of lines for as long as the connection lives:
                                  [[request, ids, log-probabilities, reason, spans], ...]
-    POST /posttrain/rows/NAME    adds requests to it:
-                                 [{"request_id", "token_ids", "cache_salt", "sampling_params"}, ...]
+    POST /posttrain/rows/NAME    adds requests to it, and drops some, in this order:
+                                 [{"request_id", "token_ids", "cache_salt", "sampling_params"}, {"abort"}, ...]
 
 A reason is null until the request has ended (`stop`, `length`, `abort`); one that failed has `error: ...`. Spans are
 those of the weights that drew its tokens, (label, first, behind the last), and come with the end. Requests whose stream
@@ -76,13 +76,17 @@ class Stream:
         self.draws = draws
         self.lines: list[Any] = []
         self.filled = asyncio.Event()
-        self.requests = set[asyncio.Task[None]]()
+        self.requests: dict[str, asyncio.Task[None]] = {}
 
     def add(self, requests: list[dict[str, Any]]) -> None:
         for request in requests:
-            task = asyncio.ensure_future(self.answer(request))
-            self.requests.add(task)
-            task.add_done_callback(self.requests.discard)
+            if "abort" in request:
+                if task := self.requests.get(request["abort"]):
+                    task.cancel()
+            else:
+                number, task = request["request_id"], asyncio.ensure_future(self.answer(request))
+                self.requests[number] = task
+                task.add_done_callback(lambda _, number=number: self.requests.pop(number))
 
     async def answer(self, request: dict[str, Any]) -> None:
         number = request["request_id"]
@@ -105,7 +109,7 @@ class Stream:
             while (await receive())["type"] != "http.disconnect":
                 pass
         finally:
-            for task in (writing, *self.requests):
+            for task in (writing, *self.requests.values()):
                 task.cancel()
 
     async def write(self, send: Any) -> None:
