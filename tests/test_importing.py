@@ -135,6 +135,7 @@ class Finalised:
         for _ in range(1000):
             pass
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
 hear_interrupts_again()
 try:
     del [Finalised()][0]
@@ -146,7 +147,22 @@ except KeyboardInterrupt:
     assert (done.stdout, done.returncode) == ("heard\n", 0), done.stderr
 
 
-def test_an_interrupt_is_heard_where_the_import_fails():
+@pytest.fixture
+def interruptible():
+    """Also where the tests are a job in the background, which hears no Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_waits_for_the_end_of_the_import(interruptible):
+    lines = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        lines += [signal.raise_signal(signal.SIGINT), "goes on"]
+    assert lines == [None, "goes on"]
+
+
+def test_an_interrupt_is_heard_where_the_import_fails(interruptible):
     def fails():
         with suppress(ImportError), uninterrupted():
             signal.raise_signal(signal.SIGINT)

@@ -101,15 +101,6 @@ def uncollected() -> Iterator[None]:
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C is heard at the end of this block. Within an import somebody may catch it as one more reason why an
     optional library is not there, and goes on; and a library of which half was run can crash when the process ends.
-
-    >>> try:
-    ...     with uninterrupted():
-    ...         signal.raise_signal(signal.SIGINT)
-    ...         print("goes on")
-    ... except KeyboardInterrupt:
-    ...     print("heard")
-    goes on
-    heard
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

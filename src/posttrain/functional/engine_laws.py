@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 COLDEST, HOTTEST, TEMPERATURES = 0.1, 10.0, 61
 """Temperatures that are tried first, evenly on a logarithmic scale."""

@@ -34,6 +34,7 @@ from posttrain.lab.plan.roles import (
     gradients,
     policy_parameters,
     resident,
+    weight_ranks,
 )
 from posttrain.models.footprint import PROBE_ROWS, PROBE_SCORED_TOKENS, PROBE_TOKENS, REWARD_TOKENS, holds_base
 
@@ -82,7 +83,7 @@ def _largest(name: PhaseName, stays: Sequence[Part], moments: Iterable[Moment]) 
 def _loading(workload: Workload, stays: Sequence[Part]) -> Iterator[Moment]:
     """The base of adapters is float32 until its layers are held in less, and nothing else is there by then. Counted is
     what that is beyond all that stays later."""
-    beyond = MASTER * policy_parameters(workload) - sum(one.bytes for one in stays)
+    beyond = MASTER * policy_parameters(workload) // weight_ranks(workload) - sum(one.bytes for one in stays)
     if workload.lora is not None and holds_base(workload.device) and beyond > 0:
         yield Moment(name="loading", parts=(part("policy", "weights in float32", beyond),))
 
