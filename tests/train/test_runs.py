@@ -117,7 +117,12 @@ def test_a_resumed_run_keeps_the_dropout_of_the_adapters_out_of_the_old_pass(fol
     ("before", "after", "message"),
     [
         ("alpha: 8 ", "alpha: 80 ", r"adapters in .* trained with another scale: lora.alpha was 8 and is 80"),
-        ("rank: 2 ", "rank: 4 ", r"other trained weights than this model has: .* is \[2, .*\] there and \[4, "),
+        pytest.param(
+            "rank: 2 ",
+            "rank: 4 ",
+            r"other trained weights than this model has: .* is \[2, .*\] there and \[4, ",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_run_is_not_resumed_with_other_adapters_than_it_has_trained(folder, before, after, message):
@@ -135,7 +140,7 @@ def test_a_run_is_not_resumed_with_other_adapters_than_it_has_trained(folder, be
 @pytest.mark.parametrize(
     ("settings", "role"),
     [
-        ({"lora": {"rank": 2}}, "on which its adapters stand"),
+        pytest.param({"lora": {"rank": 2}}, "on which its adapters stand", marks=pytest.mark.slow),
         ({"algorithm": {"name": "grpo", "kl_coef": 0.1}}, "which is its reference"),
     ],
 )

@@ -87,7 +87,7 @@ def begun(tmp_path: Path, model: Path, algorithm: str, **data: Any) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("algorithm", few(COLUMNS, "grpo", "dpo"))
+@pytest.mark.parametrize("algorithm", few(COLUMNS, "grpo"))
 def test_rows_in_another_order_are_another_run(tmp_path, model, algorithm):
     folder = begun(tmp_path, model, algorithm)
     checkpoints = sorted(folder.glob("checkpoints/*"))

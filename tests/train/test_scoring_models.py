@@ -203,7 +203,7 @@ def test_both_answers_of_a_pair_with_scores_are_rated(folder):
 # what must not matter
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, "steps"))
 def test_the_split_into_microbatches_does_not_change_the_gradient(folder, kind):
     norms = []
     for name, tokens in (("small", 24), ("large", 4096)):
