@@ -96,6 +96,26 @@ def test_it_sleeps_while_a_step_is_trained_and_wakes_with_its_weights(place, sha
     ], "nothing that is learned depends on a sleep"
 
 
+def test_a_server_is_left_alone_until_the_longest_rows_were_tried_also_on_a_resume(place, shares, monkeypatch):
+    """Awake, it would hold memory that the rehearsal then lacks."""
+    server, rehearse, before = StubServer(place / "model"), trainer.Trainer.rehearse, list[list[str]]()
+
+    def noting(self, longest):
+        rehearse(self, longest)
+        before.append(list(server.calls))
+
+    monkeypatch.setattr(trainer.Trainer, "rehearse", noting)
+    shares(server)
+    with server.serving() as url:
+        run = pt.train(config(place, "tried first", url), **{"train.steps": 2})
+        server.calls.clear()
+        resumed = pt.resume(run, steps=4)
+    assert before == [[], []]
+    assert "update_weights" in server.calls
+    later = [row for row in rows_of(resumed.folder) if row["step"] > 2]
+    assert all(version == row["step"] - 1 for row in later for version in row["versions"])
+
+
 # --- servers that are wrong ------------------------------------------------------------------------------------------
 
 

@@ -148,7 +148,7 @@ def resume(
             run.warn("resume", f"all {run.step} steps are done{more}")
         elif run.reached:
             run.warn("resume", f"nothing is left to train: {run.reached} was reached in step {run.step}")
-        return carry_out(run)
+        return carry_out(run, restored=checkpoint is not None)
 
 
 def look_ahead(config: RunConfig, folder: Path) -> None:
@@ -237,8 +237,11 @@ def with_steps(config: str, steps: int) -> str:
     return re.sub(r"(?m)^(train:\n(?: .*\n)*?  steps: ).*$", rf"\g<1>{steps}  # command line of resume", config)
 
 
-def carry_out(run: Run) -> Run:
-    """Baseline, steps, final measurement: the whole of a run, from wherever it stands."""
+def carry_out(run: Run, *, restored: bool = False) -> Run:
+    """Baseline, steps, final measurement: the whole of a run, from wherever it stands.
+
+    `restored`: the run goes on from weights that whoever samples does not have yet.
+    """
     config = run.config
     run.view.compares_groups = run.trainer.algorithm.group_size_needed > 1
     same_data.tell_of_rows_left_out(run)
@@ -252,6 +255,8 @@ def carry_out(run: Run) -> Run:
     with Watchdog(run.store, config.guards.stalled_minutes), finishing_steps(run) as interrupted:
         if not run.reached:
             run.trainer.rehearse(run.feed.longest())
+        if restored:  # after the rehearsal: a server on the trainer's GPU starts now, and takes memory
+            run.trainer.publish(run.step)
         if run.step == 0 and "baseline" not in run.evaluation:  # later weights are no baseline
             run.view.begins("measuring the baseline on held-out rows")
             run.measure_model("baseline")

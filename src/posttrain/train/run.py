@@ -234,7 +234,7 @@ class Run:
             self.store.event("checkpoint", f"saved step {self.step}", step=self.step)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to the moment after the checkpoint's step; what was recorded later is dropped."""
+        """Go back to the moment after the checkpoint's step; what was recorded later is dropped. Publishes nothing."""
         tensors, plain = load_state(checkpoint.state)
         self.trainer.restore(tensors, plain, checkpoint.path)
         self.guards.load_state(plain["guards"])
@@ -242,7 +242,6 @@ class Run:
             self.watch.load_state(plain["watch"])
         self.feed.load_state(plain.get("feed", {}))
         self.step, self.num_tokens = checkpoint.step, plain["num_tokens"]
-        self.trainer.publish(self.step)
         self.store.truncate_after(self.step)
         self.seconds = math.fsum(record.get("time/step", 0.0) for record in self.metrics)
         self.evaluation, fault = self.store.read_evaluation()
