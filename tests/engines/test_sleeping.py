@@ -9,11 +9,13 @@ import copy
 import os
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import torch
 from starlette.responses import JSONResponse
 from tests.engines.stub_server import CARD, GIB, StubServer
 from tests.engines.test_vllm import config, messages, rows_of
@@ -21,15 +23,17 @@ from tests.tiny import tiny_model, write_prompts
 from transformers import AutoTokenizer
 
 import posttrain as pt
-from posttrain.config import SamplingConfig
+from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.port import Asleep, Piece, Ready, Task, WeightsLoaded
 from posttrain.engines.published import Published, new_files
 from posttrain.engines.vllm.port import ServerSetup, VllmEngine
+from posttrain.engines.vllm.served import on_card, tensors_of, token_bytes
 from posttrain.engines.vllm.server import Launch, arguments, environment
 from posttrain.engines.vllm.sleeping import SharedDevice
 from posttrain.errors import EngineError
 from posttrain.experience import servers
+from posttrain.models.load import load_model
 from posttrain.placement import ServerMemory
 from posttrain.train import fleet, trainer
 
@@ -50,7 +54,7 @@ def shares(monkeypatch):
 
     def put(server):
         device = server and SharedDevice(CARD, lambda: WHOLE - server.taken())
-        monkeypatch.setattr(fleet, "shared_device", lambda config, loaded: device)
+        monkeypatch.setattr(fleet, "shared_device", lambda *of: device)
 
     return put
 
@@ -314,6 +318,51 @@ def engine_of(place, server, url):
 
 
 # --- how it is started -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_a_gpu(place, monkeypatch):
+    """The tiny model as if it were on a GPU, of which so much is free: it has 10 GiB of keys and values to decode."""
+    loaded = load_model(ModelConfig(path=str(place / "model"), device="cpu"))
+    tensors = tensors_of(loaded)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def started(*, free, number=0, **how):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, WHOLE))
+        rows = 10 * GIB // (64 * token_bytes(loaded))
+        moved = replace(loaded, device=torch.device("cuda"))
+        return on_card(moved, number, tensors, longest=64, rows=rows, **how)["shares"]
+
+    return started
+
+
+def test_a_server_leaves_the_trainer_the_moments_that_are_still_to_come(on_a_gpu):
+    first = on_a_gpu(free=10 * GIB, device=SharedDevice(CARD, lambda: 0, to_come=lambda: 3 * GIB))
+    resumed = on_a_gpu(free=7 * GIB, device=SharedDevice(CARD, lambda: 0, to_come=lambda: 0))
+    assert first == resumed, "the moments of a run that is resumed are there already, and no longer free"
+    assert first.awake == 6 * GIB, "of ten, three are for moments and one for the trainer's own work"
+
+
+def test_moments_are_to_come_until_a_run_has_stepped_and_not_when_it_is_resumed(place, monkeypatch):
+    server, to_come = StubServer(place / "model"), list[int]()
+
+    def device(config, loaded, coming):
+        def free():
+            to_come.append(coming())
+            return WHOLE - server.taken()
+
+        return SharedDevice(CARD, free)
+
+    monkeypatch.setattr(fleet, "shared_device", device)
+    with server.serving() as url:
+        run = pt.train(config(place, "moments", url), **{"train.steps": 2})
+        trained = sum(parameter.numel() for parameter in run.trainer.trained_parameters().values())
+        assert to_come[0] == 8 * trained, "two numbers of float32 for each that is trained"
+        assert to_come[-1] == 0
+        to_come.clear()
+        pt.resume(run, steps=3)
+    assert set(to_come) == {0}
+
 
 LAUNCH = {"python": Path("python"), "model": Path("m"), "dtype": "bfloat16", "max_model_len": 64, "max_num_seqs": 8}
 

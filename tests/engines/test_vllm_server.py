@@ -158,7 +158,7 @@ def test_log_probabilities_are_those_of_the_temperature(place):
 def test_a_cpu_build_cannot_sleep_and_says_so_before_anything_is_sampled(place, monkeypatch):
     """Whoever did not ask would believe it: it answers /sleep with 200, and says then that it sleeps."""
     path, folder = model(place, "llama"), place / "sleeps"
-    monkeypatch.setattr(fleet, "shared_device", lambda config, loaded: SharedDevice("cpu", lambda: 0))
+    monkeypatch.setattr(fleet, "shared_device", lambda *of: SharedDevice("cpu", lambda: 0))
     with pytest.raises(EngineError):
         pt.train(config(place, folder.name, path, rollout={"engine": "vllm", "deadline": 120}))
     messages = [json.loads(line)["message"] for line in (folder / "events.jsonl").read_text().splitlines()]

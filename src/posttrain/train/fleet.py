@@ -51,6 +51,8 @@ class Fleet:
     store: RunStore
     resources: ExitStack
     say: Callable[[str], None]
+    to_come: Callable[[], int]
+    """Bytes that the trainer's optimizer is going to take, and to keep."""
     start: ClassVar[Callable[..., EnginePort]] = EngineProcess
     """Starts an engine: from its name, set-up, files of the weights, numbers of the publications, proof, and log."""
 
@@ -61,13 +63,17 @@ class Fleet:
         forward: Forward,
         store: RunStore,
         resources: ExitStack,
+        *,
         say: Callable[[str], None],
+        to_come: Callable[[], int],
     ) -> Fleet | None:
         """None where the trainer's process samples."""
         if not config.rollout.num_engines:
             return None
         store.timeline.open(store.folder)
-        return Fleet(config=config, loaded=loaded, forward=forward, store=store, resources=resources, say=say)
+        return Fleet(
+            config=config, loaded=loaded, forward=forward, store=store, resources=resources, say=say, to_come=to_come
+        )
 
     @property
     def deliveries(self) -> Deliveries:
@@ -91,7 +97,7 @@ class Fleet:
             temperature=self.forward.temperature,
         )
         scores = TrainerScores(self.forward.under(self.loaded.model), self.loaded.pad_id)
-        self._device = shared_device(config, self.loaded)
+        self._device = shared_device(config, self.loaded, self.to_come)
         give_room = torch.cuda.empty_cache if self._device else lambda: None  # nothing where no GPU was used
         self._deliveries = deliveries = Deliveries(self.loaded.model, proof, scores, give_room=give_room)
         self.resources.callback(deliveries.close)
@@ -189,7 +195,7 @@ def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
     return min(longest, loaded.context_length or longest)
 
 
-def shared_device(config: RunConfig, loaded: LoadedModel) -> SharedDevice | None:
+def shared_device(config: RunConfig, loaded: LoadedModel, to_come: Callable[[], int]) -> SharedDevice | None:
     """The trainer's GPU, where a vLLM server shares it; None on a CPU, where memory need not be given back.
 
     Raises ConfigError where there are too few GPUs for the servers."""
@@ -200,7 +206,7 @@ def shared_device(config: RunConfig, loaded: LoadedModel) -> SharedDevice | None
     from posttrain.engines.vllm.sleeping import SharedDevice  # with httpx, which only servers need
 
     name = str(torch.cuda.get_device_properties(loaded.device).uuid)
-    return SharedDevice(name, lambda: torch.cuda.mem_get_info(loaded.device)[0])
+    return SharedDevice(name, lambda: torch.cuda.mem_get_info(loaded.device)[0], to_come)
 
 
 def limits_of(config: RunConfig, *, greedy: bool = False, in_turns: bool = False) -> Limits:

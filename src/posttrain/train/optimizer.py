@@ -118,7 +118,14 @@ class Updater:
 
     def memory_to_come(self) -> list[Tensor]:
         """As much memory as the moments will take that the first step makes; nothing once they are there."""
-        return [torch.empty_like(p) for p in self.parameters if p not in self.adamw.state for _ in range(2)]
+        return [torch.empty_like(p) for p in self._without_moments() for _ in range(2)]
+
+    def bytes_to_come(self) -> int:
+        """Of that memory."""
+        return sum(2 * parameter.nbytes for parameter in self._without_moments())
+
+    def _without_moments(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.parameters if parameter not in self.adamw.state]
 
     @staticmethod
     def _set_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:

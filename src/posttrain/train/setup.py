@@ -159,7 +159,15 @@ def policy_trainer(
     policy = Policy.of(config, algorithm, store.folder)
     loaded, forward = policy.loaded, policy.forward
     tell("compute", compute_facts(loaded))
-    fleet = Fleet.of(config, loaded, forward, store, resources, lambda text: tell("warning", [text]))
+    fleet = Fleet.of(
+        config,
+        loaded,
+        forward,
+        store,
+        resources,
+        say=lambda text: tell("warning", [text]),
+        to_come=policy.optimizer.bytes_to_come,
+    )
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
     judges.bind(samplers.evaluation, config, store.folder)
     read = SOURCES[algorithm.data_kind] if config.sampled_pairs is None else sampled_preferences
@@ -206,6 +214,7 @@ class Policy:
     loaded: LoadedModel
     critic: Critic | None
     forward: Forward
+    optimizer: Updater
 
     @staticmethod
     def of(config: RunConfig, algorithm: Algorithm, folder: Path) -> Policy:
@@ -216,7 +225,8 @@ class Policy:
         if config.lora is not None:
             hold_frozen(loaded, decodes=True)  # when a critic has put its adapter on the same layers
         forward = policy_forward(config, loaded, algorithm, critic)
-        return Policy(algorithm=algorithm, loaded=loaded, critic=critic, forward=forward)
+        optimizer = Updater(loaded.model.parameters(), config.train, critic_updates(config, critic))
+        return Policy(algorithm=algorithm, loaded=loaded, critic=critic, forward=forward, optimizer=optimizer)
 
     def trainer(self, config: RunConfig, **how: Any) -> Trainer:
         """`how` are the other arguments of `Trainer`."""
@@ -226,7 +236,7 @@ class Policy:
             loaded=self.loaded,
             forward=self.forward,
             advantages=advantages_of(config, self.algorithm, self.loaded, self.forward),
-            optimizer=Updater(self.loaded.model.parameters(), config.train, critic_updates(config, self.critic)),
+            optimizer=self.optimizer,
             critic=self.critic,
             **how,
         )

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from posttrain.engines.vllm.sleeping import SharedDevice
     from posttrain.models.load import LoadedModel
 
-MOMENTS = 8
-"""Bytes of AdamW's two moments of a trained number: they come with the first step, and stay."""
 AWAY = 5.0
 """Seconds that a server which nobody has seen yet is waited for."""
 MIXTURES = ("qwen2_moe", "qwen3_moe", "olmoe")
@@ -91,7 +89,7 @@ def server_setup(
             threads=threads,
             device=loaded.device.type,
             cache_gib=cache_gib(loaded, longest),
-            **on_card(loaded, place, tensors, longest=longest, rows=sampling.max_batch_rows, trains=device is not None),
+            **on_card(loaded, place, tensors, longest=longest, rows=sampling.max_batch_rows, device=device),
         )
     return ServerSetup(
         launch=launch,
@@ -116,26 +114,25 @@ def on_card(
     *,
     longest: int,
     rows: int,
-    trains: bool,
+    device: SharedDevice | None,
 ) -> dict[str, Any]:
     """What of `Launch` says on which GPU a server is, and how much of it is for it; nothing on a CPU.
 
-    `trains`: the server shares a GPU on which the model is trained. Else it gets the next one, or what is free of the
+    A server that shares `device` takes what the trainer leaves. Any other gets the next GPU, or what is free of the
     only one. Raises DoesNotFit where that is too little.
     """
     if loaded.device.type != "cuda":
         return {}
     own = loaded.device.index or 0
     others = [card for card in range(torch.cuda.device_count()) if card != own]
-    if not trains and place < len(others):
+    if device is None and place < len(others):
         return {"card": visible(others[place])}
     free, whole = torch.cuda.mem_get_info(loaded.device)
-    trained = sum(parameter.numel() for parameter in loaded.model.parameters() if parameter.requires_grad)
     memory = server_memory(
         weights=max(one.end for one in layout(tensors).values()),
         row=longest * token_bytes(loaded),
         rows=rows,
-        room=free - RESERVE - (MOMENTS * trained if trains else 0),
+        room=free - RESERVE - (0 if device is None else device.to_come()),
     )
     return {"card": visible(own), "shares": memory, "card_bytes": whole}
 

@@ -28,6 +28,8 @@ class SharedDevice:
     """Its number for the driver, which is the same for all processes."""
     free: Callable[[], int]
     """Bytes of it that nobody holds."""
+    to_come: Callable[[], int] = lambda: 0
+    """Bytes of these that the trainer is going to take, and to keep: moments of an optimizer that has not stepped."""
 
 
 class Sleeper:
