@@ -93,23 +93,26 @@ class ServerMemory:
         return self.weights + self.cache + self.overhead
 
 
-def server_memory(*, weights: int, row: int, rows: int, room: int) -> ServerMemory:
+def server_memory(*, weights: int, row: int, rows: int, room: int, servers: int = 1) -> ServerMemory:
     """Of a server that decodes `rows` together, each with `row` bytes of keys and values at its longest.
 
-    The cache holds all of them, or what fits into `room`, the memory that is there for the server: it then decodes
-    fewer at once. Raises DoesNotFit where that is less than one row.
+    The cache holds all of them, or what fits into the server's part of `room`, the memory that is there for so many
+    `servers`: it then decodes fewer at once. Raises DoesNotFit where that is less than one row.
 
     >>> found = server_memory(weights=10 * GIB, row=GIB, rows=64, room=40 * GIB)
     >>> found.cache // GIB, found.awake // GIB
     (28, 40)
     """
-    cache = min(rows * row, room - weights - OVERHEAD)
+    part = room // servers
+    cache = min(rows * row, part - weights - OVERHEAD)
     if cache < row:
         raise DoesNotFit(
             given=f"a server with {weights / GIB:.1f} GiB of weights, {OVERHEAD / GIB:.1f} GiB for its own work and "
-            f"{row / GIB:.2f} GiB for the longest row does not fit into {room / GIB:.1f} GiB of GPU memory",
+            f"{row / GIB:.2f} GiB for the longest row does not fit into {part / GIB:.1f} GiB of GPU memory"
+            + (f", the part of one of {servers} servers on this GPU" if servers > 1 else ""),
             allowed="room for at least one row",
-            fix="Set rollout.placement = beside with a GPU of its own, lower sampling.max_completion_length, or train "
+            fix=("Lower rollout.engines. " if servers > 1 else "")
+            + "Set rollout.placement = beside with a GPU of its own, lower sampling.max_completion_length, or train "
             "adapters: `posttrain plan` says what fits.",
         )
     return ServerMemory(weights=weights, cache=cache)

@@ -31,7 +31,7 @@ from posttrain.engines.vllm.port import ServerSetup, VllmEngine
 from posttrain.engines.vllm.served import on_card, tensors_of, token_bytes
 from posttrain.engines.vllm.server import Launch, arguments, environment
 from posttrain.engines.vllm.sleeping import SharedDevice
-from posttrain.errors import EngineError
+from posttrain.errors import DoesNotFit, EngineError
 from posttrain.experience import servers
 from posttrain.models.load import load_model
 from posttrain.placement import ServerMemory
@@ -327,11 +327,11 @@ def on_a_gpu(place, monkeypatch):
     tensors = tensors_of(loaded)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
-    def started(*, free, number=0, **how):
+    def started(*, free, number=0, servers=1, device=None):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, WHOLE))
         rows = 10 * GIB // (64 * token_bytes(loaded))
         moved = replace(loaded, device=torch.device("cuda"))
-        return on_card(moved, number, tensors, longest=64, rows=rows, **how)["shares"]
+        return on_card(moved, number, tensors, servers=servers, longest=64, rows=rows, device=device).get("shares")
 
     return started
 
@@ -341,6 +341,18 @@ def test_a_server_leaves_the_trainer_the_moments_that_are_still_to_come(on_a_gpu
     resumed = on_a_gpu(free=7 * GIB, device=SharedDevice(CARD, lambda: 0, to_come=lambda: 0))
     assert first == resumed, "the moments of a run that is resumed are there already, and no longer free"
     assert first.awake == 6 * GIB, "of ten, three are for moments and one for the trainer's own work"
+
+
+def test_servers_on_one_gpu_share_what_is_free_of_it(on_a_gpu, monkeypatch):
+    assert on_a_gpu(free=9 * GIB).awake == 8 * GIB
+    both = [on_a_gpu(free=9 * GIB, number=number, servers=2) for number in range(2)]
+    assert [one.awake for one in both] == [4 * GIB] * 2
+    with pytest.raises(DoesNotFit, match=r"(?s)the part of one of 8 servers on this GPU.*Lower rollout\.engines"):
+        on_a_gpu(free=9 * GIB, servers=8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    first, *rest = [on_a_gpu(free=9 * GIB, number=number, servers=3) for number in range(3)]
+    assert first is None, "the next GPU is its own"
+    assert [one.awake for one in rest] == [4 * GIB] * 2
 
 
 def test_moments_are_to_come_until_a_run_has_stepped_and_not_when_it_is_resumed(place, monkeypatch):

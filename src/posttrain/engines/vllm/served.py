@@ -76,7 +76,7 @@ def server_setup(
             fix="Set rollout.engine = local: the local sampler decodes every mixture of experts.",
         )
     url = rollout.url[place] if rollout.url else ""
-    launch, tensors = None, tensors_of(loaded)
+    launch, tensors, rows = None, tensors_of(loaded), sampling.max_batch_rows
     if not url:
         python = interpreter()
         require_attention(loaded)
@@ -85,11 +85,11 @@ def server_setup(
             model=write_served(loaded, folder / "engines" / "served"),
             dtype=dtype_name(loaded.compute_dtype),
             max_model_len=longest,
-            max_num_seqs=sampling.max_batch_rows,
+            max_num_seqs=rows,
             threads=threads,
             device=loaded.device.type,
             cache_gib=cache_gib(loaded, longest),
-            **on_card(loaded, place, tensors, longest=longest, rows=sampling.max_batch_rows, device=device),
+            **on_card(loaded, place, tensors, servers=rollout.num_engines, longest=longest, rows=rows, device=device),
         )
     return ServerSetup(
         launch=launch,
@@ -112,20 +112,21 @@ def on_card(
     place: int,
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
     *,
+    servers: int,
     longest: int,
     rows: int,
     device: SharedDevice | None,
 ) -> dict[str, Any]:
     """What of `Launch` says on which GPU a server is, and how much of it is for it; nothing on a CPU.
 
-    A server that shares `device` takes what the trainer leaves. Any other gets the next GPU, or what is free of the
-    only one. Raises DoesNotFit where that is too little.
+    Servers that share `device` take what the trainer leaves. Of others each gets one of the next GPUs; those for which
+    none is left have equal parts of what is free of this one. Raises DoesNotFit where that is too little.
     """
     if loaded.device.type != "cuda":
         return {}
     own = loaded.device.index or 0
-    others = [card for card in range(torch.cuda.device_count()) if card != own]
-    if device is None and place < len(others):
+    others = [card for card in range(torch.cuda.device_count()) if card != own and device is None]
+    if place < len(others):
         return {"card": visible(others[place])}
     free, whole = torch.cuda.mem_get_info(loaded.device)
     memory = server_memory(
@@ -133,6 +134,7 @@ def on_card(
         row=longest * token_bytes(loaded),
         rows=rows,
         room=free - RESERVE - (0 if device is None else device.to_come()),
+        servers=servers - len(others),
     )
     return {"card": visible(own), "shares": memory, "card_bytes": whole}
 
