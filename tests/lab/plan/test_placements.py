@@ -12,6 +12,7 @@ from posttrain.lab.plan.api import Plan, make_plan
 from posttrain.placement import ASLEEP, GIB, OVERHEAD, TURN_SECONDS, placement_for, server_memory
 
 SETTINGS = {"rollout.engine": "vllm", "sampling.max_batch_rows": 8}
+BESIDE_32_GB = {"lora": {}, "train.gradient_checkpointing": True, "train.tokens_per_microbatch": 512}
 AHEAD = {"train.run_ahead": 2, "train.max_staleness": 8}
 
 
@@ -101,13 +102,31 @@ def test_the_plan_says_both():
 
 def test_a_run_that_fits_beside_its_server_does_not_fit_with_it():
     """Of 7.6 billion parameters 17 GB stay beside adapters, and 15 GB are served: 32 GB hold one of them."""
-    changes = {"lora": {}, "train.gradient_checkpointing": True, "train.tokens_per_microbatch": 512}
-    shared, beside = planned("2xrtx-5090", "7b", **changes).placements
+    shared, beside = planned("2xrtx-5090", "7b", **BESIDE_32_GB).placements
     assert beside.verdict.fits
     assert not shared.verdict.fits
     generate = shared.memory.phase("generate")
     assert generate is not None
     assert shared.verdict.needed == generate.bytes
+
+
+def test_elsewhere_is_planned_with_the_gpus_that_are_there():
+    """On one GPU of 32 GB this run would share it with its server, and does not fit; with the two GPUs of the plan it
+    would."""
+    plan = planned("2x4090", "7b", **BESIDE_32_GB)
+    assert not plan.verdict.fits
+    assert plan.elsewhere == ("NVIDIA L40S 48 GB",)
+    assert planned("l40s", "7b", **BESIDE_32_GB).verdict.fits
+
+
+def test_a_single_gpu_is_nothing_for_a_run_that_needs_two():
+    assert planned("2x4090", "3b", **{"rollout.placement": "beside"}).elsewhere == ()
+
+
+def test_more_gpus_do_not_share_the_training_of_a_run_with_a_server():
+    plan = planned("rtx-5090", "7b", **BESIDE_32_GB)
+    assert not plan.verdict.fits
+    assert not [place for place in plan.elsewhere if "sharded" in place]
 
 
 def test_a_plan_without_a_server_on_a_gpu_has_no_placements():

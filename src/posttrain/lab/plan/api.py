@@ -28,7 +28,7 @@ from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
 from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.placements import Placed, has_server, placements, simulated_placements
-from posttrain.lab.plan.records import MemoryPlan, Workload
+from posttrain.lab.plan.records import MemoryPlan, Sharding, Workload
 from posttrain.lab.plan.side_by_side import SideBySide, side_by_side
 from posttrain.lab.plan.target import Target, corrected, target_of
 from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
@@ -268,19 +268,26 @@ def changes_for(plan: Plan) -> list[Change]:
 
 
 def places_for(plan: Plan) -> Iterator[str]:
-    """The cheapest single GPU on which it fits as it is, and the fewest of the planned kind that share it."""
+    """The cheapest single GPU on which it fits as it is, and the fewest of the planned kind that share it.
 
-    def fits(hardware: Hardware, **how: Any) -> bool:
-        return plan_for(plan.config, replace(plan.target, hardware=hardware, **how), advice=False).verdict.fits
+    Of a run with a vLLM server one GPU trains, however many there are: nobody shares it.
+    """
+
+    def fits(hardware: Hardware, sharding: Sharding) -> bool:
+        target = replace(plan.target, hardware=hardware, cards=hardware.count, sharding=sharding)
+        try:
+            return plan_for(plan.config, target, advice=False).verdict.fits
+        except ConfigError:  # too few GPUs for its servers
+            return False
 
     cheapest_first = sorted(devices().values(), key=lambda device: device.price or (0.0, 0.0))
     singles = (find_hardware(device.key) for device in cheapest_first if device.bfloat16 is not None)
-    if one := next((hardware for hardware in singles if fits(hardware, sharding="none")), None):
+    if one := next((hardware for hardware in singles if fits(hardware, "none")), None):
         yield one.name
     own = plan.hardware.device
-    if own.key in devices() and not plan.target.here:
+    if own.key in devices() and not plan.target.here and not plan.placements:
         several = (find_hardware(f"{count}x{own.key}") for count in SHARED_BY if count > plan.hardware.count)
-        if many := next((hardware for hardware in several if fits(hardware, sharding="full")), None):
+        if many := next((hardware for hardware in several if fits(hardware, "full")), None):
             yield f"{many.name}, sharded"
 
 
