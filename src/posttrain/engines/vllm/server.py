@@ -27,6 +27,8 @@ PROGRAM = "vllm.entrypoints.launchers.api_server.entry"
 ENDING = 5.0
 """Seconds that killed processes are waited for: the system takes their memory back when it gets to it."""
 LOOK = 0.01
+PREFILL = 4096
+"""Tokens of prompts that a server on a CPU reads in one pass, if no row is longer."""
 STREAM_INTERVAL = 16
 """Tokens of a row that are sent together: each message costs the server time that it could decode in."""
 
@@ -128,7 +130,9 @@ def arguments(launch: Launch, port: int) -> Sequence[str]:
     }
     switches = ["--skip-tokenizer-init", "--enable-scale-out", "--disable-uvicorn-access-log"]
     if launch.device == "cpu":
-        switches.append("--enforce-eager")
+        # After a part of a prompt a draw is taken back, which random numbers with a seed cannot do there.
+        switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
+        given["max-num-batched-tokens"] = str(max(PREFILL, launch.max_model_len))
     if launch.shares:
         given |= {
             "gpu-memory-utilization": f"{launch.shares.awake / launch.card_bytes:.4f}",  # so much has to be free
