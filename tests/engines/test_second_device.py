@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 import torch
+from peft import PeftModel
 from tests.engines.policies import Settings, lora_model, random_prompts, tiny_model, tiny_tokenizer
 from tests.engines.second_device import DEVICE, Device, moved, second_device
 from torch import nn
@@ -17,7 +18,9 @@ from posttrain.engines.local import LocalSampler
 from posttrain.engines.weights import cast_in_place
 from posttrain.errors import PublishError
 from posttrain.models.compute import Compute
+from posttrain.models.critic import lora_critic
 from posttrain.models.load import LoadedModel
+from posttrain.models.policy import hold_in
 
 EOS_IDS = (2, 5, 17, 40)
 PLAIN = Settings(max_batch_rows=3, max_completion_length=8)
@@ -200,6 +203,20 @@ def test_casts_of_older_weights_do_not_pass_for_the_weights_that_were_published(
         monkeypatch.setattr(sampler, "begin", lambda: kept)
         with pytest.raises(PublishError, match="decoding does not read"):
             sampler.probe(*probe, temperature=1.0)
+
+
+@pytest.mark.parametrize("target_modules", ["all-linear", ["q_proj"]])
+def test_a_policy_with_a_frozen_base_and_the_adapter_of_a_critic_is_published(target_modules):
+    """What a plain pass does not read, as that adapter, is asked for at every delivery, by a pass of its own."""
+    adapted = cast("PeftModel", lora_model("llama", head_dim=8, target_modules=target_modules))
+    lora_critic(adapted, rank=2, alpha=4, seed=0)
+    model = hold_in(adapted, torch.bfloat16)
+    given = [[3, 4, 5]], [[6, 7]]
+    with second_device():
+        policy = moved(model)
+        assert {x.dtype for x in policy.parameters()} == {torch.bfloat16, torch.float32}
+        sampler = half(policy)
+        assert sampler.probe(*given, temperature=1.0) == sampler.score(*given, temperature=1.0)
 
 
 def test_a_model_that_nobody_trains_is_stored_as_it_computes():

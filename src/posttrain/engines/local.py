@@ -214,8 +214,9 @@ class LocalSampler:
                     in_place.enter_context(self.begin().precision())
                 scores = self.score(prompt_ids, completion_ids, temperature=temperature)
             check_reads(self.model, reads, ids)
-        if casts:
-            check_reads(self.model, reads, ids)
+        if casts:  # by themselves weights of two precisions, as a frozen base has, meet in no product
+            with torch.autocast(self.device.type, dtype=self._dtype):
+                check_reads(self.model, reads, ids)
         return scores
 
     def routes(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[Tensor]:
