@@ -35,12 +35,13 @@ TOGETHER = 16
 """Rows that are scored in one pass."""
 
 
-def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False) -> Metrics:
+def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False, dropout: bool = False) -> Metrics:
     """How far the sampler's log-probabilities are from the trainer's, for the same drawn tokens, in nats.
 
     `sampling/sampling_logp_difference/*` are of all trained tokens. `mismatch/fresh_*` are of those that the present
-    weights drew, and `mismatch/stale_mean` of the older ones, for which the policy has moved besides. `moved`: an
-    update of this step has changed the weights, so that only what was scored before it can be compared.
+    weights drew, and `mismatch/stale_mean` of the older ones, for which the policy has moved besides. Where an update of this
+    step has `moved` the weights, or `outputs` were computed with `dropout`, only what was scored before the updates can
+    be compared.
     """
     mask_BT = batch.completion_mask_BT
     if batch.sampling_logprobs_BT is None or nothing_in(mask_BT):
@@ -52,7 +53,7 @@ def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False) -> 
         "sampling/sampling_logp_difference/mean": _mean(gap_BT, mask_BT),
         "sampling/sampling_logp_difference/max": _largest(gap_BT, mask_BT),
     }
-    if moved and batch.old_logprobs_BT is None:
+    if (moved or dropout) and batch.old_logprobs_BT is None:
         return metrics
     fresh_BT = told_BT
     if batch.versions_BT is not None and batch.version is not None:

@@ -66,6 +66,9 @@ class Mismatch:
         self.since = (self.since or step.number) if high else None
         if self.row < IN_A_ROW or self.since is None:
             return None
+        if self.cause is not None and self.cause.kind == "none":  # asked again, engines and trainer agree
+            self.row, self.since = 0, None
+            return None
         self.told = True
         return self._alarm(step.number, self.since, mean, p99)
 
