@@ -10,12 +10,15 @@ import torch
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain as pt
+from posttrain.config import RunConfig
 from posttrain.train.metrics import MetricLog
 from posttrain.train.mismatch import mismatch_metrics
 from posttrain.types import Batch, Outputs, Percentile
 from posttrain.watch.bisection import Cause
 from posttrain.watch.mismatch import Mismatch
 from posttrain.watch.records import Step
+from posttrain.watch.rounding import LEVELS, Level
+from posttrain.watch.watch import Watch
 
 QUIET = (1e-6, 2e-5)
 LOUD = (2e-3, 9e-3)
@@ -41,6 +44,21 @@ def test_three_steps_in_a_row_above_the_level_of_the_precision_are_an_alarm():
     bfloat16 = Mismatch.of(torch.bfloat16)
     assert not alarms_of([(0.02, 0.13)] * 20, bfloat16), "as measured of bfloat16"
     assert alarms_of([(0.1, 0.5)] * 3, bfloat16, first=21)
+
+
+def test_what_rounding_explains_grows_as_logits_are_divided_by_a_temperature_below_one():
+    assert Mismatch.of(torch.bfloat16, temperature=0.5).level == Level(p99=0.6, mean=0.1)
+    assert Mismatch.of(torch.bfloat16, temperature=2.0).level == LEVELS[torch.bfloat16]
+    course = [(0.04, 0.26)] * 3 + [(0.09, 0.55)] * 3  # that of temperature 1, divided by 0.5
+    assert alarms_of(course, Mismatch.of(torch.bfloat16))
+    assert not alarms_of(course, Mismatch.of(torch.bfloat16, temperature=0.5))
+
+
+def test_a_run_watches_at_the_temperature_that_it_draws_at():
+    sections = {"model": {"path": "m"}, "algorithm": "grpo", "data": {"train": "p.jsonl"}, "train": {"steps": 1}}
+    config = RunConfig.model_validate(sections | {"rewards": ["repetition"], "sampling": {"temperature": 0.5}})
+    watch, _ = Watch.of(config, None, [], torch.bfloat16)
+    assert watch.mismatch.level == Level(p99=0.6, mean=0.1)
 
 
 @pytest.mark.parametrize("course", [[QUIET, LOUD, LOUD] * 8, [QUIET] * 40, [(3e-5, 9e-4)] * 40])

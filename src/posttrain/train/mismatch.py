@@ -39,9 +39,9 @@ def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False, dro
     """How far the sampler's log-probabilities are from the trainer's, for the same drawn tokens, in nats.
 
     `sampling/sampling_logp_difference/*` are of all trained tokens. `mismatch/fresh_*` are of those that the present
-    weights drew, and `mismatch/stale_mean` of the older ones, for which the policy has moved besides. Where an update of this
-    step has `moved` the weights, or `outputs` were computed with `dropout`, only what was scored before the updates can
-    be compared.
+    weights drew, and `mismatch/stale_mean` of the older ones, for which the policy has moved besides. Where an update
+    of this step has `moved` the weights, or `outputs` were computed with `dropout`, only what was scored before the
+    updates can be compared.
     """
     mask_BT = batch.completion_mask_BT
     if batch.sampling_logprobs_BT is None or nothing_in(mask_BT):

@@ -109,7 +109,8 @@ def find_cause(rows: Sequence[Row], trainer: Trainer, engines: Sequence[Answered
     found = whole if len(touched) == len(rows) else _Differences.of([rows[row] for row in touched], trainer)
     laws = list(_laws(found, trainer))
     holding = [law for law in laws if _explains(law.residual_N, found.nats_N, level.p99)]
-    rounding_N = trainer.rounded(found.rows).gather(1, found.tokens_N[:, None])[:, 0] - found.plain_N
+    rounded_N = at_temperature(trainer.rounded(found.rows), found.tokens_N, trainer.temperature)
+    rounding_N = rounded_N - found.trainer_N
     evidence = {
         "rows": len(rows),
         "touched": len(touched),
@@ -145,24 +146,25 @@ class _Differences:
     rows: Sequence[Row]
     logprobs_NV: Tensor
     tokens_N: Tensor
-    plain_N: Tensor
-    """The trainer's at temperature 1."""
+    trainer_N: Tensor
+    """The trainer's, at the temperature of the run."""
     engine_N: Tensor
     nats_N: Tensor
-    """Engine minus trainer, at the temperature of the run."""
+    """Engine minus trainer."""
 
     @staticmethod
     def of(rows: Sequence[Row], trainer: Trainer) -> _Differences:
         logprobs_NV = trainer.present(rows)
         tokens_N = torch.tensor([row.ids[place] for row in rows for place in row.places], device=logprobs_NV.device)
         engine_N = torch.tensor([row.logprobs[place] for row in rows for place in row.places]).to(logprobs_NV)
+        trainer_N = at_temperature(logprobs_NV, tokens_N, trainer.temperature)
         return _Differences(
             rows=rows,
             logprobs_NV=logprobs_NV,
             tokens_N=tokens_N,
-            plain_N=logprobs_NV.gather(1, tokens_N[:, None])[:, 0],
+            trainer_N=trainer_N,
             engine_N=engine_N,
-            nats_N=engine_N - at_temperature(logprobs_NV, tokens_N, trainer.temperature),
+            nats_N=engine_N - trainer_N,
         )
 
     def touched(self, level: Level) -> list[int]:

@@ -43,9 +43,9 @@ class Mismatch:
         self.cause: Cause | None = None
 
     @staticmethod
-    def of(dtype: torch.dtype) -> Mismatch:
-        """For an engine that computes in this precision."""
-        return Mismatch(LEVELS[dtype])
+    def of(dtype: torch.dtype, *, temperature: float = 1.0) -> Mismatch:
+        """For an engine that computes in this precision and draws at this temperature."""
+        return Mismatch(LEVELS[dtype].at(temperature))
 
     @property
     def suspects(self) -> bool:
