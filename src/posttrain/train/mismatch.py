@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from posttrain.engines.decoding import accepted_arguments
 from posttrain.engines.port import Token
 from posttrain.engines.weights import plain_copy, write_tensors
 from posttrain.functional.readings import nothing_in, number, picked
+from posttrain.models.forward_path import causal_lm
+from posttrain.models.microbatches import plan_microbatches
 from posttrain.models.modes import evaluating
+from posttrain.train.memory import free_memory, reason_of, tried
 from posttrain.types import Batch, Max, Mean, Metrics, Outputs, Percentile
 from posttrain.watch.bisection import Answered, Cause, Row, Score, Trainer, find_cause
 from posttrain.watch.rounding import Level
@@ -31,8 +35,6 @@ NUMBERS = 2**24
 """Log-probabilities that are held at once: of a large vocabulary fewer tokens are examined."""
 ASKED = 24
 """Tokens that each engine is asked for again."""
-TOGETHER = 16
-"""Rows that are scored in one pass."""
 
 
 def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False, dropout: bool = False) -> Metrics:
@@ -84,33 +86,56 @@ class Examiner:
         loaded: LoadedModel,
         forward: Forward,
         scores: TrainerScores,
+        tokens: int,
         *,
         engines: Callable[[Sequence[Token]], Sequence[Answered]] = lambda tokens: (),
         published: Callable[[int], Mapping[int, Iterable[tuple[str, Tensor]]]] = lambda version: {},
     ) -> None:
-        """`engines` asks each that can be asked; `published` gives the tensors of other versions that are still
-        there."""
-        self.loaded, self.forward, self.scores = loaded, forward, scores
+        """At most `tokens` go through the model at once. `engines` asks each that can be asked; `published` gives the
+        tensors of other versions that are still there."""
+        self.loaded, self.forward, self.scores, self.tokens = loaded, forward, scores, tokens
         self.engines, self.published = engines, published
 
     @torch.no_grad()
     def __call__(self, groups: Sequence[Group], version: int, level: Level) -> Cause:
-        """Why the engines say something else of what `version`, the trainer's, has drawn in these groups."""
+        """Why the engines say something else of what `version`, the trainer's, has drawn in these groups.
+
+        Raises nothing, as the run does not depend on it. Where memory ends, what needs a second model is not asked.
+        """
+        engines, reason = cache(self.engines), ""
         with evaluating(self.loaded.model):
-            rows = self._rows(groups, version)
-            if not rows:
-                return Cause(kind="unknown", text=f"no token of version {version} is there to be examined")
-            asked = [
-                ((*row.prompt_ids, *row.ids[:place]), row.ids[place])
-                for row in rows[: ASKED // 4]
-                for place in row.places[: ASKED // 6]
-            ]
-            trainer, engines = self._trainer(version), self.engines(asked)
-            try:
-                return find_cause(rows, trainer, engines, level)
-            except (torch.OutOfMemoryError, MemoryError):  # no room for a second model: ask what the first one knows
-                alone = replace(trainer, earlier={}, rounded=trainer.present)
-                return find_cause(rows, alone, engines, level)
+            for copies in (True, False):
+                try:
+                    found, reason = tried(partial(self._cause, groups, version, level, engines, copies=copies))
+                except Exception as error:
+                    return Cause(kind="unknown", text=f"asking failed: {type(error).__name__}: {reason_of(error)}")
+                if found is not None:
+                    return found[0]
+                free_memory()
+        return Cause(kind="unknown", text=f"there was no memory to ask ({reason})")
+
+    def _cause(
+        self,
+        groups: Sequence[Group],
+        version: int,
+        level: Level,
+        engines: Callable[[tuple[Token, ...]], Sequence[Answered]],
+        *,
+        copies: bool,
+    ) -> Cause:
+        """`copies`: ask what needs a second model, too."""
+        rows = self._rows(groups, version)
+        if not rows:
+            return Cause(kind="unknown", text=f"no token of version {version} is there to be examined")
+        asked = tuple(
+            ((*row.prompt_ids, *row.ids[:place]), row.ids[place])
+            for row in rows[: ASKED // 4]
+            for place in row.places[: ASKED // 6]
+        )
+        trainer = self._trainer(version)
+        return find_cause(
+            rows, trainer if copies else replace(trainer, earlier={}, rounded=None), engines(asked), level
+        )
 
     def _rows(self, groups: Sequence[Group], version: int) -> list[Row]:
         """Those with the largest differences."""
@@ -131,9 +156,9 @@ class Examiner:
 
     def _says(self, rows: Sequence[Row]) -> dict[tuple[int, ...], Sequence[float]]:
         found: dict[tuple[int, ...], Sequence[float]] = {}
-        for start in range(0, len(rows), TOGETHER):
-            part = rows[start : start + TOGETHER]
-            temperature = self.forward.temperature
+        temperature = self.forward.temperature
+        for places in plan_microbatches([len(row.prompt_ids) + len(row.ids) for row in rows], self.tokens):
+            part = [rows[place] for place in places]
             own = self.scores([row.prompt_ids for row in part], [row.ids for row in part], temperature=temperature)
             found |= {(*row.prompt_ids, *row.ids): said for row, said in zip(part, own, strict=True)}
         return found
@@ -147,13 +172,12 @@ class Examiner:
                 return whole_logprobs(model, rows)
 
         def earlier(tensors: Iterable[tuple[str, Tensor]]) -> Score:
-            @cache
-            def copied() -> nn.Module:
-                copy = plain_copy(model, None)
+            def score(rows: Sequence[Row]) -> Tensor:
+                copy = plain_copy(model, torch.float32)
                 write_tensors(copy, tensors)
-                return copy
+                return whole_logprobs(copy, rows)
 
-            return lambda rows: whole_logprobs(copied(), rows)
+            return score
 
         return Trainer(
             present=present,
@@ -180,10 +204,15 @@ def _apart(says: Mapping[tuple[int, ...], Sequence[float]], row: Row) -> float:
 def whole_logprobs(model: nn.Module, rows: Sequence[Row]) -> Tensor:
     """`[N, V]` log-probabilities at temperature 1 for the places of the rows, one row after the other."""
     device, found = next(model.parameters()).device, list[Tensor]()
+    picks = "logits_to_keep" in accepted_arguments(causal_lm(model))  # else the logits of all places are there at once
     for row in rows:
         ids_1T = torch.tensor([(*row.prompt_ids, *row.ids[: row.places[-1] + 1])], device=device)
         before = torch.tensor([len(row.prompt_ids) + place - 1 for place in row.places], device=device)
-        found.append(model(input_ids=ids_1T, use_cache=False).logits[0, before].float().log_softmax(dim=-1))
+        if picks:
+            logits_nV = model(input_ids=ids_1T, use_cache=False, logits_to_keep=before).logits[0]
+        else:
+            logits_nV = model(input_ids=ids_1T, use_cache=False).logits[0, before]
+        found.append(logits_nV.float().log_softmax(dim=-1))
     return torch.cat(found)
 
 
