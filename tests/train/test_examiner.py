@@ -38,7 +38,7 @@ def policy(tmp_path_factory):
     )
     loaded = load_policy(config)
     with torch.no_grad():
-        loaded.model.get_output_embeddings().weight.mul_(6)  # sharper, so that it has something to say
+        loaded.model.get_parameter("lm_head.weight").mul_(6)  # sharper, so that it has something to say
     return loaded, policy_forward(config, loaded, config.algorithm.build())
 
 
