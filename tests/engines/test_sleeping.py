@@ -6,9 +6,7 @@ The GPU is the stub's: it says how much the server holds, and a number stands fo
 from __future__ import annotations
 
 import copy
-import os
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,17 +15,14 @@ from typing import ClassVar
 import pytest
 import torch
 from starlette.responses import JSONResponse
+from tests.engines.attached import WHOLE, Heard, engine_of
 from tests.engines.stub_server import CARD, GIB, StubServer
 from tests.engines.test_vllm import config, messages, rows_of
 from tests.tiny import tiny_model, write_prompts
-from transformers import AutoTokenizer
 
 import posttrain as pt
-from posttrain.config import ModelConfig, SamplingConfig
-from posttrain.engines.delivery import DeliveryProof
+from posttrain.config import ModelConfig
 from posttrain.engines.port import Asleep, Piece, Ready, Task, WeightsLoaded
-from posttrain.engines.published import Published, new_files
-from posttrain.engines.vllm.port import ServerSetup, VllmEngine
 from posttrain.engines.vllm.served import on_card, tensors_of, token_bytes
 from posttrain.engines.vllm.server import Launch, arguments, environment
 from posttrain.engines.vllm.sleeping import SharedDevice
@@ -36,8 +31,6 @@ from posttrain.experience import servers
 from posttrain.models.load import load_model
 from posttrain.placement import ServerMemory
 from posttrain.train import fleet, trainer
-
-WHOLE = 24 * GIB
 
 
 @pytest.fixture(scope="module")
@@ -264,57 +257,6 @@ def test_a_row_that_arrives_asleep_is_drawn_with_the_weights_that_it_wakes_to(pl
         piece = heard.until(Piece, lambda piece: piece.ids)
         assert piece.version == 1
     assert set(asked) == {"awake"}
-
-
-class Heard:
-    """What an engine says, one after the other."""
-
-    def __init__(self, engine):
-        self.engine, self.answers = engine, []
-
-    def until(self, kind, also=lambda answer: True):
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            self.answers += self.engine.answers()
-            while self.answers:
-                answer = self.answers.pop(0)
-                if isinstance(answer, kind) and also(answer):
-                    return answer
-            time.sleep(0.01)
-        raise AssertionError(f"no {kind.__name__}")
-
-
-@contextmanager
-def engine_of(place, server, url):
-    """Attached to a server; of the weights two versions are published."""
-    model = server.model
-    tensors = {name: ("float32", tuple(tensor.shape)) for name, tensor in server.tensors().items()}
-    tokenizer = AutoTokenizer.from_pretrained(place / "model")
-    setup = ServerSetup(
-        launch=None,
-        url=url,
-        tensors=tensors,
-        sampling=SamplingConfig(group_size=2),
-        tokenizer=tokenizer,
-        eos_ids=[tokenizer.eos_token_id],
-        vocabulary=model.config.vocab_size,
-        longest=64,
-        call_seconds=20,
-        patience=5,
-        device=SharedDevice(CARD, lambda: WHOLE - server.taken()),
-    )
-    files = new_files()
-    published = Published(files, tensors, write=True)
-    for number in (0, 1):
-        published.write(number, server.tensors().items())
-    proof = DeliveryProof.from_prompts([(3, 4, 5)], tolerance=1e-3, temperature=1.0)
-    engine = VllmEngine("engine 0", setup, files, {0: 0, 1: 1}, proof, place / "engine.log")
-    try:
-        yield engine
-    finally:
-        engine.kill()
-        for file in files:
-            os.close(file)
 
 
 # --- how it is started -----------------------------------------------------------------------------------------------

@@ -18,7 +18,18 @@ import pytest
 import torch
 
 from posttrain.controller.messages import Limits
-from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
+from posttrain.engines.port import (
+    Answer,
+    EngineGone,
+    Examined,
+    GivenBack,
+    Piece,
+    Ready,
+    RowName,
+    Task,
+    Token,
+    WeightsLoaded,
+)
 from posttrain.engines.sampler import Digest
 from posttrain.errors import CheckpointError, ConfigError, EngineError, GuardStop, NonFiniteError
 from posttrain.experience.answers import Question
@@ -430,3 +441,24 @@ def test_nothing_of_a_driver_is_left_after_its_end():
         engine._reads.close()
         engine._rings.close()
     assert len(os.listdir("/proc/self/fd")) == files
+
+
+class AnswersOneExaminationLate(Scripted):
+    """Silent at first, it answers the first examination in the second one; the third it answers at once."""
+
+    def examine(self, number: int, tokens: Sequence[Token]) -> None:
+        if number > 1:
+            answered = 1 if number == 2 else number
+            said = (float(answered),) * len(tokens)
+            self.say(Examined(number=answered, version=0, digests={"weight": GOOD}, fresh=said, cached=said))
+
+
+def test_a_late_answer_is_not_taken_for_one_of_the_next_examination():
+    tokens = [((1, 2), 3)]
+    with World(AnswersOneExaminationLate) as world:
+        world.driver.wait_for_engine()
+        world.driver.published(0)
+        world.driver.batch(0)
+        found = [world.driver.examine(tokens) for _ in range(3)]
+    said = [{name: one.fresh for name, one in examined.items()} for examined in found]
+    assert said == [{}, {}, {"engine 0": (3.0,)}]

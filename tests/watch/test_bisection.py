@@ -129,6 +129,16 @@ def test_an_engine_in_bfloat16_is_named(model):
     assert cause.kind == "precision", cause
 
 
+def test_rounding_is_that_of_the_temperature_of_the_run(model):
+    """Of an engine in bfloat16 at temperature 0.1 ten times that of temperature 1: it is not taken for something else,
+    and not for something, as long as the level is that of the temperature."""
+    rounded = copy.deepcopy(model).bfloat16()
+    rows = drawn(rounded, temperature=0.1)
+    cause = find_cause(rows, trainer(model, temperature=0.1), [], LEVEL.at(0.1))
+    assert cause.kind == "precision", cause
+    assert cause.evidence["rounding"] == pytest.approx(cause.evidence["mean_abs"], rel=0.3)
+
+
 def test_what_an_engine_says_of_itself_comes_first(model):
     rows = drawn(model, temperature=0.7)
     wrong = replace(RIGHT, engine="engine 1", wrong_weights="lm_head.weight is another")

@@ -9,14 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.engines.second_device import DEVICE, second_device
+from tests.tiny import tiny_model, write_prompts
 
+import posttrain as pt
 from posttrain.algorithms.reward_model import score_metrics
+from posttrain.config import RunConfig
 from posttrain.train.metrics import MetricLog
 from posttrain.train.mismatch import mismatch_metrics
 from posttrain.types import Batch, Outputs, Percentile
 from posttrain.watch.bisection import Cause
 from posttrain.watch.mismatch import Mismatch
 from posttrain.watch.records import Step
+from posttrain.watch.rounding import LEVELS, Level
+from posttrain.watch.watch import Watch
 
 QUIET = (1e-6, 2e-5)
 LOUD = (2e-3, 9e-3)
@@ -42,6 +47,21 @@ def test_three_steps_in_a_row_above_the_level_of_the_precision_are_an_alarm():
     bfloat16 = Mismatch.of(torch.bfloat16)
     assert not alarms_of([(0.02, 0.13)] * 20, bfloat16), "as measured of bfloat16"
     assert alarms_of([(0.1, 0.5)] * 3, bfloat16, first=21)
+
+
+def test_what_rounding_explains_grows_as_logits_are_divided_by_a_temperature_below_one():
+    assert Mismatch.of(torch.bfloat16, temperature=0.5).level == Level(p99=0.6, mean=0.1)
+    assert Mismatch.of(torch.bfloat16, temperature=2.0).level == LEVELS[torch.bfloat16]
+    course = [(0.04, 0.26)] * 3 + [(0.09, 0.55)] * 3  # that of temperature 1, divided by 0.5
+    assert alarms_of(course, Mismatch.of(torch.bfloat16))
+    assert not alarms_of(course, Mismatch.of(torch.bfloat16, temperature=0.5))
+
+
+def test_a_run_watches_at_the_temperature_that_it_draws_at():
+    sections = {"model": {"path": "m"}, "algorithm": "grpo", "data": {"train": "p.jsonl"}, "train": {"steps": 1}}
+    config = RunConfig.model_validate(sections | {"rewards": ["repetition"], "sampling": {"temperature": 0.5}})
+    watch, _ = Watch.of(config, None, [], torch.bfloat16)
+    assert watch.mismatch.level == Level(p99=0.6, mean=0.1)
 
 
 @pytest.mark.parametrize("course", [[QUIET, LOUD, LOUD] * 8, [QUIET] * 40, [(3e-5, 9e-4)] * 40])
@@ -93,6 +113,16 @@ def test_both_sides_are_asked_before_the_update_of_the_third_step_only():
     told = found[-1][0]
     assert (told.message.endswith("Cause: cache: kept"), told.fix) == (True, "Empty it.")
     assert (told.evidence["cause"], told.evidence["largest"]) == ("cache", 0.5)
+
+
+def test_where_both_sides_agree_when_they_are_asked_there_is_no_alarm_until_three_more_steps_are_high():
+    alarm, kinds, found = Mismatch.of(torch.float32), ["none", "unknown"], []
+    for number in range(1, 7):
+        alarm.before_update(lambda level: Cause(kind=kinds.pop(0), text="asked"))
+        metrics = {"mismatch/fresh_mean": LOUD[0], "mismatch/fresh_p99": LOUD[1]}
+        found.append(alarm.observe(Step(number=number, metrics=metrics)))
+    assert found[:5] == [None] * 5
+    assert (found[5].step, found[5].change_point, found[5].evidence["cause"]) == (6, 4, "unknown")
 
 
 def test_a_resumed_run_fires_where_the_other_would_have():
@@ -152,6 +182,37 @@ def test_once_weights_have_moved_only_what_was_scored_before_can_be_compared():
     bare = batch_of([0.5], [0], 0, old_logprobs_BT=None)
     assert reduced(mismatch_metrics(now, bare))["mismatch/fresh_mean"] == 1
     assert "mismatch/fresh_mean" not in mismatch_metrics(now, bare, moved=True)
+
+
+def test_with_dropout_only_what_was_scored_without_it_can_be_compared():
+    now = Outputs(logprobs_BT=torch.ones(1, 1))
+    scored = mismatch_metrics(now, batch_of([0.5], [0], 0), dropout=True)
+    assert reduced(scored)["mismatch/fresh_mean"] == 0.5
+    found = mismatch_metrics(now, batch_of([0.5], [0], 0, old_logprobs_BT=None), dropout=True)
+    assert not [name for name in found if name.startswith("mismatch/")], list(found)
+    assert reduced(found)["sampling/sampling_logp_difference/mean"] == 1
+
+
+@pytest.mark.parametrize(("dropout", "told"), [(0.0, True), (0.5, False)])
+def test_a_run_whose_updates_drop_and_that_scores_nothing_before_them_says_nothing_of_its_sampler(
+    tmp_path, dropout, told
+):
+    run = pt.train(
+        {
+            "model": {"path": str(tiny_model(tmp_path / "model")), "device": "cpu"},
+            "algorithm": {"name": "grpo", "correction": "bypass"},
+            "lora": {"dropout": dropout},
+            "data": {"train": str(write_prompts(tmp_path / "prompts.jsonl", count=8)), "eval_fraction": 0.25},
+            "rewards": [{"name": "repetition", "settings": {"n": 1}}],
+            "sampling": {"group_size": 2, "max_completion_length": 4},
+            "train": {"steps": 1, "prompts_per_step": 2},
+            "evaluation": {"prompts": 2, "samples": 1, "writing": 0},
+            "guards": {"max_truncated": 1.0},
+            "report": False,
+            "output": str(tmp_path / "run"),
+        }
+    )
+    assert ("mismatch/fresh_mean" in run.metrics[0]) == told, run.metrics[0]
 
 
 def test_the_percentile_is_of_the_step_and_not_of_its_parts():

@@ -105,6 +105,8 @@ class GivenBack:
 class Examined:
     """What an engine says of itself and of tokens, when it is asked beside its requests."""
 
+    number: int
+    """Of the examination: an answer may come when the next one has begun."""
     version: int
     """That it decodes with."""
     digests: Mapping[str, Digest]
@@ -173,6 +175,7 @@ class SleepingPort(EnginePort, Protocol):
 class Examinable(Protocol):
     """An engine that can be asked about tokens beside its requests."""
 
-    def examine(self, tokens: Sequence[Token]) -> None:
-        """Say what it decodes with and how likely these tokens are: one answer, `Examined`."""
+    def examine(self, number: int, tokens: Sequence[Token]) -> None:
+        """Say what it decodes with and how likely these tokens are: one answer, `Examined`, with this number. An engine
+        that has something better to do, or cannot answer, says nothing."""
         ...

@@ -199,6 +199,8 @@ class Driver:
         """Of an evaluation, by the number of their group, which is below 0."""
         self._answers: dict[int, list[Completion]] = {}
         self._examined: dict[str, Examined] = {}
+        self._examination = 0
+        """The number of the last one."""
         self._asked_so_far = 0
         self._delivered: Deliver | None = None
         self._may_publish: int | None = None
@@ -504,7 +506,8 @@ class Driver:
             case GivenBack(row=row, attempt=attempt):
                 self._handle(Returned(name, Row(*row), attempt))
             case Examined():
-                self._examined[name] = answer
+                if answer.number == self._examination:
+                    self._examined[name] = answer
 
     def _take_piece(self, name: str, piece: Piece) -> None:
         beat("an engine drew tokens")
@@ -584,12 +587,13 @@ class Driver:
 
     def _examine(self, tokens: Sequence[Token]) -> set[str]:
         self._examined = {}
+        self._examination += 1
         there = self.controller.engines
         awake = {name for name in self._joined if name in there and there[name].version is not None}
         ports = {name: port for name, port in self._ports.items() if name in awake}
         for port in ports.values():
             if isinstance(port, Examinable):
-                port.examine(tokens)
+                port.examine(self._examination, tokens)
         return {name for name, port in ports.items() if isinstance(port, Examinable)}
 
     def _completions(self, number: int) -> list[Completion]:

@@ -6,6 +6,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -36,14 +37,12 @@ class Room:
         ends. `undo` removes what a failed attempt has left. Raises DoesNotFit where single rows are too large."""
         while True:
             micros, dice = plan(self.tokens), random_state()
-            found, reason = tried(compute, micros)
+            found, reason = tried(partial(compute, micros))
             if self.ranks.all_agree(not reason):
                 assert found is not None
                 return found[0]
             undo()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            free_memory()
             set_random_state(dice)
             self._halve(plan, micros, reason)
 
@@ -75,14 +74,21 @@ def tokens_of(micro: Batch) -> int:
     return int(needed_tokens(micro.completion_mask_BT).sum())
 
 
-def tried(compute: Callable[[Sequence[Batch]], T], micros: Sequence[Batch]) -> tuple[tuple[T] | None, str]:
+def tried(compute: Callable[[], T]) -> tuple[tuple[T] | None, str]:
     """The result, or why memory ended. The error goes no further: its frames would hold what has to be freed."""
     try:
-        return (compute(micros),), ""
+        return (compute(),), ""
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
         return None, reason_of(error)
+
+
+def free_memory() -> None:
+    """Give back what nobody holds any more, to the device as well."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def random_state() -> tuple[Tensor, list[Tensor]]:

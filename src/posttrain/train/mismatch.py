@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.algorithms.metrics import if_any
+from posttrain.engines.decoding import accepted_arguments
 from posttrain.engines.port import Token
 from posttrain.engines.weights import plain_copy, write_tensors
 from posttrain.functional.readings import nothing_in, number, picked
+from posttrain.models.forward_path import causal_lm
+from posttrain.models.microbatches import plan_microbatches
 from posttrain.models.modes import evaluating
+from posttrain.train.memory import free_memory, reason_of, tried
 from posttrain.types import Batch, Max, Mean, Metrics, Outputs, Percentile
 from posttrain.watch.bisection import Answered, Cause, Row, Score, Trainer, find_cause
 from posttrain.watch.rounding import Level
@@ -32,16 +36,15 @@ NUMBERS = 2**24
 """Log-probabilities that are held at once: of a large vocabulary fewer tokens are examined."""
 ASKED = 24
 """Tokens that each engine is asked for again."""
-TOGETHER = 16
-"""Rows that are scored in one pass."""
 
 
-def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False) -> Metrics:
+def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False, dropout: bool = False) -> Metrics:
     """How far the sampler's log-probabilities are from the trainer's, for the same drawn tokens, in nats.
 
     `sampling/sampling_logp_difference/*` are of all trained tokens. `mismatch/fresh_*` are of those that the present
-    weights drew, and `mismatch/stale_mean` of the older ones, for which the policy has moved besides. `moved`: an
-    update of this step has changed the weights, so that only what was scored before it can be compared.
+    weights drew, and `mismatch/stale_mean` of the older ones, for which the policy has moved besides. Where an update
+    of this step has `moved` the weights, or `outputs` were computed with `dropout`, only what was scored before the
+    updates can be compared.
     """
     mask_BT = batch.completion_mask_BT
     if batch.sampling_logprobs_BT is None or nothing_in(mask_BT):
@@ -53,7 +56,7 @@ def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False) -> 
         "sampling/sampling_logp_difference/mean": _mean(gap_BT, mask_BT),
         "sampling/sampling_logp_difference/max": _largest(gap_BT, mask_BT),
     }
-    if moved and batch.old_logprobs_BT is None:
+    if (moved or dropout) and batch.old_logprobs_BT is None:
         return metrics
     fresh_BT = told_BT
     if batch.versions_BT is not None and batch.version is not None:
@@ -87,43 +90,56 @@ class Examiner:
         loaded: LoadedModel,
         forward: Forward,
         scores: TrainerScores,
+        tokens: int,
         *,
         engines: Callable[[Sequence[Token]], Sequence[Answered]] = lambda tokens: (),
         published: Callable[[int], Mapping[int, Iterable[tuple[str, Tensor]]]] = lambda version: {},
     ) -> None:
-        """`engines` asks each that can be asked; `published` gives the tensors of other versions that are still
-        there."""
-        self.loaded, self.forward, self.scores = loaded, forward, scores
+        """At most `tokens` go through the model at once. `engines` asks each that can be asked; `published` gives the
+        tensors of other versions that are still there."""
+        self.loaded, self.forward, self.scores, self.tokens = loaded, forward, scores, tokens
         self.engines, self.published = engines, published
 
     @torch.no_grad()
     def __call__(self, groups: Sequence[Group], version: int, level: Level) -> Cause:
         """Why the engines say something else of what `version`, the trainer's, has drawn in these groups.
 
-        A run does not end for want of an explanation: what goes wrong here is told in place of a cause.
+        Raises nothing, as the run does not depend on it. Where memory ends, what needs a second model is not asked.
         """
-        try:
-            return self._cause(groups, version, level)
-        except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            return Cause(kind="unknown", text=f"examining the rows failed: {said}")
-
-    def _cause(self, groups: Sequence[Group], version: int, level: Level) -> Cause:
+        engines, reason = cache(self.engines), ""
         with evaluating(self.loaded.model):
-            rows = self._rows(groups, version)
-            if not rows:
-                return Cause(kind="unknown", text=f"no token of version {version} is there to be examined")
-            asked = [
-                ((*row.prompt_ids, *row.ids[:place]), row.ids[place])
-                for row in rows[: ASKED // 4]
-                for place in row.places[: ASKED // 6]
-            ]
-            trainer, engines = self._trainer(version), self.engines(asked)
-            try:
-                return find_cause(rows, trainer, engines, level)
-            except (torch.OutOfMemoryError, MemoryError):  # no room for a second model: ask what the first one knows
-                alone = replace(trainer, earlier={}, rounded=trainer.present)
-                return find_cause(rows, alone, engines, level)
+            for copies in (True, False):
+                try:
+                    found, reason = tried(partial(self._cause, groups, version, level, engines, copies=copies))
+                except Exception as error:
+                    return Cause(kind="unknown", text=f"asking failed: {type(error).__name__}: {reason_of(error)}")
+                if found is not None:
+                    return found[0]
+                free_memory()
+        return Cause(kind="unknown", text=f"there was no memory to ask ({reason})")
+
+    def _cause(
+        self,
+        groups: Sequence[Group],
+        version: int,
+        level: Level,
+        engines: Callable[[tuple[Token, ...]], Sequence[Answered]],
+        *,
+        copies: bool,
+    ) -> Cause:
+        """`copies`: ask what needs a second model, too."""
+        rows = self._rows(groups, version)
+        if not rows:
+            return Cause(kind="unknown", text=f"no token of version {version} is there to be examined")
+        asked = tuple(
+            ((*row.prompt_ids, *row.ids[:place]), row.ids[place])
+            for row in rows[: ASKED // 4]
+            for place in row.places[: ASKED // 6]
+        )
+        trainer = self._trainer(version)
+        return find_cause(
+            rows, trainer if copies else replace(trainer, earlier={}, rounded=None), engines(asked), level
+        )
 
     def _rows(self, groups: Sequence[Group], version: int) -> list[Row]:
         """Those with the largest differences."""
@@ -144,9 +160,9 @@ class Examiner:
 
     def _says(self, rows: Sequence[Row]) -> dict[tuple[int, ...], Sequence[float]]:
         found: dict[tuple[int, ...], Sequence[float]] = {}
-        for start in range(0, len(rows), TOGETHER):
-            part = rows[start : start + TOGETHER]
-            temperature = self.forward.temperature
+        temperature = self.forward.temperature
+        for places in plan_microbatches([len(row.prompt_ids) + len(row.ids) for row in rows], self.tokens):
+            part = [rows[place] for place in places]
             own = self.scores([row.prompt_ids for row in part], [row.ids for row in part], temperature=temperature)
             found |= {(*row.prompt_ids, *row.ids): said for row, said in zip(part, own, strict=True)}
         return found
@@ -160,15 +176,12 @@ class Examiner:
                 return whole_logprobs(model, rows)
 
         def earlier(tensors: Iterable[tuple[str, Tensor]]) -> Score:
-            @cache
-            def copied() -> nn.Module:
-                copy = plain_copy(
-                    model, torch.float32
-                )  # as weights are published; parts of the policy may be held in less
+            def score(rows: Sequence[Row]) -> Tensor:
+                copy = plain_copy(model, torch.float32)
                 write_tensors(copy, tensors)
-                return copy
+                return whole_logprobs(copy, rows)
 
-            return lambda rows: whole_logprobs(copied(), rows)
+            return score
 
         return Trainer(
             present=present,
@@ -195,10 +208,15 @@ def _apart(says: Mapping[tuple[int, ...], Sequence[float]], row: Row) -> float:
 def whole_logprobs(model: nn.Module, rows: Sequence[Row]) -> Tensor:
     """`[N, V]` log-probabilities at temperature 1 for the places of the rows, one row after the other."""
     device, found = next(model.parameters()).device, list[Tensor]()
+    picks = "logits_to_keep" in accepted_arguments(causal_lm(model))  # else the logits of all places are there at once
     for row in rows:
         ids_1T = torch.tensor([(*row.prompt_ids, *row.ids[: row.places[-1] + 1])], device=device)
         before = torch.tensor([len(row.prompt_ids) + place - 1 for place in row.places], device=device)
-        found.append(model(input_ids=ids_1T, use_cache=False).logits[0, before].float().log_softmax(dim=-1))
+        if picks:
+            logits_nV = model(input_ids=ids_1T, use_cache=False, logits_to_keep=before).logits[0]
+        else:
+            logits_nV = model(input_ids=ids_1T, use_cache=False).logits[0, before]
+        found.append(logits_nV.float().log_softmax(dim=-1))
     return torch.cat(found)
 
 

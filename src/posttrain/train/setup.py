@@ -188,7 +188,7 @@ def policy_trainer(
     watch, watch_notes = nothing_to_watch(), list[str]()
     if source.prompts:
         watch, watch_notes = Watch.of(config, judges.check, source.prompts, loaded.compute_dtype)
-        watch.examine = examiner(loaded, forward, fleet)
+        watch.examine = examiner(config, loaded, forward, fleet)
     measure = measure_of(config, loaded, samplers, source)
     add_gradient, more_notes = auxiliary(config, auxiliary_rows, policy)
     tell("warning", [*loaded.notes, *samplers.notes, *judges.notes, *source.notes, *watch_notes])
@@ -353,13 +353,14 @@ def publishing(
     return Publisher(loaded.model, samplers.training, proof, scores, every=config.train.publish_every)
 
 
-def examiner(loaded: LoadedModel, forward: Forward, fleet: Fleet | None) -> Examiner:
+def examiner(config: RunConfig, loaded: LoadedModel, forward: Forward, fleet: Fleet | None) -> Examiner:
     """Who finds out why engines say something else of tokens than the trainer."""
     scores = TrainerScores(forward.under(loaded.model), loaded.pad_id)
+    tokens = config.train.tokens_per_microbatch
     if fleet is None:
-        return Examiner(loaded, forward, scores)
+        return Examiner(loaded, forward, scores, tokens)
     published = lambda version: fleet.deliveries.other_versions(version)  # noqa: E731  of deliveries that are made later
-    return Examiner(loaded, forward, scores, engines=fleet.examine, published=published)
+    return Examiner(loaded, forward, scores, tokens, engines=fleet.examine, published=published)
 
 
 def injection_notes(rows: Rows, algorithm: Algorithm, loaded: LoadedModel) -> list[str]:

@@ -110,7 +110,8 @@ class Trainer:
             if loss.requires_grad:
                 loss.backward()
             seen.append(_Seen(micro, outputs.each(Tensor.detach), loss.detach()))
-            log.add(metrics | mismatch_metrics(outputs, here, moved=number > 0))
+            apart = mismatch_metrics(outputs, here, moved=number > 0, dropout=self.config.has_dropout)
+            log.add(metrics | apart)
         loss_sum = self._observe(seen, step)
         log.add(self.add_gradient(step, number))
         self.loaded.model.eval()

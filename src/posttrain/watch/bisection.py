@@ -62,8 +62,8 @@ class Trainer:
 
     present: Score
     """With the weights that drew them."""
-    rounded: Score
-    """The same in another precision."""
+    rounded: Score | None
+    """The same in another precision; None where there is no memory for it."""
     earlier: Mapping[int, Score] = field(default_factory=dict)
     """With the weights of versions that were published before."""
     readings: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def find_cause(rows: Sequence[Row], trainer: Trainer, engines: Sequence[Answered
     found = whole if len(touched) == len(rows) else _Differences.of([rows[row] for row in touched], trainer)
     laws = list(_laws(found, trainer))
     holding = [law for law in laws if _explains(law.residual_N, found.nats_N, level.p99)]
-    rounding_N = trainer.rounded(found.rows).gather(1, found.tokens_N[:, None])[:, 0] - found.plain_N
+    rounding_N = found.rounding(trainer)
     evidence = {
         "rows": len(rows),
         "touched": len(touched),
@@ -117,7 +117,7 @@ def find_cause(rows: Sequence[Row], trainer: Trainer, engines: Sequence[Answered
         "mean": float(found.nats_N.mean()),
         "mean_abs": float(found.nats_N.abs().mean()),
         "above_trainer": float((found.nats_N[found.nats_N.abs() > level.mean] > 0).float().mean()),
-        "rounding": float(rounding_N.abs().mean()),
+        "rounding": None if rounding_N is None else float(rounding_N.abs().mean()),
         "left": {f"{law.name} {law.value:.6g}": float(law.residual_N.abs().mean()) for law in laws},
     }
     if holding:
@@ -125,7 +125,7 @@ def find_cause(rows: Sequence[Row], trainer: Trainer, engines: Sequence[Answered
         kind, text, fix = _in_words(law, trainer)
         left = f"which leaves {float(law.residual_N.abs().mean()):.2g} of {evidence['mean_abs']:.2g} nats"
         return Cause(kind=kind, text=f"{text}, {left}", fix=fix, evidence=evidence | {"value": law.value})
-    if _is_rounding(found.nats_N, rounding_N):
+    if rounding_N is not None and _is_rounding(found.nats_N, rounding_N):
         return Cause(
             kind="precision",
             text=f"the differences go both ways and have the size of rounding: {evidence['mean_abs']:.2g} nats, and "
@@ -145,24 +145,25 @@ class _Differences:
     rows: Sequence[Row]
     logprobs_NV: Tensor
     tokens_N: Tensor
-    plain_N: Tensor
-    """The trainer's at temperature 1."""
+    trainer_N: Tensor
+    """The trainer's, at the temperature of the run."""
     engine_N: Tensor
     nats_N: Tensor
-    """Engine minus trainer, at the temperature of the run."""
+    """Engine minus trainer."""
 
     @staticmethod
     def of(rows: Sequence[Row], trainer: Trainer) -> _Differences:
         logprobs_NV = trainer.present(rows)
         tokens_N = torch.tensor([row.ids[place] for row in rows for place in row.places], device=logprobs_NV.device)
         engine_N = torch.tensor([row.logprobs[place] for row in rows for place in row.places]).to(logprobs_NV)
+        trainer_N = at_temperature(logprobs_NV, tokens_N, trainer.temperature)
         return _Differences(
             rows=rows,
             logprobs_NV=logprobs_NV,
             tokens_N=tokens_N,
-            plain_N=logprobs_NV.gather(1, tokens_N[:, None])[:, 0],
+            trainer_N=trainer_N,
             engine_N=engine_N,
-            nats_N=engine_N - at_temperature(logprobs_NV, tokens_N, trainer.temperature),
+            nats_N=engine_N - trainer_N,
         )
 
     def touched(self, level: Level) -> list[int]:
@@ -170,6 +171,12 @@ class _Differences:
         a prompt that is not in its cache."""
         own = self.nats_N.abs().split([len(row.places) for row in self.rows])
         return [number for number, nats_n in enumerate(own) if nats_n.mean() > level.mean or nats_n.max() > level.p99]
+
+    def rounding(self, trainer: Trainer) -> Tensor | None:
+        """What another precision adds to the trainer's numbers."""
+        if trainer.rounded is None:
+            return None
+        return at_temperature(trainer.rounded(self.rows), self.tokens_N, trainer.temperature) - self.trainer_N
 
 
 def _proof(engines: Sequence[Answered], tolerance: float) -> Cause | None:
@@ -264,6 +271,10 @@ def _unexplained(evidence: Mapping[str, Any], engines: Sequence[Answered]) -> st
     return (
         f"no question explains them: {evidence['above_trainer']:.0%} of the tokens that differ are likelier to the "
         f"engine, the closest law ({least}) leaves {evidence['left'][least]:.2g} of {evidence['mean_abs']:.2g} nats, "
-        f"and rounding moves the trainer by {evidence['rounding']:.2g}"
+        + (
+            "and there was no memory to ask for rounding and earlier weights"
+            if evidence["rounding"] is None
+            else f"and rounding moves the trainer by {evidence['rounding']:.2g}"
+        )
         + (f". {asked}: weights and cache are right" if asked else "")
     )

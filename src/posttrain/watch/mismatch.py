@@ -43,9 +43,9 @@ class Mismatch:
         self.cause: Cause | None = None
 
     @staticmethod
-    def of(dtype: torch.dtype) -> Mismatch:
-        """For an engine that computes in this precision."""
-        return Mismatch(LEVELS[dtype])
+    def of(dtype: torch.dtype, *, temperature: float = 1.0) -> Mismatch:
+        """For an engine that computes in this precision and draws at this temperature."""
+        return Mismatch(LEVELS[dtype].at(temperature))
 
     @property
     def suspects(self) -> bool:
@@ -65,6 +65,9 @@ class Mismatch:
         self.row = self.row + 1 if high else 0
         self.since = (self.since or step.number) if high else None
         if self.row < IN_A_ROW or self.since is None:
+            return None
+        if self.cause is not None and self.cause.kind == "none":  # asked again, engines and trainer agree
+            self.row, self.since = 0, None
             return None
         self.told = True
         return self._alarm(step.number, self.since, mean, p99)

@@ -15,12 +15,22 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """In nats."""
+    """In nats, at temperature 1."""
 
     p99: float
     """Of a token: 99 of 100 tokens of a step are closer."""
     mean: float
     """Of a step, and of a row: smaller means are never a drift."""
+
+    def at(self, temperature: float) -> Level:
+        """Logits are divided by a temperature, and their rounding with them. Above 1 it is not taken for smaller, as
+        the tolerance of `DeliveryProof` is not.
+
+        >>> Level(p99=0.3, mean=0.06).at(0.5)
+        Level(p99=0.6, mean=0.12)
+        """
+        scale = min(temperature or 1.0, 1.0)
+        return Level(p99=self.p99 / scale, mean=self.mean / scale)
 
 
 LEVELS: Mapping[torch.dtype, Level] = {

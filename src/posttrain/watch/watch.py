@@ -96,7 +96,9 @@ class Watch:
         held-out answers only; DataError where it has the column and cannot use what is in it."""
         notes: list[str] = []
         computed_twice = not config.rollout.keep_cache  # else what engines say is not of any one policy
-        mismatch = Mismatch.of(precision) if config.alarms.enabled and computed_twice else None
+        mismatch = None
+        if config.alarms.enabled and computed_twice:
+            mismatch = Mismatch.of(precision, temperature=config.sampling.temperature)
         if not config.algorithm.build().learns_from_rewards:
             return Watch(AlarmConfig(enabled=False), mismatch=mismatch), notes
         watch = Watch(config.alarms, seed=config.seed, check=check, mismatch=mismatch)

@@ -26,8 +26,8 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,12 @@ class VllmEngine:
         self._places = asyncio.Semaphore(ROWS_FOR_EACH * setup.sampling.max_batch_rows)
         self._open = asyncio.Event()
         """Set while requests may be made: weights are there, and none are being loaded."""
+        self._weights = asyncio.Lock()
+        """Held by whoever changes the weights, or needs that they stay."""
+        self._changes = 0
+        """Loads and sleeps that are under way, or wait for their turn."""
+        self._examination: asyncio.Task[Any] | None = None
+        """An examination that asks for its tokens."""
         self._ended = asyncio.Event()
         self._background = set[asyncio.Task[None]]()
         self._answers: list[Answer] = []
@@ -185,9 +191,9 @@ class VllmEngine:
         """See `SleepingPort`."""
         self._call(lambda: self._begin(self._sleep()))
 
-    def examine(self, tokens: Sequence[Token]) -> None:
+    def examine(self, number: int, tokens: Sequence[Token]) -> None:
         """See `Examinable`."""
-        self._call(lambda: self._begin(self._examine(tokens)))
+        self._call(lambda: self._begin(self._examine(number, tokens)))
 
     def answers(self) -> list[Answer]:
         """See `EnginePort`."""
@@ -416,6 +422,10 @@ class VllmEngine:
 
     async def _load(self, version: int, number: int) -> None:
         started = time.perf_counter()
+        async with self._changing_weights():
+            await self._take_weights(version, number, started)
+
+    async def _take_weights(self, version: int, number: int, started: float) -> None:
         self._open.clear()
         client, asleep = self._client, self._sleeper if self._sleeper and self._sleeper.asleep else None
         if asleep:
@@ -456,11 +466,24 @@ class VllmEngine:
         """Rows that are submitted meanwhile wait here, as before an update. The server would keep their requests, and
         draw them with whatever weights it has when it wakes."""
         assert self._sleeper, "only a server on the trainer's GPU is told to sleep"
-        self._open.clear()
-        await self._all_have_left()
-        await self._sleeper.sleep()
-        self._version = None
-        self._say(Asleep(gave=self._sleeper.gives))
+        async with self._changing_weights():
+            self._open.clear()
+            await self._all_have_left()
+            await self._sleeper.sleep()
+            self._version = None
+            self._say(Asleep(gave=self._sleeper.gives))
+
+    @asynccontextmanager
+    async def _changing_weights(self) -> AsyncIterator[None]:
+        """One change after the other. An examination gives way: it would ask half of its tokens of other weights."""
+        self._changes += 1
+        if self._examination is not None:
+            self._examination.cancel()
+        try:
+            async with self._weights:
+                yield
+        finally:
+            self._changes -= 1
 
     async def _all_have_left(self) -> None:
         """Requests hand over what they have drawn before new weights are there."""
@@ -479,25 +502,51 @@ class VllmEngine:
             for prompt, ids in zip(proof.prompt_ids, proof.completion_ids, strict=True)
         ]
 
-    async def _examine(self, tokens: Sequence[Token]) -> None:
-        """Its hashes, and the tokens twice: once in a place of the cache of their own, once in that of the rows."""
-        await self._open.wait()
-        version = self._version
-        assert version is not None
-        digests = await self._digests()
-        salts = f"{self._label(version)}:{uuid.uuid4().hex}", self._label(version)
-        fresh, cached = [
-            await asyncio.gather(*(self._logprob(ids, token, version, salt=salt) for ids, token in tokens))
-            for salt in salts
+    async def _examine(self, number: int, tokens: Sequence[Token]) -> None:
+        """Its hashes, and the tokens twice: once in a place of the cache of their own, once in that of the rows.
+
+        Where the server does not answer in time nothing is said: its rows come first, and tell whether it is lost."""
+        with suppress(ServerError, TimeoutError):
+            async with asyncio.timeout(self.setup.call_seconds), self._weights:
+                version = self._version
+                if version is None or self._changes:
+                    return
+                digests = await self._digests()
+                if self._changes:
+                    return
+                self._examination = asyncio.current_task()
+                try:
+                    fresh = await self._ask(tokens, version, f"{self._label(version)}:{uuid.uuid4().hex}")
+                    cached = await self._ask(tokens, version, self._label(version))
+                finally:
+                    self._examination = None
+                self._say(Examined(number=number, version=version, digests=digests, fresh=fresh, cached=cached))
+
+    async def _ask(self, tokens: Sequence[Token], version: int, salt: str) -> tuple[float, ...]:
+        """What it says of each token. Unless it answers all of them, none of the requests stays with the server."""
+        names = [f"{self._own}-{next(self._count)}" for _ in tokens]
+        asked = [
+            asyncio.ensure_future(self._logprob(ids, token, version, salt=salt, name=name))
+            for (ids, token), name in zip(tokens, names, strict=True)
         ]
-        self._say(Examined(version=version, digests=digests, fresh=tuple(fresh), cached=tuple(cached)))
+        answered = False
+        try:
+            found = tuple(await asyncio.gather(*asked))
+            answered = True
+            return found
+        finally:
+            for one in asked:
+                one.cancel()
+            if not answered and not self._ended.is_set():
+                await self._client.abort(names)
 
     async def _digests(self) -> dict[str, Digest]:
         [digests] = await self._client.rpc("posttrain_digests")
         return {name: Digest(getattr(torch, dtype), sha) for name, (dtype, sha) in digests.items()}
 
-    async def _logprob(self, ids: Sequence[int], token: int, version: int, *, salt: str = "") -> float:
-        """Of one token as the next one, of the whole distribution; `salt` in place of that of the version."""
+    async def _logprob(self, ids: Sequence[int], token: int, version: int, *, salt: str = "", name: str = "") -> float:
+        """Of one token as the next one, of the whole distribution; `salt` in place of that of the version, and `name`
+        for who may want to abort it."""
         request = self._asking(
             ids,
             version,
@@ -506,7 +555,7 @@ class VllmEngine:
             logprobs=2,  # of these the first is shown for the token that was drawn
             logprob_token_ids=[token, token],
         )
-        request |= {"cache_salt": salt} if salt else {}
+        request |= ({"cache_salt": salt} if salt else {}) | ({"request_id": name} if name else {})
         answer = await self._client.call(GENERATE, request)
         if [len(drawn.ids) for drawn in drawn_by(answer, self._client.url)] != [1]:
             raise ServerError(f"{GENERATE} was asked for one token, and answers {str(answer)[:LONGEST_ERROR]}")
