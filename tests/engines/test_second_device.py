@@ -12,7 +12,7 @@ from tests.engines.second_device import DEVICE, Device, moved, second_device
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.engines import decoding_path, engine, transfer, varlen_attention
+from posttrain.engines import decoding_path, engine, held, transfer, varlen_attention
 from posttrain.engines.engine import Request
 from posttrain.engines.local import LocalSampler
 from posttrain.engines.weights import cast_in_place
@@ -132,6 +132,54 @@ def test_a_width_that_the_kernel_refuses_is_decoded_another_way():
         assert sampler_of(moved(model)).begin().path.implementation == "slots_sdpa"
 
 
+@pytest.fixture
+def holds_base(monkeypatch):
+    monkeypatch.setattr(held, "holds_base", lambda device: device == DEVICE.type)
+
+
+def loaded(model: nn.Module) -> LoadedModel:
+    return LoadedModel(
+        model=cast("PreTrainedModel", moved(model)),
+        tokenizer=tiny_tokenizer(),
+        eos_ids=frozenset(EOS_IDS),
+        pad_id=0,
+        context_length=96,
+        device=DEVICE,
+        compute=Compute(dtype=torch.bfloat16),
+    )
+
+
+@pytest.mark.usefixtures("holds_base")
+@pytest.mark.parametrize("weights", ["shared", "taken"])
+def test_adapters_on_a_base_held_in_half_precision_decode_by_the_kernel(weights):
+    """Slots are found in float32 before, without the kernel, which is tried in the precision of a call."""
+    with second_device() as device:
+        policy = held.hold_frozen(loaded(lora_model("llama", head_dim=8)), decodes=True)
+        assert decoding_path.decoding_path(policy.model).implementation == "slots_sdpa"
+        sampler = LocalSampler.of(policy, weights)
+        assert sampler.begin().path.implementation == varlen_attention.NAME
+        device.forget()
+        drawn(sampler)
+        assert device.launches["varlen_attn"]
+        assert device.waits == []
+
+
+def test_slots_are_found_in_float32_however_a_call_decodes(monkeypatch):
+    """Of a deep model no two ways agree in bfloat16: a tolerance that none keeps there stands for it."""
+    monkeypatch.setattr(decoding_path, "_ROUNDING", 0.0)
+    with second_device():
+        for weights in ("shared", "taken", "copied"):
+            assert not LocalSampler.of(loaded(float32_policy()), weights).note
+
+
+@pytest.mark.parametrize("change", [lambda out: out * torch.nan, lambda out: out.flip(0)], ids=["NaN", "other rows"])
+def test_a_kernel_that_gives_something_else_is_not_decoded_by(monkeypatch, change):
+    kernel = varlen_attention.varlen_attn
+    monkeypatch.setattr(varlen_attention, "varlen_attn", lambda *args, **how: change(kernel(*args, **how)))
+    with second_device():
+        assert half(moved(float32_policy())).begin().path.implementation == "slots_sdpa"
+
+
 # --- weights that a call casts once ----------------------------------------------------------------------------------
 
 
@@ -220,18 +268,8 @@ def test_a_policy_with_a_frozen_base_and_the_adapter_of_a_critic_is_published(ta
 
 
 def test_a_model_that_nobody_trains_is_stored_as_it_computes():
-    model = tiny_model(head_dim=8)
     with second_device() as device:
-        loaded = LoadedModel(
-            model=cast("PreTrainedModel", moved(model)),
-            tokenizer=tiny_tokenizer(),
-            eos_ids=frozenset(EOS_IDS),
-            pad_id=0,
-            context_length=96,
-            device=DEVICE,
-            compute=Compute(dtype=torch.bfloat16),
-        )
-        sampler = LocalSampler.of(loaded, "taken")
+        sampler = LocalSampler.of(loaded(tiny_model(head_dim=8)), "taken")
         assert {x.dtype for x in sampler.model.parameters()} == {torch.bfloat16}
         assert not sampler.note
         device.forget()

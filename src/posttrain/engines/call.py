@@ -25,7 +25,7 @@ class Call:
         self._owns_weights = owns_weights
         self.precision = precision_of(model, dtype)
         with evaluating_all(self._modules):
-            self.path = decoding_path(model, self.precision)
+            self.path = decoding_path(model, dtype)
 
     def rows(self, max_rows: int, *, holds_prompt: bool) -> Rows:
         """Storage for so many rows, which reads the weights as they are now."""

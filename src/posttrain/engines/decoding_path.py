@@ -1,7 +1,7 @@
 """How a model is decoded with: found out by trying it on a few short rows, never by its name.
 
 slots    keys and values per position in static storage, rows join and leave at any time (slots.py); on a GPU in half
-         precision each row reads its own columns alone where that gives the same (varlen_attention.py)
+         precision each row reads its own columns alone where a kernel does that as well (varlen_attention.py)
 padded   rows padded on the left that begin together (decoding.py): for recurrent and hybrid models and whatever
          else keeps more than keys and values
 
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from posttrain.engines import varlen_attention
 from posttrain.engines.decoding import PaddedRows, accepted_arguments, base_model, is_hooked
 from posttrain.engines.engine import Arrival, Rows
-from posttrain.engines.precision import HALF, Precision
+from posttrain.engines.precision import HALF, precision_of
 from posttrain.engines.slots import Slots
 from posttrain.engines.transfer import to_device
 from posttrain.models.acceleration import acceleration
@@ -33,6 +33,8 @@ from posttrain.models.transformers_private import attention_name, can_set_attent
 
 _PROBE_LENGTHS = (9, 3, 6)
 _PROBE_STEPS = 3
+_ROUNDING = 5e-2
+"""Of a shallow model in half precision, relative to the largest logit."""
 
 
 class Decoder(Protocol):
@@ -80,48 +82,59 @@ class DecodingPath:
 
 
 _Kinds = tuple[type[nn.Module], ...]
-_paths: WeakKeyDictionary[nn.Module, tuple[_Kinds, DecodingPath]] = WeakKeyDictionary()
+_Paths = dict[torch.dtype | None, DecodingPath]
+_paths: WeakKeyDictionary[nn.Module, tuple[_Kinds, _Paths]] = WeakKeyDictionary()
+"""By precision where a kernel computes in that one alone; None: the way of all others."""
 
 
-def decoding_path(model: nn.Module, precision: Precision = nullcontext) -> DecodingPath:
+def decoding_path(model: nn.Module, dtype: torch.dtype | None = None) -> DecodingPath:
     """Slots where they give, on a few short rows, the logits of the rows by themselves.
 
-    Found once per model, in the `precision` in which it will decode, and again when modules of other kinds have taken
-    the place of some.
+    Found once per model, in the precision of its weights, and again when modules of other kinds have taken the place
+    of some. On a GPU the kernel of `varlen_attention.py` is tried besides, once in each half precision that is decoded
+    in. `dtype` is that of the products; None: as the weights are stored.
     """
     causal_lm = base_model(model)
     kinds: _Kinds = tuple(map(type, causal_lm.modules()))
-    found_for, path = _paths.get(causal_lm, ((), None))
-    if path is None or found_for != kinds:
-        with precision():
-            path = _find_path(model)
-        _paths[causal_lm] = kinds, path
+    found_for, paths = _paths.get(causal_lm, ((), _Paths()))
+    if found_for != kinds:
+        paths = _Paths({None: _find_path(model, dtype)})
+        _paths[causal_lm] = kinds, paths
+    path, computes_in = paths[None], _computes_in(causal_lm, dtype)
+    if path.implementation == "slots_sdpa" and causal_lm.device.type != "cpu" and computes_in in HALF:
+        if computes_in not in paths:
+            paths[computes_in] = _by_the_kernel(model, path, dtype)
+        path = paths[computes_in]
     if path.decoder is not None and any(map(is_hooked, path.decoder.passes_by(model))):
         return replace(path, decoder=None)  # whoever waits for a module to be called is not passed by
     return path
+
+
+def _computes_in(causal_lm: PreTrainedModel, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype in HALF else next(causal_lm.parameters()).dtype
 
 
 def decode_by(model: nn.Module, path: DecodingPath) -> None:
     """Decode this copy, or this model whose weights were cast, by the decoder that was found before, if one was.
 
     Tried again in bfloat16, a deep model may differ from itself by as much as its rounding, and which path it gets
-    would be luck, in a resumed run other luck. Other paths are left to be found.
+    would be luck, in a resumed run other luck. On a CPU other paths are left to be found; on a GPU this one is kept,
+    and only the kernel for half precision is left to be tried.
     """
-    if path.decoder is not None:
-        causal_lm = base_model(model)
-        _paths[causal_lm] = tuple(map(type, causal_lm.modules())), path
+    causal_lm = base_model(model)
+    if path.decoder is not None or causal_lm.device.type != "cpu":
+        _paths[causal_lm] = tuple(map(type, causal_lm.modules())), _Paths({None: path})
 
 
-def _find_path(model: nn.Module) -> DecodingPath:
+def _find_path(model: nn.Module, dtype: torch.dtype | None) -> DecodingPath:
     causal_lm = base_model(model)
     obstacle = "the model takes no position_ids"
     if {"position_ids", "past_key_values"} <= set(accepted_arguments(causal_lm)):
-        for name in _implementations(causal_lm):
-            path = DecodingPath(implementation=name)
-            with torch.no_grad(), torch.autocast(causal_lm.device.type, enabled=False):
-                obstacle = _try(model, path)
-                if obstacle is None:
-                    return _accelerated(model, path)
+        path = DecodingPath(implementation=_slots(causal_lm))
+        with _exact(model, dtype):
+            obstacle = _try(model, path)
+            if obstacle is None:
+                return _accelerated(model, path)
     return DecodingPath(
         implementation=None,
         note=f"{type(causal_lm).__name__} decodes padded rows that begin and end together, which is slower than "
@@ -129,12 +142,30 @@ def _find_path(model: nn.Module) -> DecodingPath:
     )
 
 
-def _implementations(causal_lm: PreTrainedModel) -> list[str]:
-    """To be tried, the best first. The kernel for rows of different lengths is made for GPUs and half precision."""
-    if attention_name(causal_lm.config).endswith("eager"):
-        return ["slots_eager"]
-    on_gpu, half = causal_lm.device.type != "cpu", next(causal_lm.parameters()).dtype in HALF
-    return [*([varlen_attention.NAME] if on_gpu and half else []), "slots_sdpa"]
+def _slots(causal_lm: PreTrainedModel) -> str:
+    return "slots_eager" if attention_name(causal_lm.config).endswith("eager") else "slots_sdpa"
+
+
+@contextmanager
+def _exact(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """In the precision of the weights. Only where that is not one, as of a frozen base that is held in bfloat16, in
+    `dtype`: without autocast they meet in no product."""
+    mixed = len({x.dtype for x in model.parameters() if x.is_floating_point()}) > 1
+    in_place = precision_of(model, dtype)() if mixed else nullcontext()
+    with torch.no_grad(), in_place, torch.autocast(base_model(model).device.type, enabled=False):
+        yield
+
+
+def _by_the_kernel(model: nn.Module, path: DecodingPath, dtype: torch.dtype | None) -> DecodingPath:
+    """By the kernel for rows of different lengths where, in the precision that it is made for, it is as near to the
+    rows by themselves as `path` is, which was found in a better one."""
+    kernel = DecodingPath(implementation=varlen_attention.NAME)
+    with torch.no_grad(), precision_of(model, dtype)():
+        try:
+            off_kernel = _largest_error(model, kernel)
+        except Exception:  # a width or a mask that the kernel refuses
+            return path
+        return kernel if off_kernel <= 3 * _largest_error(model, path) + _ROUNDING else path
 
 
 def _accelerated(model: nn.Module, path: DecodingPath) -> DecodingPath:
@@ -159,12 +190,23 @@ def _try(model: nn.Module, path: DecodingPath) -> str | None:
         found = _decode_probe(model, path)
     except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
         return f"{type(error).__name__}: {error}"
-    expected = [
+    same = all(_same(a, b) for a, b in zip(found, _alone(model), strict=True))
+    return None if same else "a row changes when it is decoded beside others"
+
+
+def _largest_error(model: nn.Module, path: DecodingPath) -> float:
+    """Of the rows together, relative to the largest value of each by itself."""
+    pairs = zip(_decode_probe(model, path), _alone(model), strict=True)
+    return torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max().item()
+
+
+def _alone(model: nn.Module) -> list[Tensor]:
+    """The logits `[_PROBE_STEPS, V]` of every row by itself."""
+    causal_lm = base_model(model)
+    return [
         model(input_ids=to_device(row, causal_lm.device)[None], use_cache=False).logits[0, n - 1 : -1]
         for row, n in zip(_probe_ids(causal_lm), _PROBE_LENGTHS, strict=True)
     ]
-    same = all(_same(a, b) for a, b in zip(found, expected, strict=True))
-    return None if same else "a row changes when it is decoded beside others"
 
 
 def _decode_probe(model: nn.Module, path: DecodingPath) -> list[Tensor]:
@@ -203,7 +245,7 @@ def _decode(rows: Rows, ids: list[list[int]], device: torch.device) -> list[Tens
 
 def _same(actual: Tensor, expected: Tensor) -> bool:
     """Equal but for rounding, relative to the largest value; a row that sees another one differs by far more."""
-    tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(expected.dtype, 5e-2)
+    tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(expected.dtype, _ROUNDING)
     return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
 
 

@@ -102,6 +102,8 @@ class LocalSampler:
         dtype = None if compute.dtype == torch.float32 else compute.dtype
         packed, device = compute.sampler == "packed", next(loaded.model.parameters()).device
         if weights == "taken" and dtype is not None and device.type != "cpu":
+            with evaluating(loaded.model):
+                decoding_path(loaded.model)
             cast_in_place(loaded.model, dtype)
             return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, compute=compute)
         if weights == "taken" and packed:
