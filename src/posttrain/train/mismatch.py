@@ -94,7 +94,17 @@ class Examiner:
 
     @torch.no_grad()
     def __call__(self, groups: Sequence[Group], version: int, level: Level) -> Cause:
-        """Why the engines say something else of what `version`, the trainer's, has drawn in these groups."""
+        """Why the engines say something else of what `version`, the trainer's, has drawn in these groups.
+
+        A run does not end for want of an explanation: what goes wrong here is told in place of a cause.
+        """
+        try:
+            return self._cause(groups, version, level)
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            return Cause(kind="unknown", text=f"examining the rows failed: {said}")
+
+    def _cause(self, groups: Sequence[Group], version: int, level: Level) -> Cause:
         with evaluating(self.loaded.model):
             rows = self._rows(groups, version)
             if not rows:
@@ -148,7 +158,9 @@ class Examiner:
         def earlier(tensors: Iterable[tuple[str, Tensor]]) -> Score:
             @cache
             def copied() -> nn.Module:
-                copy = plain_copy(model, None)
+                copy = plain_copy(
+                    model, torch.float32
+                )  # as weights are published; parts of the policy may be held in less
                 write_tensors(copy, tensors)
                 return copy
 
