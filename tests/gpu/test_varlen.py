@@ -182,6 +182,34 @@ def aligned_at_the_beginning(query: Tensor, key: Tensor, value: Tensor, *ends: A
     )
 
 
+def not_a_number(*args: Any, **settings: Any) -> Tensor:
+    return plain_varlen.varlen(*args, **settings) * torch.nan
+
+
+class _NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise RuntimeError("the backward pass wants another card")
+
+
+class _NaNBackward(_NoBackward):
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * torch.nan
+
+
+def no_backward(*args: Any, **settings: Any) -> Tensor:
+    return _NoBackward.apply(plain_varlen.varlen(*args, **settings))  # pyright: ignore[reportReturnType]
+
+
+def bad_backward(*args: Any, **settings: Any) -> Tensor:
+    return _NaNBackward.apply(plain_varlen.varlen(*args, **settings))  # pyright: ignore[reportReturnType]
+
+
 def no_kernel(*args: Any, **settings: Any) -> Tensor:
     raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
 
@@ -192,8 +220,11 @@ def no_kernel(*args: Any, **settings: Any) -> Tensor:
         (plain_varlen.varlen, True, ""),
         (aligned_at_the_beginning, False, "it is off by"),
         (no_kernel, False, "RuntimeError: FlashAttention only supports Ampere GPUs or newer."),
+        (not_a_number, False, "it is off by nan"),
+        (no_backward, False, "RuntimeError: the backward pass wants another card"),
+        (bad_backward, False, "its gradient is not finite"),
     ],
-    ids=["as promised", "another alignment", "no kernel"],
+    ids=["as promised", "another alignment", "no kernel", "NaN", "no backward pass", "NaN as gradient"],
 )
 def test_a_kernel_is_used_where_it_is_as_near_to_float32_as_grids_are(
     kernel, accelerated, why, by_sequences, monkeypatch

@@ -360,17 +360,29 @@ def _on_a_gpu(probe: _Probe, *, share: bool) -> tuple[Manner, list[str]]:
     try:
         with torch.autocast(probe.lm.device.type, dtype=torch.bfloat16):
             off_grids, off_kernel = (_largest_error(probe, "packed", share, manner) for manner in (grids, kernel))
+            learns = _has_a_gradient(probe, "packed", share, kernel)
     except Exception as error:  # a GPU, or a version of PyTorch, that has no such kernel
         return grids, [f"attention without grids: {type(error).__name__}: {error}"]
-    if off_kernel > 3 * off_grids + 1e-3:
+    if not off_kernel <= 3 * off_grids + 1e-3:  # NaN, too, is no small number
         return grids, [f"attention without grids: it is off by {off_kernel:.1e}, grids by {off_grids:.1e}"]
-    return kernel, []
+    return (kernel, []) if learns else (grids, ["attention without grids: its gradient is not finite"])
 
 
 def _largest_error(probe: _Probe, attention: Attention, share: bool, manner: Manner) -> float:
     """Of the rows together, against the single rows, relative to the largest value of those."""
     actual_ND, expected_ND = _together(probe, attention, share, manner)
     return float((actual_ND - expected_ND).abs().max() / expected_ND.abs().max())
+
+
+def _has_a_gradient(probe: _Probe, attention: Attention, share: bool, manner: Manner) -> bool:
+    """Whether a backward pass gives numbers, down to the first weight that is trained; of no other is it kept."""
+    first = next((parameter for parameter in probe.body.parameters() if parameter.requires_grad), None)
+    if first is None:
+        return True
+    with torch.enable_grad():
+        actual_ND, _ = _together(probe, attention, share, manner)
+        (gradient,) = torch.autograd.grad(actual_ND.float().square().mean(), first, materialize_grads=True)
+    return bool(gradient.isfinite().all())
 
 
 def _try(probe: _Probe, attention: Attention, *, share: bool, manner: Manner = PLAIN_MANNER) -> str | None:
