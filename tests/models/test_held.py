@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from tests.engines.second_device import OnDevice, moved, second_device
 from tests.models.tiny_architectures import CONFIGS
 from tests.tiny import tiny_model
 from torch import nn
@@ -18,7 +19,7 @@ from posttrain.models.adapters import apply_lora, trainable_parameters
 from posttrain.models.forward import token_logprobs
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.policy import hold_in
-from posttrain.models.save import save_model
+from posttrain.models.save import merged_weights, save_model
 from posttrain.types import Tokens
 
 TOKENS = Tokens(input_ids_BT=torch.tensor([[3, 9, 4, 7, 5], [3, 9, 8, 6, 0]]), lengths_B=torch.tensor([5, 4]))
@@ -68,6 +69,20 @@ def test_a_saved_model_is_float32_and_has_the_numbers_that_were_computed_with(lo
     assert torch.equal(saved["model.layers.0.self_attn.q_proj.weight"], base.float() + change)
     below = saved["model.layers.0.mlp.up_proj.weight"]
     assert torch.equal(below, below.bfloat16().float()) == (targets != "all-linear")
+
+
+def test_what_is_saved_of_a_gpu_is_widened_in_main_memory(loaded):
+    """What has its precision already is copied when it is written: the GPU holds no second base."""
+    model = hold_in(with_adapters(loaded, ["q_proj"]), torch.bfloat16)
+    expected = merged_weights(model)
+    with second_device() as device:
+        on_device = moved(model)
+        device.forget()
+        found = merged_weights(on_device)
+        wide = {name for name, tensor in found.items() if isinstance(tensor, OnDevice)}
+        assert wide == {name for name in found if "norm" in name or "embed_tokens" in name or "lm_head" in name}
+        assert device.launches["cast to float32"] == 2, "q_proj of two layers, to be merged"
+    assert all(torch.equal(expected[name], tensor) for name, tensor in found.items() if name not in wide)
 
 
 def test_what_a_sampler_is_sent_is_what_is_saved(loaded):

@@ -98,7 +98,7 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     """The state of the plain model, by its own names, with the active adapters added to what they sit on.
 
     All in the precision of the model, that of its embedding, also where frozen layers are held in another one
-    (`hold_in`). Tensors without adapters are the policy's own, merged ones new and in main memory.
+    (`hold_in`). Tensors without adapters are the policy's own, merged and widened ones new and in main memory.
     """
     lm = without_adapters(model)
     assert isinstance(lm, PreTrainedModel)
@@ -109,11 +109,21 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     weights = {_plain(key): tensor for key, tensor in lm.state_dict().items() if not _is_adapter(key, layers)}
     for key, on_it in adapted.items():
         weights[key] = _merge(_at_least(weights[key], lm.dtype), on_it)
-    return {key: _at_least(tensor, lm.dtype) for key, tensor in weights.items()}
+    return {key: _in_main_memory(tensor, lm.dtype) for key, tensor in weights.items()}
 
 
 def _at_least(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, dtype)) if tensor.is_floating_point() else tensor
+    return tensor.to(_wide(tensor, dtype))
+
+
+def _in_main_memory(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Widened there, where that is needed: a GPU has no room for a second base of four bytes a number."""
+    wide = _wide(tensor, dtype)
+    return tensor if wide == tensor.dtype else tensor.cpu().to(wide)
+
+
+def _wide(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, dtype) if tensor.is_floating_point() else tensor.dtype
 
 
 def _plain(name: str) -> str:
