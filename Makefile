@@ -41,7 +41,8 @@ test-slow: $(VENV)/installed-dev
 GPU_VENV := .venv-gpu
 GPU_RUN := $(or $(GPU_PYTHON),$(GPU_VENV)/bin/python)
 GPU := PYTHONPATH=src $(GPU_RUN)
-GPU_READY := $(if $(GPU_PYTHON),,$(GPU_VENV)/installed-dev)
+GPU_INSTALLED := $(GPU_VENV)/installed-dev-$(or $(notdir $(TORCH_INDEX:/=)),pypi)
+GPU_READY := $(if $(GPU_PYTHON),,$(GPU_INSTALLED))
 ENGINE := $(if $(GPU_PYTHON),true,$(GPU) -m posttrain engine install vllm)
 
 # Asked before anything is installed.
@@ -114,10 +115,11 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(RUN)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(VENV)/installed $@
 
-$(GPU_VENV)/installed-dev: pyproject.toml constraints.txt | card
-	$(PYTHON) -m venv $(GPU_VENV)
+# Made anew for another index: pip would keep the torch that is there, which is of the same version.
+$(GPU_INSTALLED): pyproject.toml constraints.txt | card
+	$(PYTHON) -m venv --clear $(GPU_VENV)
 	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple) -e ".[dev,cuda]"
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple) -e ".[dev,vllm]"
 	@touch $@
 
 $(AXE):

@@ -8,6 +8,7 @@ Needs nothing but the standard library. Exit code 1 where something is missing.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,21 @@ def used_bytes() -> int:
     return int(_first_line("memory.used", 1)[0]) * 2**20
 
 
+def index_for_driver() -> str:
+    """Where pip finds a torch that this driver runs. PyTorch 2.13 is built for CUDA 12.6, 13.0 and 13.2.
+
+    A driver runs what was built for its own CUDA or an older one, and for later ones of the same major version. Raises
+    Missing for a driver that is too old for all of them.
+    """
+    program = shutil.which("nvidia-smi")
+    said = "" if program is None else subprocess.run([program], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"CUDA (?:\w+ )?Version\s*:\s*(\d+)\.(\d+)", said)
+    major = 12 if found is None else int(found[1])
+    if found is not None and major < 12:
+        raise Missing(f"the driver runs CUDA {found[1]}.{found[2]} at most, and torch is built for 12.6: update it")
+    return f"https://download.pytorch.org/whl/{'cu130' if major > 12 else 'cu126'}"
+
+
 def _first_line(fields: str, number: int) -> list[str]:
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -69,9 +85,7 @@ def require_torch(python: str) -> None:
     if done.returncode:
         raise Missing(f"{python} has no torch: {done.stderr.strip().splitlines()[-1]}")
     if said := done.stdout.strip():
-        raise Missing(
-            f"{said}; name an index with another: make TORCH_INDEX=https://download.pytorch.org/whl/cu130 ..."
-        )
+        raise Missing(f"{said}; name an index with another: make TORCH_INDEX={index_for_driver()} ...")
 
 
 def main(arguments: list[str]) -> int:

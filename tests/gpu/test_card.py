@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.gpu.card import Card, Missing, first_card, require_torch, used_bytes
+from benchmarks.gpu.card import Card, Missing, first_card, index_for_driver, require_torch, used_bytes
 from benchmarks.gpu.memory import OfCard
 from tests.gpu.devices import NO_CARD
 
@@ -51,6 +53,51 @@ def test_a_driver_without_a_card(tmp_path, monkeypatch, script):
 def test_a_torch_without_cuda():
     with pytest.raises(Missing, match=r"is a build without CUDA; name an index with another: make TORCH_INDEX="):
         require_torch(sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("line", "index"),
+    [
+        ("| NVIDIA-SMI 550.54   Driver Version: 550.54   CUDA Version: 12.4 |", "cu126"),
+        ("| NVIDIA-SMI 570.86   Driver Version: 570.86   CUDA Version: 12.8 |", "cu126"),
+        ("| NVIDIA-SMI 580.95   Driver Version: 580.95   CUDA Version: 13.0 |", "cu130"),
+        ("| NVIDIA-SMI 595.58   KMD Version: 595.58   CUDA UMD Version: 13.2 |", "cu130"),
+        ("| NVIDIA-SMI |", "cu126"),
+    ],
+)
+def test_the_index_that_fits_the_driver(tmp_path, monkeypatch, line, index):
+    monkeypatch.setenv("PATH", driver(tmp_path, f"echo '{line}'"))
+    assert index_for_driver() == f"https://download.pytorch.org/whl/{index}"
+
+
+def test_a_driver_that_runs_no_torch_of_these(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", driver(tmp_path, "echo 'Driver Version: 470.57   CUDA Version: 11.4'"))
+    with pytest.raises(Missing, match=r"the driver runs CUDA 11.4 at most, and torch is built for 12.6: update it"):
+        index_for_driver()
+
+
+def test_another_index_is_another_installation(tmp_path):
+    """Asked of make itself, beside what was installed before: nothing runs."""
+    path = driver(tmp_path, "echo 'NVIDIA L4, 580.159.04, 23034'")
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/installed-dev-pypi").touch()
+
+    def planned(*settings: str) -> str:
+        command = ["make", "-n", "--no-print-directory", "test-gpu", f"GPU_VENV={tmp_path / 'venv'}", *settings]
+        environment = os.environ | {"PATH": path}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert "-m venv" not in planned()
+    for index in ("https://download.pytorch.org/whl/cu126", "https://download.pytorch.org/whl/cu126/"):
+        wanted = planned(f"TORCH_INDEX={index}")
+        assert f"-m venv --clear {tmp_path / 'venv'}" in wanted
+        assert f"--index-url {index} " in wanted
+        assert f"touch {tmp_path / 'venv'}/installed-dev-cu126" in wanted
+        [extras] = re.findall(r'-e "\.\[(.*)\]"', wanted)
+        assert (
+            set(extras.split(","))
+            <= tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+        )
 
 
 @pytest.mark.parametrize("target", ["test-gpu", "bench-gpu"])
