@@ -302,7 +302,7 @@ class Percentile(NamedTuple):
 
     share: float
     parts: tuple[Tensor, ...]
-    """Values `[N]`, as they came, from a GPU with NaN between them; they are read when the metric is."""
+    """Values `[N]`, as they came, from a GPU with NaN between them."""
 
     def __float__(self) -> float:
         values_N = torch.cat([part.cpu() for part in self.parts])
@@ -318,7 +318,23 @@ class Percentile(NamedTuple):
         return Percentile(self.share, self.parts + other.parts)
 
 
-Metric = Mean | Max | Min | Spread | EffectiveShare | ExplainedVariance | Difference | ExpOfMean | Percentile
+class IfAny(NamedTuple):
+    """A metric that is left out where nothing was counted for it in the whole step, which a GPU tells at its end."""
+
+    metric: Metric
+    count: Number
+
+    def __float__(self) -> float:
+        return float(self.metric) if self.count else float("nan")
+
+    def item(self) -> float:
+        return float(self)
+
+    def merge(self, other: IfAny) -> IfAny:
+        return IfAny(self.metric.merge(other.metric), self.count + other.count)  # pyright: ignore[reportArgumentType]
+
+
+Metric = Mean | Max | Min | Spread | EffectiveShare | ExplainedVariance | Difference | ExpOfMean | Percentile | IfAny
 Metrics = dict[str, Metric]
 
 

@@ -62,9 +62,9 @@ def account_of(folder: Path, scenario: Scenario) -> dict[str, Any]:
         try:
             with device.counting() as account:
                 _, log = train_step(trainer, experience, 1)
+                metrics = log.reduce()
         except cuda_standin.WrongDevice as error:
             return {"wrong_device": str(error)}
-        metrics = log.reduce()
     return {
         "waits": dict(account.places()),
         "unsafe": account.unsafe(),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from tests.engines.second_device import DEVICE, second_device
 
+from posttrain.algorithms.reward_model import score_metrics
 from posttrain.train.metrics import MetricLog
 from posttrain.train.mismatch import mismatch_metrics
 from posttrain.types import Batch, Outputs, Percentile
@@ -157,3 +160,38 @@ def test_the_percentile_is_of_the_step_and_not_of_its_parts():
     found = [mismatch_metrics(Outputs(logprobs_BT=torch.zeros(1, 40)), part) for part in parts]
     assert reduced(*found)["mismatch/fresh_p99"] == 198
     assert math.isnan(float(Percentile(0.99, (torch.ones(49),)))), "of so few it would be the largest"
+
+
+# --- on a GPU, which is asked once and at the end --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("versions", [[3, 3, 3, 3], [1, 1, 2, 2], [3, 1, 3, 2]], ids=["fresh", "stale", "both"])
+def test_a_gpu_tells_the_metrics_of_a_cpu_by_one_copy(versions):
+    """None of fresh tokens where there is none in the whole step, and none of stale ones in a run on-policy."""
+    batch, outputs = batch_of([-0.25, 0.5, -2.0, 4.0], versions, 3), Outputs(logprobs_BT=torch.zeros(1, 4))
+    many = [replace(batch, **{name: getattr(batch, name).repeat(1, 20) for name in SPREAD}) for _ in range(2)]
+    expected = reduced(*(mismatch_metrics(outputs, one) for one in many))
+    with second_device() as device:
+        log = MetricLog()
+        for one in many:
+            there = {name: getattr(one, name).to(DEVICE) for name in SPREAD}
+            log.add(mismatch_metrics(outputs, replace(one, **there)))
+        device.forget()
+        log.read()
+        found = log.reduce()
+        assert device.waits == ["copy to the host"]
+    assert found == pytest.approx(expected, nan_ok=True)
+    assert found.keys() == expected.keys()
+    assert ("mismatch/fresh_max" in found, "mismatch/stale_mean" in found) == (3 in versions, versions != [3] * 4)
+
+
+SPREAD = ("completion_mask_BT", "old_logprobs_BT", "sampling_logprobs_BT", "versions_BT")
+
+
+def test_pairs_of_which_none_is_whole_have_no_scores_on_either():
+    scores_N, whole_N = torch.zeros(2), torch.zeros(2, dtype=torch.bool)
+    with second_device():
+        log = MetricLog()
+        log.add(score_metrics(*(x.to(DEVICE) for x in (scores_N, scores_N, whole_N))))
+        log.read()
+    assert log.merged == score_metrics(scores_N, scores_N, whole_N) == {}

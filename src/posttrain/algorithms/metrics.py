@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from posttrain.functional.kl import k3
 from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.ratios import log_ratio
 from posttrain.functional.readings import nothing_in, number, picked
-from posttrain.types import Batch, Max, Mean, Metrics, Min, Outputs, Spread, Tensor
+from posttrain.types import Batch, IfAny, Max, Mean, Metrics, Min, Outputs, Spread, Tensor
 
 
 def mean_over(x: Tensor, mask: Tensor) -> Mean:
@@ -23,6 +24,15 @@ def spread_over(x: Tensor, mask: Tensor) -> Spread:
     """A metric: the standard deviation of `x` over the mask, reducible over micro-batches."""
     x = masked(x.detach().double(), mask)  # its squares are subtracted from one another
     return Spread(number(mask.sum()), number(x.sum()), number(x.square().sum()))
+
+
+def if_any(mask: Tensor, measure: Callable[[], Metrics]) -> Metrics:
+    """The metrics of what is masked in. None where nothing is, be it here or, as a GPU tells it, in the whole step."""
+    if nothing_in(mask):
+        return {}
+    if mask.device.type == "cpu":
+        return measure()
+    return {name: IfAny(metric, number(mask.sum())) for name, metric in measure().items()}
 
 
 def clip_formulas(share_of: str = "trained tokens", ratio: str = "rho") -> dict[str, str]:

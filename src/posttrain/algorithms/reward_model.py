@@ -15,12 +15,12 @@ from typing import Literal
 import torch
 
 from posttrain.algorithms.base import Algorithm, Need
-from posttrain.algorithms.metrics import mean_over
+from posttrain.algorithms.metrics import if_any, mean_over
 from posttrain.algorithms.settings import NonNegative, settings
 from posttrain.errors import ConfigError
 from posttrain.functional.masks import masked, without_gradient
 from posttrain.functional.preferences import bradley_terry
-from posttrain.functional.readings import nothing_in, number, picked
+from posttrain.functional.readings import number, picked
 from posttrain.types import Batch, Max, Metrics, Min, Outputs, Tensor, Totals, whole_pairs
 
 
@@ -80,8 +80,10 @@ class RewardModel(Algorithm):
 @without_gradient
 def score_metrics(chosen_N: Tensor, rejected_N: Tensor, whole_N: Tensor) -> Metrics:
     """Which answer of a pair scored higher, by how much, and where the scores lie."""
-    if nothing_in(whole_N):
-        return {}
+    return if_any(whole_N, lambda: _of_scores(chosen_N, rejected_N, whole_N))
+
+
+def _of_scores(chosen_N: Tensor, rejected_N: Tensor, whole_N: Tensor) -> Metrics:
     metrics: Metrics = {
         "accuracy": mean_over((chosen_N > rejected_N).double(), whole_N),
         "margin": mean_over(chosen_N - rejected_N, whole_N),

@@ -11,7 +11,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from posttrain.types import Max, Metric, Metrics, Percentile
+from posttrain.types import IfAny, Max, Metric, Metrics, Percentile
 
 _GB = 1e9
 
@@ -51,29 +51,43 @@ class MetricLog:
 
 
 def read(metrics: Mapping[str, Metric]) -> Metrics:
-    """The same metrics with plain numbers, by one copy from the GPU; where nothing stands there, as they are."""
+    """The same metrics with plain numbers, by one copy from the GPU; where nothing stands there, as they are.
+
+    Those that turn out to be of nothing are left out, as they are where masks are read at once (`if_any`).
+    """
     waiting = list(_tensors(tuple(metrics.values())))
     if not waiting:
         return dict(metrics)
-    numbers = iter(torch.stack(waiting).cpu().tolist())
-    return {name: _filled(metric, numbers) for name, metric in metrics.items()}
+    numbers = torch.cat([x.double().flatten() for x in waiting]).cpu()
+    parts = iter(numbers.split([x.numel() for x in waiting]))
+    found = {name: _filled(metric, parts) for name, metric in metrics.items()}
+    return {
+        name: metric.metric if isinstance(metric, IfAny) else metric
+        for name, metric in found.items()
+        if not isinstance(metric, IfAny) or metric.count
+    }
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
+    """Those to be read, in the order in which `_filled` takes their numbers. Values of the CPU stay in percentiles."""
     if isinstance(value, torch.Tensor):
-        yield value.double()
-    elif isinstance(value, tuple) and not isinstance(value, Percentile):
+        yield value
+    elif isinstance(value, Percentile):
+        yield from (part for part in value.parts if part.device.type != "cpu")
+    elif isinstance(value, tuple):
         for part in value:
             yield from _tensors(part)
 
 
-def _filled(value: Any, numbers: Iterator[float]) -> Any:
-    """`value` with the next number in the place of each tensor."""
+def _filled(value: Any, parts: Iterator[Tensor]) -> Any:
+    """`value` with the next number in the place of each tensor, and the next numbers in that of a percentile's."""
     if isinstance(value, torch.Tensor):
-        return next(numbers)
-    if not isinstance(value, tuple) or isinstance(value, Percentile):
-        return value
-    return type(value)(*(_filled(part, numbers) for part in value))
+        return next(parts).item()
+    if isinstance(value, Percentile):
+        return value._replace(
+            parts=tuple(x if x.device.type == "cpu" else next(parts).to(x.dtype) for x in value.parts)
+        )
+    return type(value)(*(_filled(part, parts) for part in value)) if isinstance(value, tuple) else value
 
 
 def memory_metrics() -> Metrics:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from posttrain.algorithms.metrics import if_any
 from posttrain.engines.port import Token
 from posttrain.engines.weights import plain_copy, write_tensors
 from posttrain.functional.readings import nothing_in, number, picked
@@ -58,13 +59,16 @@ def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False) -> 
     if batch.versions_BT is not None and batch.version is not None:
         is_fresh_BT = batch.versions_BT == batch.version
         fresh_BT, stale_BT = told_BT & is_fresh_BT, told_BT & ~is_fresh_BT
-        if not nothing_in(stale_BT):
-            metrics["mismatch/stale_mean"] = _mean(gap_BT, stale_BT)
-    if not nothing_in(fresh_BT):
-        metrics["mismatch/fresh_mean"] = _mean(gap_BT, fresh_BT)
-        metrics["mismatch/fresh_p99"] = Percentile(0.99, (picked(gap_BT.float(), fresh_BT, otherwise=math.nan),))
-        metrics["mismatch/fresh_max"] = _largest(gap_BT, fresh_BT)
-    return metrics
+        metrics |= if_any(stale_BT, lambda: {"mismatch/stale_mean": _mean(gap_BT, stale_BT)})
+    return metrics | if_any(fresh_BT, lambda: _of_fresh(gap_BT, fresh_BT))
+
+
+def _of_fresh(gap_BT: Tensor, fresh_BT: Tensor) -> Metrics:
+    return {
+        "mismatch/fresh_mean": _mean(gap_BT, fresh_BT),
+        "mismatch/fresh_p99": Percentile(0.99, (picked(gap_BT.float(), fresh_BT, otherwise=math.nan),)),
+        "mismatch/fresh_max": _largest(gap_BT, fresh_BT),
+    }
 
 
 def _mean(gap_BT: Tensor, mask_BT: Tensor) -> Mean:
