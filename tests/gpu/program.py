@@ -22,6 +22,7 @@ if __name__ == "__main__":
 import torch
 from tests.gpu.scenarios import SCENARIOS, Scenario
 
+from posttrain.algorithms import ALGORITHMS
 from posttrain.config import RunConfig, load_config
 from posttrain.models.scoring import HEADS, ScoringForward, load_scoring_model
 from posttrain.train.advantages import OfGivenData
@@ -30,7 +31,7 @@ from posttrain.train.loop import train_step
 from posttrain.train.optimizer import Updater
 from posttrain.train.setup import Policy
 from posttrain.train.trainer import Trainer
-from posttrain.types import Batch, Experience, Tokens
+from posttrain.types import Batch, Experience, Mismatched, Tokens
 
 ROWS, WIDTH, PROMPT = 8, 32, 20
 """Rows of two prompts, which share their first 20 tokens."""
@@ -49,6 +50,7 @@ def account_of(folder: Path, scenario: Scenario) -> dict[str, Any]:
             "data": {"train": str(folder / "unread.jsonl")},
             "train": {"steps": 2, "learning_rate": 1e-3, "tokens_per_microbatch": 60, **scenario.train},
             "output": str(folder / "run"),
+            "teacher": str(folder / scenario.model) if "teacher" in needs_of(scenario) else None,
             **scenario.settings,
             "model": {"path": str(folder / scenario.model), **scenario.settings.get("model", {})},
         }
@@ -77,6 +79,11 @@ def account_of(folder: Path, scenario: Scenario) -> dict[str, Any]:
         "metrics": metrics,
         "microbatches": len(trainer._micros(minibatch(experience), trainer.room.tokens)),
     }
+
+
+def needs_of(scenario: Scenario) -> frozenset[str]:
+    name = scenario.algorithm if isinstance(scenario.algorithm, str) else scenario.algorithm["name"]
+    return ALGORITHMS[name]().needs
 
 
 def build(config: RunConfig, folder: Path) -> Trainer:
@@ -111,6 +118,15 @@ def given(config: RunConfig) -> Experience | Batch:
     logprobs_BT = torch.where(mask_BT, -torch.rand(ROWS, WIDTH, generator=dice), 0.0)
     if kind == "examples":
         return Batch.from_examples(mask_BT, tokens=tokens)
+    if kind == "labels":
+        return Batch.from_labels(
+            mask_BT, torch.arange(ROWS) % 2 == 0, logprobs_BT, tokens=tokens, mismatched=shifted(tokens, mask_BT)
+        )
+    if kind == "ratings":
+        return Batch.from_ratings(mask_BT, torch.rand(ROWS, generator=dice), tokens=tokens)
+    if kind == "steps":
+        ends_BT = mask_BT & (places_T % 4 == 3)
+        return Batch.from_steps(ends_BT, torch.where(ends_BT, (places_T % 8 == 3).float(), 0.0), tokens=tokens)
     if kind == "pairs":
         rows = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # the two answers of a pair have one prompt
         return Batch.from_pairs(mask_BT[rows], logprobs_BT[rows], tokens=tokens.rows(rows))
@@ -119,6 +135,17 @@ def given(config: RunConfig) -> Experience | Batch:
         completion_mask_BT=mask_BT,
         sampling_logprobs_BT=logprobs_BT,
         tokens=tokens,
+    )
+
+
+def shifted(tokens: Tokens, mask_BT: torch.Tensor) -> Mismatched:
+    """Each prompt with the answer of the next row."""
+    ids_BT = torch.cat([tokens.input_ids_BT[:, :PROMPT], tokens.input_ids_BT.roll(-1, 0)[:, PROMPT:]], dim=1)
+    lengths_B, rolled_BT = tokens.lengths_B.roll(-1, 0), mask_BT.roll(-1, 0)
+    return Mismatched(
+        tokens=Tokens(input_ids_BT=ids_BT, lengths_B=lengths_B),
+        completion_mask_BT=rolled_BT,
+        ref_logprobs_BT=torch.where(rolled_BT, -1.0, 0.0),
     )
 
 

@@ -33,6 +33,8 @@ WAITS = {
     "grpo, two updates": {GRADIENT_NORM: 2, METRICS: 2, LOSSES: 3},
     **{name: {GRADIENT_NORM: 2, METRICS: 1, LOSSES: 4} for name in ("ppo", "ppo, LoRA")},
     "ppo, shared critic": {GRADIENT_NORM: 2, METRICS: 1, LOSSES: 3},
+    **{name: {**ONE_UPDATE, LOSSES: 2} for name in ("online_dpo", "kto", "clip_cov", "kl_cov", "grpo, top entropy")},
+    "distillation": {**ONE_UPDATE, LOSSES: 3},
 }
 """All that there are in a step, where they are others than those of one update."""
 LINEAR = [str(shape) for shape in ([32, 32], [16, 32], [64, 32], [32, 64])]

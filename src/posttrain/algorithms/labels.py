@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -49,7 +50,7 @@ class Labelled:
 
     def by_label(self, desirable: float, undesirable: float) -> Tensor:
         """`[B]`: one number for each class, 0 for a row that trains nothing."""
-        number = self.log_ratios_B.new_tensor
+        number = partial(self.log_ratios_B.new_full, ())
         return masked(torch.where(self.labels_B, number(desirable), number(undesirable)), self.trained_B)
 
     @without_gradient
