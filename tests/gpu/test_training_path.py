@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.count_training import counted, page_of, run
 from tests.gpu.scenarios import PLANTS, QUICK, THOROUGH
 from tests.tiny import tiny_model, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
-
-import posttrain
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None or torch.version.cuda is not None,
@@ -63,16 +58,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def accounts(folder: Path) -> dict[str, Any]:
     return run(folder, QUICK)
-
-
-def run(folder: Path, names: list[str]) -> dict[str, Any]:
-    """In one process of their own: torch has to find the stand-in when it is imported."""
-    root, package = Path(__file__).parents[2], Path(posttrain.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{root}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.gpu.program", str(folder), *names]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 # --- the stand-in finds faults ----------------------------------------------------------------------------------------
@@ -145,3 +130,9 @@ def test_the_optimizer_is_one_kernel_for_each_group_of_weights(accounts):
 def test_what_is_copied_to_the_host_is_numbers_and_of_tokens_one_each(accounts):
     """Losses and metrics of an update, in float64, whatever the rows are, and what a percentile is taken of."""
     assert accounts["grpo"]["copies"]["to host"] < 8 * (100 + 8 * 32)
+
+
+@pytest.mark.slow
+def test_the_page_has_the_numbers_that_are_counted(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "gpu.md"
+    assert page_of(counted(tmp_path)) in page.read_text(), "python -m tests.gpu.count_training"
