@@ -95,9 +95,9 @@ def decoding_path(model: nn.Module, dtype: torch.dtype | None = None) -> Decodin
     """
     causal_lm = base_model(model)
     kinds: _Kinds = tuple(map(type, causal_lm.modules()))
-    found_for, paths = _paths.get(causal_lm, ((), {}))
+    found_for, paths = _paths.get(causal_lm, ((), dict[torch.dtype | None, DecodingPath]()))
     if found_for != kinds:
-        paths = {None: _find_path(model, dtype)}
+        paths: dict[torch.dtype | None, DecodingPath] = {None: _find_path(model, dtype)}
         _paths[causal_lm] = kinds, paths
     path, computes_in = paths[None], _computes_in(causal_lm, dtype)
     if path.implementation == "slots_sdpa" and causal_lm.device.type != "cpu" and computes_in in HALF:
