@@ -318,6 +318,7 @@ def test_the_standard_deviation_alone_weighs_grpo_by_difficulty(logit: float):
     assert_same(ascent(GRPO(), [world], 4), weight * exact([world]))
 
 
+@pytest.mark.slow
 @catalogue(
     "algorithm, pairs, triples",
     [

@@ -26,6 +26,7 @@ print((after(range(664, 964)) - first) // 2**20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not onednn.available() or sys.platform != "linux", reason="PyTorch without oneDNN")
 def test_memory_does_not_grow_with_the_shapes_of_products():
     """300 more of them, each with the larger matrices that it multiplies; with all kernels kept it grows by 200 MB."""

@@ -46,6 +46,7 @@ def apart(run: Run, other: Run) -> float:
     return float(sum((a - b).square().sum() for a, b in pairs) ** 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"])
 def test_rows_of_different_length_that_are_packed_together_train_as_rows_one_by_one(answers, tmp_path, lora):
     """Each row alone goes through the model without any packing: RULE 45, for whole runs."""

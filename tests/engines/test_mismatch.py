@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.engines.stub_server import StubServer
 from tests.tiny import tiny_model, write_prompts
 
@@ -172,7 +173,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("kind", LIES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", few(LIES, AnotherTemperature, TopK, DecodesWithOldWeights))
 def test_a_server_that_begins_to_lie_sets_off_an_alarm_that_names_how(place, kind):
     with kind(place / "model").serving() as url:
         run = pt.train(config(place, kind.__name__, url))

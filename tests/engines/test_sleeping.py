@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 import torch
 from starlette.responses import JSONResponse
+from tests.catalogue import few
 from tests.engines.attached import WHOLE, Heard, engine_of
 from tests.engines.stub_server import CARD, GIB, StubServer
 from tests.engines.test_vllm import config, messages, rows_of
@@ -206,7 +207,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", few(WRONG, KeepsItsMemory, AnswersWithoutSleeping, WakesWithOldWeights, WakesWithoutACache, DiesAsleep)
+)
 def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_name(place, shares, kind, monkeypatch):
     monkeypatch.setattr(servers, "START_DEADLINE", 1.0)  # for one that does not come back
     ended, server = "", kind(place / "model")

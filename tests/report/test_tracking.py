@@ -180,6 +180,7 @@ def test_a_run_tells_all_three_what_it_writes(tmp_path):
     assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", few(TRACKERS, "tensorboard"))
 def test_what_a_killed_run_has_sent_is_not_sent_again_when_it_is_resumed(tracker, tmp_path):
     train = {"steps": 10_000, "prompts_per_step": 2}

@@ -139,6 +139,7 @@ def stopped_at(monkeypatch):
     return stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 6])
 def test_a_run_that_died_while_the_reward_model_was_trained_resumes_to_the_same_run(folder, run, stopped_at, step):
     """Before and after the first checkpoint of the stage."""

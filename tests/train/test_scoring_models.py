@@ -203,6 +203,7 @@ def test_both_answers_of_a_pair_with_scores_are_rated(folder):
 # what must not matter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", few(KINDS, "steps"))
 def test_the_split_into_microbatches_does_not_change_the_gradient(folder, kind):
     norms = []
@@ -279,6 +280,7 @@ def online(folder: Path, model: Path, name: str, **changes: Any) -> dict[str, An
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "truth"), few([("ratings", "count_a"), ("steps", "share_without_c")], ("ratings", "count_a"))
 )
