@@ -162,7 +162,9 @@ def test_heads_that_the_cpu_build_has_no_attention_for_are_refused_before_a_serv
     monkeypatch.setenv("POSTTRAIN_ENGINES", str(tmp_path))
     (tmp_path / "vllm-0.32.0").mkdir()
     (tmp_path / "vllm-0.32.0" / "installed").touch()
-    with pytest.raises(ModelError, match=r"heads have \d+ numbers; allowed: on a CPU: 32, 64, .*\n.*engine = local"):
+    with pytest.raises(
+        ModelError, match=r"heads have \d+ numbers; allowed: on a CPU: 32, 48, 64, .*\n.*engine = local"
+    ):
         evaluated(place, rollout={"engine": "vllm"})
 
 
