@@ -31,7 +31,7 @@ AWAY = 5.0
 MIXTURES = ("qwen2_moe", "qwen3_moe", "olmoe")
 """Mixtures of experts whose tensors have the same names in vLLM."""
 CPU_HEADS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Numbers of an attention head that vLLM's CPU build has a kernel for: its own list, and 48, which it computes as well."""
+"""Numbers of an attention head that vLLM's CPU build can compute: its own list, and 48."""
 BLOCK = 128
 """Tokens for which room is made at a time: at most so many are left empty behind a row."""
 DECISIVE = (
