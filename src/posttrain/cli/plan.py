@@ -32,11 +32,23 @@ LengthSpread = Annotated[
     typer.Option(help="Sigma of the log-normal lengths of answers, where engines sample beside training: 1.0."),
 ]
 Engine = Annotated[str | None, typer.Option(help="Who samples: shared, copy or separate (a server of its own).")]
-EngineGpus = Annotated[int, typer.Option(help="Devices of a separate engine.")]
-Sharding = Annotated[str | None, typer.Option(help="What devices divide: none, optimizer, gradients or full (FSDP).")]
+EngineGpus = Annotated[int, typer.Option(help="Devices of separate engines.")]
+EngineTensor = Annotated[
+    int | None, typer.Option(help="Of them those of one engine; without it as many as a machine has.")
+]
+Sharding = Annotated[
+    str | None,
+    typer.Option(help="What devices divide: none, optimizer, gradients, full (FSDP), or hybrid: full in each machine."),
+]
+Tensor = Annotated[int, typer.Option(help="Devices of a machine that divide the matrices of each layer.")]
+Network = Annotated[
+    float | None, typer.Option(help="GB/s from each device to other machines, in place of the table's.")
+]
 OptimizerBits = Annotated[int, typer.Option(help="Of each of AdamW's moments: 32 or 8.")]
 Price = Annotated[float | None, typer.Option(help="Dollars per device and hour, in place of the usual range.")]
 Probe = Annotated[bool, typer.Option("--probe", help="Measure on this machine first, with random weights.")]
+SETTINGS = ("sampling.group_size", "train.prompts_per_step", "sampling.max_completion_length", "train.steps")
+"""That have an option of their own."""
 
 
 def plan(
@@ -54,7 +66,10 @@ def plan(
     length_spread: LengthSpread = None,
     engine: Engine = None,
     engine_gpus: EngineGpus = 1,
+    engine_tensor: EngineTensor = None,
     sharding: Sharding = None,
+    tensor: Tensor = 1,
+    network: Network = None,
     optimizer_bits: OptimizerBits = 32,
     price: Price = None,
     probe: Probe = False,
@@ -66,33 +81,31 @@ def plan(
     Examples:
       posttrain plan my_run.yaml
       posttrain plan my_run.yaml train.tokens_per_microbatch=1024 --gpus rtx-4090
-      posttrain plan --model 7b --algorithm ppo --gpus 8xH100
+      posttrain plan --model 70b --algorithm sft --gpus 64xH100 --tensor 8
       posttrain plan --model 7b --algorithm grpo --gpus l40s --lora --group-size 16 --max-completion-length 2048
       posttrain plan my_run.yaml --probe
     """
     configs, overrides = sort_arguments(arguments or [], verb="plan", options=_options())
     if len(configs) > 1:
         raise ConfigError(given=f"{len(configs)} configuration files: {', '.join(configs)}", allowed="one, or none")
-    given: dict[str, Any] = {
-        "sampling.group_size": group_size,
-        "train.prompts_per_step": prompts_per_step,
-        "sampling.max_completion_length": max_completion_length,
-        "train.steps": steps,
-    }
-    overrides += [f"{name}={value}" for name, value in given.items() if value is not None]
+    settings = (group_size, prompts_per_step, max_completion_length, steps)
+    overrides += [f"{name}={value}" for name, value in zip(SETTINGS, settings, strict=True) if value is not None]
     overrides += ["lora={}"] if lora else []
     how = {
         "engine": _one_of("engine", engine, ("shared", "copy", "separate")),
         "engine_ranks": engine_gpus,
-        "sharding": _one_of("sharding", sharding, ("none", "optimizer", "gradients", "full")),
+        "engine_tensor": engine_tensor,
+        "sharding": _one_of("sharding", sharding, ("none", "optimizer", "gradients", "full", "hybrid")),
+        "tensor": tensor,
+        "network": network,
         "optimizer_bits": _one_of("optimizer-bits", optimizer_bits, (32, 8)),
         "mean_completion_tokens": mean_completion_length,
         "length_spread": length_spread,
         "prompt_tokens": prompt_length,
         "price": price,
     }
-    config = configs[0] if configs else None
-    planned = _planned(config, overrides, how, probe=probe, model=model, algorithm=algorithm, gpus=gpus)
+    named = {"model": model, "algorithm": algorithm, "gpus": gpus}
+    planned = _planned(configs[0] if configs else None, overrides, how, probe=probe, **named)
     answer(planned.to_json(), planned.render(), as_json=json)
     return 0
 

@@ -13,9 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from posttrain.lab.plan import cost
 from posttrain.lab.plan.architecture import architecture_of, read_architecture
+from posttrain.lab.plan.collectives import told
 from posttrain.lab.plan.cost import Trained, Work
 from posttrain.lab.plan.hardware import Efficiency, find_hardware, this_processor
 from posttrain.lab.plan.layout import Step
+from posttrain.lab.plan.mesh import Group
 from posttrain.lab.plan.records import Adapters, Workload
 from posttrain.lab.plan.timing import cost_of_step, step_of, useful_devices
 
@@ -141,12 +143,14 @@ def test_few_tokens_read_few_experts():
 
 def test_seconds_are_those_of_what_takes_longer_and_of_every_start():
     hardware = replace(
-        find_hardware("2xh100"), efficiency=Efficiency(compute=0.5, bandwidth=0.5, link=0.5, layer_call=1e-3)
+        find_hardware("2xh100"),
+        efficiency=Efficiency(compute=0.5, bandwidth=0.5, link=0.5, network=0.5, layer_call=1e-3),
     )
     busy = Work(flops=989e12, bytes=1.0)
     assert busy.seconds(hardware, "bfloat16") == pytest.approx(2.0)  # a device at half of 989 TFLOP/s
     assert Work(bytes=3350e9).seconds(hardware, "bfloat16") == pytest.approx(2.0)
-    assert (busy + Work(layer_calls=2000, link_bytes=225e9)).seconds(hardware, "bfloat16") == pytest.approx(5.0)
+    sent = told("send", 225e9, Group(2, 2))
+    assert (busy + Work(layer_calls=2000, messages=sent)).seconds(hardware, "bfloat16") == pytest.approx(5.0, abs=1e-4)
 
 
 def test_ppo_scores_and_trains_what_grpo_does_not_have():
@@ -176,7 +180,7 @@ def test_twice_the_devices_take_about_half_the_time():
 def seconds(workload: Workload, gpus: str) -> dict[str, float]:
     hardware = find_hardware(gpus)
     cost = cost_of_step(replace(workload, ranks=hardware.count), hardware)
-    return {part.what: part.seconds for part in cost.parts}
+    return {part.what: part.seconds - part.waiting for part in cost.parts}
 
 
 def test_devices_without_a_prompt_do_not_make_a_step_faster():
@@ -202,6 +206,8 @@ def test_the_operations_of_a_step_are_the_same_however_many_devices_do_them(devi
 SHAPE = read_architecture("7b")
 GATHERED = 7 / 8 * 2 * SHAPE.parameters
 """Bytes of all weights in bfloat16 that one of eight devices does not have."""
+ROOT = 7 / 8 * 2 * (SHAPE.counts.embeddings + SHAPE.counts.head)
+"""Of these, what is outside of layers."""
 GRPO = Workload(
     architecture=SHAPE, algorithm="grpo", needs=frozenset({"reference"}), prompts_per_step=16, group_size=4,
     completion_tokens=100, precision="bfloat16", ranks=8,
@@ -216,15 +222,15 @@ def received(workload: Workload) -> dict[str, float]:
 
 
 def test_divided_weights_are_gathered_for_every_pass_of_the_sampler_too():
-    told = received(replace(GRPO, sharding="full", tokens_per_microbatch=2**20))
-    assert told == {
+    found = received(replace(GRPO, sharding="full", tokens_per_microbatch=2**20))
+    assert found == {
         "answers": pytest.approx(101 * GATHERED),  # the prompts, then a token at a time
         "reference log-probabilities": pytest.approx(GATHERED),
-        "between devices": pytest.approx(2 * GATHERED + 7 / 8 * 4 * SHAPE.parameters),
+        "policy": pytest.approx(2 * GATHERED - ROOT + 7 / 8 * 4 * SHAPE.parameters),  # the root stays until the end
     }
     with_copy = received(replace(GRPO, sharding="full", engine="copy", tokens_per_microbatch=2**20))
     assert with_copy == {
-        **{name: size for name, size in told.items() if name != "answers"},
+        **{name: size for name, size in found.items() if name != "answers"},
         "weights to the sampler": pytest.approx(GATHERED),
     }
 
@@ -240,23 +246,22 @@ def test_what_is_not_divided_is_not_gathered(sharding, gradients):
     work = replace(GRPO, sharding=sharding, minibatches=2, tokens_per_microbatch=400)
     own = replace(step_of(work), prompts=2)
     assert (own.updates, own.microbatches) == (2, 8)
-    assert received(work) == {"between devices": pytest.approx(7 / 8 * 4 * SHAPE.parameters * gradients)}
+    assert received(work) == {"policy": pytest.approx(7 / 8 * 4 * SHAPE.parameters * gradients)}
 
 
 def test_a_critic_tells_its_gradients_too():
-    ppo = replace(GRPO, algorithm="ppo", needs=frozenset({"values"}), critic="separate")
-    alone, both = (received(work)["between devices"] for work in (replace(GRPO, needs=frozenset()), ppo))
-    assert both / alone == pytest.approx((SHAPE.parameters + SHAPE.trunk_parameters) / SHAPE.parameters)
-    adapters = received(replace(GRPO, lora=Adapters(rank=16)))["between devices"]
+    found = received(replace(GRPO, algorithm="ppo", needs=frozenset({"values"}), critic="separate"))
+    assert found["critic"] / found["policy"] == pytest.approx(SHAPE.trunk_parameters / SHAPE.parameters)
+    adapters = received(replace(GRPO, lora=Adapters(rank=16)))["policy"]
     assert adapters == pytest.approx(7 / 8 * 2 * 4 * SHAPE.lora_parameters(16))
 
 
 def test_an_engine_of_its_own_sums_two_outputs_per_layer_and_is_sent_the_weights():
-    """256 prompt tokens of 16 prompts and 100 of each of 64 answers, in bfloat16, over 4 devices."""
-    told = received(replace(GRPO, needs=frozenset(), engine="separate", engine_ranks=4))
+    """256 prompt tokens of 16 prompts and 100 of each of 64 answers, in bfloat16, over 4 devices, embeddings too."""
+    found = received(replace(GRPO, needs=frozenset(), engine="separate", engine_ranks=4))
     tokens = 16 * (256 + 4 * 100)
-    assert told["answers"] == pytest.approx(2 * 3 / 4 * 2 * SHAPE.layers * tokens * SHAPE.hidden * 2)
-    assert told["weights to the sampler"] * 4 == pytest.approx(2 * SHAPE.parameters)
+    assert found["answers"] == pytest.approx(2 * 3 / 4 * (2 * SHAPE.layers + 1) * tokens * SHAPE.hidden * 2)
+    assert found["weights to the sampler"] * 4 == pytest.approx(2 * SHAPE.parameters)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -26,6 +26,7 @@ from posttrain.lab.plan import render as words
 from posttrain.lab.plan.fitting import Change, possible_steps, smallest_changes
 from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
 from posttrain.lab.plan.layout import Step
+from posttrain.lab.plan.mesh import check_groups
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.placements import Placed, has_server, placements, simulated_placements
 from posttrain.lab.plan.records import MemoryPlan, Sharding, Workload
@@ -98,7 +99,7 @@ class Plan:
         """Of the run as this version trains it, on one device; None where one is all there is."""
         if self.workload.ranks == 1:
             return None
-        alone = replace(self.workload, ranks=1, sharding="none")
+        alone = replace(self.workload, ranks=1, sharding="none", tensor=1)
         return verdict_on(predict(alone), self.target)
 
     @property
@@ -224,27 +225,34 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
 
 
 def workload_for(config: RunConfig, target: Target) -> Workload:
-    """What decides memory and time: the config, on that hardware."""
+    """What decides memory and time: the config, on that hardware. Raises ConfigError for impossible groups of ranks."""
     accelerator = target.hardware.device
-    known = {name: getattr(target, name) for name in ("engine", "prompt_tokens", "mean_completion_tokens")}
+    names = ("engine", "engine_tensor", "prompt_tokens", "mean_completion_tokens")
+    known = {name: getattr(target, name) for name in names}
     alone = accelerator.key != "cpu" and config.rollout.engine == "vllm"  # the others are for its servers
-    return workload_of(
+    workload = workload_of(
         config,
         device="cpu" if accelerator.key == "cpu" else "cuda",
         bfloat16=accelerator.bfloat16 is not None,
         ranks=1 if alone else target.hardware.count,
+        node=target.hardware.node,
         sharding="none" if alone else target.sharding,
+        tensor=1 if alone else target.tensor,
         engine_ranks=target.engine_ranks,
         optimizer_bits=target.optimizer_bits,
         lengths=target.lengths,
         **{name: value for name, value in known.items() if value is not None},
     )
+    check_groups(workload)
+    return workload
 
 
 def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
-    """Against what is free on this machine, or against the whole memory of a device by its name."""
+    """Against what is free on this machine, or against the whole memory of a device by its name: of the device that
+    needs most, those of engines among them."""
     hardware = target.hardware
-    needed = corrected(memory, hardware.memory_factor)
+    engines = [phase.bytes for phase in memory.phases if phase.place == "engine"]
+    needed = max(corrected(memory, hardware.memory_factor), *engines, 0)
     error = ERROR[memory.workload.device]
     return Verdict(needed=needed, available=hardware.memory, error=error, swap=hardware.swap)
 
@@ -274,7 +282,7 @@ def places_for(plan: Plan) -> Iterator[str]:
     """
 
     def fits(hardware: Hardware, sharding: Sharding) -> bool:
-        target = replace(plan.target, hardware=hardware, cards=hardware.count, sharding=sharding)
+        target = replace(plan.target, hardware=hardware, cards=hardware.count, sharding=sharding, tensor=1)
         try:
             return plan_for(plan.config, target, advice=False).verdict.fits
         except ConfigError:  # too few GPUs for its servers

@@ -3,7 +3,8 @@
     forward, per token    2 N_active + 2 h (d_k + d_v) c per layer      c: tokens that it attends to
     head                  2 D V, for tokens that are scored alone
     backward              2 x forward of the linear layers (1 x where the weights are frozen), 2.5 x of attention
-    seconds               max(operations / rate, bytes / bandwidth) + layer calls x what each of them costs at least
+    computation           max(operations / rate, bytes / bandwidth) + layer calls x what each of them costs at least
+    seconds               max(computation, what ranks tell each other meanwhile) + what they wait for (collectives.py)
 
 N_active are the weights that one token meets: of a mixture of experts those of the experts chosen for it. The fused
 backward of attention computes the scores again: five products for the two of the forward pass (arXiv:2205.14135).
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from posttrain.functional.linear_logprobs import KEPT_BYTES
 from posttrain.lab.plan.architecture import Architecture
+from posttrain.lab.plan.collectives import Collective
 from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.layout import Step
 
@@ -37,20 +39,45 @@ class Work:
     """Of memory, read and written."""
     layer_calls: float = 0.0
     """Layers that are started, one after another."""
-    link_bytes: float = 0.0
-    """That come in from other devices."""
+    messages: tuple[Collective, ...] = ()
+    """Between devices."""
 
     def __add__(self, other: Work) -> Work:
         return Work(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def __mul__(self, times: float) -> Work:
-        return Work(**{name: value * times for name, value in vars(self).items()})
+        return Work(
+            flops=self.flops * times,
+            bytes=self.bytes * times,
+            layer_calls=self.layer_calls * times,
+            messages=tuple(one * times for one in self.messages),
+        )
+
+    @property
+    def link_bytes(self) -> float:
+        """That come in from other devices."""
+        return sum(one.received for one in self.messages)
+
+    @property
+    def network_bytes(self) -> float:
+        """Of these, what comes from other machines."""
+        return sum(one.across for one in self.messages)
 
     def seconds(self, hardware: Hardware, precision: str) -> float:
         """On a device of this hardware."""
+        return self.computing(hardware, precision) + self.waiting(hardware, precision)
+
+    def computing(self, hardware: Hardware, precision: str) -> float:
+        """Seconds of these, without a word from other devices."""
         busy = max(self.flops / hardware.rate(precision), self.bytes / hardware.bandwidth)
-        started = self.layer_calls * hardware.efficiency.layer_call
-        return busy + started + self.link_bytes / hardware.link
+        return busy + self.layer_calls * hardware.efficiency.layer_call
+
+    def waiting(self, hardware: Hardware, precision: str) -> float:
+        """Seconds in which a device has nothing to compute, since it waits for others."""
+        meanwhile, alone = (
+            sum(one.seconds(hardware) for one in self.messages if one.hidden is hidden) for hidden in (True, False)
+        )
+        return max(0.0, meanwhile - self.computing(hardware, precision)) + alone
 
 
 @dataclass(frozen=True, kw_only=True)

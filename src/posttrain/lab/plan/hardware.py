@@ -42,7 +42,9 @@ class Device:
     memory: int
     bandwidth: float
     link: float
-    """Bytes per second from device to device, one way."""
+    """Bytes per second from device to device of one machine, one way."""
+    network: float
+    """Bytes per second from a device to another machine, one way: its share of the machine's network cards."""
     price: tuple[float, float] | None
     """US dollars per hour, cheapest and dearest usual offer; None for a machine that is there anyway."""
     source: str
@@ -59,6 +61,7 @@ class Efficiency:
     compute: float
     bandwidth: float
     link: float
+    network: float
     layer_call: float
     """Seconds of one layer's forward pass that no work hides; what decoding a small model mostly is."""
     source: str = "assumed"
@@ -70,6 +73,8 @@ class Hardware:
 
     device: Device
     count: int = 1
+    node: int = 8
+    """Devices of one machine, where there are more than one has."""
     efficiency: Efficiency
     free_memory: int | None = None
     """Bytes that are free on each device now, where this is the present machine."""
@@ -100,8 +105,13 @@ class Hardware:
 
     @property
     def link(self) -> float:
-        """Bytes per second that a device receives from others, as expected."""
+        """Bytes per second that a device receives from others of its machine, as expected."""
         return self.device.link * self.efficiency.link
+
+    @property
+    def network(self) -> float:
+        """Bytes per second that a device receives from other machines, as expected."""
+        return self.device.network * self.efficiency.network
 
     def price(self, own: float | None = None) -> tuple[float, float] | None:
         """Dollars per hour of all devices: the usual range, or `own` per device."""
@@ -130,6 +140,7 @@ def _device(key: str, told: Mapping[str, Any]) -> Device:
         memory=told["memory_mib"] * 2**20,
         bandwidth=told["bandwidth"] * 1e9,
         link=told["link"] * 1e9,
+        network=told["network"] * 1e9,
         price=tuple(told["price"]),
         source=told["source"],
     )
@@ -226,6 +237,7 @@ def this_processor(
         memory=free_memory,
         bandwidth=bandwidth,
         link=bandwidth,
+        network=bandwidth,
         price=None,
         source="measured in a few milliseconds",
     )

@@ -6,7 +6,8 @@ The phases are generate, score, train and publish. Of each the moment counts at 
 device is counted from what this library does, and was compared with measured live tensor bytes
 (docs/planner-measured.md). Sharding, 8-bit moments and engines of their own are computed from papers, see `notes`.
 
-Rows are divided among the ranks that train together; what is divided of weights, gradients and moments says roles.py.
+Rows are divided among the ranks that train together; what is divided of weights, gradients and moments says roles.py,
+how ranks are grouped mesh.py.
 
 The moments of an update at which most may be alive: where the backward pass begins, where it ends, and the step.
 
@@ -25,6 +26,7 @@ from math import ceil
 from posttrain.lab.plan.activations import Head, Pass
 from posttrain.lab.plan.generate import casts, choice, joined_weights, keys_and_values, prefill, prompt_cache
 from posttrain.lab.plan.layout import Layout, lay_out, microbatches
+from posttrain.lab.plan.mesh import engine_group, of_one_rank, shard_group
 from posttrain.lab.plan.records import BYTES, MemoryPlan, Moment, Part, Phase, PhaseName, Role, Workload, part, records
 from posttrain.lab.plan.roles import (
     MASTER,
@@ -32,8 +34,10 @@ from posttrain.lab.plan.roles import (
     frozen_scorers,
     gathered,
     gradients,
+    layer_to_sum,
     policy_parameters,
     resident,
+    root_to_sum,
     weight_ranks,
 )
 from posttrain.models.footprint import PROBE_ROWS, PROBE_SCORED_TOKENS, PROBE_TOKENS, REWARD_TOKENS, holds_base
@@ -49,7 +53,9 @@ def _notes(workload: Workload) -> Iterator[str]:
     if workload.device == "cuda":
         yield "memory on a GPU is computed: no GPU was at hand to measure it, and what its libraries hold is not in it"
     if workload.ranks > 1 and workload.sharding != "none":
-        yield f"sharding over {workload.ranks} ranks is computed from the papers of ZeRO and FSDP"
+        yield f"sharding over {shard_group(workload).ranks} ranks is computed from the papers of ZeRO and FSDP"
+    if workload.tensor > 1:
+        yield f"matrices divided among {workload.tensor} ranks are computed from the paper of Megatron-LM"
     if workload.engine == "separate":
         yield "an engine of its own is computed: weights in its precision, keys and values of all rows in flight"
     if workload.optimizer_bits == 8:
@@ -60,7 +66,8 @@ def _notes(workload: Workload) -> Iterator[str]:
 
 def phases_of(workload: Workload) -> Iterator[Phase]:
     """In their order, per device; an engine of its own has the phase generate on its devices."""
-    own = replace(workload, prompts_per_step=ceil(workload.prompts_per_step / workload.ranks))
+    rank = of_one_rank(workload)
+    own = replace(rank, prompts_per_step=ceil(rank.prompts_per_step / rank.ranks))
     stays = [*resident(own), *gathered(own)]
     if own.data_kind == "prompts":
         if own.engine == "separate":
@@ -103,7 +110,7 @@ def _decoded_weights(workload: Workload) -> tuple[Part, ...]:
 
 
 def _engine(workload: Workload) -> Phase:
-    ranks = workload.engine_ranks
+    ranks = engine_group(workload).ranks
     parts = (
         Part(role="sampler", what="copy of the weights", bytes=engine_weights(workload), stays=True),
         part("sampler", "keys and values", keys_and_values(workload) // ranks),
@@ -196,12 +203,17 @@ class Trained:
     def table(self) -> int:
         """The gradient of a trained embedding, which is dense; of a head that is one, too."""
         a = self.body.architecture
-        return WIDE * a.vocabulary * a.hidden if self.body.trained else 0
+        return self._gradient * a.vocabulary * a.hidden if self.body.trained else 0
 
     @property
     def waiting(self) -> int:
         """The gradient of a trained head from its own backward pass on; of a tied one until the embedding's joins."""
-        return self.head.weight_gradient if self.head else 0
+        return self.head.weight_gradient * self._gradient // WIDE if self.head else 0
+
+    @property
+    def _gradient(self) -> int:
+        """Bytes of a number of it: FSDP gathers divided weights already cast, and their gradients are no wider."""
+        return self.body.narrow if self.body.divided else WIDE
 
 
 def training_moments(workload: Workload) -> Iterator[Moment]:
@@ -242,14 +254,20 @@ def training_moments(workload: Workload) -> Iterator[Moment]:
                 *_gradients(ready),
                 part(one.role, "activations", one.saved),
                 part(one.role, "temporaries", one.last_layer + one.waiting),
+                part(one.role, "gradients to sum", layer_to_sum(workload, one.body.architecture)),
                 *others,
             ),
         )
         ready[one.role] = whole[one.role]
-        for name, left in (("first layer", one.first_layer), ("embedding", one.body.around + one.table)):
+        a = one.body.architecture
+        for name, left, whole_gradient in (
+            ("first layer", one.first_layer, layer_to_sum(workload, a)),
+            ("embedding", one.body.around + one.table, root_to_sum(workload, a)),
+        ):
+            summed = part(one.role, "gradients to sum", whole_gradient)
             yield Moment(
                 name=f"backward of the {one.role}'s {name}",
-                parts=(*_gradients(ready), part(one.role, "temporaries", left + collected), *others),
+                parts=(*_gradients(ready), part(one.role, "temporaries", left + collected), summed, *others),
             )
     yield Moment(name="optimizer step", parts=(*_gradients(whole), *always))
 

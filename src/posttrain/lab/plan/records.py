@@ -18,8 +18,9 @@ DataKind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
 CriticKind = Literal["none", "separate", "shared", "lora"]
 Engine = Literal["shared", "copy", "separate"]
 """Who decodes: the modules of the policy, a copy of its own beside it, or a server on devices of its own."""
-Sharding = Literal["none", "optimizer", "gradients", "full"]
-"""What is divided among the ranks: nothing, or ZeRO's stages 1, 2 and 3; FSDP's full shard is the third."""
+Sharding = Literal["none", "optimizer", "gradients", "full", "hybrid"]
+"""What is divided among the ranks: nothing, or ZeRO's stages 1, 2 and 3; FSDP's full shard is the third. Hybrid is the
+third inside each machine, and the same on all of them (mesh.py)."""
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -91,10 +92,18 @@ class Workload:
 
     ranks: int = 1
     """Devices that train together."""
+    node: int = 8
+    """Devices of one machine."""
     sharding: Sharding = "none"
+    reduced: Literal["float32", "bfloat16"] = "float32"
+    """In which divided gradients are summed."""
+    tensor: int = 1
+    """Neighbours among the ranks that divide matrices, and compute the same rows."""
     engine: Engine = "shared"
     engine_ranks: int = 1
-    """Devices of a separate engine, which divide its weights."""
+    """Devices of separate engines."""
+    engine_tensor: int | None = None
+    """Of them those of one engine, which divide its weights; None: all, up to those of one machine."""
 
     @property
     def rows(self) -> int:

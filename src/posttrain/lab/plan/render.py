@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from posttrain.lab.plan.collectives import Together, together
 from posttrain.lab.plan.hardware import table
 from posttrain.lab.plan.timing import useful_devices
 from posttrain.lab.plan.verdict import size
@@ -20,6 +21,7 @@ WIDTH = 24
 SECTION = 9
 COLUMNS = 110
 """Where long lines are folded."""
+WORK = ("flops", "bytes", "layer_calls", "link_bytes", "network_bytes")
 
 
 def line(plan: Plan) -> str:
@@ -43,6 +45,7 @@ def render(plan: Plan) -> str:
         _section("Server", _server(plan)),
         _section("Change", _changes(plan)),
         _section("Time", _time(plan)),
+        _section("Traffic", _traffic(plan)),
         _section("Beside", _beside(plan)),
         _section("Money", _money(plan)),
         _section("Disk", _disk(plan)),
@@ -83,8 +86,16 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "seconds": plan.step_seconds,
             "flops": plan.cost.work.flops,
             "bytes": plan.cost.work.bytes,
+            "traffic": [
+                {"phase": phase, **asdict(one)}
+                for phase in ("generate", "score", "train")
+                for one in together(plan.cost.messages(phase), plan.hardware)
+            ],
             "parts": [
-                {"phase": part.phase, "what": part.what, "seconds": part.seconds, **asdict(part.work)}
+                {
+                    **{name: getattr(part, name) for name in ("phase", "what", "seconds", "waiting")},
+                    **{name: getattr(part.work, name) for name in WORK},
+                }
                 for part in plan.cost.parts
             ],
         },
@@ -296,10 +307,50 @@ def _assumed(plan: Plan) -> list[str]:
     if plan.config.reward_model is not None:
         told.append("not counted either: training the reward model first; its section can be planned by itself")
     if plan.workload.device == "cuda" and shares.source == "assumed":
-        told.append("time on GPUs is computed from data sheets; none was at hand to measure it")
+        told.append(
+            "time on GPUs is computed from data sheets and the share of the peak that published runs of other "
+            "libraries reach (docs/scaling-on-paper.md); no GPU was at hand to measure it"
+        )
     if plan.hardware.count > 1:
         told.append("what several devices would do together is computed: time and price, too")
+        told += _links_assumed(plan)
     return [*told, *_beside_assumed(plan), *plan.memory.notes]
+
+
+def _traffic(plan: Plan) -> list[str]:
+    """What one device takes in, phase by phase: by bandwidth, by latency, and what of it is waited for."""
+    return [line for phase in ("generate", "score", "train") for line in _traffic_of(plan, phase)]
+
+
+def _traffic_of(plan: Plan, phase: str) -> list[str]:
+    told = together(plan.cost.messages(phase), plan.hardware)
+    if not told:
+        return []
+    all_of_it = sum(one.latency + one.bandwidth for one in told)
+    waits = plan.cost.waiting(phase)
+    received = size(sum(one.received for one in told))
+    head = f"{phase}: each device takes in {received} in {duration(all_of_it)}, of which it waits for {duration(waits)}"
+    return [head, *(f"- {_collective(one)}" for one in told)]
+
+
+def _collective(one: Together) -> str:
+    machines = f" on {one.group.machines} machines" if one.group.machines > 1 else ""
+    where = "" if one.kind == "send" else f" of {one.group.ranks} ranks{machines}"
+    times = f"{one.times:,.0f} x " if one.times >= 1.5 else ""
+    spent = f"{duration(one.bandwidth)} by bandwidth"
+    spent += f", {duration(one.latency)} by latency" if one.latency >= 1e-3 else ""
+    return f"{times}{one.kind}{where}: {size(one.received)}, {spent}"
+
+
+def _links_assumed(plan: Plan) -> list[str]:
+    hardware, shares = plan.hardware, plan.hardware.efficiency
+    link = f"{percent(shares.link)} of {hardware.device.link / 1e9:,.0f} GB/s between the devices of a machine"
+    if hardware.count > hardware.node:
+        network = f"{percent(shares.network)} of {hardware.device.network / 1e9:,.3g} GB/s from each to other machines"
+        link += f", {network} (--network)"
+    if plan.workload.sharding in ("full", "hybrid"):
+        link += "; weights and gradients go from rank to rank while ranks compute, but for the first and last of a pass"
+    return [link]
 
 
 def _rows_assumed(plan: Plan) -> str:

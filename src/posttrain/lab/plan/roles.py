@@ -11,7 +11,8 @@
                   for 256 (arXiv:2110.02861)
 
 Sharding over N ranks divides, by stage (arXiv:1910.02054, arXiv:2304.11277): the moments; also the gradients; also the
-weights, those of frozen models included.
+weights, those of frozen models included. Hybrid sharding is the last of these over the ranks of one machine (mesh.py).
+Where matrices are divided too, a workload is that of one rank of its tensor group (mesh.of_one_rank).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from posttrain.lab.plan.architecture import Architecture
+from posttrain.lab.plan.mesh import engine_group, shard_group
 from posttrain.lab.plan.records import BYTES, Part, Role, Workload
 from posttrain.models.footprint import holds_base
 
@@ -63,7 +65,7 @@ def critic_parameters(workload: Workload) -> int:
 
 def gradients(workload: Workload) -> dict[Role, int]:
     """Bytes once all are there: float32, divided from ZeRO's second stage on."""
-    ranks = workload.ranks if workload.sharding in ("gradients", "full") else 1
+    ranks = shard_group(workload).ranks if workload.sharding in ("gradients", "full", "hybrid") else 1
     return {role: MASTER * number // ranks for role, number in trained_parameters(workload).items()}
 
 
@@ -74,11 +76,12 @@ def has_reference(workload: Workload) -> bool:
 
 
 def weight_ranks(workload: Workload) -> int:
-    return workload.ranks if workload.sharding == "full" else 1
+    """Among which weights are divided; 1: each has all."""
+    return shard_group(workload).ranks if workload.sharding in ("full", "hybrid") else 1
 
 
 def moment_bytes(workload: Workload, parameters: int) -> int:
-    ranks = 1 if workload.sharding == "none" else workload.ranks
+    ranks = 1 if workload.sharding == "none" else shard_group(workload).ranks
     if workload.optimizer_bits == 32:
         return 2 * MASTER * parameters // ranks
     return 2 * (parameters + MASTER * parameters // BLOCK_8BIT) // ranks
@@ -163,16 +166,44 @@ def frozen_scorers(workload: Workload) -> list[tuple[Role, Architecture]]:
 
 def engine_weights(workload: Workload) -> int:
     """On each device of an engine of its own, which divides them, in the precision in which it decodes."""
-    return BYTES[workload.precision] * workload.architecture.parameters // workload.engine_ranks
+    return BYTES[workload.precision] * workload.architecture.parameters // engine_group(workload).ranks
+
+
+# --- what is divided comes together for a moment ---------------------------------------------------------------------
 
 
 def gathered(workload: Workload) -> list[Part]:
     """Weights that are divided come together layer by layer: the one that computes and the one that is fetched
-    meanwhile (arXiv:2304.11277), in the precision of the computation; so does the table of the head."""
+    meanwhile (arXiv:2304.11277), in the precision of the computation; what is outside of layers is gathered once for a
+    whole pass, as FSDP2 does for the root."""
     if weight_ranks(workload) == 1:
         return []
     a = workload.architecture
-    counts = a.counts
-    layer = (counts.total - counts.embeddings - counts.head) // a.layers
-    size = BYTES[workload.precision] * (2 * layer + a.vocabulary * a.hidden)
-    return [Part(role="policy", what="gathered layers", bytes=size, why="two layers and the head")]
+    size = BYTES[workload.precision] * (2 * layer_parameters(a) + root_parameters(a))
+    return [Part(role="policy", what="gathered layers", bytes=size, why="two layers, and what is outside of layers")]
+
+
+def layer_to_sum(workload: Workload, model: Architecture) -> int:
+    """The gradient of a layer as its backward pass leaves it, and beside it in the precision in which it is summed."""
+    return (BYTES[workload.precision] + BYTES[workload.reduced]) * layer_parameters(model) if _sums(workload) else 0
+
+
+def root_to_sum(workload: Workload, model: Architecture) -> int:
+    """The same of what is outside of layers, beside the gradients of the tables themselves."""
+    return BYTES[workload.reduced] * root_parameters(model) if _sums(workload) else 0
+
+
+def _sums(workload: Workload) -> bool:
+    """Whether whole gradients are there for a moment, to be divided; those of adapters are too small to be counted."""
+    return weight_ranks(workload) > 1 and workload.lora is None
+
+
+def layer_parameters(model: Architecture) -> int:
+    """Of one layer, on average."""
+    counts = model.counts
+    return (counts.total - counts.embeddings - counts.head) // model.layers
+
+
+def root_parameters(model: Architecture) -> int:
+    """Outside of layers: embeddings and head."""
+    return model.counts.embeddings + model.counts.head

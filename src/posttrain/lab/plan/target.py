@@ -203,7 +203,13 @@ class Target:
     engine: Engine | None = None
     """None: as the config has it."""
     engine_ranks: int = 1
+    engine_tensor: int | None = None
+    """Devices of one engine; None: all of them, up to those of one machine."""
     sharding: Sharding = "none"
+    tensor: int = 1
+    """Devices that divide matrices."""
+    network: float | None = None
+    """GB/s from each device to other machines; None: the table's."""
     optimizer_bits: int = 32
     mean_completion_tokens: int | None = None
     prompt_tokens: int | None = None
@@ -234,6 +240,8 @@ def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     _check_target(config, given)
     if hardware.count > 1:
         given.setdefault("sharding", "full")
+    if "network" in given:
+        hardware = replace(hardware, device=replace(hardware.device, network=1e9 * given["network"]))
     cards = visible_count(len(_reported_gpus())) if gpus is None else hardware.count
     return Target(hardware=hardware, cards=cards, **given)
 
@@ -243,6 +251,9 @@ def _check_target(config: RunConfig, given: Mapping[str, Any]) -> None:
     longest = config.sampling.max_completion_length
     within = {
         "engine_ranks": ("--engine-gpus", 1, inf),
+        "engine_tensor": ("--engine-tensor", 1, inf),
+        "tensor": ("--tensor", 1, inf),
+        "network": ("--network", 0.1, inf),
         "mean_completion_tokens": ("--mean-completion-length", 1, longest),
         "prompt_tokens": ("--prompt-length", 1, inf),
         "price": ("--price", 0, inf),

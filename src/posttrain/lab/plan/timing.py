@@ -4,16 +4,7 @@ Phases follow one another, as in the loop: generate, score, train, publish. Not 
 own, judges, reading data and writing checkpoints. The prompts of a step are dealt out among the devices that train, and
 a phase takes as long as the device with most of them: one without a prompt waits.
 
-Devices that work together send each other bytes. Each receives, of n that divide something:
-
-    gathering what is divided     (n - 1) / n of it                   all-gather; scattering sums of gradients the same
-    summing what each one has     2 (n - 1) / n of it                 all-reduce: scatter, then gather
-
-With the weights divided (FSDP, arXiv:2304.11277) every pass gathers them, sampling and scoring included, and each
-backward pass gathers them again and scatters its gradients. With gradients divided (ZeRO's second stage,
-arXiv:1910.02054) each backward pass scatters them, and the updated weights are gathered. With moments divided, or
-nothing, gradients are summed once per update. An engine that divides its matrices sums the output of attention and of
-the MLP of every layer (arXiv:1909.08053).
+What devices that work together tell each other, and which of it they wait for, says traffic.py.
 """
 
 from __future__ import annotations
@@ -22,11 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posttrain.lab.plan import cost
+from posttrain.lab.plan import cost, traffic
 from posttrain.lab.plan.architecture import Architecture
-from posttrain.lab.plan.cost import MASTER_BYTES, Trained, Work, bytes_of
+from posttrain.lab.plan.collectives import Collective
+from posttrain.lab.plan.cost import Trained, Work
 from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.layout import Step
+from posttrain.lab.plan.mesh import data_group, engine_group, engines, part_of, shard_group, tensor_group
 from posttrain.lab.plan.records import PhaseName, Workload
 
 
@@ -39,6 +32,10 @@ class TimedWork:
     work: Work
     """Of all devices."""
     seconds: float
+    waiting: float = 0.0
+    """Of these, the seconds in which devices wait for each other's messages."""
+    messages: tuple[Collective, ...] = ()
+    """Of one device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +55,14 @@ class StepCost:
     def of(self, phase: str) -> float:
         """Seconds of a phase."""
         return sum(part.seconds for part in self.parts if part.phase == phase)
+
+    def messages(self, phase: str) -> tuple[Collective, ...]:
+        """Between the devices of a phase, as one of them has them."""
+        return tuple(one for part in self.parts if part.phase == phase for one in part.messages)
+
+    def waiting(self, phase: str) -> float:
+        """Seconds of a phase in which devices wait for each other's messages."""
+        return sum(part.waiting for part in self.parts if part.phase == phase)
 
 
 def step_of(workload: Workload, *, longest: bool = True) -> Step:
@@ -82,7 +87,7 @@ def step_of(workload: Workload, *, longest: bool = True) -> Step:
 def cost_of_step(workload: Workload, hardware: Hardware) -> StepCost:
     """The work of one step with answers of the mean length, and the seconds of the devices that have most of it."""
     step = step_of(workload, longest=False)
-    own = _share_of(step, workload.ranks)
+    own = _share_of(step, data_group(workload).ranks)
     parts = [*_generate(workload, step), *_score(workload, own), *_train(workload, own)]
     return StepCost(parts=tuple(_timed(workload, hardware, step.prompts / own.prompts, *part) for part in parts))
 
@@ -91,7 +96,7 @@ def useful_devices(workload: Workload) -> int:
     """As many as would take no longer than all that train together: the fewest of which none has more prompts (or given
     rows) than the one with most of them has now; all rows of a prompt go to one."""
     prompts = workload.prompts_per_step
-    return -(-prompts // _share_of(step_of(workload), workload.ranks).prompts)
+    return workload.tensor * -(-prompts // _share_of(step_of(workload), data_group(workload).ranks).prompts)
 
 
 def evaluation_seconds(workload: Workload, hardware: Hardware, *, prompts: int, samples: int, tokens: int) -> float:
@@ -99,18 +104,20 @@ def evaluation_seconds(workload: Workload, hardware: Hardware, *, prompts: int, 
     if workload.data_kind == "prompts":
         work = sampling_work(workload, prompts=prompts, per_prompt=1 + samples, answer_tokens=tokens)
     else:
-        held_out = _share_of(replace(step_of(workload, longest=False), prompts=prompts), workload.ranks)
+        held_out = _share_of(replace(step_of(workload, longest=False), prompts=prompts), data_group(workload).ranks)
         work = _scored(workload, workload.architecture, held_out)
     return work.seconds(hardware, workload.precision)
 
 
 def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_tokens: int) -> Work:
-    """Answers to these prompts, of one device: of those that train each has its own prompts, an engine of its own
-    divides its matrices."""
-    w, model, apart = workload, workload.architecture, workload.engine == "separate"
-    own = prompts if apart else -(-prompts // w.ranks)
+    """Answers to these prompts, of one device: of those that train each group has its own prompts, and so has each
+    engine; devices of a group or of an engine divide its matrices."""
+    w, apart = workload, workload.engine == "separate"
+    divided = engine_group(w).ranks if apart else w.tensor
+    own = -(-prompts // (engines(w) if apart else data_group(w).ranks))
+    model = part_of(w.architecture, w.tensor)
     work = cost.generating(
-        model,
+        w.architecture if apart else model,
         prompts=own,
         rows=own * per_prompt,
         prompt_tokens=w.prompt_tokens,
@@ -119,10 +126,12 @@ def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_t
         precision=w.precision,
     )
     if apart:
-        tokens = own * (w.prompt_tokens + per_prompt * answer_tokens)
-        divided = replace(work, flops=work.flops / w.engine_ranks, bytes=work.bytes / w.engine_ranks)
-        return divided + _engine_sums(model, tokens, w)
-    return _with_gathering(work, model, w) if w.engine == "shared" else work
+        work = Work(flops=work.flops / divided, bytes=work.bytes / divided, layer_calls=work.layer_calls)
+    tokens = own * (w.prompt_tokens + per_prompt * answer_tokens)
+    passes = work.layer_calls / w.architecture.layers
+    sums = traffic.sums_of_layers(w, w.architecture, tokens, passes, engine_group(w) if apart else tensor_group(w))
+    gathering = () if apart or w.engine == "copy" else traffic.gathering(w, model, passes)
+    return work + Work(messages=(*sums, *gathering))
 
 
 _Named = tuple[PhaseName, str, Work]
@@ -132,8 +141,10 @@ _Named = tuple[PhaseName, str, Work]
 def _timed(workload: Workload, hardware: Hardware, loads: float, phase: PhaseName, what: str, one: Work) -> TimedWork:
     """`loads`: how many devices the work would fill, each with as much as the busiest one has."""
     apart = phase == "generate" and workload.engine == "separate"
-    everything = one * (workload.engine_ranks if apart else loads)
-    return TimedWork(phase=phase, what=what, work=everything, seconds=one.seconds(hardware, workload.precision))
+    everything = one * (workload.engine_ranks if apart else loads * workload.tensor)
+    waiting = one.waiting(hardware, workload.precision)
+    seconds = one.seconds(hardware, workload.precision)
+    return TimedWork(phase=phase, what=what, work=everything, seconds=seconds, waiting=waiting, messages=one.messages)
 
 
 def _share_of(step: Step, devices: int) -> Step:
@@ -150,7 +161,9 @@ def _generate(workload: Workload, step: Step) -> Iterator[_Named]:
 
 
 def _scored(workload: Workload, model: Architecture, step: Step, **how: Any) -> Work:
-    return _with_gathering(cost.scoring(model, step, workload.precision, **how), model, workload)
+    part = part_of(model, workload.tensor)
+    work = cost.scoring(part, step, workload.precision, **how)
+    return work + Work(messages=traffic.of_scoring(workload, model, step))
 
 
 def _score(workload: Workload, step: Step) -> Iterator[_Named]:
@@ -181,80 +194,36 @@ def _score(workload: Workload, step: Step) -> Iterator[_Named]:
 
 def _train(workload: Workload, step: Step) -> Iterator[_Named]:
     w, policy, precision = workload, workload.architecture, workload.precision
-    told = Work()
     for role, model, how in _trained(w):
-        yield "train", role, cost.training(model, step, precision, how, with_head=role == "policy")
-        told += _update_traffic(model, how.trained_parameters, step, w)
-    if w.ranks > 1:
-        yield "train", "between devices", told
+        work = cost.training(part_of(model, w.tensor), step, precision, how, with_head=role == "policy")
+        told = traffic.of_updates(w, model, step, adapters=how.adapter_parameters, trained=how.trained_parameters)
+        yield "train", role, work + Work(messages=told)
     if w.data_kind == "prompts" and w.engine != "shared":
-        yield "train", "weights to the sampler", cost.publishing(policy, precision) + _sent_weights(policy, w)
+        sent = Work(messages=traffic.of_publishing(w, policy))
+        yield "train", "weights to the sampler", cost.publishing(part_of(policy, w.tensor), precision) + sent
 
 
 def _trained(workload: Workload) -> Iterator[tuple[str, Architecture, Trained]]:
     """The models that have an update of their own; a critic that shares the policy's weights has next to none."""
     w, policy, adapters = workload, workload.architecture, _adapter_parameters(workload)
+    ranks = shard_group(w).ranks
     how = Trained(
-        trained_parameters=adapters or policy.parameters,
+        trained_parameters=adapters or part_of(policy, w.tensor).parameters,
         adapter_parameters=adapters,
         recomputes=w.gradient_checkpointing,
         optimizer_bytes=w.optimizer_bits // 8,
-        ranks=1 if w.sharding == "none" else w.ranks,
+        ranks=1 if w.sharding == "none" else ranks,
     )
     yield "policy", policy, how
     if w.critic == "separate":
         critic = w.critic_architecture or policy
-        yield "critic", critic, replace(how, trained_parameters=critic.trunk_parameters, adapter_parameters=0)
+        trunk = part_of(critic, w.tensor).trunk_parameters
+        yield "critic", critic, replace(how, trained_parameters=trunk, adapter_parameters=0)
     elif w.critic == "lora":
-        rank = policy.lora_parameters(w.critic_rank)
+        rank = part_of(policy, w.tensor).lora_parameters(w.critic_rank)
         yield "critic", policy, replace(how, trained_parameters=rank, adapter_parameters=rank)
 
 
 def _adapter_parameters(workload: Workload) -> int:
-    lora = workload.lora
-    return 0 if lora is None else workload.architecture.lora_parameters(lora.rank, lora.targets)
-
-
-# --- between devices -------------------------------------------------------------------------------------------------
-
-
-def _with_gathering(work: Work, model: Architecture, workload: Workload) -> Work:
-    """Passes without gradient, with the weights that each of them has to gather."""
-    if workload.sharding != "full":
-        return work
-    passes = work.layer_calls / model.layers
-    return work + Work(link_bytes=passes * _received_share(workload.ranks) * _weights(model, workload))
-
-
-def _update_traffic(model: Architecture, trained_parameters: int, step: Step, workload: Workload) -> Work:
-    """Of all _update_traffic of a step, whose share of one device `step` is."""
-    passes, gradients = step.epochs * step.microbatches, MASTER_BYTES * trained_parameters
-    received = {
-        "none": step.updates * 2 * gradients,
-        "optimizer": step.updates * 2 * gradients,
-        "gradients": (passes + step.updates) * gradients,
-        "full": passes * (2 * _weights(model, workload) + gradients),
-    }[workload.sharding]
-    return Work(link_bytes=_received_share(workload.ranks) * received)
-
-
-def _engine_sums(model: Architecture, tokens: int, workload: Workload) -> Work:
-    """Of an _engine_sums of its own, which divides its matrices, for so many tokens that go through it."""
-    sums = 2 * model.layers * tokens * model.hidden * bytes_of(workload.precision)
-    return Work(link_bytes=2 * _received_share(workload.engine_ranks) * sums)
-
-
-def _sent_weights(model: Architecture, workload: Workload) -> Work:
-    """The trained weights on their way to the sampler: gathered where they are divided, or sent to its devices."""
-    sent = _weights(model, workload)
-    if workload.engine == "separate":
-        return Work(link_bytes=sent / workload.engine_ranks)
-    return Work(link_bytes=_received_share(workload.ranks) * sent if workload.sharding == "full" else 0.0)
-
-
-def _weights(model: Architecture, workload: Workload) -> int:
-    return model.parameters * bytes_of(workload.precision)
-
-
-def _received_share(devices: int) -> float:
-    return (devices - 1) / devices
+    lora, part = workload.lora, part_of(workload.architecture, workload.tensor)
+    return 0 if lora is None else part.lora_parameters(lora.rank, lora.targets)

@@ -1,0 +1,170 @@
+"""How the ranks of a run are grouped: who divides matrices, who divides weights, who holds the same as whom.
+
+Neighbours on one machine divide matrices (`tensor`); what is left of a machine, and then the machines, share rows. With
+t ranks in a tensor group, a machine of g devices has g / t ranks of every group that goes beyond it:
+
+    full       weights, gradients and moments are divided among all ranks that have other rows
+    hybrid     the same among those of one machine; each machine holds all of it (FSDP's HSDP, arXiv:2304.11277)
+    gradients, optimizer, none     ZeRO's stages 2, 1 and 0 among all of them (arXiv:1910.02054)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from posttrain.errors import ConfigError
+from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.shape import Architecture, Block, Linear
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks of one collective, evenly on their machines."""
+
+    ranks: int
+    inside: int
+    """Of them on one machine."""
+
+    @property
+    def machines(self) -> int:
+        return ceil(self.ranks / self.inside)
+
+
+def tensor_group(workload: Workload) -> Group:
+    """Ranks that divide matrices and compute the same rows."""
+    return Group(workload.tensor, workload.tensor)
+
+
+def data_group(workload: Workload) -> Group:
+    """One rank of every tensor group: they have different rows."""
+    ranks = workload.ranks // workload.tensor
+    return Group(ranks, min(ranks, _of_a_machine(workload)))
+
+
+def shard_group(workload: Workload) -> Group:
+    """Ranks that divide what the sharding divides."""
+    data = data_group(workload)
+    return Group(data.inside, data.inside) if workload.sharding == "hybrid" else data
+
+
+def copies(workload: Workload) -> Group:
+    """Ranks that hold the same part: one of each machine with hybrid sharding, else each by itself."""
+    machines = data_group(workload).machines if workload.sharding == "hybrid" else 1
+    return Group(machines, 1)
+
+
+def engine_group(workload: Workload) -> Group:
+    """Devices of one engine of its own, which divide its matrices: no more than a machine has."""
+    ranks = workload.engine_tensor or min(workload.engine_ranks, workload.node)
+    return Group(ranks, ranks)
+
+
+def engines(workload: Workload) -> int:
+    """Engines on the devices that sample."""
+    return workload.engine_ranks // engine_group(workload).ranks
+
+
+def check_groups(workload: Workload) -> None:
+    """Raise ConfigError for ranks that cannot be grouped so."""
+    ranks, tensor, node = workload.ranks, workload.tensor, workload.node
+    if tensor > min(ranks, node) or ranks % tensor or node % tensor:
+        raise ConfigError(
+            given=f"tensor = {tensor} (--tensor) for {ranks} devices, {node} in a machine",
+            allowed="a divisor of both: matrices are divided inside a machine",
+            fix="For example --tensor 1, which divides none.",
+        )
+    if workload.sharding == "hybrid" and (ranks % node or ranks == node):
+        raise ConfigError(
+            given=f"sharding = hybrid (--sharding) for {ranks} devices, {node} in a machine",
+            allowed="two whole machines or more: weights are divided inside each of them",
+            fix=f"Set --sharding full, or take {2 * node} devices.",
+        )
+    if workload.engine == "separate" and workload.engine_ranks % engine_group(workload).ranks:
+        raise ConfigError(
+            given=f"{workload.engine_ranks} devices of engines (--engine-gpus), {engine_group(workload).ranks} each",
+            allowed="whole engines",
+            fix=f"Set --engine-gpus to a multiple, or --engine-tensor to a divisor of {workload.engine_ranks}.",
+        )
+
+
+def _of_a_machine(workload: Workload) -> int:
+    """Tensor groups of one machine."""
+    return max(1, workload.node // workload.tensor)
+
+
+# --- divided matrices ------------------------------------------------------------------------------------------------
+
+
+NARROWED = {"q": "outputs", "k": "outputs", "v": "outputs", "gate": "outputs", "up": "outputs", "o": "inputs",
+            "down": "inputs"}  # fmt: skip
+"""The side on which a matrix is divided (arXiv:1909.08053): outputs first, then inputs, one sum after each pair."""
+
+
+def of_one_rank(workload: Workload) -> Workload:
+    """What one rank of a tensor group has of it: narrower models, and as many ranks as there are such groups."""
+    t = workload.tensor
+    if t == 1:
+        return workload
+
+    def narrowed(model: Architecture | None) -> Architecture | None:
+        return None if model is None else part_of(model, t)
+
+    return replace(
+        workload,
+        architecture=part_of(workload.architecture, t),
+        critic_architecture=narrowed(workload.critic_architecture),
+        reference=narrowed(workload.reference),
+        teacher=narrowed(workload.teacher),
+        reward_models=tuple(part_of(model, t) for model in workload.reward_models),
+        ranks=workload.ranks // t,
+        node=workload.node // t,
+        tensor=1,
+    )
+
+
+def part_of(model: Architecture, ranks: int) -> Architecture:
+    """The model that one of so many ranks computes: some of the heads, a part of each MLP, a part of the vocabulary.
+
+    The hidden state and the norms are whole on each of them. Raises ConfigError for a model that is not divided so.
+    """
+    if ranks == 1:
+        return model
+    _check_divisible(model, ranks)
+    return replace(
+        model,
+        heads=model.heads // ranks,
+        kv_heads=model.kv_heads // ranks,
+        mlp_width=model.mlp_width // ranks,
+        vocabulary=ceil(model.vocabulary / ranks),
+        blocks=tuple((number, _part_of(block, ranks)) for number, block in model.blocks),
+    )
+
+
+def _part_of(block: Block, ranks: int) -> Block:
+    attention, mlp = (tuple(_narrowed(linear, ranks) for linear in part) for part in (block.attention, block.mlp))
+    return replace(block, attention=attention, mlp=mlp)
+
+
+def _narrowed(linear: Linear, ranks: int) -> Linear:
+    side = NARROWED[linear.name]
+    return linear._replace(**{side: getattr(linear, side) // ranks})
+
+
+def _check_divisible(model: Architecture, ranks: int) -> None:
+    dense = all(
+        block.mixture is None and all(linear.name in NARROWED for linear in block.linears) for _, block in model.blocks
+    )
+    if not dense or model.family.qk_norm == "width":
+        raise ConfigError(
+            given=f"tensor = {ranks} (--tensor) with {model.name}",
+            allowed="a dense model with a matrix each for queries, keys, values, gate and up, such as Llama and Qwen",
+            fix="Leave --tensor away: --sharding full divides any model.",
+        )
+    if model.kv_heads % ranks or model.heads % ranks or model.mlp_width % ranks:
+        raise ConfigError(
+            given=f"tensor = {ranks} (--tensor) with {model.name}: {model.heads} heads, {model.kv_heads} of keys and "
+            f"values, an MLP of {model.mlp_width}",
+            allowed="a divisor of all three",
+            fix="For example --tensor 2, or --tensor 1, which divides nothing.",
+        )

@@ -1,0 +1,130 @@
+"""What the ranks of a run tell each other in a step, and which of it they wait for.
+
+With the weights divided (FSDP2, arXiv:2304.11277), of L layers, each micro-batch has, per rank:
+
+    forward     all-gather of the root (embeddings and head) and of each layer, in the precision of the computation
+    backward    all-gather of each layer again; reduce-scatter of the gradient of each layer and of the root, in float32
+                unless `reduced` says less
+    hybrid      the same inside a machine, then all-reduce of each sum among the machines
+
+A pass without gradient has its forward part, a pass of the sampler too. The next layer is gathered, and the gradient of
+the last one summed, while a layer computes. Nobody can compute before the root and the first layer are there, nor take
+an optimizer step before the gradients of the first layer and the root are summed: those are waited for.
+
+With gradients divided (ZeRO's second stage, arXiv:1910.02054) each backward pass scatters them meanwhile, and the
+updated weights are gathered and waited for. With moments divided, or nothing, gradients are summed once per update and
+waited for.
+
+With matrices divided (arXiv:1909.08053) the outputs of attention and of the MLP of each layer are summed, in a forward
+pass, and again where a layer is recomputed; the gradients of their inputs in a backward pass; and the embedded tokens
+and the gradient before the head. The next operation needs each of these sums: all are waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from posttrain.lab.plan.architecture import Architecture
+from posttrain.lab.plan.collectives import Collective, told
+from posttrain.lab.plan.layout import Step
+from posttrain.lab.plan.mesh import Group, copies, data_group, engine_group, part_of, shard_group, tensor_group
+from posttrain.lab.plan.records import BYTES, Workload
+from posttrain.lab.plan.roles import MASTER, layer_parameters, root_parameters
+
+Messages = tuple[Collective, ...]
+
+
+def of_scoring(workload: Workload, model: Architecture, step: Step) -> Messages:
+    """Of a pass without gradient over all rows of one rank."""
+    w, passes = workload, step.microbatches
+    sums = sums_of_layers(w, model, step.computed_tokens, passes, tensor_group(w))
+    return (*gathering(w, part_of(model, w.tensor), passes), *sums)
+
+
+def of_updates(workload: Workload, model: Architecture, step: Step, *, trained: int, adapters: int) -> Messages:
+    """Of all updates of a step; `trained` parameters of this rank's part get a gradient, all of them in adapters where
+    there are any."""
+    w, part, passes = workload, part_of(model, workload.tensor), step.epochs * step.microbatches
+    found = list[Collective]()
+    if w.sharding in ("full", "hybrid"):
+        found += gathering(w, part, passes)
+        found += _gathered_again(w, part, passes)
+        found += _scattered(w, part, passes) if not adapters else _scattered_adapters(w, part, passes, adapters)
+    elif w.sharding == "gradients":
+        group, each = data_group(w), MASTER * trained / part.layers
+        found += told("reduce-scatter", each, group, passes * part.layers, hidden=True)
+        found += told("all-gather", each, group, step.updates * part.layers)
+    else:
+        found += told("all-reduce", MASTER * trained / part.layers, data_group(w), step.updates * part.layers)
+    rounds = 3 if w.gradient_checkpointing else 2
+    tokens = step.epochs * step.computed_tokens
+    found += sums_of_layers(w, model, tokens, passes, tensor_group(w), rounds=rounds)
+    found += _sum(w, model, tokens, passes, tensor_group(w))  # the gradient before the head
+    return tuple(found)
+
+
+def gathering(workload: Workload, part: Architecture, passes: float) -> Messages:
+    """Divided weights come together for so many forward passes."""
+    if workload.sharding not in ("full", "hybrid"):
+        return ()
+    each, group = BYTES[workload.precision], shard_group(workload)
+    layer, root = each * layer_parameters(part), each * root_parameters(part)
+    return (
+        *told("all-gather", root, group, passes),
+        *told("all-gather", layer, group, passes),
+        *told("all-gather", layer, group, passes * (part.layers - 1), hidden=True),
+    )
+
+
+def sums_of_layers(
+    workload: Workload, model: Architecture, tokens: float, passes: float, group: Group, *, rounds: int = 1
+) -> Messages:
+    """Of divided matrices, over so many tokens in so many passes: two outputs of each layer, `rounds` times; and the
+    embedded tokens."""
+    layers = _sum(workload, model, tokens, passes, group)
+    return tuple(one * (2 * rounds * model.layers + 1) for one in layers)
+
+
+def of_publishing(workload: Workload, model: Architecture) -> Messages:
+    """The trained weights on their way to the sampler: gathered where they are divided, or sent to its devices."""
+    w, size = workload, BYTES[workload.precision] * model.parameters
+    if w.engine == "separate":
+        engine = engine_group(w)
+        machines = -(-(w.ranks + w.engine_ranks) // w.node)
+        return told("send", size / engine.ranks, Group(2, 2 if machines == 1 else 1))
+    divided = w.sharding in ("full", "hybrid")
+    return told("all-gather", size / w.tensor, shard_group(w)) if divided else ()
+
+
+def _gathered_again(workload: Workload, part: Architecture, passes: float) -> Messages:
+    """For backward passes: layers, not the root, which is still there."""
+    layer, group = BYTES[workload.precision] * layer_parameters(part), shard_group(workload)
+    return (
+        *told("all-gather", layer, group, passes),
+        *told("all-gather", layer, group, passes * (part.layers - 1), hidden=True),
+    )
+
+
+def _scattered(workload: Workload, part: Architecture, passes: float) -> Iterator[Collective]:
+    """Sums of gradients, each rank's part of them, and with hybrid sharding the sums of these over machines."""
+    each, group, others = BYTES[workload.reduced], shard_group(workload), copies(workload)
+    for parameters, times, hidden in (
+        (layer_parameters(part), passes * (part.layers - 1), True),
+        (layer_parameters(part), passes, False),
+        (root_parameters(part), passes, False),
+    ):
+        yield from told("reduce-scatter", each * parameters, group, times, hidden=hidden)
+        yield from told("all-reduce", each * parameters / group.ranks, others, times, hidden=hidden)
+
+
+def _scattered_adapters(workload: Workload, part: Architecture, passes: float, adapters: int) -> Iterator[Collective]:
+    group, each = shard_group(workload), BYTES[workload.reduced] * adapters / part.layers
+    yield from told("reduce-scatter", each, group, passes * part.layers, hidden=True)
+    yield from told("all-reduce", each / group.ranks, copies(workload), passes * part.layers, hidden=True)
+
+
+def _sum(workload: Workload, model: Architecture, tokens: float, passes: float, group: Group) -> Messages:
+    """Of one hidden state per token."""
+    if not passes:
+        return ()
+    return told("all-reduce", tokens / passes * model.hidden * BYTES[workload.precision], group, passes)

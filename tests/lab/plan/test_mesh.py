@@ -1,0 +1,118 @@
+"""How ranks are grouped, what a rank of divided matrices has of a model, and groups that are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from posttrain.errors import ConfigError
+from posttrain.lab.plan import cost
+from posttrain.lab.plan.api import make_plan
+from posttrain.lab.plan.architecture import read_architecture
+from posttrain.lab.plan.mesh import Group, copies, data_group, engine_group, engines, part_of, shard_group, tensor_group
+from posttrain.lab.plan.phases import predict
+from posttrain.lab.plan.records import Workload
+
+SHAPE = read_architecture("70b")
+WORK = Workload(architecture=SHAPE, algorithm="sft", needs=frozenset(), data_kind="examples", ranks=64, sharding="full")
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensor", "shard", "same"),
+    [
+        ({}, Group(1, 1), Group(64, 8), Group(1, 1)),
+        ({"tensor": 2}, Group(2, 2), Group(32, 4), Group(1, 1)),
+        ({"tensor": 8}, Group(8, 8), Group(8, 1), Group(1, 1)),
+        ({"sharding": "hybrid"}, Group(1, 1), Group(8, 8), Group(8, 1)),
+        ({"sharding": "hybrid", "tensor": 2}, Group(2, 2), Group(4, 4), Group(8, 1)),
+        ({"ranks": 12}, Group(1, 1), Group(12, 8), Group(1, 1)),
+        ({"ranks": 4}, Group(1, 1), Group(4, 4), Group(1, 1)),
+        ({"node": 4}, Group(1, 1), Group(64, 4), Group(1, 1)),
+    ],
+    ids=str,
+)
+def test_neighbours_divide_matrices_and_the_others_rows(fields, tensor, shard, same):
+    work = replace(WORK, **fields)
+    assert (tensor_group(work), shard_group(work), copies(work)) == (tensor, shard, same)
+    assert data_group(work).ranks * work.tensor == work.ranks
+    assert shard_group(work).ranks * copies(work).ranks == data_group(work).ranks
+
+
+def test_engines_have_as_many_devices_as_a_machine_unless_told_otherwise():
+    work = replace(WORK, engine="separate", engine_ranks=16)
+    assert (engine_group(work), engines(work)) == (Group(8, 8), 2)
+    assert (engine_group(replace(work, engine_tensor=4)), engines(replace(work, engine_tensor=4))) == (Group(4, 4), 4)
+    assert (engine_group(replace(work, engine_ranks=2)), engines(replace(work, engine_ranks=2))) == (Group(2, 2), 1)
+
+
+def test_eight_parts_of_a_model_are_the_model():
+    part = part_of(SHAPE, 8)
+    whole, divided = SHAPE.counts, part.counts
+    for name in ("attention", "mlp", "embeddings", "head"):
+        assert 8 * getattr(divided, name) == getattr(whole, name)
+    assert divided.norms == whole.norms, "norms are whole on each"
+    assert 8 * cost.linear_flops(part) == cost.linear_flops(SHAPE)
+    assert 8 * cost.attention_flops(part, 4096) == cost.attention_flops(SHAPE, 4096)
+    assert 8 * part.kv_width == SHAPE.kv_width
+
+
+@pytest.mark.parametrize("fields", [{"tensor": 8}, {"tensor": 2}, {}], ids=str)
+def test_whatever_divides_it_the_state_of_a_model_is_sixteen_bytes_a_parameter_over_all_ranks(fields):
+    train = predict(replace(WORK, **fields)).phase("train")
+    assert train is not None
+    state = sum(train.of("policy", what) for what in ("weights", "optimizer state"))
+    assert state == pytest.approx(12 * SHAPE.parameters / 64, rel=1e-3)
+
+
+def test_hybrid_sharding_needs_as_much_as_one_machine():
+    one_machine, eight = (
+        predict(replace(WORK, ranks=ranks, sharding=sharding, prompts_per_step=ranks)).phase("train")
+        for ranks, sharding in ((8, "full"), (64, "hybrid"))
+    )
+    assert one_machine is not None
+    assert one_machine == eight
+
+
+@pytest.mark.parametrize(
+    ("gpus", "how", "message"),
+    [
+        ("64xh100", {"tensor": 16}, r"tensor = 16 \(--tensor\) for 64 devices, 8 in a machine"),
+        ("64xh100", {"tensor": 3}, "allowed: a divisor of both"),
+        ("8xh100", {"sharding": "hybrid"}, "Set --sharding full, or take 16 devices"),
+        ("12xh100", {"sharding": "hybrid"}, "two whole machines or more"),
+        ("8xh100", {"engine": "separate", "engine_ranks": 12}, r"12 devices of engines \(--engine-gpus\), 8 each"),
+        ("8xh100", {"network": 0.0}, r"network = 0.0 \(--network\); allowed: 0.1 or more"),
+    ],
+)
+def test_ranks_that_cannot_be_grouped_are_refused(gpus, how, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(model="70b", algorithm="grpo", gpus=gpus, **how)
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor", "message"),
+    [
+        ("30b-a3b", 2, "a dense model with a matrix each"),
+        ("0.5b", 4, "14 heads, 2 of keys and values, an MLP of 4864; allowed: a divisor of all three"),
+    ],
+)
+def test_models_that_are_not_divided_are_refused(model, tensor, message):
+    with pytest.raises(ConfigError, match=message):
+        make_plan(model=model, algorithm="sft", gpus="8xh100", tensor=tensor)
+
+
+def test_an_engine_that_does_not_fit_is_no_fit():
+    """The keys and values of 512 rows of 4,096 tokens of a 70B model take 640 GiB: on 8 devices 80 each."""
+    settings = {
+        "sampling.max_completion_length": 3840,
+        "sampling.max_batch_rows": 512,
+        "train.prompts_per_step": 64,
+        "train.gradient_checkpointing": True,
+    }
+    how = {"engine": "separate", "engine_ranks": 8}
+    plan = make_plan(None, settings, model="70b", algorithm="grpo", gpus="64xh100", **how)
+    engine = plan.memory.phase("generate")
+    assert engine is not None
+    assert plan.verdict.needed == engine.bytes > 80 * 2**30
+    assert not plan.verdict.fits
