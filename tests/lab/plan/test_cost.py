@@ -134,6 +134,18 @@ def test_decoding_one_row_reads_all_weights_for_every_token():
     assert together.flops == pytest.approx(64 * work.flops)
 
 
+def test_a_batch_is_decoded_until_its_longest_answer_ends():
+    """64 answers of 50 tokens on average and 100 at most: 100 passes, and the work of 64 x 50 tokens."""
+    fields = {"prompts": 64, "rows": 64, "prompt_tokens": 1, "answer_tokens": 50, "precision": "bfloat16"}
+    shape = read_architecture("7b")
+    alike, longest = (cost.generating(shape, rows_together=64, longest=n, **fields) for n in (0, 100))
+    assert longest.layer_calls - alike.layer_calls == 50 * shape.layers
+    assert longest.flops == alike.flops
+    assert longest.bytes - alike.bytes == pytest.approx(50 * cost.weight_bytes(shape, "bfloat16"))
+    several = (cost.generating(shape, rows_together=16, longest=n, **fields) for n in (0, 100))
+    assert len({work.layer_calls for work in several}) == 1, "four batches of 50 tokens are longer than one answer"
+
+
 def test_few_tokens_read_few_experts():
     shape = read_architecture("30b-a3b")
     one, many = (cost.weight_bytes(shape, "bfloat16", tokens) for tokens in (1, 4096))
@@ -252,6 +264,9 @@ def test_what_is_not_divided_is_not_gathered(sharding, gradients):
 def test_a_critic_tells_its_gradients_too():
     found = received(replace(GRPO, algorithm="ppo", needs=frozenset({"values"}), critic="separate"))
     assert found["critic"] / found["policy"] == pytest.approx(SHAPE.trunk_parameters / SHAPE.parameters)
+    divided = received(replace(GRPO, algorithm="ppo", needs=frozenset({"values"}), critic="separate", sharding="full"))
+    head = 7 / 8 * 4 * SHAPE.counts.head  # of one micro-batch: a critic has none that is trained
+    assert divided["policy"] - divided["critic"] == pytest.approx(head, rel=1e-3)
     adapters = received(replace(GRPO, lora=Adapters(rank=16)))["policy"]
     assert adapters == pytest.approx(7 / 8 * 2 * 4 * SHAPE.lora_parameters(16))
 

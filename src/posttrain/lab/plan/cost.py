@@ -179,13 +179,15 @@ def generating(
     answer_tokens: int,
     rows_together: int,
     precision: str,
+    longest: int = 0,
 ) -> Work:
     """Sampling: each prompt goes through the model once, then every pass adds one token to the rows in flight.
 
     A pass reads all weights, and the keys and values of what every row has seen: with few rows that is what takes time.
+    Where `answer_tokens` are a mean, there are passes until the longest answer ends, however few rows are left.
     """
     in_flight = max(1, min(rows, rows_together))
-    passes = -(-rows // in_flight) * answer_tokens
+    passes = max(-(-rows // in_flight) * answer_tokens, longest)
     context = prompt_tokens + (answer_tokens + 1) / 2
     prefill = prompts * prompt_tokens * (linear_flops(model) + attention_flops(model, (prompt_tokens + 1) / 2))
     decode = rows * answer_tokens * (linear_flops(model) + attention_flops(model, context) + head_flops(model))

@@ -109,27 +109,29 @@ def evaluation_seconds(workload: Workload, hardware: Hardware, *, prompts: int, 
     return work.seconds(hardware, workload.precision)
 
 
-def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_tokens: int) -> Work:
+def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_tokens: int, longest: int = 0) -> Work:
     """Answers to these prompts, of one device: of those that train each group has its own prompts, and so has each
-    engine; devices of a group or of an engine divide its matrices."""
+    engine; devices of a group or of an engine divide its matrices. `longest`: tokens of the longest answer, where
+    `answer_tokens` are a mean."""
     w, apart = workload, workload.engine == "separate"
-    divided = engine_group(w).ranks if apart else w.tensor
     own = -(-prompts // (engines(w) if apart else data_group(w).ranks))
-    model = part_of(w.architecture, w.tensor)
+    group = engine_group(w) if apart else tensor_group(w)
+    model = w.architecture if apart else part_of(w.architecture, w.tensor)
     work = cost.generating(
-        w.architecture if apart else model,
+        model,
         prompts=own,
         rows=own * per_prompt,
         prompt_tokens=w.prompt_tokens,
         answer_tokens=answer_tokens,
         rows_together=w.max_batch_rows,
         precision=w.precision,
+        longest=longest,
     )
     if apart:
-        work = Work(flops=work.flops / divided, bytes=work.bytes / divided, layer_calls=work.layer_calls)
+        work = replace(work, flops=work.flops / group.ranks, bytes=work.bytes / group.ranks)
     tokens = own * (w.prompt_tokens + per_prompt * answer_tokens)
     passes = work.layer_calls / w.architecture.layers
-    sums = traffic.sums_of_layers(w, w.architecture, tokens, passes, engine_group(w) if apart else tensor_group(w))
+    sums = traffic.sums_of_layers(w, w.architecture, tokens, passes, group)
     gathering = () if apart or w.engine == "copy" else traffic.gathering(w, model, passes)
     return work + Work(messages=(*sums, *gathering))
 
@@ -156,7 +158,13 @@ def _generate(workload: Workload, step: Step) -> Iterator[_Named]:
     if workload.data_kind != "prompts":
         return
     rows = step.per_prompt + ("greedy_reward" in workload.needs)
-    work = sampling_work(workload, prompts=step.prompts, per_prompt=rows, answer_tokens=step.answer_tokens)
+    work = sampling_work(
+        workload,
+        prompts=step.prompts,
+        per_prompt=rows,
+        answer_tokens=step.answer_tokens,
+        longest=workload.completion_tokens,
+    )
     yield "generate", "answers", work
 
 
@@ -196,7 +204,8 @@ def _train(workload: Workload, step: Step) -> Iterator[_Named]:
     w, policy, precision = workload, workload.architecture, workload.precision
     for role, model, how in _trained(w):
         work = cost.training(part_of(model, w.tensor), step, precision, how, with_head=role == "policy")
-        told = traffic.of_updates(w, model, step, adapters=how.adapter_parameters, trained=how.trained_parameters)
+        frozen = how.adapter_parameters > 0
+        told = traffic.of_updates(w, model, step, trained=how.trained_parameters, frozen=frozen)
         yield "train", role, work + Work(messages=told)
     if w.data_kind == "prompts" and w.engine != "shared":
         sent = Work(messages=traffic.of_publishing(w, policy))

@@ -41,15 +41,15 @@ def of_scoring(workload: Workload, model: Architecture, step: Step) -> Messages:
     return (*gathering(w, part_of(model, w.tensor), passes), *sums)
 
 
-def of_updates(workload: Workload, model: Architecture, step: Step, *, trained: int, adapters: int) -> Messages:
-    """Of all updates of a step; `trained` parameters of this rank's part get a gradient, all of them in adapters where
-    there are any."""
+def of_updates(workload: Workload, model: Architecture, step: Step, *, trained: int, frozen: bool) -> Messages:
+    """Of all updates of a step; `trained` parameters of this rank's part get a gradient: those of adapters where the
+    model is `frozen`, else all but perhaps its head."""
     w, part, passes = workload, part_of(model, workload.tensor), step.epochs * step.microbatches
     found = list[Collective]()
     if w.sharding in ("full", "hybrid"):
         found += gathering(w, part, passes)
         found += _gathered_again(w, part, passes)
-        found += _scattered(w, part, passes) if not adapters else _scattered_adapters(w, part, passes, adapters)
+        found += (_scattered_adapters if frozen else _scattered)(w, part, passes, trained)
     elif w.sharding == "gradients":
         group, each = data_group(w), MASTER * trained / part.layers
         found += told("reduce-scatter", each, group, passes * part.layers, hidden=True)
@@ -105,20 +105,21 @@ def _gathered_again(workload: Workload, part: Architecture, passes: float) -> Me
     )
 
 
-def _scattered(workload: Workload, part: Architecture, passes: float) -> Iterator[Collective]:
+def _scattered(workload: Workload, part: Architecture, passes: float, trained: int) -> Iterator[Collective]:
     """Sums of gradients, each rank's part of them, and with hybrid sharding the sums of these over machines."""
     each, group, others = BYTES[workload.reduced], shard_group(workload), copies(workload)
+    root = max(0, trained - part.layers * layer_parameters(part))
     for parameters, times, hidden in (
         (layer_parameters(part), passes * (part.layers - 1), True),
         (layer_parameters(part), passes, False),
-        (root_parameters(part), passes, False),
+        (root, passes, False),
     ):
         yield from told("reduce-scatter", each * parameters, group, times, hidden=hidden)
         yield from told("all-reduce", each * parameters / group.ranks, others, times, hidden=hidden)
 
 
-def _scattered_adapters(workload: Workload, part: Architecture, passes: float, adapters: int) -> Iterator[Collective]:
-    group, each = shard_group(workload), BYTES[workload.reduced] * adapters / part.layers
+def _scattered_adapters(workload: Workload, part: Architecture, passes: float, trained: int) -> Iterator[Collective]:
+    group, each = shard_group(workload), BYTES[workload.reduced] * trained / part.layers
     yield from told("reduce-scatter", each, group, passes * part.layers, hidden=True)
     yield from told("all-reduce", each / group.ranks, copies(workload), passes * part.layers, hidden=True)
 
