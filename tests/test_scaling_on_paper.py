@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from statistics import median
 
 import pytest
 
+from posttrain.cli import run
 from posttrain.lab.plan.hardware import table
+from posttrain.lab.plan.render import duration
+from posttrain.lab.plan.verdict import size
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -27,6 +33,18 @@ def found() -> list[Compared]:
 def test_the_page_is_that_of_the_planner_as_it_is():
     """A golden run of the planner: every prediction, error and plan on it."""
     assert page_of() == PAGE.read_text(encoding="utf-8"), "python benchmarks/scaling.py --page"
+
+
+def test_the_commands_of_the_page_plan_the_first_rows_of_its_tables(capsys):
+    page = PAGE.read_text(encoding="utf-8")
+    rows = [
+        next(line for line in page.splitlines() if line.startswith(start)) for start in ("| 64 | full |", "| 64 | 32")
+    ]
+    for command, row in zip(re.findall(r"^    posttrain (plan .*)$", page, re.MULTILINE), rows, strict=True):
+        assert run([*shlex.split(command), "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert f"| {duration(plan['step']['seconds'])} |" in row
+        assert f"| {size(plan['needed_bytes'])} |" in row
 
 
 def test_the_share_of_the_peak_is_the_one_that_fits():
