@@ -62,7 +62,7 @@ def test_a_card_that_was_measured_elsewhere_is_planned_as_it_was_measured(tmp_pa
     name = "NVIDIA H100 80GB HBM3"
     shared = replace(FOUND, machine=name, bfloat16=7e14, compute=0.5, memory=1.0)
     monkeypatch.setattr(target, "MEASURED", tmp_path / "measured.json")
-    assert target.as_measured(find_hardware("h100")).rate("bfloat16") == pytest.approx(0.4 * 989e12)
+    assert target.as_measured(find_hardware("h100")).rate("bfloat16") == pytest.approx(0.55 * 989e12)
     target.MEASURED.write_text(json.dumps({name: vars(shared), "NVIDIA Unheard Of": {"machine": 1}}))
     assert target.as_measured(find_hardware("8xh100")).rate("bfloat16") == 3.5e14
     assert target.as_measured(find_hardware("a100")) == find_hardware("a100")
