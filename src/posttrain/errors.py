@@ -87,6 +87,12 @@ class EngineError(GuardStop):
     """The engines that sample are gone and cannot be replaced; says who waited for whom."""
 
 
+class RankLost(PosttrainError):
+    """A process of a training job has ended, or does not answer; the job goes on from its newest checkpoint."""
+
+    exit_code = 5
+
+
 class HandOverError(GuardStop):
     """A stage of a pipeline does not get the model that an earlier stage has trained."""
 

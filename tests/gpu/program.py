@@ -91,7 +91,7 @@ def build(config: RunConfig, folder: Path) -> Trainer:
     algorithm = config.algorithm.build()
     beside = {"numbers": NonFinite(lambda step, rows: folder / "evidence"), "publish": lambda step: {}}
     if "scores" not in algorithm.needs:
-        return Policy.of(config, algorithm, folder / "run").trainer(config, **beside)
+        return Policy.of(config, algorithm, folder / "run").trainer(config, [], **beside)[0]
     loaded = load_scoring_model(config, HEADS[algorithm.data_kind])
     return Trainer(
         config=config,

@@ -327,6 +327,14 @@ class TrainConfig(Part):
     publish_every: Count = 1
     """Steps from one handing over of weights to the sampler to the next. Above 1 the steps between learn from what an
     older policy sampled, so that off-policy corrections can be studied; the sampler then holds a copy of the model."""
+    devices: Count | Literal["auto"] = 1
+    """Processes that train together, each with its part of the weights and of the rows (FSDP2): one on each GPU, or on
+    a CPU for trials. `auto`: as many as there are GPUs, one without. Inside of a job of torchrun or srun its processes
+    are used. No number changes but for rounding."""
+    restarts: Natural = 3
+    """Times that a job of several devices starts again by itself from its newest checkpoint after a rank was lost."""
+    rank_deadline: Positive = 600.0
+    """Seconds that a rank waits for another one in the middle of a step before that one is lost."""
     max_sampling_rounds: Count = 10
     """Most rounds of sampling in one step, where the algorithm replaces groups without signal; then it is an error."""
 

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from posttrain.engines.engine import Arrival
 from posttrain.engines.transfer import to_device
 from posttrain.errors import ModelError
+from posttrain.models.entering import enter
 
 _PADDING = 0
 """Any id will do: padding is never attended to."""
@@ -102,11 +103,14 @@ class PaddedRows:
             "logits_to_keep": 1,
             "output_router_logits": False,  # a config may ask for the balancing loss, which fails beside a cache
         }
-        outputs = self.model(
-            input_ids=ids_BT,
-            attention_mask=(columns_T >= self._padding_B.unsqueeze(-1)).long() if masked else None,
-            use_cache=True,
-            **{name: value for name, value in optional.items() if name in self._accepted},
+        outputs = enter(
+            self.model,
+            lambda: self.model(
+                input_ids=ids_BT,
+                attention_mask=(columns_T >= self._padding_B.unsqueeze(-1)).long() if masked else None,
+                use_cache=True,
+                **{name: value for name, value in optional.items() if name in self._accepted},
+            ),
         )
         return outputs.logits[:, -1]
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from posttrain.engines.decoding import base_model
 from posttrain.engines.sampler import Digest, Receipt, Sampler
-from posttrain.engines.weights import check_names, dense, merged_tensors, named_tensors
+from posttrain.engines.weights import check_names, dense, merged_tensors, named_tensors, tensor_names
 from posttrain.errors import NonFiniteError, PublishError
 from posttrain.models.footprint import PROBE_ROWS, PROBE_SCORED_TOKENS, PROBE_TOKENS
 from posttrain.models.modes import evaluating
@@ -193,7 +193,7 @@ def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> Digest:
 
 def _tensors_as_in(policy: nn.Module, receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
     """The policy's tensors under the names that the sampler has: with adapters where it has them, else merged."""
-    adapted = {name for name, _ in named_tensors(policy)}
+    adapted = tensor_names(policy)
     return named_tensors(policy) if receipt.names <= adapted else merged_tensors(policy)
 
 

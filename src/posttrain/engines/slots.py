@@ -29,6 +29,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from posttrain.engines.engine import Arrival
 from posttrain.engines.slot_attention import Pass, slots_in_use
 from posttrain.engines.transfer import to_device
+from posttrain.models.entering import enter
 from posttrain.models.footprint import SLOT_COLUMNS, SLOT_GROWTH
 
 
@@ -277,12 +278,15 @@ class Slots:
             stored=lambda key: self._storage.stored(key, rows),
         )
         with slots_in_use(one_pass):
-            outputs = self.model(
-                input_ids=ids_L[None],
-                position_ids=positions_L[None],
-                past_key_values=self._storage.cache,
-                use_cache=True,
-                **{name: value for name, value in optional.items() if name in self._accepted},
+            outputs = enter(
+                self.model,
+                lambda: self.model(
+                    input_ids=ids_L[None],
+                    position_ids=positions_L[None],
+                    past_key_values=self._storage.cache,
+                    use_cache=True,
+                    **{name: value for name, value in optional.items() if name in self._accepted},
+                ),
             )
         logits_LV = outputs.logits[0]
         return logits_LV if last_n is None or len(logits_LV) == len(last) else logits_LV[last_n]

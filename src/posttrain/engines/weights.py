@@ -17,17 +17,25 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import PublishError
 from posttrain.models.acceleration import acceleration
+from posttrain.models.entering import whole, whole_copy
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and buffer, adapters apart; a tensor with two names (tied embeddings) comes under both.
 
-    A weight that is laid out for products comes as it is: opaque, see `dense`.
+    A weight that is laid out for products comes as it is: opaque, see `dense`. One that lies in parts on several ranks
+    comes whole, and is gone with the reference to it: no more than one is held.
     """
-    yield from chain(
-        model.named_parameters(remove_duplicate=False),
-        model.named_buffers(remove_duplicate=False),
-    )
+    for name, tensor in chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    ):
+        yield name, whole(tensor)
+
+
+def tensor_names(model: nn.Module) -> set[str]:
+    """Those of `named_tensors`."""
+    parameters = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    return {*parameters, *(name for name, _ in model.named_buffers(remove_duplicate=False))}
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -138,7 +146,7 @@ def _merged(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
         module = _without_adapter(module)
     for name, tensor in chain(module._parameters.items(), module._buffers.items()):
         if tensor is not None:
-            yield prefix + name, tensor
+            yield prefix + name, whole(tensor)
     for name, child in module._modules.items():
         if child is not None:
             yield from _merged(child, f"{prefix}{name}.")
@@ -146,7 +154,7 @@ def _merged(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
 
 def _without_adapter(layer: nn.Module) -> nn.Module:
     """What peft's `merge_and_unload` would put in place of the layer, made from a copy of it."""
-    copied: Any = copy.deepcopy(layer)
+    copied: Any = whole_copy(layer)
     base = copied.get_base_layer() if isinstance(layer, BaseTunerLayer) else None
     if isinstance(base, nn.Linear | Conv1D):
         base.to(torch.promote_types(base.weight.dtype, torch.float32))  # a small step would be lost in bfloat16

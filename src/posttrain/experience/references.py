@@ -40,8 +40,10 @@ from torch import Tensor
 from posttrain.cache import cache_folder
 from posttrain.data.collate import collate_examples
 from posttrain.data.order import rows_for_step
+from posttrain.config import ModelConfig, ReferenceConfig
 from posttrain.errors import DoesNotFit
 from posttrain.models.adapters import frozen_copy, reference_scope
+from posttrain.models.entering import is_sharded
 from posttrain.models.identity import computation_key, model_key
 from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import Split
@@ -157,7 +159,14 @@ def reference_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) 
         return load_frozen("reference", config.reference, config, loaded, forward)
     if config.lora is not None:
         return forward.under(loaded.model, lambda: reference_scope(loaded.model))
+    if is_sharded(loaded.model):  # no rank has all of it to copy
+        return load_frozen("reference", as_reference(config.model), config, loaded, forward)
     return forward.under(hold_in(frozen_copy(loaded.model), forward.compute_dtype))
+
+
+def as_reference(model: ModelConfig) -> ReferenceConfig:
+    """The model at the start of the run, read once more."""
+    return ReferenceConfig(path=model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
 
 
 def start_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:

@@ -17,6 +17,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from posttrain.models.adapters import active_adapter, adapter_scope, add_adapter
+from posttrain.models.entering import enter
 from posttrain.models.forward import token_values
 from posttrain.models.forward_path import ForwardPath, body_path, causal_lm, forward_path
 from posttrain.models.load import LoadedModel
@@ -34,6 +35,8 @@ class Critic:
     head: nn.Linear
     parameters: dict[str, nn.Parameter]
     """What belongs to the critic alone, by name; a shared trunk does not."""
+    trunk: nn.Module
+    """The model whose hidden states the head reads."""
     path: Callable[[], ForwardPath]
     """How the trunk is run."""
     scope: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -50,7 +53,7 @@ class Critic:
 
     def __call__(self, tokens: Tokens, mask_BT: Tensor) -> Tensor:
         with self.scope():
-            return token_values(self.path(), self.head, tokens, mask_BT)
+            return enter(self.trunk, lambda: token_values(self.path(), self.head, tokens, mask_BT))
 
 
 def separate_critic(scoring: LoadedModel) -> Critic:
@@ -66,6 +69,7 @@ def separate_critic(scoring: LoadedModel) -> Critic:
         kind="separate",
         head=score_head(model),
         parameters=dict(model.named_parameters()),
+        trunk=model,
         path=lambda: body_path(model, body_of(model)),
         scope=scope,
     )
@@ -74,7 +78,13 @@ def separate_critic(scoring: LoadedModel) -> Critic:
 def shared_critic(policy: nn.Module, *, seed: int) -> Critic:
     """A head on the policy's trunk."""
     head = value_head(policy, seed=seed)
-    return Critic(kind="shared", head=head, parameters=_named(head), path=lambda: forward_path(causal_lm(policy)))
+    return Critic(
+        kind="shared",
+        head=head,
+        parameters=_named(head),
+        trunk=policy,
+        path=lambda: forward_path(causal_lm(policy)),
+    )
 
 
 def lora_critic(policy: PeftModel, *, rank: int, alpha: int, seed: int) -> Critic:
@@ -85,6 +95,7 @@ def lora_critic(policy: PeftModel, *, rank: int, alpha: int, seed: int) -> Criti
         kind="lora",
         head=head,
         parameters=adapter | _named(head),
+        trunk=policy,
         path=lambda: forward_path(causal_lm(policy)),
         scope=partial(adapter_scope, policy, ADAPTER),
     )

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from posttrain.models.entering import enter
 from posttrain.models.forward_path import ForwardPath, causal_lm, forward_path
 from posttrain.models.packing import Packed
 from posttrain.models.transfer import to_device
@@ -49,12 +51,38 @@ def token_logprobs(
     Raises ValueError when the mask scores padding or the first token of a row, ModelError for a model that is not a
     causal language model.
     """
-    lm = causal_lm(model)
+    return enter(
+        model,
+        lambda: _token_logprobs(
+            causal_lm(model),
+            tokens,
+            mask_BT,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            with_top1=with_top1,
+            value_head=value_head,
+            chunk_tokens=chunk_tokens,
+        ),
+    )
+
+
+def _token_logprobs(
+    lm: PreTrainedModel,
+    tokens: Tokens,
+    mask_BT: Tensor,
+    *,
+    temperature: float,
+    with_entropy: bool,
+    with_top1: bool,
+    value_head: nn.Linear | None,
+    chunk_tokens: int,
+) -> Outputs:
     path = forward_path(lm)
     packed = path.pack(tokens, mask_BT)
+    how: dict[str, Any] = {"with_entropy": with_entropy, "with_top1": with_top1, "value_head": value_head}
     if packed.num_tokens == 0:
-        how = {"with_entropy": with_entropy, "with_top1": with_top1, "value_head": value_head}
-        return _nothing_scored(token_logprobs(model, *_filler(tokens), temperature=temperature, **how), tokens)
+        how |= {"temperature": temperature, "chunk_tokens": chunk_tokens}
+        return _nothing_scored(_token_logprobs(lm, *_filler(tokens), **how), tokens)
     hidden_ND = _hidden_before_targets(path, tokens, packed, lm.device)
     top1_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.bool) if with_top1 else None
     logprobs_N, entropy_N = path.score(
@@ -72,20 +100,6 @@ def token_logprobs(
         entropy_BT=None if entropy_N is None else _unpack(entropy_N, tokens, packed),
         values_BT=None if value_head is None else _unpack(_value(value_head, hidden_ND), tokens, packed),
     )
-
-
-class TokenLogprobs(nn.Module):
-    """`token_logprobs` of one model as a module, for whatever has to be told before a part of the model is called.
-
-    FSDP2 is: sharded as the root, this module gathers the weights that `token_logprobs` reads beside the layers.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tokens, mask_BT: Tensor, **settings: Any) -> Outputs:
-        return token_logprobs(self.model, tokens, mask_BT, **settings)
 
 
 def token_values(path: ForwardPath, head: nn.Linear, tokens: Tokens, mask_BT: Tensor) -> Tensor:

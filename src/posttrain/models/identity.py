@@ -17,6 +17,7 @@ import transformers
 from torch import nn
 
 from posttrain.cache import code_key, tokenizer_key
+from posttrain.models.entering import whole
 from posttrain.models.forward_path import without_adapters
 from posttrain.models.transformers_private import attention_name
 
@@ -55,9 +56,10 @@ def model_key(model: nn.Module) -> str:
     """Hash of the weights, the settings and the kind of attention of a model; of one with adapters, of its base."""
     plain = without_adapters(model)
     digest = hashlib.sha256(json.dumps(_settings(plain), sort_keys=True, default=str).encode())
-    for name, tensor in sorted(plain.state_dict().items()):
+    for name in sorted(state := plain.state_dict(keep_vars=True)):
         if "lora_" in name:
             continue
+        tensor = whole(state[name])
         digest.update(f"{name.replace('.base_layer', '')} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

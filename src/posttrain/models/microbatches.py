@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import torch
 
 from posttrain.heartbeat import beat
 from posttrain.models.packing import Family, alone, find_families, needed_tokens
+from posttrain.ranks.agreement import ONE, Ranks, deal
 from posttrain.types import Batch
 
 PAIRS_PER_TOKEN = 4096
@@ -153,14 +156,56 @@ def _spread(
 
 @dataclass(frozen=True)
 class Split:
-    """`microbatches` as `forward` computes them: one whose model cannot share prefixes says so by `shares_prefixes`."""
+    """`microbatches` as `forward` computes them: one whose model cannot share prefixes says so by `shares_prefixes`.
+
+    Over several ranks each gets those of its own rows, and all get equally many: where there are fewer, micro-batches
+    that train nothing fill up, with no row number. All ranks have to split the same batch at the same time.
+    """
 
     forward: object
     tokens_per_microbatch: int
+    ranks: Ranks = ONE
 
     def __call__(self, batch: Batch) -> Iterator[tuple[list[int], Batch]]:
         """Row numbers and rows of each micro-batch."""
-        return microbatches(batch, self.tokens_per_microbatch, share=getattr(self.forward, "shares_prefixes", True))
+        share, most = bool(getattr(self.forward, "shares_prefixes", True)), self.tokens_per_microbatch
+        if self.ranks.size == 1:
+            return microbatches(batch, most, share=share)
+        mine = rows_by_rank(batch, self.ranks.size, share=share)[self.ranks.rank]
+        parts = microbatches(batch.rows(mine), most, share=share) if mine else iter(())
+        found = [([mine[row] for row in rows], micro) for rows, micro in parts]
+        missing = max(self.ranks.gather(len(found))) - len(found)
+        return iter(found + [([], filler(batch))] * missing)
+
+
+def filler(batch: Batch) -> Batch:
+    """Of the batch's kind, and nothing in it is trained."""
+    one = batch.rows(batch.units[0])
+    return replace(one, completion_mask_BT=torch.zeros_like(one.completion_mask_BT))
+
+
+def rows_by_rank(batch: Batch, size: int, *, share: bool = True) -> list[list[int]]:
+    """Numbers of the rows that each of `size` ranks computes: the tokens that go through the model are made equal.
+
+    Units stay together. So do rows that begin alike, as their beginning is computed once, unless one rank would then
+    have a tenth more to do than they have on average. Rows that train nothing are nobody's.
+    """
+    assert batch.tokens is not None, "a batch without token ids cannot go through the model"
+    needed_B = needed_tokens(batch.completion_mask_BT)
+    trains, needed = batch.completion_mask_BT.any(dim=-1).tolist(), needed_B.tolist()
+    units = [unit for unit in batch.units if any(trains[row] for row in unit)]
+    families = find_families(batch.tokens.input_ids_BT, needed_B) if share else alone(needed_B)
+    prefix_of = {row: family.prefix for family in families for row in family.rows}
+    kindred = [
+        ([row for unit in kin for row in units[unit]], sum(family.prefix for family in kin_families))
+        for kin, kin_families in _kindred(units, families)
+    ]
+    costs = [shared + sum(needed[row] - prefix_of.get(row, 0) for row in rows) for rows, shared in kindred]
+    dealt = deal(costs, size)
+    if max(sum(costs[part] for part in parts) for parts in dealt) <= 1.1 * sum(costs) / size:
+        return [sorted(row for part in parts for row in kindred[part][0]) for parts in dealt]
+    apart = deal([sum(needed[row] for row in unit) for unit in units], size)
+    return [sorted(row for unit in parts for row in units[unit]) for parts in apart]
 
 
 def microbatches(batch: Batch, tokens_per_microbatch: int, *, share: bool = True) -> Iterator[tuple[list[int], Batch]]:

@@ -19,12 +19,13 @@ from posttrain.errors import ConfigError
 from posttrain.models.adapters import Model, apply_lora
 from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
-from posttrain.models.forward import TokenLogprobs
+from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import shares_prefixes, without_adapters
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
+from posttrain.models.sharding import shard, sharded_beside
 from posttrain.types import Batch, Outputs
 
 if TYPE_CHECKING:
@@ -55,13 +56,14 @@ class Forward:
     ) -> None:
         self.model, self.temperature, self.chunk_tokens = model, temperature, chunk_tokens
         self.compute, self.entropy, self.scope, self.critic = compute, entropy, scope, critic
-        self.top1, self.logprobs = top1, TokenLogprobs(model)
+        self.top1 = top1
 
     def __call__(self, batch: Batch) -> Outputs:
         assert batch.tokens is not None, "a batch without token ids cannot go through the model"
         critic = self.critic
         with self.scope(), self.computing():
-            outputs = self.logprobs(
+            outputs = token_logprobs(
+                self.model,
                 batch.tokens,
                 batch.completion_mask_BT,
                 temperature=self.temperature,
@@ -160,7 +162,15 @@ def load_frozen(
         frozen = load_model(resolve_model_path(settings, config.seed), device=student.device)
     check_same_tokens(section, entry.path, student, frozen)
     check_context(section, config, student, frozen)
-    return forward.under(hold_in(frozen.model.requires_grad_(False), forward.compute_dtype))
+    model = hold_in(frozen.model.requires_grad_(False), forward.compute_dtype)
+    if (ranks := sharded_beside(student.model)) is not None:  # as the policy is, on all ranks
+        with ranks.together(OPEN, section, entry):
+            shard(section, model, ranks)
+    return forward.under(model)
+
+
+OPEN = "open"
+"""What the first rank announces where it loads a frozen model; the others load the same one."""
 
 
 @torch.no_grad()

@@ -41,6 +41,7 @@ from transformers.models.auto.modeling_auto import (
 
 from posttrain.errors import ModelError
 from posttrain.functional.step_scores import Aggregate
+from posttrain.models.entering import enter
 from posttrain.models.forward_path import body_path, without_adapters
 from posttrain.models.load import LoadedModel, choose_device, make_ready
 from posttrain.models.modes import without_progress_bars, without_warnings
@@ -250,6 +251,10 @@ def scores_at(model: nn.Module, tokens: Tokens, index_N: Tensor) -> Tensor:
     Every real token goes through the body, padding never; what rows have in common at their beginning goes once. The
     head computes in the precision of its weights, whatever the enclosing autocast says.
     """
+    return enter(model, lambda: _scores_at(model, tokens, index_N))
+
+
+def _scores_at(model: nn.Module, tokens: Tokens, index_N: Tensor) -> Tensor:
     plain, head = without_adapters(model), score_head(model)
     assert isinstance(plain, PreTrainedModel)
     path = body_path(plain, body_of(plain))

@@ -22,6 +22,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from posttrain.errors import CheckpointError
 from posttrain.models.adapters import active_adapter
+from posttrain.models.entering import is_part, is_sharded, state_of, whole_copy
 from posttrain.models.forward_path import causal_lm, without_adapters
 from posttrain.models.modes import without_progress_bars
 
@@ -81,6 +82,7 @@ def save_model(
         str(adapter),
         selected_adapters=[active_adapter(model)],  # a critic's adapter is no part of the policy
         save_embedding_layers=False,  # "auto" would ask the Hub
+        state_dict=dict(state_of(model)) if is_sharded(model) else None,
     )
     _sort_targets(adapter / "adapter_config.json")
     return SavedModel(model=folder, adapter=adapter)
@@ -106,9 +108,9 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     adapted: dict[str, list[Any]] = {}
     for name, layer in layers.items():
         adapted.setdefault(_plain(f"{name}.{getattr(layer, 'parameter_name', 'weight')}"), []).append(layer)
-    weights = {_plain(key): tensor for key, tensor in lm.state_dict().items() if not _is_adapter(key, layers)}
+    weights = {_plain(key): tensor for key, tensor in state_of(lm) if not _is_adapter(key, layers)}
     for key, on_it in adapted.items():
-        weights[key] = _merge(_at_least(weights[key], lm.dtype), on_it)
+        weights[key] = _merge(_at_least(weights[key], lm.dtype), _own(on_it))
     return {key: _in_main_memory(tensor, lm.dtype) for key, tensor in weights.items()}
 
 
@@ -134,6 +136,11 @@ def _plain(name: str) -> str:
 def _is_adapter(key: str, layers: Iterable[str]) -> bool:
     """Whether this tensor belongs to an adapter rather than to what it sits on."""
     return any(key.startswith(f"{name}.") and not key.startswith(f"{name}.base_layer.") for name in layers)
+
+
+def _own(layers: Iterable[Any]) -> Iterable[Any]:
+    """The layers themselves, or copies that have whole weights."""
+    return [whole_copy(layer) if any(map(is_part, layer.parameters())) else layer for layer in layers]
 
 
 @torch.no_grad()

@@ -42,7 +42,9 @@ from posttrain.store.run_store import RunStore, holds_run, never_began
 from posttrain.train import objects, same_data, same_model, same_rewards, same_settings
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
+from posttrain.train.job import FinishedRun, follow, join, launch, leading
 from posttrain.train.judges import Judges
+from posttrain.train.launch import to_be_launched
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
@@ -58,7 +60,7 @@ MOSTLY_REJECTED = 0.5
 
 def train(
     config: RunConfig | Mapping[str, Any] | str | Path, *, view: TerminalView | None = None, **overrides: Any
-) -> Run:
+) -> Run | FinishedRun:
     """Train as `config` says (a file, a mapping or a RunConfig) and return the finished run.
 
     `overrides` are settings by section or dotted name: `train(config, seed=1, train={"steps": 5})`, or
@@ -79,14 +81,19 @@ def train(
 
 def train_resolved(
     resolved: Resolved, *, view: TerminalView | None = None, files: Mapping[str, bytes] = MappingProxyType({})
-) -> Run:
+) -> Run | FinishedRun:
     """The same for a config that is resolved already; `files` are put into the folder of the run."""
     check(resolved.config)
     require(resolved.config.report_to)
+    if to_be_launched(resolved.config):
+        return launch(resolved, run_folder(resolved.config), view, files=files)
+    ranks = join(resolved.config)
+    if ranks.rank:
+        return follow(resolved, ranks)
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
     view = view or TerminalView(quiet=True)
     followed = tracking(store.folder, resolved.config.report_to, view)
-    with followed, recording(store, view), within_memory(), ExitStack() as resources:
+    with leading(ranks), followed, recording(store, view), within_memory(), ExitStack() as resources:
         store.event(
             "start",
             f"{resolved.config.algorithm.name} on {resolved.config.model.path}",
@@ -97,7 +104,7 @@ def train_resolved(
         BEFORE.run(resolved.config, store, view)
         look_ahead(resolved.config, store.folder)
         stage = reward_model_stage(resolved.config, store, view)
-        run = set_up(resolved, store, view, resources)
+        run = set_up(resolved, store, view, resources, ranks)
         run.evaluation |= stage
         view.started(run.describe())
         return carry_out(run)
@@ -107,27 +114,37 @@ def resume(
     folder: str | PathLike[str],
     *,
     steps: int | None = None,
+    devices: int | None = None,
     functions: Mapping[str, Any] | Sequence[Any] | None = None,
     view: TerminalView | None = None,
-) -> Run:
+    restarted: str = "",
+) -> Run | FinishedRun:
     """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped.
 
     `folder` may be the run that `train` returned. `steps` replaces the configured number of steps, in the run's
-    config.yaml too. `functions` are reward functions that `train` was given and that no file defines. Raises as `train`
-    does.
+    config.yaml too. `devices` replaces that of ranks: the run then ends the same but for rounding. `functions` are
+    reward functions that `train` was given and that no file defines. Raises as `train` does.
     """
     objects.give_functions(functions)
+    settled = load_config(Path(folder) / "config.yaml", changes(steps, devices))
+    if to_be_launched(settled.config):
+        return launch(settled, Path(folder), view, resumed={"steps": steps, "devices": devices})
+    ranks = join(settled.config)
+    if ranks.rank:
+        return follow(settled, ranks)
     store = RunStore.open(Path(folder))
     view = view or TerminalView(quiet=True)
     with ExitStack() as unresumed:
         unresumed.push(store)  # whoever cannot resume a run leaves it as it is
-        resolved, checkpoint = resumable(store, steps)
+        resolved, checkpoint = resumable(store, steps, devices)
         require(resolved.config.report_to)
         unresumed.pop_all()
     followed = tracking(store.folder, resolved.config.report_to, view)
-    with followed, recording(store, view), within_memory(), ExitStack() as resources:
+    with leading(ranks), followed, recording(store, view), within_memory(), ExitStack() as resources:
         stage = reward_model_stage(resolved.config, store, view)
-        run = set_up(resolved, store, view, resources)
+        run = set_up(resolved, store, view, resources, ranks)
+        if restarted:
+            run.warn("ranks", f"{restarted}; the job went on from its newest checkpoint")
         if checkpoint is None:  # killed before the first one was written
             store.truncate_after(0)
             run.evaluation |= stage
@@ -140,8 +157,9 @@ def resume(
             same_settings.point_out(run)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
-        if steps is not None:
-            store.config(with_steps((store.folder / "config.yaml").read_text(encoding="utf-8"), steps))
+        if steps is not None or devices is not None:
+            text = (store.folder / "config.yaml").read_text(encoding="utf-8")
+            store.config(with_setting(with_setting(text, "steps", steps), "devices", devices))
         view.started(run.describe())
         if run.reached == "train.steps":
             more = "" if pipeline_around(store.folder) else f"; `posttrain resume {store.folder} --steps N` trains on"
@@ -211,10 +229,15 @@ def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -
     return {REWARD_MODEL: measured}
 
 
-def resumable(store: RunStore, steps: int | None) -> tuple[Resolved, Checkpoint | None]:
+def changes(steps: int | None, devices: int | None) -> list[str]:
+    """What `resume` changes, as overrides."""
+    asked = {"train.steps": steps, "train.devices": devices}
+    return [f"{name}={value}" for name, value in asked.items() if value is not None]
+
+
+def resumable(store: RunStore, steps: int | None, devices: int | None) -> tuple[Resolved, Checkpoint | None]:
     """With what a run goes on, and from where; changes nothing."""
-    overrides = [] if steps is None else [f"train.steps={steps}"]
-    resolved = load_config(store.folder / "config.yaml", overrides)
+    resolved = load_config(store.folder / "config.yaml", changes(steps, devices))
     data = where_the_run_is(resolved.config.data, store.folder)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"data": data}))
     check(resolved.config)
@@ -228,13 +251,15 @@ def resumable(store: RunStore, steps: int | None) -> tuple[Resolved, Checkpoint 
     return resolved, checkpoint
 
 
-def with_steps(config: str, steps: int) -> str:
-    """The text of a run's config.yaml with another number of steps; the origins of all other values stay.
+def with_setting(config: str, name: str, value: int | None) -> str:
+    """The text of a run's config.yaml with another number in `train`; the origins of all other values stay.
 
-    >>> with_steps("train:\\n  steps: 2  # file:a.yaml\\n  epochs: 1  # default\\n", 3)
+    >>> with_setting("train:\\n  steps: 2  # file:a.yaml\\n  epochs: 1  # default\\n", "steps", 3)
     'train:\\n  steps: 3  # command line of resume\\n  epochs: 1  # default\\n'
     """
-    return re.sub(r"(?m)^(train:\n(?: .*\n)*?  steps: ).*$", rf"\g<1>{steps}  # command line of resume", config)
+    if value is None:
+        return config
+    return re.sub(rf"(?m)^(train:\n(?: .*\n)*?  {name}: ).*$", rf"\g<1>{value}  # command line of resume", config)
 
 
 def carry_out(run: Run, *, restored: bool = False) -> Run:

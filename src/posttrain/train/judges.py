@@ -12,8 +12,10 @@ from posttrain.algorithms import ALGORITHMS, Algorithm
 from posttrain.config import in_folder
 from posttrain.engines import Sampler, make_sampler
 from posttrain.errors import ConfigError, ModelError
+from posttrain.models.entering import is_sharded
 from posttrain.models.load import LoadedModel
 from posttrain.rewards import RewardSet, build_rewards
+from posttrain.train.sharded_sampler import ShardedPolicySampler
 from posttrain.watch.check import IndependentCheck
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ class Samplers(NamedTuple):
     @staticmethod
     def of(config: RunConfig, loaded: LoadedModel, *, published: bool) -> Samplers:
         """`published`: does the sampler for training get every version, so that it may decode with a copy?"""
+        if is_sharded(loaded.model):
+            follows = published and config.train.publish_every == 1
+            training, present = (ShardedPolicySampler(config, loaded, present=one) for one in (False, True))
+            return Samplers(training, training if follows else present)
         every, notes = 1 if config.rollout.num_engines else config.train.publish_every, list[str]()
         if published and loaded.compute.sampler == "packed":
             try:

@@ -1,8 +1,8 @@
 """One training step, whichever algorithm. It learns from experience and never samples.
 
 advantages  experience -> batch: what the algorithm asked for is computed, then its advantages
-minibatch   one optimizer step each, with denominators counted over all ranks before the first backward
-micro       a part that fits the token budget; the gradient does not depend on the split
+minibatch   one optimizer step each, with denominators counted over all of its rows before the first backward
+micro       a part that fits the token budget; the gradient does not depend on the split, nor on who computes it
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from posttrain.train.metrics import MetricLog
-from posttrain.types import Batch, Experience
+from posttrain.types import Batch, Experience, count_totals
 
 if TYPE_CHECKING:
     from posttrain.config import TrainConfig
     from posttrain.train.trainer import Trainer
+
+
+STEP = "step"
+"""What the first rank announces; the others take the same step, each with its part of the rows."""
 
 
 def train_step(trainer: Trainer, experience: Experience | Batch, step: int) -> tuple[Batch, MetricLog]:
@@ -25,15 +29,21 @@ def train_step(trainer: Trainer, experience: Experience | Batch, step: int) -> t
 
     Returns the batch that was learned from, and the metrics of its updates. A non-finite number changes no weight.
     """
+    with trainer.ranks.together(STEP, experience, step):
+        return _train_step(trainer, experience, step)
+
+
+def _train_step(trainer: Trainer, experience: Experience | Batch, step: int) -> tuple[Batch, MetricLog]:
     config, metrics, updates = trainer.config, MetricLog(), 0
-    torch.manual_seed((config.seed * 1_000_003 + step) % 2**63)  # dropout, where the model has any
+    seed = config.seed * 1_000_003 + step + 1_000_000_007 * trainer.ranks.rank
+    torch.manual_seed(seed % 2**63)  # dropout, where the model has any
     batch = trainer.advantages(experience)
     metrics.add(trainer.advantages.metrics())
     for minibatch in minibatches(batch, config.train, seed=config.seed, step=step):
-        if trainer.ranks.totals(minibatch).tokens == 0:
+        if count_totals(minibatch).tokens == 0:
             continue  # nothing was scored: there is no step to take
         minibatch = trainer.algorithm.prepare(trainer.advantages.refresh(minibatch, moved=updates > 0))
-        totals = trainer.ranks.totals(minibatch)
+        totals = count_totals(minibatch)
         if totals.tokens == 0:
             continue  # all of it was rejected as too far from its sampler
         with trainer.loaded.compute.scope():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posttrain.errors import DoesNotFit
 from posttrain.models.packing import needed_tokens
-from posttrain.train.ranks import Ranks
+from posttrain.ranks.agreement import Ranks
 from posttrain.types import Batch
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Room:
     """How many tokens go through the model at once: `train.tokens_per_microbatch`, and less once memory has ended.
 
     A gradient does not depend on how its rows are split, so what is computed again with smaller parts is the same but
-    for the order of its sums. All ranks halve together, or none does.
+    for the order of its sums. With several ranks nothing is computed again: memory that ends on one ends the job.
     """
 
     def __init__(self, tokens: int, ranks: Ranks, say: Callable[[str], None] = lambda sentence: None) -> None:
@@ -35,11 +35,12 @@ class Room:
     def attempt(self, plan: Plan, compute: Callable[[Sequence[Batch]], T], undo: Callable[[], object]) -> T:
         """What `compute` gives of the micro-batches of `plan`, on all ranks; smaller ones are tried as often as memory
         ends. `undo` removes what a failed attempt has left. Raises DoesNotFit where single rows are too large."""
+        if self.ranks.size > 1:  # where one stops in the middle, the others wait in a pass: there is no second try
+            return compute(plan(self.tokens))
         while True:
             micros, dice = plan(self.tokens), random_state()
             found, reason = tried(partial(compute, micros))
-            if self.ranks.all_agree(not reason):
-                assert found is not None
+            if found is not None:
                 return found[0]
             undo()
             free_memory()
@@ -47,12 +48,11 @@ class Room:
             self._halve(plan, micros, reason)
 
     def _halve(self, plan: Plan, micros: Sequence[Batch], reason: str) -> None:
-        """Until some rank has more micro-batches than before."""
+        """Until there are more micro-batches than before."""
         before = self.tokens
         while self.tokens > 1:
             self.tokens //= 2
-            if not self.ranks.all_agree(len(plan(self.tokens)) == len(micros)):
-                reason = reason or "on another rank"
+            if len(plan(self.tokens)) != len(micros):
                 self.say(
                     f"out of memory with micro-batches of {before} tokens ({reason}): the step is computed again, "
                     f"and from now on with train.tokens_per_microbatch = {self.tokens}; no result depends on it"
@@ -60,7 +60,7 @@ class Room:
                 return
         tokens, rows = max(((tokens_of(micro), len(micro.completion_mask_BT)) for micro in micros), default=(0, 0))
         one = "one row" if rows == 1 else f"{rows} rows that belong together"
-        raise does_not_fit(f"{one} of {tokens} tokens: {reason or 'on another rank'}")
+        raise does_not_fit(f"{one} of {tokens} tokens: {reason}")
 
     def state(self) -> int:
         return self.tokens

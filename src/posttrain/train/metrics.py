@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -48,6 +48,14 @@ class MetricLog:
     def reduce(self) -> dict[str, float]:
         """One number per name, in the order in which they came; NaN for a mean over nothing."""
         return {name: float(metric.item()) for name, metric in self.merged.items()}
+
+
+def merge(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
+    """The metrics of several parts of a step as one, such as those of the ranks."""
+    log = MetricLog()
+    for part in parts:
+        log.add(part)
+    return log.merged
 
 
 def read(metrics: Mapping[str, Metric]) -> Metrics:

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from posttrain.errors import CheckpointError, ModelError
+from posttrain.models.sharding import part_of
 from posttrain.types import Max, Mean, Metrics
 
 if TYPE_CHECKING:
@@ -32,12 +34,12 @@ class GradientBlock:
     """Moves each gradient into one block as soon as it is made; a parameter that gets none has none there either."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Those that are on a GPU, or not laid out row by row, are left alone."""
+        """Those that are on a GPU, laid out in another way than row by row, or sharded, are left alone."""
         self._offsets: dict[int, int] = {}
         self._bytes = 0
         self._block: Tensor | None = None
         for parameter in parameters:
-            if parameter.device.type == "cpu" and parameter.is_contiguous():
+            if parameter.device.type == "cpu" and parameter.is_contiguous() and not isinstance(parameter, DTensor):
                 self._offsets[id(parameter)] = self._bytes
                 self._bytes += -(-parameter.nbytes // ALIGNMENT) * ALIGNMENT
                 parameter.register_post_accumulate_grad_hook(self._move)
@@ -212,6 +214,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     """
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in with_gradient if p.grad is not None])
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
     length = float(norm)
     if max_norm > 0 and max_norm < length < math.inf:
         nn.utils.clip_grads_with_norm_(with_gradient, max_norm, norm)
@@ -226,7 +230,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Ten
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Take over what `optimizer_state` gave; raises `CheckpointError` if it belongs to other parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, state in tensors.items():
+    taken: dict[int, dict[str, Tensor]] = {}
+    for number, saved in tensors.items():
+        state = dict(saved)
         shape = parameters[int(number)].shape if int(number) < len(parameters) else None
         if shape is None or any(value.shape not in (shape, torch.Size([])) for value in state.values()):
             raise CheckpointError(
@@ -235,5 +241,5 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str,
                 allowed="the state of a run with the same model and the same LoRA settings",
                 fix="Resume with the config that the run was started with.",
             )
-    state = {int(number): dict(value) for number, value in tensors.items()}
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        taken[int(number)] = {name: part_of(value, parameters[int(number)]) for name, value in state.items()}
+    optimizer.load_state_dict({"state": taken, "param_groups": optimizer.state_dict()["param_groups"]})

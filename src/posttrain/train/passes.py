@@ -153,14 +153,18 @@ def logprobs(batch: Batch, forward: Forward, split: Split) -> Tensor:
 def per_token(batch: Batch, compute: Callable[[Batch], Sequence[Tensor]], split: Split, *, count: int) -> list[Tensor]:
     """The `count` tensors `[B, T]` that `compute` gives, micro-batch by micro-batch and without gradient.
 
-    They are 0 in rows that train nothing, which no micro-batch contains.
+    They are 0 in rows that train nothing, which no micro-batch contains. Over several ranks each computes its rows, and
+    all get all of them: each number comes from one rank, so that the sum over the ranks is exact.
     """
-    found = [torch.zeros(batch.completion_mask_BT.shape) for _ in range(count)]
-    places, parts = [], []
+    places, parts, kind = [], [], torch.float32
     for rows, micro in split(batch):
-        for whole_BT, part_BT in zip(found, compute(micro), strict=True):
-            places.append((whole_BT, rows))
-            parts.append(part_BT.float())
-    for (whole_BT, rows), part_BT in zip(places, on_the_host(parts), strict=True):
-        whole_BT[rows] = part_BT
+        for number, part_BT in enumerate(compute(micro)):
+            kind = torch.promote_types(part_BT.dtype, torch.float32)
+            if rows:  # else computed for the company of other ranks
+                places.append((number, rows))
+                parts.append(part_BT.to(kind))
+    found = [torch.zeros(batch.completion_mask_BT.shape, dtype=kind) for _ in range(count)]
+    for (number, rows), part_BT in zip(places, on_the_host(parts), strict=True):
+        found[number][rows] = part_BT
+    split.ranks.add_up(found)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from posttrain.engines.delivery import DeliveryProof, check_receipt, deliver
 from posttrain.engines.sampler import Sampler
 from posttrain.errors import NonFiniteError
 from posttrain.experience.deliveries import TrainerScores
+from posttrain.models.sharding import local_part
+from posttrain.ranks.agreement import ONE, Ranks, on_all
 from posttrain.types import Metrics
 
 
@@ -39,15 +42,23 @@ class Publisher:
         return self.proof.check(self.trainer_scores, self.model, self.sampler, receipt, step)
 
 
+FINITE = "finite"
+"""What the first rank announces; each looks at its part of the weights."""
+
+
 class FiniteWeights:
     """Takes the place of a publisher where nobody samples: no probe would notice weights that are not finite."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    def __init__(self, model: nn.Module, ranks: Ranks = ONE) -> None:
+        self.trained, self.ranks = {name: p for name, p in model.named_parameters() if p.requires_grad}, ranks
 
     @torch.no_grad()
     def __call__(self, step: int) -> Metrics:
-        finite = torch.stack([parameter.isfinite().all() for parameter in self.trained.values()])
+        with self.ranks.together(FINITE, step):
+            return on_all(self.ranks, partial(self._check, step))
+
+    def _check(self, step: int) -> Metrics:
+        finite = torch.stack([local_part(parameter).isfinite().all() for parameter in self.trained.values()])
         if not finite.all():
             bad = int((~finite).sum())
             first = next(name for name, fine in zip(self.trained, finite.tolist(), strict=True) if not fine)

@@ -302,7 +302,7 @@ def build(
         config = config.model_copy(update={"critic": critic.model_copy(update={"path": path})})
     if "scores" in algorithm.needs:
         rows = read_split(config.data, config.seed)
-        trainer, feed, measure, _ = scoring_trainer(config, algorithm, rows, guards, store, tell, ExitStack())
+        trainer, feed, measure, _ = scoring_trainer(config, algorithm, rows, guards, store, tell, ExitStack(), ONE)
         require_same_rows(config, run, feed, measure)
         return trainer, feed
     policy = Policy.of(config, algorithm, store.folder)
@@ -310,12 +310,11 @@ def build(
         feed = ReplayFeed(run.folder, pad_id=policy.loaded.pad_id, max_lag=config.train.max_lag)
     else:
         feed = given(config, policy, run, store)
-    add_gradient, _ = auxiliary(config, read_auxiliary(config.data, config.seed), policy)
-    trainer = policy.trainer(
+    trainer, _ = policy.trainer(
         config,
+        read_auxiliary(config.data, config.seed),
         numbers=guards.non_finite,
         publish=FiniteWeights(policy.loaded.model),
-        add_gradient=add_gradient,
         say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, feed

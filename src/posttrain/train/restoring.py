@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.errors import CheckpointError
+from posttrain.models.sharding import part_of
 
 
 def detached(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -39,7 +40,7 @@ def take_over(parameters: Mapping[str, nn.Parameter], saved: Mapping[str, Tensor
                 fix=_AS_STARTED,
             )
     for name, tensor in saved.items():
-        parameters[name].copy_(tensor)
+        parameters[name].copy_(part_of(tensor, parameters[name]))
 
 
 def require_same_adapters(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:

@@ -19,9 +19,10 @@ from posttrain.report.lines import short_line
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
 from posttrain.report.writing import writing_sentences
-from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of
+from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, save_state, size_of
 from posttrain.store.run_store import EVALUATION
 from posttrain.train.respond import respond
+from posttrain.train.sharded_state import save_sharded
 from posttrain.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch
 
 if TYPE_CHECKING:
@@ -219,7 +220,10 @@ class Run:
 
         def write(folder: Path) -> None:
             trainer.write(trainer.loaded, folder / "model")
-            save_state(folder / "state", trainer.tensors(self.step), plain)
+            if trainer.ranks.size > 1:
+                save_sharded(trainer, folder / "state", self.step, plain)
+            else:
+                save_state(folder / "state", trainer.tensors(self.step), plain)
 
         self.checkpoints.pinned = self.watch.needs(self.checkpoints)
         size = size_of(trainer.tensors(self.step), trainer.weights())
@@ -235,8 +239,7 @@ class Run:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to the moment after the checkpoint's step; what was recorded later is dropped. Publishes nothing."""
-        tensors, plain = load_state(checkpoint.state)
-        self.trainer.restore(tensors, plain, checkpoint.path)
+        plain = self.trainer.restore_parts(checkpoint.state, checkpoint.path)
         self.guards.load_state(plain["guards"])
         if "watch" in plain:  # checkpoints of versions without alarms have none
             self.watch.load_state(plain["watch"])

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from posttrain.errors import ModelError
+from posttrain.models.entering import whole
 from posttrain.models.forward_path import without_adapters
 
 if TYPE_CHECKING:
@@ -62,9 +63,10 @@ def role_of_start(config: RunConfig, algorithm: Algorithm) -> str:
 def start_key(model: nn.Module) -> str:
     """Of a model whose weights are as they were read; of one with adapters, of its base."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(without_adapters(model).state_dict().items()):
+    for name in sorted(state := without_adapters(model).state_dict(keep_vars=True)):
         if "lora_" in name:
             continue
+        tensor = whole(state[name])
         digest.update(f"{name.replace('.base_layer', '')} {tensor.dtype} {list(tensor.shape)}".encode())
         some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // NUMBERS)].cpu().contiguous()
         digest.update(some.view(torch.uint8).numpy().data)

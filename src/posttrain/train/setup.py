@@ -34,7 +34,9 @@ from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import Split
 from posttrain.models.policy import Forward, load_frozen, load_policy, policy_forward
 from posttrain.models.reward_head import ScoringFacts, score_head
+from posttrain.models.sharding import shard, shard_policy
 from posttrain.models.scoring import HEADS, ScoringForward, load_scoring_model
+from posttrain.ranks.agreement import ONE, Ranks
 from posttrain.store.checkpoint import Checkpoints
 from posttrain.train.advantages import Advantages, OfExperience, OfGivenData
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
@@ -69,11 +71,15 @@ if TYPE_CHECKING:
     from posttrain.store.run_store import EventKind, RunStore
     from posttrain.types import Metrics
 
+POLICY, TRAINER, SCORER = "policy", "trainer", "scorer"
+"""What the first rank announces when it makes these; the others make theirs."""
 FEW_HELDOUT = 30
 """Rows, below which a held-out score says little."""
 
 
-def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack) -> Run:
+def set_up(
+    resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack, ranks: Ranks = ONE
+) -> Run:
     """Everything that a run needs, in its first state; looks at data, texts and rewards before it loads the model.
 
     What has to be closed at the end, such as the processes that compute rewards, goes into `resources`.
@@ -96,7 +102,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     tell_here = partial(tell, store, view)
     build = scoring_trainer if "scores" in algorithm.needs else policy_trainer
     view.begins(f"loading {config.model.path}, choosing how to compute with it, and preparing the rows")
-    trainer, feed, measure, watch = build(config, algorithm, rows, guards, store, tell_here, resources)
+    trainer, feed, measure, watch = build(config, algorithm, rows, guards, store, tell_here, resources, ranks)
     return Run(
         resolved=resolved,
         store=store,
@@ -151,12 +157,14 @@ def policy_trainer(
     store: RunStore,
     tell: Tell,
     resources: ExitStack,
+    ranks: Ranks,
 ) -> Built:
     """The trainer of a policy, its feed, its measure, and what watches its rewards."""
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     judges = Judges.of(config, store.folder, resources)
     judges.refuse_token_rewards(algorithm, config.train.lead)
-    policy = Policy.of(config, algorithm, store.folder)
+    with ranks.together(POLICY, str(store.folder)):
+        policy = Policy.of(config, algorithm, store.folder, ranks)
     loaded, forward = policy.loaded, policy.forward
     tell("compute", compute_facts(loaded))
     fleet = Fleet.of(
@@ -190,18 +198,20 @@ def policy_trainer(
         watch, watch_notes = Watch.of(config, judges.check, source.prompts, loaded.compute_dtype)
         watch.examine = examiner(config, loaded, forward, fleet)
     measure = measure_of(config, loaded, samplers, source)
-    add_gradient, more_notes = auxiliary(config, auxiliary_rows, policy)
     tell("warning", [*loaded.notes, *samplers.notes, *judges.notes, *source.notes, *watch_notes])
-    tell("warning", [*injection_notes(rows, algorithm, loaded), *more_notes])
+    tell("warning", injection_notes(rows, algorithm, loaded))
     tell("data", (*judges.facts, *source.facts))
-    trainer = policy.trainer(
-        config,
-        numbers=guards.non_finite,
-        publish=publishing(config, loaded, forward, fleet or samplers, [p.ids for p in source.prompts[:PROBE_PROMPTS]]),
-        add_gradient=add_gradient,
-        held=HeldWeights(samplers.training) if fleet is None and samplers.training.owns_weights else None,
-        say=lambda sentence: tell("warning", [sentence]),
-    )
+    probe = [prompt.ids for prompt in source.prompts[:PROBE_PROMPTS]]
+    with ranks.together(TRAINER):
+        trainer, more_notes = policy.trainer(
+            config,
+            auxiliary_rows,
+            numbers=guards.non_finite,
+            publish=publishing(config, loaded, forward, fleet or samplers, probe, ranks),
+            held=HeldWeights(samplers.training) if fleet is None and samplers.training.owns_weights else None,
+            say=lambda sentence: tell("warning", [sentence]),
+        )
+    tell("warning", more_notes)
     return trainer, source.feed, measure, watch
 
 
@@ -215,31 +225,40 @@ class Policy:
     critic: Critic | None
     forward: Forward
     optimizer: Updater
+    ranks: Ranks = ONE
 
     @staticmethod
-    def of(config: RunConfig, algorithm: Algorithm, folder: Path) -> Policy:
-        """As the run starts; `folder` is the one that keeps how it computes."""
+    def of(config: RunConfig, algorithm: Algorithm, folder: Path, ranks: Ranks = ONE) -> Policy:
+        """As the run starts; `folder` is the one that keeps how it computes. On all ranks at the same time."""
         loaded = with_compute(load_policy(config), config.model.precision, folder)
         algorithm = with_correction(config, algorithm, loaded)
         critic = build_critic(config, algorithm, loaded, folder)
         if config.lora is not None:
             hold_frozen(loaded, decodes=True)  # when a critic has put its adapter on the same layers
+        if ranks.size > 1:
+            critic = shard_policy(loaded.model, critic, ranks)
         forward = policy_forward(config, loaded, algorithm, critic)
         optimizer = Updater(loaded.model.parameters(), config.train, critic_updates(config, critic))
-        return Policy(algorithm=algorithm, loaded=loaded, critic=critic, forward=forward, optimizer=optimizer)
+        return Policy(
+            algorithm=algorithm, loaded=loaded, critic=critic, forward=forward, optimizer=optimizer, ranks=ranks
+        )
 
-    def trainer(self, config: RunConfig, **how: Any) -> Trainer:
-        """`how` are the other arguments of `Trainer`."""
-        return Trainer(
+    def trainer(self, config: RunConfig, auxiliary_rows: Sequence[Row], **how: Any) -> tuple[Trainer, list[str]]:
+        """And what the user should know. `how` are the other arguments of `Trainer`. On all ranks at the same time."""
+        add_gradient, notes = auxiliary(config, auxiliary_rows, self)
+        trainer = Trainer(
             config=config,
             algorithm=self.algorithm,
             loaded=self.loaded,
             forward=self.forward,
-            advantages=advantages_of(config, self.algorithm, self.loaded, self.forward),
+            advantages=advantages_of(config, self.algorithm, self.loaded, self.forward, self.ranks),
             optimizer=self.optimizer,
             critic=self.critic,
+            add_gradient=add_gradient,
+            ranks=self.ranks,
             **how,
         )
+        return trainer, notes
 
 
 def measure_of(config: RunConfig, loaded: LoadedModel, samplers: Samplers, source: Source) -> Measure:
@@ -253,9 +272,11 @@ def measure_of(config: RunConfig, loaded: LoadedModel, samplers: Samplers, sourc
     return measure
 
 
-def advantages_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Advantages:
+def advantages_of(
+    config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, ranks: Ranks = ONE
+) -> Advantages:
     """What happens to experience before the loss sees it: once per step, and before each update."""
-    split, present = Split(forward, config.train.tokens_per_microbatch), forward.under(loaded.model)
+    split, present = Split(forward, config.train.tokens_per_microbatch, ranks), forward.under(loaded.model)
     refreshes: list[Refresh] = [
         *([CurrentLogprobs(present, split)] if "current" in algorithm.needs else []),
         *([CurrentEntropy(forward, split)] if "current_entropy" in algorithm.needs else []),
@@ -263,13 +284,15 @@ def advantages_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, 
     ]
     if algorithm.data_kind != "prompts":
         return OfGivenData(algorithm, refreshes)
-    fills = fills_of(config, algorithm, loaded, forward)
+    fills = fills_of(config, algorithm, loaded, forward, ranks)
     return OfExperience(algorithm, fills, refreshes, mask_truncated=config.train.mask_truncated)
 
 
-def fills_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> list[Fill]:
+def fills_of(
+    config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, ranks: Ranks = ONE
+) -> list[Fill]:
     """One record for each thing that the algorithm needs to know of its samples."""
-    split = partial(Split, tokens_per_microbatch=config.train.tokens_per_microbatch)
+    split = partial(Split, tokens_per_microbatch=config.train.tokens_per_microbatch, ranks=ranks)
     fills: list[Fill] = []
     old = algorithm.needs_old_pass(updates=config.train.updates_per_batch, dropout=config.has_dropout)
     critic = forward.critic
@@ -331,19 +354,24 @@ def auxiliary(config: RunConfig, rows: Sequence[Row], policy: Policy) -> tuple[A
         seed=config.seed,
         pad_id=loaded.pad_id,
         forward=forward.under(loaded.model, temperature=1.0),
-        split=Split(forward, config.train.tokens_per_microbatch),
+        split=Split(forward, config.train.tokens_per_microbatch, policy.ranks),
     )
     return add_gradient, [f"data.auxiliary: {found.dropped_summary}"] if found.dropped else []
 
 
 def publishing(
-    config: RunConfig, loaded: LoadedModel, forward: Forward, samplers: Samplers | Fleet, probe: Sequence[Sequence[int]]
+    config: RunConfig,
+    loaded: LoadedModel,
+    forward: Forward,
+    samplers: Samplers | Fleet,
+    probe: Sequence[Sequence[int]],
+    ranks: Ranks = ONE,
 ) -> Callable[[int], Metrics]:
     """How new weights reach whoever samples, with the proof that they arrived; without a probe nobody does."""
     if isinstance(samplers, Fleet):
         return samplers.deliveries
     if not probe:
-        return FiniteWeights(loaded.model)
+        return FiniteWeights(loaded.model, ranks)
     proof = DeliveryProof.from_prompts(
         probe,
         tolerance=config.guards.publish_tolerance or tolerance_for(loaded.compute_dtype),
@@ -385,15 +413,14 @@ def scoring_trainer(
     store: RunStore,
     tell: Tell,
     resources: ExitStack,
+    ranks: Ranks,
 ) -> Built:
     """The same for a reward model."""
-    head = HEADS[algorithm.data_kind]
-    loaded = with_compute(load_scoring_model(config, head), config.model.precision, store.folder, decodes=False)
-    if config.lora is not None:
-        hold_frozen(loaded, decodes=False, keep=score_head(loaded.model))
+    with ranks.together(SCORER, str(store.folder)):
+        scorer = Scorer.of(config, algorithm, store.folder, ranks)
+    loaded, forward = scorer.loaded, scorer.forward
     tell("compute", compute_facts(loaded))
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
-    forward = ScoringForward(loaded, head.score)
     facts = ScoringFacts(
         chat=renderer.chat,
         system_prompt=renderer.system_prompt,
@@ -414,16 +441,47 @@ def scoring_trainer(
     tell("warning", (*loaded.notes, *source.notes))
     heldout = OncePerVersion(source.heldout)
     measure = HeldOutScores(heldout, config.evaluation.confidence)
-    trainer = Trainer(
-        config=config,
-        algorithm=algorithm,
-        loaded=loaded,
-        forward=forward,
-        advantages=OfGivenData(algorithm, []),
-        optimizer=Updater(loaded.model.parameters(), config.train),
+    trainer = scorer.trainer(
+        config,
         numbers=guards.non_finite,
         publish=heldout.forget,
         write=WithScale(source.facts, measure),
         say=lambda sentence: tell("warning", [sentence]),
     )
     return trainer, source.feed, measure, nothing_to_watch()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """The model that is trained to score, and what training it takes."""
+
+    algorithm: Algorithm
+    loaded: LoadedModel
+    forward: ScoringForward
+    optimizer: Updater
+    ranks: Ranks
+
+    @staticmethod
+    def of(config: RunConfig, algorithm: Algorithm, folder: Path, ranks: Ranks = ONE) -> Scorer:
+        """As the run starts. On all ranks at the same time."""
+        head = HEADS[algorithm.data_kind]
+        loaded = with_compute(load_scoring_model(config, head), config.model.precision, folder, decodes=False)
+        if config.lora is not None:
+            hold_frozen(loaded, decodes=False, keep=score_head(loaded.model))
+        if ranks.size > 1:
+            shard("policy", loaded.model, ranks)
+        forward, optimizer = ScoringForward(loaded, head.score), Updater(loaded.model.parameters(), config.train)
+        return Scorer(algorithm=algorithm, loaded=loaded, forward=forward, optimizer=optimizer, ranks=ranks)
+
+    def trainer(self, config: RunConfig, **how: Any) -> Trainer:
+        """`how` are the other arguments of `Trainer`."""
+        return Trainer(
+            config=config,
+            algorithm=self.algorithm,
+            loaded=self.loaded,
+            forward=self.forward,
+            advantages=OfGivenData(self.algorithm, []),
+            optimizer=self.optimizer,
+            ranks=self.ranks,
+            **how,
+        )

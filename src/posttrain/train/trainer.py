@@ -4,7 +4,7 @@
     update(minibatch)        one optimizer step
     publish(version)         the new weights go to whoever samples, and are proven to have arrived
 
-It knows no run folder, no data and no other rank; what ranks must agree on goes through `ranks`.
+It knows no run folder and no data. Whatever ranks do together goes through `ranks`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from posttrain.models.adapters import trainable_parameters
 from posttrain.models.microbatches import Split
 from posttrain.models.save import save_model
 from posttrain.models.transfer import batch_to, on_the_host
+from posttrain.ranks.agreement import ONE, Ranks, on_all
 from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.memory import Room, tokens_of
-from posttrain.train.metrics import MetricLog
+from posttrain.train.metrics import MetricLog, merge
 from posttrain.train.mismatch import mismatch_metrics
-from posttrain.train.ranks import OneRank, Ranks
+from posttrain.store.shards import read_state
 from posttrain.train.restoring import detached, require_same_adapters, take_over
 from posttrain.types import Batch, Mean, Metrics, Outputs, Totals
 
@@ -46,12 +47,22 @@ def write_language_model(loaded: LoadedModel, folder: Path) -> None:
     save_model(loaded.model, loaded.tokenizer, folder, eos_ids=loaded.eos_ids, pad_id=loaded.pad_id)
 
 
+REHEARSE, RESTORE = "rehearse", "restore"
+"""What the first rank announces."""
+
+
 class _Seen(NamedTuple):
     """What a micro-batch gave, without its graph."""
 
     micro: Batch
     outputs: Outputs
     loss: Tensor
+
+
+def _pass_back(outputs: Outputs) -> None:
+    """A backward pass through all that was computed, whatever of it a loss would read. Of zeros it gives zeros."""
+    found = [one for one in vars(outputs).values() if isinstance(one, torch.Tensor) and one.requires_grad]
+    torch.stack([one.float().sum() for one in found]).sum().backward()
 
 
 @dataclass(kw_only=True)
@@ -76,7 +87,7 @@ class Trainer:
     """What the sampler decodes with, where that is a copy."""
     write: Callable[[LoadedModel, Path], object] = write_language_model
     """Writes the folder that transformers opens."""
-    ranks: Ranks = field(default_factory=OneRank)
+    ranks: Ranks = ONE
     say: Callable[[str], None] = lambda sentence: None
     """Tells the user what became of memory."""
     room: Room = field(init=False)
@@ -91,31 +102,40 @@ class Trainer:
         """
         compute = partial(self._gradient, totals, step, number)
         log = self.room.attempt(partial(self._micros, minibatch), compute, undo=self.optimizer.clear)
-        log.add(self.optimizer.step(step, on_norm=partial(self._check_gradient, minibatch, totals, step)))
-        return self.ranks.merge(log.merged)
+        merged = merge(self.ranks.gather(log.merged))
+        return merged | self.optimizer.step(step, on_norm=partial(self._check_gradient, minibatch, totals, step))
 
     def _micros(self, batch: Batch, tokens: int) -> list[Batch]:
-        """Its parts of at most so many tokens."""
-        return [micro for _, micro in Split(self.forward, tokens)(batch)]
+        """The parts that this rank computes, of at most so many tokens."""
+        return [micro for _, micro in Split(self.forward, tokens, self.ranks)(batch)]
+
+    def _all_micros(self, batch: Batch) -> Callable[[int], list[Batch]]:
+        """Each rank tries the longest rows, whoever is going to have them."""
+        return lambda tokens: [micro for _, micro in Split(self.forward, tokens)(batch)]
 
     def _gradient(self, totals: Totals, step: int, number: int, micros: Sequence[Batch]) -> MetricLog:
         """Add up the gradients of the micro-batches, and of whatever else is learned from."""
         log, seen = MetricLog(), list[_Seen]()
         self.loaded.model.train()  # dropout of the adapters; everything else computes without it
-        for micro in self.ranks.even(micros):
+        for micro in micros:
             beat("a micro-batch of an update began")
             outputs = self.forward(micro)
+            if not micro.completion_mask_BT.any():
+                _pass_back(outputs)
+                continue
             here = batch_to(micro, outputs.logprobs_BT.device)
             loss, metrics = self.algorithm.loss(outputs, here, totals)
             if loss.requires_grad:
                 loss.backward()
+            elif self.ranks.size > 1:
+                _pass_back(outputs)  # the others pass back, too
             seen.append(_Seen(micro, outputs.each(Tensor.detach), loss.detach()))
             apart = mismatch_metrics(outputs, here, moved=number > 0, dropout=self.config.has_dropout)
             log.add(metrics | apart)
-        loss_sum = self._observe(seen, step)
+        loss_sum = on_all(self.ranks, partial(self._observe, seen, step))
         log.add(self.add_gradient(step, number))
         self.loaded.model.eval()
-        log.add({"loss": Mean(loss_sum, 1.0)})
+        log.add({"loss": Mean(loss_sum, float(self.ranks.rank == 0))})  # each rank's is a part of the sum
         log.read()
         return log
 
@@ -143,18 +163,19 @@ class Trainer:
         def compute(micros: Sequence[Batch]) -> int:
             self.loaded.model.train()
             for _ in micros[:2]:
-                outputs = self.forward(max(micros, key=tokens_of))
-                found = [one for one in vars(outputs).values() if isinstance(one, torch.Tensor) and one.requires_grad]
-                torch.stack([one.float().sum() for one in found]).sum().backward()
+                _pass_back(self.forward(max(micros, key=tokens_of)))
             return len(to_come)
 
-        with torch.random.fork_rng(devices=[]), self.loaded.compute.scope():
-            self.room.attempt(partial(self._micros, longest), compute, undo=self.optimizer.clear)
+        with self.ranks.together(REHEARSE, longest), torch.random.fork_rng(devices=[]), self.loaded.compute.scope():
+            self.room.attempt(self._all_micros(longest), compute, undo=self.optimizer.clear)
         self.optimizer.clear()
         self.loaded.model.eval()
 
     def _check_gradient(self, minibatch: Batch, totals: Totals, step: int, norm: float) -> None:
         """Raise `NonFiniteError` for a gradient that is not finite; rows are tried one by one to name the worst."""
+
+        if self.ranks.size > 1:  # one row alone is one rank's, and its gradient that of all
+            return self.numbers.observe_gradient(norm, minibatch, step)
 
         def norm_of(row: Batch) -> float:
             outputs = self.forward(row)
@@ -206,6 +227,14 @@ class Trainer:
         self.advantages.load_state_dict(state["algorithm"])
         if self.held and "held" in tensors:
             self.held.restore(tensors["held"], state["published"])
+
+    def restore_parts(self, state: Path, path: Path) -> Any:
+        """The same from a state folder whose tensors lie in parts, or for ranks that take a part of each; all ranks do
+        it together, whatever the number of those that wrote it. Returns what is plain JSON there."""
+        with self.ranks.together(RESTORE, str(state), str(path)):
+            tensors, plain = read_state(state)
+            on_all(self.ranks, partial(self.restore, tensors, plain, path))
+        return plain
 
     def _adapters(self) -> dict[str, int]:
         """What scales the adapters that are trained, beside their weights."""

@@ -1,0 +1,219 @@
+"""A model whose weights lie in parts on the ranks of a job: FSDP2, one block at a time (`fully_shard`).
+
+    each rank       1/n of every parameter, of its gradient and of its optimizer's moments
+    during a pass   the whole weights of one block, brought together before it and let go of after it
+
+Gradients are summed over the ranks, nothing is averaged: a loss is divided by denominators of all rows (promise 1).
+
+Every pass goes through one module, the root, because FSDP brings weights together in hooks of modules; heads that
+read hidden states lie in it, too. The first rank may also pass alone, to score held-out rows or a probe: then the
+others are told, and pass through the same blocks with a row that counts nothing. It may ask for a single tensor whole,
+to publish it or to save it; nobody ever holds all of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
+from functools import cache, partial
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from posttrain.errors import ModelError
+from posttrain.models.critic import Critic
+from posttrain.models.entering import set_entry
+from posttrain.models.forward_path import body_path, forward_path, without_adapters
+from posttrain.ranks.agreement import Ranks
+
+T = TypeVar("T")
+PASS, WHOLE = "pass", "whole"
+"""What the first rank announces."""
+
+
+class Root(nn.Module):
+    """What FSDP sees as the root: a model, and heads on its hidden states."""
+
+    def __init__(self, model: nn.Module, heads: Iterable[nn.Module] = ()) -> None:
+        super().__init__()
+        self.model, self.heads = model, nn.ModuleList(heads)
+
+    def forward(self, compute: Callable[[], Any]) -> Any:
+        return compute()
+
+
+class Sharded:
+    """Implements `Entry`."""
+
+    def __init__(self, name: str, root: Root, ranks: Ranks, filler: Callable[[], Tensor]) -> None:
+        """`filler` passes once through all blocks, for nothing but company; call it inside of `run`."""
+        self.name, self.root, self.ranks, self.filler = name, root, ranks, filler
+        self.parameters = list(root.parameters())
+        self._number = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        self.replaced: dict[int, nn.Parameter] = {}
+        """By the identity of each whole parameter that there was: what is in its place."""
+        self._inside = False
+
+    def run(self, compute: Callable[[], T]) -> T:
+        """See `Entry`. A pass within a pass is part of it."""
+        if self._inside:
+            return compute()
+        with self.ranks.together(PASS, self.name):
+            self._inside = True
+            try:
+                return _run(self.root, compute)
+            finally:
+                self._inside = False
+
+    @torch.no_grad()
+    def accompany(self) -> None:
+        """The other side of a pass that the first rank has announced."""
+        self.run(self.filler)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """See `Entry`."""
+        return id(tensor) in self._number
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """See `Entry`."""
+        number = self._number[id(parameter)]
+        with self.ranks.together(WHOLE, self.name, number):
+            return self.bring(number)
+
+    def bring(self, number: int) -> Tensor:
+        """All of that parameter, on every rank."""
+        with torch.inference_mode(False), torch.no_grad():  # whoever writes into a sampler's copy is in that mode
+            return cast(DTensor, self.parameters[number].detach()).full_tensor()
+
+
+def _run(root: Root, compute: Callable[[], T]) -> T:
+    """A record goes through the root as a dict: FSDP looks for tensors to hook in dicts, and not in dataclasses."""
+    kind: list[type[Any]] = []
+
+    def as_dict() -> Any:
+        found = compute()
+        if is_dataclass(found) and not isinstance(found, type):
+            kind.append(type(found))
+            return {field.name: _own(getattr(found, field.name)) for field in fields(found)}
+        return _own(found)
+
+    found = root(as_dict)
+    return kind[0](**found) if kind else found
+
+
+def _own(x: Any) -> Any:
+    """FSDP hooks what the root returns; written into, a view would lose its hook."""
+    return x.clone() if isinstance(x, Tensor) and x._is_view() else x
+
+
+def shard(name: str, model: nn.Module, ranks: Ranks, *, heads: Iterable[nn.Module] = ()) -> Sharded:
+    """Leave this rank its part of every parameter of the model and of the heads; from now on `enter` leads into it.
+
+    All ranks have loaded the same whole weights. Raises ModelError for a model whose passes are not of one form: one
+    that takes only padded rows passes once for each length, which other ranks cannot know.
+    """
+    plain = without_adapters(model)
+    path = _path_of(plain)
+    if path.attention == "padded":
+        raise ModelError(
+            given=f"{type(plain).__name__} takes padded rows only ({path.note or 'found by trying it'})",
+            allowed="with train.devices above 1: a model whose rows can be packed",
+            fix="Set train.devices = 1.",
+        )
+    device = next(model.parameters()).device
+    mesh = _mesh(device.type, ranks.size)
+    root = Root(model, heads)
+    before = dict(root.named_parameters())
+    for block in blocks_of(plain):
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(root, mesh=mesh, reshard_after_forward=True)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):  # both on every one: set on the root alone, blocks would be averaged
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+    after = dict(root.named_parameters())
+    entry = Sharded(name, root, ranks, partial(_pass_through, path.body, device))
+    entry.replaced = {id(parameter): after[key] for key, parameter in before.items()}
+    with torch.no_grad():  # FSDP notes what is trained when it first brings weights together: with no adapter off
+        _run(root, entry.filler)
+    for entered in {id(model): model, id(plain): plain}.values():
+        set_entry(entered, entry)
+    _sharded[name] = entry
+    return entry
+
+
+def shard_policy(model: nn.Module, critic: Critic | None, ranks: Ranks) -> Critic | None:
+    """The policy, and the critic with it: in parts of its own where it is a model of its own. Returns the critic."""
+    if critic is None:
+        shard("policy", model, ranks)
+        return None
+    if critic.trunk is not model:
+        shard("policy", model, ranks)
+        entry = shard("critic", critic.trunk, ranks)
+    else:
+        entry = shard("policy", model, ranks, heads=[critic.head])
+    return replace(critic, parameters={name: entry.replaced[id(one)] for name, one in critic.parameters.items()})
+
+
+@cache
+def _mesh(device: str, size: int) -> DeviceMesh:
+    return init_device_mesh(device, (size,))
+
+
+def _path_of(plain: nn.Module) -> Any:
+    has_head = plain.get_output_embeddings() is not None  # type: ignore[operator]
+    return forward_path(plain) if has_head else body_path(plain, plain.base_model)  # type: ignore[arg-type]
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The layers: the modules of the longest list of modules of one class, the outermost of equals."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    alike = [found for found in lists if len({type(layer) for layer in found}) == 1 or len(found) > 1]
+    if not alike:
+        return []
+    return list(max(alike, key=lambda found: sum(parameter.numel() for parameter in found.parameters())))
+
+
+def _pass_through(body: nn.Module, device: torch.device) -> Tensor:
+    ids_12 = torch.zeros(1, 2, dtype=torch.long, device=device)
+    places_12 = torch.arange(2, device=device)[None]
+    mask = torch.ones_like(ids_12)
+    return body(input_ids=ids_12, position_ids=places_12, attention_mask=mask, use_cache=False).last_hidden_state
+
+
+# --- what ranks that follow do ---------------------------------------------------------------------------------------
+
+_sharded: dict[str, Sharded] = {}
+"""Of this process, by the name that all ranks have for it."""
+
+
+def accompany(name: str) -> None:
+    """The first rank passes through the model of that name; so does this one."""
+    _sharded[name].accompany()
+
+
+def bring(name: str, number: int) -> None:
+    """The first rank asks for a parameter of that model."""
+    _sharded[name].bring(number)
+
+
+def sharded_beside(model: nn.Module) -> Ranks | None:
+    """The ranks among which this model is sharded; None for one that is not."""
+    return next((one.ranks for one in _sharded.values() if one.root.model is model), None)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(value: Tensor, like: Tensor) -> Tensor:
+    """`value`, a whole tensor, laid out as `like` is; nothing is sent, since every rank has read it."""
+    if not isinstance(like, DTensor) or value.shape != like.shape:
+        return value
+    value = value.to(like.to_local().device)
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)

@@ -1,0 +1,97 @@
+"""What the ranks of a training job agree on. A job of one process is the identity.
+
+The first rank leads. It alone reads data, samples, scores, measures and writes; whatever takes the weights of the model
+it announces, and all ranks do it together. Inside of what was announced every rank has the same whole batch in main
+memory, and computes its own part of the rows. So what couples rows (the mean of a batch, the point of KTO, a whitening)
+sees all of them on every rank, whatever their number, and only passes through the model are divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from posttrain.errors import PosttrainError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    @property
+    def rank(self) -> int:
+        """The number of this process; 0 leads."""
+        ...
+
+    @property
+    def size(self) -> int: ...
+
+    def together(self, command: str, *args: Any) -> AbstractContextManager[object]:
+        """Let the others begin `command`, and do the same inside of the `with` block.
+
+        Inside of another one nothing is announced: the others are on their way there by themselves.
+        """
+        ...
+
+    def gather(self, value: T) -> list[T]:
+        """What each rank gives, in the order of the ranks; every rank has to call it."""
+        ...
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Write the sum over all ranks into these tensors, which are in main memory; every rank has to call it."""
+        ...
+
+
+@dataclass(frozen=True)
+class OneRank:
+    """A job of one process."""
+
+    rank: int = 0
+    size: int = 1
+
+    def together(self, command: str, *args: Any) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        return None
+
+
+ONE = OneRank()
+
+
+def on_all(ranks: Ranks, compute: Callable[[], T]) -> T:
+    """What `compute` gives here. Where it raises a PosttrainError on some rank, all ranks raise the first of them."""
+    found, error = None, None
+    try:
+        found = compute()
+    except PosttrainError as raised:
+        error = raised
+    for one in ranks.gather(error):
+        if one is not None:
+            raise one
+    return found  # type: ignore[return-value]
+
+
+def deal(costs: Sequence[int], size: int) -> list[list[int]]:
+    """Numbers of the parts that each of `size` ranks computes: longest first, each to the rank with least to do.
+
+    At most 4/3 of the best possible largest sum (Graham, 1969). A function of the arguments alone, so that all ranks
+    find the same one; parts stay in ascending order.
+
+    >>> deal([5, 3, 4, 2], size=2)
+    [[0, 3], [1, 2]]
+    """
+    dealt: list[list[int]] = [[] for _ in range(size)]
+    done = [0] * size
+    for part in sorted(range(len(costs)), key=lambda part: (-costs[part], part)):
+        rank = min(range(size), key=done.__getitem__)
+        dealt[rank].append(part)
+        done[rank] += costs[part]
+    return [sorted(parts) for parts in dealt]

@@ -1,0 +1,56 @@
+"""Which rank this process is: said by `torchrun`, by Slurm or by the launcher of `train.devices`.
+
+    RANK, WORLD_SIZE, LOCAL_RANK              torchrun, and the launcher of this library
+    SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID srun, inside of an allocation
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from posttrain.errors import ConfigError
+
+_FORMS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+MEETING = ("MASTER_ADDR", "MASTER_PORT")
+"""Where ranks meet; PyTorch reads both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Of a process in its job."""
+
+    rank: int
+    size: int
+    local: int
+    """Its number on this machine: which GPU it has."""
+
+
+def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """None where nobody has said so: then this process is a job of its own.
+
+    Raises ConfigError for an environment that says half of it.
+
+    >>> place_of_process({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"})
+    Place(rank=1, size=4, local=1)
+    """
+    for form in _FORMS:
+        if form[0] not in environment or "MASTER_ADDR" not in environment:
+            continue
+        missing = [name for name in (*form[1:], *MEETING) if name not in environment]
+        numbers = [environment.get(name, "") for name in form]
+        if missing or not all(number.isdigit() for number in numbers):
+            said = ", ".join(f"{name}={environment[name]}" for name in (*form, *MEETING) if name in environment)
+            raise ConfigError(
+                given=f"this process is said to be a rank of a job, by {said}"
+                + (f" and without {', '.join(missing)}" if missing else ""),
+                allowed=f"{', '.join((*form, *MEETING))} together, as torchrun and srun set them",
+                fix=f"Start the job with torchrun, or unset {form[0]} to train in this process alone.",
+            )
+        rank, size, local = map(int, numbers)
+        return Place(rank=rank, size=size, local=local) if size > 1 else None
+    return None

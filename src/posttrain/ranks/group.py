@@ -1,0 +1,109 @@
+"""Ranks in processes of their own, connected by torch.distributed.
+
+Three groups, because they wait for different reasons:
+
+    the default one   collectives of FSDP2, of the device: a rank that is missing is noticed within the deadline
+    host              numbers and records in main memory inside of a command: the same deadline
+    control           announcements: who follows may wait for the next one for hours, while the first rank samples
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from posttrain.errors import RankLost
+from posttrain.heartbeat import beat
+from posttrain.ranks.environment import Place
+
+T = TypeVar("T")
+PATIENCE = timedelta(days=30)
+"""Of those who follow, between two announcements; the end of the leader's process ends the wait at once."""
+_LOST = ("Timed out", "timed out", "Connection closed", "Connection reset", "Broken pipe", "Connection refused", "NCCL")
+
+
+class ProcessRanks:
+    """Implements `Ranks`."""
+
+    def __init__(self, place: Place, deadline: float) -> None:
+        """`deadline`: seconds after which a rank that does not answer is lost."""
+        self.place, self.deadline = place, deadline
+        self.rank, self.size = place.rank, place.size
+        self.inside = place.rank > 0
+        """Nothing is announced here: what is done is done by all already."""
+        self.broken = False
+        """Something that all did together has failed on this one: the others are in the middle of it."""
+        if on_gpus := torch.cuda.is_available():
+            torch.cuda.set_device(place.local)
+        wait = timedelta(seconds=deadline)
+        if "MASTER_ADDR" in os.environ and os.environ["MASTER_ADDR"] in ("127.0.0.1", "localhost"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpus else "gloo", rank=self.rank, world_size=self.size, timeout=wait
+        )
+        self._host = dist.new_group(backend="gloo", timeout=wait)
+        self._control = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    @contextmanager
+    def together(self, command: str, *args: Any) -> Iterator[None]:
+        """See `Ranks`."""
+        if self.inside:
+            yield
+            return
+        with lost_ranks(self.deadline):
+            dist.broadcast_object_list([(command, args)], src=0, group=self._control)
+        self.inside = True
+        try:
+            with lost_ranks(self.deadline):
+                yield
+        except BaseException:
+            self.broken = True
+            raise
+        finally:
+            self.inside = False
+
+    def follow(self) -> tuple[str, tuple[Any, ...]]:
+        """The next announcement."""
+        box: list[Any] = [None]
+        with lost_ranks(self.deadline):
+            dist.broadcast_object_list(box, src=0, group=self._control)
+        beat("a command was announced")
+        return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        """See `Ranks`."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._host)
+        return found
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """See `Ranks`."""
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=self._host)
+
+    def close(self) -> None:
+        """Leave the job."""
+        dist.destroy_process_group()
+
+
+@contextmanager
+def lost_ranks(deadline: float) -> Iterator[None]:
+    """What PyTorch raises where another rank is gone becomes RankLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not any(text in str(error) for text in _LOST):
+            raise
+        raise RankLost(
+            given=f"another rank of the job has ended, or has not answered for {deadline:g} s "
+            f"({next(iter(str(error).splitlines()), '')})",
+            allowed="ranks that answer within train.rank_deadline",
+            fix="Where ranks were only slow, raise train.rank_deadline.",
+        ) from error

@@ -1,0 +1,156 @@
+"""The training state of a job of several ranks: each writes its part of every tensor, and any number of ranks reads it.
+
+    state/rank-00000.safetensors   parts of tensors: consecutive rows, cut along the first dimension
+    state/rank-00001.safetensors
+    state/shards.json              of each tensor its shape, and which file holds which of its rows
+    state/plain.json               as of one process (checkpoint.py)
+
+Nothing is pickled, and the checkpoint's manifest has the SHA-256 of each file. A tensor is read whole, one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from posttrain.errors import CheckpointError
+from posttrain.store.checkpoint import load_state
+
+INDEX = "shards.json"
+
+
+class Part(NamedTuple):
+    """What one rank holds of a tensor."""
+
+    rows: Tensor
+    start: int
+    """Number of its first row; 0 for a tensor without a dimension."""
+    shape: list[int]
+    """Of the whole tensor."""
+
+
+def file_of(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def save_parts(folder: Path, rank: int, parts: Mapping[str, Part]) -> dict[str, Any]:
+    """Write what a rank holds; returns what the index has to know of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = {name: part for name, part in parts.items() if part.rows.numel() or not part.rows.dim()}
+    save_file({name: part.rows.detach().cpu().contiguous().clone() for name, part in held.items()}, folder / file_of(rank))
+    return {name: {"shape": part.shape, "parts": [[file_of(rank), part.start]]} for name, part in held.items()}
+
+
+def write_index(folder: Path, of_ranks: Iterable[Mapping[str, Any]], trees: Iterable[str], plain: Any) -> None:
+    """`trees` are the names at the top, of which some may hold nothing yet. After all ranks have written theirs. Raises CheckpointError where a tensor has other shapes on two ranks."""
+    tensors: dict[str, Any] = {}
+    for found in of_ranks:
+        for name, facts in found.items():
+            known = tensors.setdefault(name, {"shape": facts["shape"], "parts": []})
+            if known["shape"] != facts["shape"]:
+                raise CheckpointError(
+                    given=f"{name} has the shape {facts['shape']} on one rank and {known['shape']} on another",
+                    allowed="ranks that train the same model",
+                    fix="Start all ranks with the same config.",
+                )
+            known["parts"] += facts["parts"]
+    (folder / INDEX).write_text(json.dumps({"tensors": tensors, "trees": list(trees), "plain": plain}), encoding="utf-8")
+
+
+def is_sharded(folder: Path) -> bool:
+    return (folder / INDEX).is_file()
+
+
+class Shards(Mapping[str, Tensor]):
+    """The tensors of a state folder by name; each is read when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            self._tensors: dict[str, Any] = content["tensors"]
+            self.plain, self.trees = content["plain"], frozenset(content["trees"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise _unreadable(folder, error) from error
+
+    def __getitem__(self, name: str) -> Tensor:
+        facts = self._tensors[name]
+        try:
+            with ExitStack() as opened:
+                parts = [
+                    (start, opened.enter_context(safe_open(self.folder / file, framework="pt")).get_tensor(name))
+                    for file, start in sorted(facts["parts"], key=lambda part: part[1])
+                ]
+                return _joined(parts, facts["shape"])
+        except (OSError, SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
+            raise _unreadable(self.folder, error, name) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def read_state(folder: Path) -> tuple[Mapping[str, Any], Any]:
+    """(tree of tensors, plain), whoever wrote it; of what lies in parts a tensor is read when it is asked for."""
+    if not is_sharded(folder):
+        return load_state(folder)
+    shards = Shards(folder)
+    return _Tree(shards, ""), shards.plain
+
+
+class _Tree(Mapping[str, Any]):
+    """Names with "/" as a tree."""
+
+    def __init__(self, shards: Shards, prefix: str) -> None:
+        self.shards, self.prefix = shards, prefix
+
+    def _names(self) -> dict[str, bool]:
+        """Each name below, and whether it is a tensor."""
+        below = (name.removeprefix(self.prefix) for name in self.shards if name.startswith(self.prefix))
+        empty = {} if self.prefix else dict.fromkeys(self.shards.trees, False)
+        return empty | {name.partition("/")[0]: "/" not in name for name in below}
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._names()
+        if name not in found:
+            raise KeyError(name)
+        return self.shards[self.prefix + name] if found[name] else _Tree(self.shards, f"{self.prefix}{name}/")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+
+def _joined(parts: list[tuple[int, Tensor]], shape: list[int]) -> Tensor:
+    """The whole tensor in memory of its own; raises ValueError where rows are missing or stand in two parts."""
+    if not shape:
+        return parts[0][1].clone()
+    ends = [0]
+    for start, rows in parts:
+        if start != ends[-1]:
+            raise ValueError(f"rows {ends[-1]} to {start} are in no file, or in two")
+        ends.append(start + len(rows))
+    whole = torch.cat([rows for _, rows in parts])
+    if list(whole.shape) != shape:
+        raise ValueError(f"it has the shape {list(whole.shape)}, and {shape} was written")
+    return whole
+
+
+def _unreadable(folder: Path, error: Exception, name: str = "") -> CheckpointError:
+    return CheckpointError(
+        given=f"{folder} holds no training state that can be read ({f'{name}: ' if name else ''}{error})",
+        allowed=f"a folder with {INDEX} and the files that it names, as written by the run",
+        fix="Resume the run folder that wrote it; a model folder alone can be trained on, but not resumed.",
+    )

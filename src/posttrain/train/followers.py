@@ -1,0 +1,87 @@
+"""What a rank does that another one leads: it makes the same trainer, and takes part in whatever is announced.
+
+It reads no data, samples nothing, measures nothing and writes nothing but its part of a checkpoint. It ends when the
+first rank says so, and at once when that one is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posttrain.data.split import read_auxiliary
+from posttrain.models import sharding
+from posttrain.models.policy import OPEN, load_frozen
+from posttrain.ranks.group import ProcessRanks, lost_ranks
+from posttrain.train.guards import NonFinite
+from posttrain.train.loop import STEP, train_step
+from posttrain.train.publish import FINITE, FiniteWeights
+from posttrain.train.setup import POLICY, SCORER, TRAINER, Policy, Scorer
+from posttrain.train.sharded_state import SAVE, save_part
+from posttrain.train.trainer import REHEARSE, RESTORE, Trainer
+
+if TYPE_CHECKING:
+    from posttrain.config import Resolved
+    from posttrain.config.sections import ReferenceConfig, TeacherConfig
+
+END = "end"
+"""The run is over."""
+
+
+class Follower:
+    """One rank of a run, in the order in which the first rank builds and uses its own."""
+
+    folder: Path
+    """Of the run, as the first rank says."""
+
+    def __init__(self, resolved: Resolved, ranks: ProcessRanks) -> None:
+        self.config, self.ranks = resolved.config, ranks
+        self.algorithm = resolved.config.algorithm.build()
+        self.commands: Mapping[str, Callable[..., object]] = {
+            POLICY: self.make_policy,
+            OPEN: self.open,
+            TRAINER: self.make_trainer,
+            SCORER: self.make_scorer,
+            sharding.PASS: sharding.accompany,
+            sharding.WHOLE: sharding.bring,
+            REHEARSE: lambda longest: self.trainer.rehearse(longest),
+            STEP: lambda experience, step: train_step(self.trainer, experience, step),
+            FINITE: lambda step: FiniteWeights(self.trainer.loaded.model, self.ranks)(step),
+            SAVE: lambda state, step: save_part(self.trainer, Path(state), step),
+            RESTORE: lambda state, path: self.trainer.restore_parts(Path(state), Path(path)),
+        }
+
+    def run(self) -> None:
+        """Until the run is over."""
+        while True:
+            command, args = self.ranks.follow()
+            if command == END:
+                return
+            with lost_ranks(self.ranks.deadline):
+                self.commands[command](*args)
+
+    def make_policy(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.policy = Policy.of(self.config, self.algorithm, self.folder, self.ranks)
+
+    def open(self, section: str, entry: TeacherConfig | ReferenceConfig) -> None:
+        load_frozen(section, entry, self.config, self.policy.loaded, self.policy.forward)
+
+    def make_trainer(self) -> None:
+        rows = read_auxiliary(self.config.data, self.config.seed)
+        self.trainer, _ = self.policy.trainer(self.config, rows, **self._beside())
+
+    def make_scorer(self, folder: str) -> None:
+        self.folder = Path(folder)
+        scorer = Scorer.of(self.config, self.algorithm, self.folder, self.ranks)
+        self.trainer: Trainer = scorer.trainer(self.config, **self._beside())
+
+    def _beside(self) -> dict[str, Any]:
+        return {"numbers": NonFinite(partial(_evidence, self.folder, self.ranks.rank)), "publish": lambda version: {}}
+
+
+def _evidence(folder: Path, rank: int, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Where the rows are that stop a run is said by the rank that has them; they go into its error, not on file."""
+    return folder / "error.json"

@@ -1,0 +1,156 @@
+"""A run as a job of several ranks: joined by this process, led or followed, or launched from it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from posttrain.config import to_yaml
+from posttrain.errors import ConfigError, RankLost
+from posttrain.models import acceleration
+from posttrain.ranks.agreement import ONE, Ranks
+from posttrain.ranks.environment import place_of_process
+from posttrain.ranks.group import ProcessRanks
+from posttrain.report.store import RunRecord, read_run
+from posttrain.report.verdict import in_brief
+from posttrain.rewards.load import IN_MEMORY
+from posttrain.train import objects
+from posttrain.train.followers import END, Follower
+from posttrain.train.launch import Job, devices_of
+
+if TYPE_CHECKING:
+    from posttrain.config import Resolved, RunConfig
+    from posttrain.report.terminal import TerminalView
+
+
+def join(config: RunConfig) -> Ranks:
+    """The ranks of the job that this process was started for; itself alone where there is none."""
+    place = place_of_process()
+    if place is None or dist.is_initialized():  # a run within a run, such as that of its reward model, is one rank's
+        return ONE
+    if config.train.devices not in ("auto", 1, place.size):
+        raise ConfigError(
+            given=f"train.devices = {config.train.devices} in a job of {place.size} processes",
+            allowed=f"{place.size}, or auto",
+            fix="Set train.devices = auto, which takes those that there are.",
+        )
+    acceleration.register(None)  # kernels of the CPU read whole weights, beside the modules that bring them together
+    return ProcessRanks(place, config.train.rank_deadline)
+
+
+@contextmanager
+def leading(ranks: Ranks) -> Iterator[None]:
+    """However the run ends, the others are told, unless they are in the middle of something."""
+    try:
+        yield
+    finally:
+        if isinstance(ranks, ProcessRanks) and not ranks.broken:
+            with suppress(RankLost), ranks.together(END):
+                pass
+
+
+def follow(resolved: Resolved, ranks: Ranks) -> FinishedRun:
+    """Take part in the run until it is over."""
+    assert isinstance(ranks, ProcessRanks)
+    follower = Follower(resolved, ranks)
+    follower.run()
+    return FinishedRun(follower.folder)
+
+
+def launch(
+    resolved: Resolved,
+    folder: Path,
+    view: TerminalView | None,
+    *,
+    files: Mapping[str, bytes] = MappingProxyType({}),
+    resumed: Mapping[str, Any] | None = None,
+) -> FinishedRun:
+    """Train in processes of their own, one for each rank. `resumed` is what a resumed run changes of its settings."""
+    config = resolved.config
+    in_memory = [
+        f"{part}.{number}"
+        for part in ("rewards", "check")
+        for number, entry in enumerate(getattr(config, part))
+        if str(entry.function or "").startswith(IN_MEMORY)
+    ]
+    if in_memory:
+        raise ConfigError(
+            given=f"{in_memory[0]} is a function that no file defines, and train.devices = {config.train.devices}",
+            allowed="functions of a module or a file, which each process can import",
+            fix="Put it into a file, and name it as path.py:function.",
+        )
+    with tempfile.TemporaryDirectory(prefix="posttrain-job-") as place:
+        settings = Path(place, "config.yaml")
+        settings.write_text(to_yaml(resolved), encoding="utf-8")
+        if resumed is None:
+            objects.put_files(files, folder)
+        Job(
+            config=settings,
+            folder=folder,
+            size=devices_of(config),
+            restarts=config.train.restarts,
+            view=view,
+            resumed=resumed,
+        ).run()
+    return FinishedRun(folder)
+
+
+@dataclass(frozen=True, repr=False)
+class FinishedRun:
+    """A run that other processes have trained: what its folder says."""
+
+    folder: Path
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    @cached_property
+    def record(self) -> RunRecord:
+        return read_run(self.folder)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record per step, as in metrics.jsonl."""
+        return self.record.metrics
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """The content of evaluation.json."""
+        return dict(self.record.evaluation)
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def model_path(self) -> Path | None:
+        """The newest checkpoint's `model/`: a folder that `from_pretrained` opens."""
+        return self.record.last_model
+
+    @property
+    def stop_asked(self) -> bool:
+        """A Ctrl-C ends the launcher with an interruption."""
+        return False
+
+    def summary(self) -> dict[str, Any]:
+        report = self.folder / "report.html"
+        return {
+            "folder": str(self.folder),
+            "model_path": str(self.model_path),
+            "report": str(report) if report.exists() else None,
+            "steps": self.step,
+            "verdict": in_brief(self.record),
+            "evaluation": self.evaluation,
+        }
+
+    def __repr__(self) -> str:
+        return f"<FinishedRun {self.folder}, {self.step} steps>"

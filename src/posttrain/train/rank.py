@@ -1,0 +1,56 @@
+"""One rank of a run that launch.py has started: `python -m posttrain.train.rank JOB.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main(file: str) -> int:
+    """The exit code: 0, or that of the error, whose text is on stderr."""
+    end_with_the_parent()
+    told: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+    leads = os.environ["RANK"] == "0"
+    if not leads:  # the first rank decides when a run stops
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    from posttrain import environment  # noqa: F401  settings of libraries, before they are imported
+    from posttrain.errors import PosttrainError
+    from posttrain.report.terminal import TerminalView
+    from posttrain.train import api
+
+    view = TerminalView(quiet=told["quiet"], show_samples=told["show_samples"])
+    try:
+        if told["resumed"] is not None:
+            api.resume(told["folder"], **told["resumed"], view=view, restarted=told["restarted"])
+        else:
+            api.train_resolved(api.load_config(told["config"], [f"output={told['folder']}"]), view=view)
+    except KeyboardInterrupt as stop:
+        return getattr(stop, "exit_code", 130)
+    except PosttrainError as error:
+        if not leads or not view.quiet:
+            print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def end_with_the_parent() -> None:
+    """Nobody is left behind by a launcher that was killed."""
+    parent = int(os.environ["POSTTRAIN_PARENT"])
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

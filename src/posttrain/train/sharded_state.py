@@ -1,0 +1,45 @@
+"""The parts of a trainer's state that one rank holds, and how all of them become a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from posttrain.store.shards import Part, save_parts, write_index
+
+if TYPE_CHECKING:
+    from posttrain.train.trainer import Trainer
+
+SAVE = "save"
+"""What the first rank announces."""
+
+
+def save_sharded(trainer: Trainer, state: Path, step: int, plain: Any) -> None:
+    """Called by the first rank: all ranks write their parts, then the index."""
+    with trainer.ranks.together(SAVE, str(state), step):
+        found = save_part(trainer, state, step)
+    write_index(state, found, trainer.tensors(step), plain)
+
+
+def save_part(trainer: Trainer, state: Path, step: int) -> list[dict[str, Any]]:
+    """Write what this rank holds; returns what all ranks have written."""
+    parts = dict(_parts(trainer.tensors(step), "", whole=trainer.ranks.rank == 0))
+    return trainer.ranks.gather(save_parts(state, trainer.ranks.rank, parts))
+
+
+def _parts(tree: Mapping[str, Any], prefix: str, *, whole: bool) -> Iterator[tuple[str, Part]]:
+    """Of each tensor by its name with "/": this rank's rows. `whole`: those that are not sharded, too."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _parts(value, f"{prefix}{name}/", whole=whole)
+        elif isinstance(value, DTensor):
+            _, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+            yield prefix + name, Part(value.to_local(), offset[0] if offset else 0, list(value.shape))
+        elif whole:
+            assert isinstance(value, Tensor)
+            yield prefix + name, Part(value, 0, list(value.shape))

@@ -1,0 +1,131 @@
+"""One rank of a job that takes one step with each algorithm, in float64: its gradients and metrics go on file.
+
+    RANK=0 WORLD_SIZE=2 … python -m tests.ranks.program FOLDER OUT NAME...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.gpu.program import given
+from tests.ranks.scenarios import SCENARIOS, Scenario
+
+import posttrain.train.setup as setup
+from posttrain.config import RunConfig, load_config
+from posttrain.experience import references
+from posttrain.models import acceleration, policy, sharding
+from posttrain.models.entering import whole
+from posttrain.ranks.agreement import ONE, Ranks
+from posttrain.ranks.environment import place_of_process
+from posttrain.ranks.group import ProcessRanks
+from posttrain.train.guards import NonFinite
+from posttrain.train.loop import train_step
+from posttrain.train.trainer import Trainer
+from posttrain.types import Batch, Experience
+
+
+def main(folder: Path, out: Path, names: list[str]) -> None:
+    acceleration.register(None)
+    for module, name in ((setup, "load_policy"), (setup, "load_scoring_model"), (setup, "build_critic"), (policy, "load_model")):
+        setattr(module, name, partial(in_float64, getattr(module, name)))
+    for module in (policy, references):  # a frozen model is not held in the float32 of the computation
+        module.hold_in = lambda model, dtype: model  # type: ignore[assignment]
+    place = place_of_process()
+    ranks: Ranks = ONE if place is None else ProcessRanks(place, deadline=120)
+    if isinstance(ranks, ProcessRanks):
+        ranks.inside = True  # every rank runs this program: nothing is announced
+    found = {}
+    for name in names or SCENARIOS:
+        print(name, flush=True, file=sys.stderr) if ranks.rank == 0 else None
+        found[name] = one_step(folder, name, ranks)
+    if ranks.rank == 0:
+        torch.save(found, out)
+
+
+def in_float64(make: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    """What the library loads, in twice the precision."""
+    made = make(*args, **how)
+    if getattr(getattr(made, "model", None), "config", None) and "Moe" in type(made.model).__name__:
+        return made  # PyTorch has no grouped products in float64
+    for module in filter(None, (getattr(made, "model", None), getattr(made, "trunk", None), getattr(made, "head", None))):
+        module.double()
+    if getattr(made, "parameters", None) and isinstance(made.parameters, dict):
+        assert all(one.dtype == torch.float64 for one in made.parameters.values())
+    return made
+
+
+def one_step(folder: Path, name: str, ranks: Ranks) -> dict[str, Any]:
+    scenario = SCENARIOS[name]
+    config = load_config(
+        {
+            "algorithm": scenario.algorithm,
+            "data": {"train": str(folder / "unread.jsonl")},
+            "output": str(folder / "run"),
+            **{key: str(folder / "qwen3") if value == "TEACHER" else value for key, value in scenario.settings.items()},
+            "train": {"steps": 2, "learning_rate": 1e-3, "tokens_per_microbatch": 60, **scenario.train},
+            "model": {"path": str(folder / scenario.model), "precision": "float32"},
+        }
+    ).config
+    trainer = build(config, folder, ranks)
+    experience = rows_for(scenario, config)
+    gradients: dict[str, torch.Tensor] = {}
+    step = trainer.optimizer.step
+
+    def seen(*args: Any, **how: Any) -> Any:
+        for key, parameter in parameters(trainer).items():
+            if parameter.grad is not None:
+                gradient = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
+                gradients[f"{len(gradients)} {key}"] = gradient.detach().clone()
+        return step(*args, **how)
+
+    trainer.optimizer.step = seen  # type: ignore[method-assign]
+    _, log = train_step(trainer, experience, 1)
+    weights = {key: whole(parameter).detach().clone() for key, parameter in parameters(trainer).items()}
+    return {"gradients": gradients, "metrics": log.reduce(), "weights": weights}
+
+
+def rows_for(scenario: Scenario, config: RunConfig) -> Experience | Batch:
+    """Rows of random letters, with what the algorithm asks for beside rewards."""
+    experience, algorithm = given(config), config.algorithm.build()
+    if isinstance(experience, Experience):
+        rewards_PG = experience.rewards_PG
+        if scenario.algorithm == "pass_at_k":  # it counts right and wrong answers
+            experience = replace(experience, rewards_PG=(rewards_PG > rewards_PG.median()).float())
+        if "greedy_reward" in algorithm.needs:
+            experience = replace(experience, greedy_rewards_P=rewards_PG.mean(dim=1))
+        if scenario.algorithm == "gdpo":
+            both = {"rewards_KPG": torch.stack([rewards_PG, 1 - rewards_PG**2]), "reward_weights_K": torch.ones(2)}
+            experience = replace(experience, **both)
+    return experience if scenario.rows is None else fewer(experience, scenario.rows)
+
+
+def parameters(trainer: Trainer) -> dict[str, torch.nn.Parameter]:
+    critic = {} if trainer.critic is None else {f"critic.{k}": p for k, p in trainer.critic.parameters.items()}
+    return trainer.trained_parameters() | critic
+
+
+def fewer(experience: Experience | Batch, trained: int) -> Experience | Batch:
+    """The same rows, of which only the first few train."""
+    mask_BT = experience.completion_mask_BT.clone()
+    mask_BT[trained:] = False
+    return replace(experience, completion_mask_BT=mask_BT)
+
+
+def build(config: RunConfig, folder: Path, ranks: Ranks) -> Trainer:
+    algorithm = config.algorithm.build()
+    beside = {"numbers": NonFinite(lambda step, rows: folder / "evidence"), "publish": lambda step: {}}
+    sharding._sharded.clear()
+    if "scores" in algorithm.needs:
+        return setup.Scorer.of(config, algorithm, folder / "run", ranks).trainer(config, **beside)
+    return setup.Policy.of(config, algorithm, folder / "run", ranks).trainer(config, [], **beside)[0]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,55 @@
+"""What is trained on several ranks: every algorithm, and what is different for FSDP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.algorithms import ALGORITHMS
+
+REWARDS = {"rewards": [{"name": "repetition", "settings": {"n": 1}}]}
+LORA = {"lora": {"rank": 2}}
+REFERENCE = {"name": "grpo", "kl_coef": 0.1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    algorithm: str | Mapping[str, Any]
+    model: str = "llama"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    rows: int | None = None
+    """So many of the eight rows train."""
+
+
+def _of(name: str) -> Scenario:
+    algorithm = ALGORITHMS[name]()
+    settings: dict[str, Any] = {}
+    if algorithm.data_kind == "prompts" and algorithm.learns_from_rewards:
+        settings |= REWARDS
+    if "teacher" in algorithm.needs:
+        settings["teacher"] = "TEACHER"
+    if (size := algorithm.group_size_needed) > 1 or name in ("online_dpo",):
+        settings["sampling"] = {"group_size": max(2, size)}
+    return Scenario(algorithm=name, settings=settings)
+
+
+SCENARIOS = {
+    **{name: _of(name) for name in ALGORITHMS},
+    "grpo, Qwen3": Scenario(algorithm="grpo", model="qwen3", settings=REWARDS),
+    "grpo, mixture of experts": Scenario(algorithm="grpo", model="moe", settings=REWARDS),
+    "grpo, reference": Scenario(algorithm=REFERENCE, settings=REWARDS),
+    "grpo, LoRA and reference": Scenario(algorithm=REFERENCE, settings=REWARDS | LORA),
+    "grpo, checkpointed": Scenario(algorithm="grpo", settings=REWARDS, train={"gradient_checkpointing": True}),
+    "grpo, two updates": Scenario(algorithm="grpo", settings=REWARDS, train={"minibatches": 2, "epochs": 2}),
+    "grpo, one row": Scenario(algorithm="grpo", settings=REWARDS, rows=1),
+    "grpo, three rows": Scenario(algorithm="grpo", settings=REWARDS, rows=3),
+    "grpo, one micro-batch": Scenario(algorithm="grpo", settings=REWARDS, train={"tokens_per_microbatch": 500}),
+    "ppo, LoRA": Scenario(algorithm="ppo", settings=REWARDS | LORA),
+    "ppo, shared critic": Scenario(algorithm="ppo", settings=REWARDS | {"critic": {"kind": "shared"}}),
+    "ppo, one row": Scenario(algorithm="ppo", settings=REWARDS, rows=1),
+    "dpo, LoRA": Scenario(algorithm="dpo", settings=LORA),
+    "kto, three rows": Scenario(algorithm="kto", rows=3),
+    "reward_model, LoRA": Scenario(algorithm="reward_model", settings=LORA),
+}
