@@ -26,6 +26,7 @@ from posttrain.report.terminal import TerminalView
 from posttrain.store.folders import SETTINGS
 from posttrain.store.run_store import holds_run
 from posttrain.train import api
+from posttrain.train.job import FinishedRun
 
 STEPS = "train.steps"
 
@@ -86,11 +87,15 @@ def train_stage(stage: Stage, store: PipelineStore, view: TerminalView, done: Do
         if begun:  # the models that were proven, wherever they lay when the run began
             write_durably(folder / "config.yaml", to_yaml(resolved).encode())
         run = api.resume(folder, view=own) if begun else api.train_resolved(resolved, view=own)
-    describe(run.trainer.loaded, run.step, makes=stage.makes).write(store.handover(stage.folder))
+    checkpoint = _last_checkpoint(folder)
+    if isinstance(run, FinishedRun):  # no process has all of the weights
+        made = describe_saved(checkpoint, stage.config.model, makes=stage.makes, who=f"stage {stage.name}")
+    else:
+        made = describe(run.trainer.loaded, run.step, makes=stage.makes)
+    made.write(store.handover(stage.folder))
     evaluation, stop_asked = run.evaluation, run.stop_asked
     del run
     gc.collect()  # the model and its optimizer, before the next ones are loaded
-    checkpoint = _last_checkpoint(folder)
     store.update(stage, status="finished", model=store.place(checkpoint / "model"))
     if stop_asked:
         raise KeyboardInterrupt(f"stopped after stage {stage.name}, which is done")

@@ -106,11 +106,12 @@ class Job:
             file.write_text(json.dumps(told), encoding="utf-8")
             port = free_port()
             ranks = [started.enter_context(_rank(self, number, file, port)) for number in range(self.size)]
-            with _passing_on(ranks[0]):
-                return self._watch(ranks)
+            with _passing_on(ranks[0]) as passed:
+                return self._watch(ranks, passed)
 
-    def _watch(self, ranks: Sequence[subprocess.Popen[bytes]]) -> str:
-        """Wait for the first to end, then for the others, but not for ever."""
+    def _watch(self, ranks: Sequence[subprocess.Popen[bytes]], passed: Sequence[int]) -> str:
+        """Wait for the first to end, then for the others, but not for ever. `passed` are signals that were asked to
+        stop the run."""
         while all(rank.poll() is None for rank in ranks):
             time.sleep(WATCHED_EVERY)
         if ranks[0].poll() == 0:
@@ -125,6 +126,8 @@ class Job:
         said = [code for code in codes if code in SAID]
         if codes[0] == 0:
             return ""
+        if passed and codes[0] in (-passed[-1], 130, 143):  # before it could finish a step, or after
+            raise _error_of(self.folder, 128 + passed[-1])
         if said and not _killed(codes):
             raise _error_of(self.folder, said[0])
         return _reason(codes)
@@ -179,10 +182,13 @@ def _rank(job: Job, number: int, file: Path, port: int) -> Iterator[subprocess.P
 
 
 @contextmanager
-def _passing_on(first: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM go to the first rank, which finishes its step and saves; it tells the others to end."""
+def _passing_on(first: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM go to the first rank, which finishes its step and saves; it tells the others to end. Gives
+    the numbers of those that came."""
+    passed: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        passed.append(number)
         with suppress(ProcessLookupError):
             first.send_signal(number)
 
@@ -191,7 +197,7 @@ def _passing_on(first: subprocess.Popen[bytes]) -> Iterator[None]:
     except ValueError:  # not in the main thread: the caller handles signals
         before = {}
     try:
-        yield
+        yield passed
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
