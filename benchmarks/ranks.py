@@ -22,15 +22,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import posttrain  # noqa: F401  the tasks
 import psutil
 import torch
 from benchmarks.speed.machine import origin
 from safetensors.torch import load_file
 
+import posttrain  # noqa: F401  the tasks
 from posttrain.sources import ROWS
 
 RESULT = Path(__file__).parent / "results" / "ranks.json"
+RANK = "posttrain.train.rank"
 STEPS, SIZES = 12, (1, 2, 4)
 BASE: dict[str, Any] = {
     "model": {"path": "tiny:sort", "precision": "float32"},
@@ -69,7 +70,11 @@ def pairs(folder: Path) -> Path:
 
 def start(folder: Path, settings: dict[str, Any] | None, **changes: Any) -> subprocess.Popen[bytes]:
     """`train` with these settings, or `resume` of the folder with these changes, in a process of its own."""
-    call = f"resume({str(folder)!r}, **{changes!r})" if settings is None else f"train({settings | {'output': str(folder)}!r})"
+    call = (
+        f"resume({str(folder)!r}, **{changes!r})"
+        if settings is None
+        else f"train({settings | {'output': str(folder)}!r})"
+    )
     return subprocess.Popen([sys.executable, "-c", f"import posttrain as pt; pt.{call}"])
 
 
@@ -161,7 +166,7 @@ def kills(place: Path, times: int = 10) -> Iterator[dict[str, Any]]:
             "bits_equal": all(torch.equal(x, weights(whole)[n]) for n, x in weights(folder).items()),
             "steps": [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
             == list(range(1, STEPS + 1)),
-            "left": [p.pid for p in psutil.process_iter(["cmdline"]) if "posttrain.train.rank" in " ".join(p.info["cmdline"] or [])],
+            "left": [p.pid for p in psutil.process_iter(["cmdline"]) if RANK in (p.info["cmdline"] or [])],
         }
 
 
@@ -169,7 +174,7 @@ def ranks_of(launcher: subprocess.Popen[bytes]) -> list[int]:
     """Their processes, the first rank first."""
     try:
         children = psutil.Process(launcher.pid).children()
-        return sorted(child.pid for child in children if "posttrain.train.rank" in child.cmdline())
+        return sorted(child.pid for child in children if RANK in child.cmdline())
     except psutil.Error:
         return []
 

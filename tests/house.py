@@ -22,7 +22,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("algorithms",),
     ("report", "store", "verify"),
     ("config",),
-    ("explain", "data", "placement"),
+    ("explain", "data", "placement", "ranks"),
     ("models",),
     ("engines",),
     ("rewards",),

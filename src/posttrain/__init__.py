@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from posttrain.pipeline.run import Pipeline
     from posttrain.report.terminal import TerminalView
     from posttrain.store.run_store import RunStore
+    from posttrain.train.job import FinishedRun
     from posttrain.train.replayed import Replay
     from posttrain.train.run import Run
 
@@ -106,13 +107,18 @@ wait_passively()
 
 
 def resume(
-    folder: str | PathLike[str], *, steps: int | None = None, functions: Any = None, view: Any = None
-) -> Run | Pipeline:
+    folder: str | PathLike[str],
+    *,
+    steps: int | None = None,
+    devices: int | None = None,
+    functions: Any = None,
+    view: Any = None,
+) -> Run | FinishedRun | Pipeline:
     """Continue a run from its newest checkpoint that verifies, or a pipeline; see `posttrain.train.api.resume`."""
     with uncollected():
         from posttrain.pipeline.run import go_on
 
-    return go_on(folder, steps=steps, functions=functions, view=view)
+    return go_on(folder, steps=steps, devices=devices, functions=functions, view=view)
 
 
 def replay(run: str | PathLike[str], *, first: int | None = None, last: int | None = None, **how: Any) -> Replay:

@@ -1,4 +1,4 @@
-"""Which rank computes which rows: all of them once, units whole, about equally many tokens; and how a rank knows itself."""
+"""Which rank computes which rows: all of them once, units whole, about equally many tokens; how a rank knows itself."""
 
 from __future__ import annotations
 

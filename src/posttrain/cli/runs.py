@@ -171,6 +171,9 @@ def resume(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Train up to this step instead of the configured one.")
     ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Go on with so many ranks instead of the configured ones.")
+    ] = None,
     show_samples: ShowSamples = False,
     quiet: Quiet = False,
     json: AsJson = False,
@@ -181,11 +184,14 @@ def resume(
     Examples:
       posttrain resume runs/tiny-sort-grpo-1
       posttrain resume runs/tiny-sort-grpo-1 --steps 400
+      posttrain resume runs/tiny-sort-grpo-1 --devices 2
     """
     with uncollected():
         from posttrain.pipeline.run import go_on
 
-    result = go_on(run, steps=steps, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples))
+    result = go_on(
+        run, steps=steps, devices=devices, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples)
+    )
     return finish(result, as_json=json)
 
 

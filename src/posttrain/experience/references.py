@@ -38,9 +38,9 @@ import torch
 from torch import Tensor
 
 from posttrain.cache import cache_folder
+from posttrain.config import ModelConfig, ReferenceConfig
 from posttrain.data.collate import collate_examples
 from posttrain.data.order import rows_for_step
-from posttrain.config import ModelConfig, ReferenceConfig
 from posttrain.errors import DoesNotFit
 from posttrain.models.adapters import frozen_copy, reference_scope
 from posttrain.models.entering import is_sharded

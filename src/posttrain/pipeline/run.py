@@ -35,6 +35,7 @@ from posttrain.report.verdict import in_brief, verdict
 from posttrain.store.folders import SETTINGS, pipeline_around
 from posttrain.train import api
 from posttrain.train.before import BEFORE
+from posttrain.train.job import FinishedRun
 from posttrain.train.run import Run
 
 
@@ -86,7 +87,7 @@ class Pipeline:
         }
 
 
-def start(config: Any, *, view: TerminalView | None = None, **overrides: Any) -> Run | Pipeline:
+def start(config: Any, *, view: TerminalView | None = None, **overrides: Any) -> Run | FinishedRun | Pipeline:
     """`posttrain.train`: a run, or a pipeline where the file or mapping has `stages`. See `posttrain.train.api.train`.
 
     Overrides of a pipeline: see `posttrain.config.pipeline.read_pipeline`.
@@ -97,8 +98,13 @@ def start(config: Any, *, view: TerminalView | None = None, **overrides: Any) ->
 
 
 def go_on(
-    folder: str | PathLike[str], *, steps: int | None = None, functions: Any = None, view: TerminalView | None = None
-) -> Run | Pipeline:
+    folder: str | PathLike[str],
+    *,
+    steps: int | None = None,
+    devices: int | None = None,
+    functions: Any = None,
+    view: TerminalView | None = None,
+) -> Run | FinishedRun | Pipeline:
     """`posttrain.resume`: of a run or of a pipeline, told by its folder, or by what `train` returned."""
     folder = Path(folder)
     if not (folder / SETTINGS).is_file():
@@ -109,11 +115,12 @@ def go_on(
                 allowed="the steps that the pipeline gives it: later stages began with what it had learned by then",
                 fix=f"Copy {folder} out of {around} and resume the copy; its proofs and reports stay with it.",
             )
-        return api.resume(folder, steps=steps, functions=functions, view=view)
-    if steps is not None:
+        return api.resume(folder, steps=steps, devices=devices, functions=functions, view=view)
+    asked = f"--steps {steps}" if steps is not None else "" if devices is None else f"--devices {devices}"
+    if asked:
         raise ConfigError(
-            given=f"--steps {steps} for the pipeline {folder}",
-            allowed="no number of steps: each stage has its own",
+            given=f"{asked} for the pipeline {folder}",
+            allowed="no such number: each stage has its own",
             fix=f"`posttrain resume {folder}` finishes it.",
         )
     return resume_pipeline(folder, view=view)

@@ -1,7 +1,7 @@
 """Which rank this process is: said by `torchrun`, by Slurm or by the launcher of `train.devices`.
 
-    RANK, WORLD_SIZE, LOCAL_RANK              torchrun, and the launcher of this library
-    SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID srun, inside of an allocation
+RANK, WORLD_SIZE, LOCAL_RANK              torchrun, and the launcher of this library
+SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID srun, inside of an allocation
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     state/rank-00000.safetensors   parts of tensors: consecutive rows, cut along the first dimension
     state/rank-00001.safetensors
-    state/shards.json              of each tensor its shape, and which file holds which of its rows
-    state/plain.json               as of one process (checkpoint.py)
+    state/shards.json              of each tensor its shape, and which file has which of its rows; and the plain state
 
 Nothing is pickled, and the checkpoint's manifest has the SHA-256 of each file. A tensor is read whole, one at a time.
 """
@@ -45,12 +44,17 @@ def save_parts(folder: Path, rank: int, parts: Mapping[str, Part]) -> dict[str, 
     """Write what a rank holds; returns what the index has to know of it."""
     folder.mkdir(parents=True, exist_ok=True)
     held = {name: part for name, part in parts.items() if part.rows.numel() or not part.rows.dim()}
-    save_file({name: part.rows.detach().cpu().contiguous().clone() for name, part in held.items()}, folder / file_of(rank))
+    save_file(
+        {name: part.rows.detach().cpu().contiguous().clone() for name, part in held.items()}, folder / file_of(rank)
+    )
     return {name: {"shape": part.shape, "parts": [[file_of(rank), part.start]]} for name, part in held.items()}
 
 
 def write_index(folder: Path, of_ranks: Iterable[Mapping[str, Any]], trees: Iterable[str], plain: Any) -> None:
-    """`trees` are the names at the top, of which some may hold nothing yet. After all ranks have written theirs. Raises CheckpointError where a tensor has other shapes on two ranks."""
+    """After all ranks have written theirs. `trees` are the names at the top, of which some may hold nothing yet.
+
+    Raises CheckpointError where a tensor has other shapes on two ranks.
+    """
     tensors: dict[str, Any] = {}
     for found in of_ranks:
         for name, facts in found.items():
@@ -62,7 +66,9 @@ def write_index(folder: Path, of_ranks: Iterable[Mapping[str, Any]], trees: Iter
                     fix="Start all ranks with the same config.",
                 )
             known["parts"] += facts["parts"]
-    (folder / INDEX).write_text(json.dumps({"tensors": tensors, "trees": list(trees), "plain": plain}), encoding="utf-8")
+    (folder / INDEX).write_text(
+        json.dumps({"tensors": tensors, "trees": list(trees), "plain": plain}), encoding="utf-8"
+    )
 
 
 def is_sharded(folder: Path) -> bool:

@@ -52,7 +52,7 @@ def devices_of(config: RunConfig) -> int:
         raise ConfigError(
             given=f"train.devices = {asked}, and {cards} GPU(s)",
             allowed=f"1 to {cards}, or auto",
-            fix=f"Set train.devices = {cards}, make more GPUs visible, or start the job with torchrun on more machines.",
+            fix=f"Set train.devices = {cards}, or start the job with torchrun on more machines.",
         )
     return asked
 

@@ -31,8 +31,9 @@ from posttrain.experience.sampled_pairs import FILE as PAIRS
 from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, computed_on
 from posttrain.rewards.model import find_model
-from posttrain.store.checkpoint import Checkpoint, Checkpoints, load_state, save_state
+from posttrain.store.checkpoint import Checkpoint, Checkpoints, save_state
 from posttrain.store.run_store import RunStore
+from posttrain.store.shards import read_state
 from posttrain.train import same_data, same_model
 from posttrain.train.differences import Compared, hash_of, moved_apart, named
 from posttrain.train.guards import Guards
@@ -42,7 +43,7 @@ from posttrain.train.memory import within_memory
 from posttrain.train.publish import FiniteWeights
 from posttrain.train.recorded_run import RecordedRun
 from posttrain.train.replayed import Replay
-from posttrain.train.setup import Policy, auxiliary, scoring_trainer
+from posttrain.train.setup import Policy, scoring_trainer
 from posttrain.train.sources import SOURCES, Inputs, sampled_preferences
 from posttrain.train.trainer import Trainer
 from posttrain.types import Batch
@@ -169,7 +170,7 @@ class _Replaying:
         self.require_same_start(config, trainer, from_model=start is None)
         self.require_same_place(trainer, start)
         if start is not None:
-            tensors, plain = load_state(start.state)
+            tensors, plain = read_state(start.state)
             if self.what_if and first == self.first:
                 tensors, plain = self.fitting(trainer, tensors, plain)
             trainer.restore(tensors, plain, start.path)
@@ -203,7 +204,7 @@ class _Replaying:
         return f"step {step} of {self.last}: " + (f"{other} differences" if other else f"the same{beside}")
 
     def compare_checkpoint(self, trainer: Trainer, step: int) -> None:
-        then, plain = load_state(self.checkpoints[step].state)
+        then, plain = read_state(self.checkpoints[step].state)
         now = trainer.tensors(step)
         self.hashes[step] = {name: hash_of(tensor) for name, tensor in named(now)}
         self.compared.checkpoint(step, (now, then), (trainer.state(step), plain))
@@ -302,7 +303,7 @@ def build(
         config = config.model_copy(update={"critic": critic.model_copy(update={"path": path})})
     if "scores" in algorithm.needs:
         rows = read_split(config.data, config.seed)
-        trainer, feed, measure, _ = scoring_trainer(config, algorithm, rows, guards, store, tell, ExitStack(), ONE)
+        trainer, feed, measure, _ = scoring_trainer(config, algorithm, rows, guards, store, tell, ExitStack())
         require_same_rows(config, run, feed, measure)
         return trainer, feed
     policy = Policy.of(config, algorithm, store.folder)

@@ -34,8 +34,8 @@ from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import Split
 from posttrain.models.policy import Forward, load_frozen, load_policy, policy_forward
 from posttrain.models.reward_head import ScoringFacts, score_head
-from posttrain.models.sharding import shard, shard_policy
 from posttrain.models.scoring import HEADS, ScoringForward, load_scoring_model
+from posttrain.models.sharding import shard, shard_policy
 from posttrain.ranks.agreement import ONE, Ranks
 from posttrain.store.checkpoint import Checkpoints
 from posttrain.train.advantages import Advantages, OfExperience, OfGivenData
@@ -77,9 +77,7 @@ FEW_HELDOUT = 30
 """Rows, below which a held-out score says little."""
 
 
-def set_up(
-    resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack, ranks: Ranks = ONE
-) -> Run:
+def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack, ranks: Ranks = ONE) -> Run:
     """Everything that a run needs, in its first state; looks at data, texts and rewards before it loads the model.
 
     What has to be closed at the end, such as the processes that compute rewards, goes into `resources`.
@@ -157,7 +155,7 @@ def policy_trainer(
     store: RunStore,
     tell: Tell,
     resources: ExitStack,
-    ranks: Ranks,
+    ranks: Ranks = ONE,
 ) -> Built:
     """The trainer of a policy, its feed, its measure, and what watches its rewards."""
     auxiliary_rows = read_auxiliary(config.data, config.seed)
@@ -413,7 +411,7 @@ def scoring_trainer(
     store: RunStore,
     tell: Tell,
     resources: ExitStack,
-    ranks: Ranks,
+    ranks: Ranks = ONE,
 ) -> Built:
     """The same for a reward model."""
     with ranks.together(SCORER, str(store.folder)):

@@ -25,11 +25,11 @@ from posttrain.models.microbatches import Split
 from posttrain.models.save import save_model
 from posttrain.models.transfer import batch_to, on_the_host
 from posttrain.ranks.agreement import ONE, Ranks, on_all
+from posttrain.store.shards import read_state
 from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.memory import Room, tokens_of
 from posttrain.train.metrics import MetricLog, merge
 from posttrain.train.mismatch import mismatch_metrics
-from posttrain.store.shards import read_state
 from posttrain.train.restoring import detached, require_same_adapters, take_over
 from posttrain.types import Batch, Mean, Metrics, Outputs, Totals
 
@@ -174,16 +174,14 @@ class Trainer:
     def _check_gradient(self, minibatch: Batch, totals: Totals, step: int, norm: float) -> None:
         """Raise `NonFiniteError` for a gradient that is not finite; rows are tried one by one to name the worst."""
 
-        if self.ranks.size > 1:  # one row alone is one rank's, and its gradient that of all
-            return self.numbers.observe_gradient(norm, minibatch, step)
-
         def norm_of(row: Batch) -> float:
             outputs = self.forward(row)
             loss, _ = self.algorithm.loss(outputs, batch_to(row, outputs.logprobs_BT.device), totals)
             gradients = torch.autograd.grad(loss, self.optimizer.parameters, allow_unused=True)
             return float(nn.utils.get_total_norm([g for g in gradients if g is not None]))
 
-        self.numbers.observe_gradient(norm, minibatch, step, row_norm=norm_of)
+        alone = self.ranks.size == 1  # else one row's gradient is a matter of all ranks
+        self.numbers.observe_gradient(norm, minibatch, step, row_norm=norm_of if alone else None)
 
     # --- what a checkpoint holds of it -------------------------------------------------------------------------------
 
