@@ -186,8 +186,8 @@ def test_beside_the_verdict_on_several_devices_stands_that_on_the_one_that_train
     alone = make_plan(model="7b", algorithm="ppo", gpus="H100")
     assert plan.verdict.fits
     said = plan.render()
-    assert f"but this version trains on one device ({alone.verdict.sentence()})" in said
-    assert "this version trains on one device (fits: no" in plan.line()
+    assert f"but with train.devices = 1 it trains on one of them ({alone.verdict.sentence()})" in said
+    assert "with train.devices = 1 it trains on one of them (fits: no" in plan.line()
     assert plan.to_json()["trains_on_one_device"] == {"fits": "no", "needed_bytes": alone.verdict.needed}
     assert alone.to_json()["trains_on_one_device"] is None
-    assert "trains on one device" not in alone.render()
+    assert "trains on one of them" not in alone.render()

@@ -96,8 +96,8 @@ class Plan:
 
     @cached_property
     def on_one_device(self) -> Verdict | None:
-        """Of the run as this version trains it, on one device; None where one is all there is."""
-        if self.workload.ranks == 1:
+        """Of the run on one device, where `train.devices` uses no more; None where one is all there is."""
+        if self.workload.ranks == 1 or self.config.train.devices != 1:
             return None
         alone = replace(self.workload, ranks=1, sharding="none", tensor=1)
         return verdict_on(predict(alone), self.target)

@@ -158,9 +158,9 @@ def _memory(plan: Plan) -> list[str]:
 
 
 def _on_one_device(plan: Plan) -> str:
-    """What several devices come to with a version that trains on one of them."""
+    """What several devices come to where the settings use one of them."""
     alone = plan.on_one_device
-    return "" if alone is None else f"this version trains on one device ({alone.sentence()})"
+    return "" if alone is None else f"with train.devices = 1 it trains on one of them ({alone.sentence()})"
 
 
 def _doing(phase: str) -> str:

@@ -1,0 +1,139 @@
+"""Runs of two ranks as users start them: what they leave, how they are killed, resumed and stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import posttrain as pt
+from posttrain.errors import ConfigError
+from posttrain.train import launch
+from posttrain.train.job import FinishedRun
+
+CONFIG: dict[str, Any] = {
+    "model": {"path": "tiny:sort", "precision": "float32"},
+    "algorithm": "grpo",
+    "data": {"train": "task:sort"},
+    "rewards": ["exact_match"],
+    "sampling": {"group_size": 4, "max_completion_length": 8},
+    "evaluation": {"prompts": 8, "samples": 1, "writing": 0},
+    "report": False,
+}
+TRAIN = {"steps": 3, "prompts_per_step": 4, "learning_rate": 1e-4}
+
+
+def config(folder: Path, devices: int, **train: Any) -> dict[str, Any]:
+    return {**CONFIG, "train": {**TRAIN, "devices": devices, **train}, "output": str(folder)}
+
+
+def weights(folder: Path, step: int = 3) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / f"step-{step:06d}" / "model" / "model.safetensors")
+
+
+def test_functions_that_no_other_process_can_import_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="a function that no file defines, and train"):
+        pt.train({**config(tmp_path / "run", 2), "rewards": [lambda completions, **_: [0.0] * len(completions)]})
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("codes", "reason"),
+    [
+        ([5, -9], "rank 1 was ended by signal 9 (SIGKILL)"),
+        ([None, 7], "rank 1 ended with exit code 7"),
+        ([5, None], "rank 1 did not answer rank 0 within train.rank_deadline"),
+    ],
+)
+def test_the_reason_for_a_restart_names_the_rank_that_ended_first(codes, reason):
+    assert launch._reason(codes) == reason
+
+
+@pytest.mark.slow
+def test_a_run_of_two_ranks_ends_as_that_of_one_and_goes_on_with_any_number(tmp_path):
+    one = pt.train(config(tmp_path / "one", 1, steps=6))
+    run = pt.train(config(tmp_path / "two", 2))
+    assert isinstance(run, FinishedRun)
+    assert run.step == 3
+    assert run.evaluation["baseline"] == one.evaluation["baseline"]
+    assert [m["reward/mean"] for m in run.metrics] == [m["reward/mean"] for m in one.metrics[:3]]
+    pt.resume(tmp_path / "two", steps=5, devices=1)
+    pt.resume(tmp_path / "two", steps=6, devices=2)
+    ours, theirs = weights(tmp_path / "one", 6), weights(tmp_path / "two", 6)
+    moved = max(float((ours[n] - weights(tmp_path / "one", 0)[n]).abs().max()) for n in ours)
+    assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-3 * moved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_starts_the_job_again_and_the_run_ends_as_if_nothing_had_been(tmp_path, victim):
+    settings = {"steps": 8, "restarts": 2}
+    pt.train({**config(tmp_path / "whole", 2, **settings), "checkpoint": {"every": 2}})
+    started = launched({**config(tmp_path / "killed", 2, **settings), "checkpoint": {"every": 2}})
+    wait_for(tmp_path / "killed" / "checkpoints" / "step-000002")
+    os.kill(ranks_of(started)[victim], signal.SIGKILL)
+    assert started.wait(timeout=600) == 0
+    ours, theirs = weights(tmp_path / "whole", 8), weights(tmp_path / "killed", 8)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    events = (tmp_path / "killed" / "events.jsonl").read_text()
+    assert f"rank {victim} was ended by signal 9 (SIGKILL); the job went on from its newest checkpoint" in events
+    assert [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").open()] == list(range(1, 9))
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_lost_after_its_deadline(tmp_path):
+    started = launched(config(tmp_path / "run", 2, steps=50, restarts=0, rank_deadline=15))
+    wait_for(tmp_path / "run" / "metrics.jsonl")
+    os.kill(ranks_of(started)[1], signal.SIGSTOP)
+    began = time.monotonic()
+    assert started.wait(timeout=300) == 5
+    assert time.monotonic() - began < 90
+    assert not ranks_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_stopped_leaves_nobody_behind(tmp_path, kind):
+    started = launched(config(tmp_path / "run", 2, steps=1000))
+    wait_for(tmp_path / "run" / "metrics.jsonl")
+    started.send_signal(kind)
+    assert started.wait(timeout=300) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[kind]
+    until = time.monotonic() + 30
+    while ranks_left() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not ranks_left()
+    if kind != signal.SIGKILL:
+        done = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").open()]
+        assert (tmp_path / "run" / "checkpoints" / f"step-{done[-1]:06d}").is_dir()
+
+
+def launched(settings: dict[str, Any]) -> subprocess.Popen[bytes]:
+    path = Path(settings["output"]).with_suffix(".json")
+    path.write_text(json.dumps(settings))
+    return subprocess.Popen([sys.executable, "-m", "posttrain", "train", str(path), "--quiet"])
+
+
+def wait_for(path: Path, seconds: float = 240) -> None:
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"no {path}"
+        time.sleep(0.05)
+
+
+def ranks_of(launcher: subprocess.Popen[bytes]) -> list[int]:
+    children = psutil.Process(launcher.pid).children()
+    return sorted(child.pid for child in children if "posttrain.train.rank" in child.cmdline())
+
+
+def ranks_left() -> list[int]:
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if "posttrain.train.rank" in (p.info["cmdline"] or [])]

@@ -1,0 +1,76 @@
+"""Promise 1 over ranks: the gradient, the metrics and the weights of a step do not depend on how many compute it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.ranks.jobs import finish, start
+from tests.ranks.scenarios import SCENARIOS
+from tests.tiny import tiny_model, tiny_tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+QUICK = ["grpo, LoRA and reference", "ppo, shared critic", "kto, three rows", "grpo, one row"]
+FLOAT32 = {"grpo, mixture of experts"}
+"""PyTorch has no grouped products in float64."""
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder, tokenizer = tmp_path_factory.mktemp("ranks"), tiny_tokenizer()
+    tiny_model(folder / "llama")
+    more = {**SMALL, "vocab_size": len(tokenizer), "num_key_value_heads": 2, "head_dim": 8}
+    torch.manual_seed(0)
+    for name, model in (
+        ("qwen3", Qwen3ForCausalLM(Qwen3Config(**more, tie_word_embeddings=True))),
+        ("moe", Qwen3MoeForCausalLM(Qwen3MoeConfig(**more, moe_intermediate_size=32, num_experts=4))),
+    ):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def steps(folder: Path, size: int, names: list[str]) -> dict[str, Any]:
+    out = folder / f"{size}-{len(names)}.pt"
+    if not out.is_file():
+        finish(start(size, "tests.ranks.program", str(folder), str(out), *names), timeout=1200)
+    return torch.load(out, weights_only=True)
+
+
+def test_a_step_of_two_ranks_is_that_of_one(folder):
+    assert_same(steps(folder, 1, QUICK), steps(folder, 2, QUICK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_step_of_every_algorithm_is_the_same_on_any_number_of_ranks(folder, size):
+    names = list(SCENARIOS)
+    assert_same(steps(folder, 1, names), steps(folder, size, names))
+
+
+def assert_same(one: dict[str, Any], many: dict[str, Any]) -> None:
+    assert one.keys() == many.keys()
+    wrong = [f"{name}: {what}" for name in one for what in differences(name, one[name], many[name])]
+    assert not wrong, "\n".join(wrong)
+
+
+def differences(name: str, one: dict[str, Any], many: dict[str, Any]) -> list[str]:
+    bound = 1e-6 if name in FLOAT32 else 1e-10
+    ours, theirs = one["gradients"], many["gradients"]
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in ours.values()))
+    if ours.keys() != theirs.keys():
+        return [f"gradients of other weights: {ours.keys() ^ theirs.keys()}"]
+    found = [] if norm > 1e-6 else [f"the gradient is {norm:g}: nothing is compared"]
+    for key, gradient in ours.items():
+        off = float((gradient - theirs[key]).norm()) / norm
+        found += [f"gradient {key} is off by {off:.1e} of the norm"] if off > bound else []
+    for key in one["metrics"].keys() | many["metrics"].keys():
+        x, y = one["metrics"].get(key), many["metrics"].get(key)
+        near = x is not None and y is not None and (x == y or abs(x - y) <= 100 * bound * max(1.0, abs(x)))
+        both_nan = x is not None and y is not None and math.isnan(x) and math.isnan(y)
+        found += [] if near or both_nan else [f"{key} is {x} and {y}"]
+    return found
