@@ -108,11 +108,11 @@ def rows_for(scenario: Scenario, config: RunConfig) -> Experience | Batch:
     experience, algorithm = given(config), config.algorithm.build()
     if isinstance(experience, Experience):
         rewards_PG = experience.rewards_PG
-        if scenario.algorithm == "pass_at_k":  # it counts right and wrong answers
+        if algorithm.key == "pass_at_k":  # it counts right and wrong answers
             experience = replace(experience, rewards_PG=torch.tensor([[1.0, 0, 0, 1], [0, 1, 0, 0]]))
         if "greedy_reward" in algorithm.needs:
             experience = replace(experience, greedy_rewards_P=rewards_PG.mean(dim=1))
-        if scenario.algorithm == "gdpo":
+        if algorithm.key == "gdpo":
             both = {"rewards_KPG": torch.stack([rewards_PG, 1 - rewards_PG**2]), "reward_weights_K": torch.ones(2)}
             experience = replace(experience, **both)
     return experience if scenario.rows is None else fewer(experience, scenario.rows)

@@ -32,7 +32,7 @@ def _of(name: str) -> Scenario:
         settings["teacher"] = "TEACHER"
     if (size := algorithm.group_size_needed) > 1 or name in ("online_dpo",):
         settings["sampling"] = {"group_size": max(2, size)}
-    return Scenario(algorithm=name, settings=settings)
+    return Scenario(algorithm={"name": name, "k": 2} if name == "pass_at_k" else name, settings=settings)
 
 
 SCENARIOS = {

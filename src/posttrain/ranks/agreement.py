@@ -67,11 +67,11 @@ ONE = OneRank()
 
 
 def on_all(ranks: Ranks, compute: Callable[[], T]) -> T:
-    """What `compute` gives here. Where it raises a PosttrainError on some rank, all ranks raise the first of them."""
+    """What `compute` gives here. Where it raises on some rank, on purpose or because of a disk, all raise the first."""
     found, error = None, None
     try:
         found = compute()
-    except PosttrainError as raised:
+    except (PosttrainError, OSError) as raised:
         error = raised
     for one in ranks.gather(error):
         if one is not None:

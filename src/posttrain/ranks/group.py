@@ -48,8 +48,7 @@ class ProcessRanks:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpus else "gloo", rank=self.rank, world_size=self.size, timeout=wait
         )
-        self._host = dist.new_group(backend="gloo", timeout=wait)
-        self._control = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._host, self._control = _group(wait), _group(PATIENCE)
 
     @contextmanager
     def together(self, command: str, *args: Any) -> Iterator[None]:
@@ -91,6 +90,13 @@ class ProcessRanks:
     def close(self) -> None:
         """Leave the job."""
         dist.destroy_process_group()
+
+
+def _group(timeout: timedelta) -> dist.ProcessGroup:
+    """All ranks, in main memory."""
+    made = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(made, dist.ProcessGroup), "every rank is in it"
+    return made
 
 
 @contextmanager

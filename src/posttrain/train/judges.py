@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from posttrain.config import CheckConfig, RewardConfig, RunConfig
 
 
+ALONE = (
+    "the first rank samples by itself, from a whole copy of the model, while the others wait; with rollout.engines = N "
+    "or rollout.engine = vllm, engines do"
+)
+
+
 class Samplers(NamedTuple):
     """What answers prompts."""
 
@@ -43,7 +49,8 @@ class Samplers(NamedTuple):
         if is_sharded(loaded.model):
             follows = published and config.train.publish_every == 1
             training, present = (ShardedPolicySampler(config, loaded, present=one) for one in (False, True))
-            return Samplers(training, training if follows else present)
+            notes = [ALONE] if published else []
+            return Samplers(training, training if follows else present, notes)
         every, notes = 1 if config.rollout.num_engines else config.train.publish_every, list[str]()
         if published and loaded.compute.sampler == "packed":
             try:

@@ -171,7 +171,10 @@ def _rank(job: Job, number: int, file: Path, port: int) -> Iterator[subprocess.P
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // job.size)))
     process = subprocess.Popen(
-        [sys.executable, "-m", "posttrain.train.rank", str(file)], env=environment, start_new_session=True
+        [sys.executable, "-m", "posttrain.train.rank", str(file)],
+        env=environment,
+        stdout=_file_of(job.view.stream if job.view else None),
+        start_new_session=True,
     )
     try:
         yield process
@@ -179,6 +182,14 @@ def _rank(job: Job, number: int, file: Path, port: int) -> Iterator[subprocess.P
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+def _file_of(stream: Any) -> int | None:
+    """Where the first rank is to write, such as stderr where stdout carries JSON; None where that is no file."""
+    try:
+        return stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from posttrain.ranks.agreement import on_all
 from posttrain.store.shards import Part, save_parts, write_index
 
 if TYPE_CHECKING:
@@ -28,8 +30,9 @@ def save_sharded(trainer: Trainer, state: Path, step: int, plain: Any) -> None:
 
 def save_part(trainer: Trainer, state: Path, step: int) -> list[dict[str, Any]]:
     """Write what this rank holds; returns what all ranks have written."""
-    parts = dict(_parts(trainer.tensors(step), "", whole=trainer.ranks.rank == 0))
-    return trainer.ranks.gather(save_parts(state, trainer.ranks.rank, parts))
+    ranks = trainer.ranks
+    parts = dict(_parts(trainer.tensors(step), "", whole=ranks.rank == 0))
+    return ranks.gather(on_all(ranks, partial(save_parts, state, ranks.rank, parts)))
 
 
 def _parts(tree: Mapping[str, Any], prefix: str, *, whole: bool) -> Iterator[tuple[str, Part]]:
