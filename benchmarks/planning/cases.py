@@ -173,11 +173,11 @@ def build_model(case: Case, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def workload(case: Case, computing: Compute) -> Workload:
-    """What the planner is asked: the configuration, the lengths, and how the run chose to compute."""
+def workload(case: Case, computing: Compute, **known: Any) -> Workload:
+    """What the planner is asked: the configuration, the lengths, how the run chose to compute, and what is `known`."""
     from posttrain.config import load_config
 
     architecture = architecture_of({"model_type": "llama", "tie_word_embeddings": True, **SHAPES[case.shape]})
     config = load_config(config_of(case, Path("inputs"))).config
     lengths = {"prompt_tokens": case.prompt, "completion_tokens": case.completion}
-    return workload_of(config, computing=computing, architecture=architecture, **lengths)
+    return workload_of(config, computing=computing, architecture=architecture, **lengths, **known)
