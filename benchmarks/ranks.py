@@ -44,7 +44,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "grpo": {"algorithm": {"name": "grpo", "kl_coef": 0.02}, "data": {"train": "task:sort"}, **SAMPLED},
     "ppo": {"algorithm": "ppo", "data": {"train": "task:sort"}, **SAMPLED},
     "dpo": {"algorithm": "dpo", "data": {"train": "PAIRS"}},
-    "sft": {"algorithm": "sft", "data": {"train": "task:sort"}},
+    "sft": {"algorithm": "sft", "data": {"train": "PAIRS", "columns": {"completion": "chosen"}}},
 }
 
 
@@ -52,7 +52,7 @@ def config(name: str, folder: Path, size: int, **train: Any) -> dict[str, Any]:
     """The settings of a run on so many ranks."""
     settings = {**BASE, **RUNS[name], "train": {**TRAIN, "devices": size, **train}}
     if settings["data"]["train"] == "PAIRS":
-        settings["data"] = {"train": str(pairs(folder))}
+        settings["data"] = settings["data"] | {"train": str(pairs(folder))}
     return settings
 
 
