@@ -70,12 +70,14 @@ def is_part(tensor: Tensor) -> bool:
     return any(entry.holds(tensor) for entry in _entries.values())
 
 
-def state_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The items of `state_dict`, each whole; of a sharded model one at a time. Tied ones are one tensor."""
+def state_of(
+    model: nn.Module, keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """The items of `state_dict`, each whole, as `keep` keeps it, one at a time. Tied ones are one tensor."""
     state = model.state_dict(keep_vars=True)
     times, seen = Counter(map(id, state.values())), dict[int, Tensor]()
     for name, tensor in state.items():
-        found = seen[id(tensor)] if id(tensor) in seen else whole(tensor).detach()
+        found = seen[id(tensor)] if id(tensor) in seen else keep(whole(tensor).detach())
         if times[id(tensor)] > 1:
             seen[id(tensor)] = found
         yield name, found

@@ -46,7 +46,7 @@ from posttrain.models.forward_path import body_path, without_adapters
 from posttrain.models.load import LoadedModel, choose_device, make_ready
 from posttrain.models.modes import without_progress_bars, without_warnings
 from posttrain.models.reading import ModelSource, attention_of, explained, find_source, refuse_quantised
-from posttrain.models.save import merged_weights, verify_weights
+from posttrain.models.save import merged_weights, room_beside, verify_weights
 from posttrain.models.transfer import to_device
 from posttrain.types import Tokens
 
@@ -274,8 +274,8 @@ def save_reward_model(loaded: LoadedModel, folder: Path, facts: ScoringFacts) ->
     """
     plain = without_adapters(loaded.model)
     assert isinstance(plain, PreTrainedModel)
-    weights = merged_weights(loaded.model)
-    with without_progress_bars():
+    with room_beside(folder, loaded.model) as keep, without_progress_bars():
+        weights = merged_weights(loaded.model, keep)
         plain.save_pretrained(folder, state_dict=dict(weights))
         loaded.tokenizer.save_pretrained(folder)
         verify_weights(folder, plain, weights)

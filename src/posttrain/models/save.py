@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +72,8 @@ def save_model(
     """
     lm = causal_lm(model)
     folder = Path(folder)
-    weights = merged_weights(model)
-    with without_progress_bars():
+    with room_beside(folder, model) as keep, without_progress_bars():
+        weights = merged_weights(model, keep)
         lm.save_pretrained(folder, state_dict=dict(weights))
         generation_config(lm, eos_ids, pad_id).to_json_file(folder / "generation_config.json")
         tokenizer.save_pretrained(folder)
@@ -96,7 +99,29 @@ def _sort_targets(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+Keep = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def room_beside(folder: Path, model: nn.Module) -> Iterator[Keep]:
+    """Where all weights are until they are written: as they are; those of a sharded model, of which nobody has all in
+    memory, in files beside `folder`, one tensor at a time."""
+    if not is_sharded(model):
+        yield lambda tensor: tensor
+        return
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".gathered-") as place:
+        files = count()
+
+        def keep(tensor: Tensor) -> Tensor:
+            flat = torch.from_file(
+                str(Path(place, str(next(files)))), shared=True, size=max(1, tensor.numel()), dtype=tensor.dtype
+            )
+            return flat[: tensor.numel()].view(tensor.shape).copy_(tensor)
+
+        yield keep
+
+
+def merged_weights(model: nn.Module, keep: Keep = lambda tensor: tensor) -> dict[str, Tensor]:
     """The state of the plain model, by its own names, with the active adapters added to what they sit on.
 
     All in the precision of the model, that of its embedding, also where frozen layers are held in another one
@@ -108,20 +133,20 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     adapted: dict[str, list[Any]] = {}
     for name, layer in layers.items():
         adapted.setdefault(_plain(f"{name}.{getattr(layer, 'parameter_name', 'weight')}"), []).append(layer)
-    weights = {_plain(key): tensor for key, tensor in state_of(lm) if not _is_adapter(key, layers)}
+    weights = {_plain(key): tensor for key, tensor in state_of(lm, keep) if not _is_adapter(key, layers)}
     for key, on_it in adapted.items():
-        weights[key] = _merge(_at_least(weights[key], lm.dtype), _own(on_it))
-    return {key: _in_main_memory(tensor, lm.dtype) for key, tensor in weights.items()}
+        weights[key] = keep(_merge(_at_least(weights[key], lm.dtype), _own(on_it)))
+    return {key: _in_main_memory(tensor, lm.dtype, keep) for key, tensor in weights.items()}
 
 
 def _at_least(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(_wide(tensor, dtype))
 
 
-def _in_main_memory(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _in_main_memory(tensor: Tensor, dtype: torch.dtype, keep: Keep) -> Tensor:
     """Widened there, where that is needed: a GPU has no room for a second base of four bytes a number."""
     wide = _wide(tensor, dtype)
-    return tensor if wide == tensor.dtype else tensor.cpu().to(wide)
+    return tensor if wide == tensor.dtype else keep(tensor.cpu().to(wide))
 
 
 def _wide(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
