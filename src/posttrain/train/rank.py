@@ -20,7 +20,6 @@ def main(file: str) -> int:
     if not leads:  # the first rank decides when a run stops
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from posttrain import environment  # noqa: F401  settings of libraries, before they are imported
     from posttrain.errors import PosttrainError
     from posttrain.report.terminal import TerminalView
     from posttrain.train import api

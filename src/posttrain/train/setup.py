@@ -177,24 +177,20 @@ def policy_trainer(
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
     judges.bind(samplers.evaluation, config, store.folder)
     read = SOURCES[algorithm.data_kind] if config.sampled_pairs is None else sampled_preferences
-    source = read(
-        Inputs(
-            config=config,
-            algorithm=algorithm,
-            rows=rows,
-            loaded=loaded,
-            forward=forward,
-            samplers=samplers,
-            judges=judges,
-            folder=store.folder,
-            say=lambda sentence: tell("data", [sentence]),
-            fleet=fleet,
-        )
+    given = Inputs(
+        config=config,
+        algorithm=algorithm,
+        rows=rows,
+        loaded=loaded,
+        forward=forward,
+        samplers=samplers,
+        judges=judges,
+        folder=store.folder,
+        say=lambda sentence: tell("data", [sentence]),
+        fleet=fleet,
     )
-    watch, watch_notes = nothing_to_watch(), list[str]()
-    if source.prompts:
-        watch, watch_notes = Watch.of(config, judges.check, source.prompts, loaded.compute_dtype)
-        watch.examine = examiner(config, loaded, forward, fleet)
+    source = read(given)
+    watch, watch_notes = watch_of(config, judges, source, policy, fleet)
     measure = measure_of(config, loaded, samplers, source)
     tell("warning", [*loaded.notes, *samplers.notes, *judges.notes, *source.notes, *watch_notes])
     tell("warning", injection_notes(rows, algorithm, loaded))
@@ -211,6 +207,17 @@ def policy_trainer(
         )
     tell("warning", more_notes)
     return trainer, source.feed, measure, watch
+
+
+def watch_of(
+    config: RunConfig, judges: Judges, source: Source, policy: Policy, fleet: Fleet | None
+) -> tuple[Watch, Sequence[str]]:
+    """What watches sampled answers, and what the user should know of it; nothing where none are."""
+    if not source.prompts:
+        return nothing_to_watch(), []
+    watch, notes = Watch.of(config, judges.check, source.prompts, policy.loaded.compute_dtype)
+    watch.examine = examiner(config, policy.loaded, policy.forward, fleet)
+    return watch, notes
 
 
 @dataclass(frozen=True, kw_only=True)
