@@ -285,6 +285,11 @@ class TrainConfig(Part):
     learning_rate: NonNegative = 1e-6
     """Highest learning rate of AdamW. The default is for training all weights by reinforcement; LoRA takes about ten
     times more."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """How AdamW holds its two moments of each trained weight: adamw as float32, 8 bytes; adamw_8bit in 8 bits with a
+    scale for each 256, 2.03 bytes, by torchao (`pip install "posttrain[cuda]"`). Weights stay float32. It is for all
+    weights of a large model on a GPU: adapters have few moments, and on a CPU a step takes more memory than it
+    saves."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up; linear and cosine fall to min_learning_rate_ratio of it."""
     warmup_steps: Natural = 0

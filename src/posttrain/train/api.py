@@ -46,6 +46,7 @@ from posttrain.train.judges import Judges
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
+from posttrain.train.optimizer import require_optimizer
 from posttrain.train.respond import respond, untold
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
@@ -83,6 +84,7 @@ def train_resolved(
     """The same for a config that is resolved already; `files` are put into the folder of the run."""
     check(resolved.config)
     require(resolved.config.report_to)
+    require_optimizer(resolved.config.train.optimizer)
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
     view = view or TerminalView(quiet=True)
     followed = tracking(store.folder, resolved.config.report_to, view)
@@ -123,6 +125,7 @@ def resume(
         unresumed.push(store)  # whoever cannot resume a run leaves it as it is
         resolved, checkpoint = resumable(store, steps)
         require(resolved.config.report_to)
+        require_optimizer(resolved.config.train.optimizer)
         unresumed.pop_all()
     followed = tracking(store.folder, resolved.config.report_to, view)
     with followed, recording(store, view), within_memory(), ExitStack() as resources:

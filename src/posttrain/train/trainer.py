@@ -136,6 +136,7 @@ class Trainer:
 
         Of these rows the micro-batch with most tokens goes through the model and back, beside as much memory as the
         optimizer is going to hold; where a step has several, once more, as all but the first one meet the gradients.
+        Then as much as the optimizer takes for a moment.
         A CPU gives memory when it is written to, so that there only a limit on what may be asked for shows now.
         """
         to_come = self.optimizer.memory_to_come()
@@ -146,6 +147,8 @@ class Trainer:
                 outputs = self.forward(max(micros, key=tokens_of))
                 found = [one for one in vars(outputs).values() if isinstance(one, torch.Tensor) and one.requires_grad]
                 torch.stack([one.float().sum() for one in found]).sum().backward()
+                del outputs, found
+            self.optimizer.memory_of_a_step()
             return len(to_come)
 
         with torch.random.fork_rng(devices=[]), self.loaded.compute.scope():

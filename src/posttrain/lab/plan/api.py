@@ -239,7 +239,6 @@ def workload_for(config: RunConfig, target: Target) -> Workload:
         sharding="none" if alone else target.sharding,
         tensor=1 if alone else target.tensor,
         engine_ranks=target.engine_ranks,
-        optimizer_bits=target.optimizer_bits,
         lengths=target.lengths,
         **{name: value for name, value in known.items() if value is not None},
     )
