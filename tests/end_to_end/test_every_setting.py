@@ -349,6 +349,9 @@ CASES = [
     Case("train.tokens_per_microbatch", 20, "effort/training_passes", keeps="metrics/grad_norm"),
     Case("train.logprob_chunk_tokens", 8, "effort/largest_logits", keeps="metrics/grad_norm"),
     Case("train.gradient_checkpointing", True, "effort/kept_numbers", keeps="metrics/grad_norm"),
+    Case(  # what it does where it is not refused: tests/models/test_compiled.py
+        "train.compile", True, given={"train.gradient_checkpointing": True}, refused="train.compile = true with"
+    ),
     Case("train.mask_truncated", True, "weights"),
     Case(  # what it does where it is not refused: tests/engines/test_vllm.py
         "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"

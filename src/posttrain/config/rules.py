@@ -256,6 +256,17 @@ def _the_policy_judges_in_turns(config: RunConfig, algorithm: Algorithm) -> Conf
     )
 
 
+def _what_is_compiled_runs_once(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """A layer that is recomputed in the backward pass cannot be compiled: transformers leaves it as it is."""
+    if not (config.train.compile and config.train.gradient_checkpointing):
+        return None
+    return ConfigError(
+        given="train.compile = true with train.gradient_checkpointing = true, whose layers are not compiled",
+        allowed="one of the two",
+        fix="Set train.compile = false where memory is short, else train.gradient_checkpointing = false.",
+    )
+
+
 def _minibatches_have_rows(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.minibatches is at most the rows of a step."""
     train, group = config.train, config.sampling.group_size if _samples(algorithm) else 1
@@ -558,6 +569,7 @@ RULES: tuple[Rule, ...] = (
     _servers_are_vllm,
     _shared_gpus_are_used_in_turns,
     _the_policy_judges_in_turns,
+    _what_is_compiled_runs_once,
     _minibatches_have_rows,
     _updates_have_a_reference_point,
     _warm_up_ends,

@@ -28,6 +28,7 @@ from posttrain.experience.feed import Feed
 from posttrain.experience.references import reference_forward
 from posttrain.experience.rendering import context_length
 from posttrain.functional.intervals import wilson
+from posttrain.models.compiled import compile_layers
 from posttrain.models.compute import dtype_name
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel
@@ -226,6 +227,8 @@ class Policy:
             hold_frozen(loaded, decodes=True)  # when a critic has put its adapter on the same layers
         forward = policy_forward(config, loaded, algorithm, critic)
         optimizer = Updater(loaded.model.parameters(), config.train, critic_updates(config, critic))
+        if config.train.compile:
+            compile_layers(loaded.model)
         return Policy(algorithm=algorithm, loaded=loaded, critic=critic, forward=forward, optimizer=optimizer)
 
     def trainer(self, config: RunConfig, **how: Any) -> Trainer:
@@ -391,6 +394,8 @@ def scoring_trainer(
     loaded = with_compute(load_scoring_model(config, head), config.model.precision, store.folder, decodes=False)
     if config.lora is not None:
         hold_frozen(loaded, decodes=False, keep=score_head(loaded.model))
+    if config.train.compile:
+        compile_layers(loaded.model)
     tell("compute", compute_facts(loaded))
     renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
     forward = ScoringForward(loaded, head.score)
