@@ -26,6 +26,8 @@ from posttrain.config.values import (
 )
 from posttrain.errors import ConfigError
 
+MICROBATCH_TOKENS, BATCH_ROWS = 2048, 64
+"""What `auto` is where nothing is chosen by what memory there is: on a CPU."""
 Ratio = Annotated[float, Field(gt=1), BeforeValidator(as_number)]
 
 
@@ -216,8 +218,15 @@ class SamplingConfig(Part):
     """Leave out tokens less likely than this share of the most likely one. 0 is off."""
     stop: list[Text] = []
     """Texts that end a completion. The text is not part of what rewards see."""
-    max_batch_rows: Count = 64
-    """Rows that are decoded together: more is faster and needs more memory for their caches."""
+    max_batch_rows: Count | Literal["auto"] = "auto"
+    """Rows that are decoded together: more is faster and needs more memory for their caches. auto: 64 on a CPU; on a
+    GPU as many, from 64 to 512, as its memory has surely room for, by the formulas of `posttrain plan`. A run keeps
+    what was chosen (sizes.json)."""
+
+    @property
+    def rows_together(self) -> int:
+        """`max_batch_rows`; that of a CPU where nothing was chosen."""
+        return BATCH_ROWS if self.max_batch_rows == "auto" else self.max_batch_rows
 
 
 class RolloutConfig(Part):
@@ -310,10 +319,11 @@ class TrainConfig(Part):
     """Optimizer steps per batch: the rows of a step are divided among them."""
     epochs: Count = 1
     """Passes over each batch. With more than one update per batch the ratios of the algorithm do their work."""
-    tokens_per_microbatch: Count = 2048
+    tokens_per_microbatch: Count | Literal["auto"] = "auto"
     """Tokens that go through the model in one forward and backward pass; what rows have in common at their beginning
     counts once. It decides memory and speed, never the gradient; where memory ends, it is halved and the step computed
-    again."""
+    again. auto: 2,048 on a CPU; on a GPU as many, from 256 to 32,768, as its memory has surely room for, by the
+    formulas of `posttrain plan`. A run keeps what was chosen (sizes.json)."""
     logprob_chunk_tokens: Count = 1024
     """Tokens whose logits are computed together, a part of the vocabulary at a time; all of it where the head is not
     linear, which takes this times the vocabulary of memory. It never changes a result."""
@@ -338,6 +348,11 @@ class TrainConfig(Part):
     older policy sampled, so that off-policy corrections can be studied; the sampler then holds a copy of the model."""
     max_sampling_rounds: Count = 10
     """Most rounds of sampling in one step, where the algorithm replaces groups without signal; then it is an error."""
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """`tokens_per_microbatch`; that of a CPU where nothing was chosen."""
+        return MICROBATCH_TOKENS if self.tokens_per_microbatch == "auto" else self.tokens_per_microbatch
 
     @property
     def updates_per_batch(self) -> int:

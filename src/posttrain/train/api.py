@@ -50,6 +50,7 @@ from posttrain.train.optimizer import require_optimizer
 from posttrain.train.respond import respond, untold
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
+from posttrain.train.sizes import with_sizes
 from posttrain.train.tracking import tracking
 from posttrain.train.watchdog import Watchdog
 
@@ -99,6 +100,7 @@ def train_resolved(
         BEFORE.run(resolved.config, store, view)
         look_ahead(resolved.config, store.folder)
         stage = reward_model_stage(resolved.config, store, view)
+        resolved = replace(resolved, config=with_sizes(resolved.config, store, view))
         run = set_up(resolved, store, view, resources)
         run.evaluation |= stage
         view.started(run.describe())
@@ -130,6 +132,7 @@ def resume(
     followed = tracking(store.folder, resolved.config.report_to, view)
     with followed, recording(store, view), within_memory(), ExitStack() as resources:
         stage = reward_model_stage(resolved.config, store, view)
+        resolved = replace(resolved, config=with_sizes(resolved.config, store, view))
         run = set_up(resolved, store, view, resources)
         if checkpoint is None:  # killed before the first one was written
             store.truncate_after(0)

@@ -258,7 +258,7 @@ def measure_of(config: RunConfig, loaded: LoadedModel, samplers: Samplers, sourc
 
 def advantages_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> Advantages:
     """What happens to experience before the loss sees it: once per step, and before each update."""
-    split, present = Split(forward, config.train.tokens_per_microbatch), forward.under(loaded.model)
+    split, present = Split(forward, config.train.microbatch_tokens), forward.under(loaded.model)
     refreshes: list[Refresh] = [
         *([CurrentLogprobs(present, split)] if "current" in algorithm.needs else []),
         *([CurrentEntropy(forward, split)] if "current_entropy" in algorithm.needs else []),
@@ -272,7 +272,7 @@ def advantages_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, 
 
 def fills_of(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward) -> list[Fill]:
     """One record for each thing that the algorithm needs to know of its samples."""
-    split = partial(Split, tokens_per_microbatch=config.train.tokens_per_microbatch)
+    split = partial(Split, tokens_per_microbatch=config.train.microbatch_tokens)
     fills: list[Fill] = []
     old = algorithm.needs_old_pass(updates=config.train.updates_per_batch, dropout=config.has_dropout)
     critic = forward.critic
@@ -334,7 +334,7 @@ def auxiliary(config: RunConfig, rows: Sequence[Row], policy: Policy) -> tuple[A
         seed=config.seed,
         pad_id=loaded.pad_id,
         forward=forward.under(loaded.model, temperature=1.0),
-        split=Split(forward, config.train.tokens_per_microbatch),
+        split=Split(forward, config.train.microbatch_tokens),
     )
     return add_gradient, [f"data.auxiliary: {found.dropped_summary}"] if found.dropped else []
 
@@ -359,7 +359,7 @@ def publishing(
 def examiner(config: RunConfig, loaded: LoadedModel, forward: Forward, fleet: Fleet | None) -> Examiner:
     """Who finds out why engines say something else of tokens than the trainer."""
     scores = TrainerScores(forward.under(loaded.model), loaded.pad_id)
-    tokens = config.train.tokens_per_microbatch
+    tokens = config.train.microbatch_tokens
     if fleet is None:
         return Examiner(loaded, forward, scores, tokens)
     published = lambda version: fleet.deliveries.other_versions(version)  # noqa: E731  of deliveries that are made later

@@ -82,7 +82,7 @@ class Trainer:
     room: Room = field(init=False)
 
     def __post_init__(self) -> None:
-        self.room = Room(self.config.train.tokens_per_microbatch, self.ranks, self.say)
+        self.room = Room(self.config.train.microbatch_tokens, self.ranks, self.say)
 
     def update(self, minibatch: Batch, totals: Totals, step: int, *, number: int = 0) -> Metrics:
         """One optimizer step on these rows, update `number` of the step; `totals` are its denominators on all ranks.

@@ -50,7 +50,7 @@ from posttrain.engines.port import (
     WeightsLoaded,
 )
 from posttrain.engines.published import layout
-from posttrain.engines.sampler import Digest, SamplingSettings
+from posttrain.engines.sampler import Digest, SamplingSettings, rows_together
 from posttrain.engines.sampling import StopStrings
 from posttrain.engines.vllm.client import GENERATE, LONGEST_ERROR, Client, NoAnswer, ServerError, drawn_by
 from posttrain.engines.vllm.rows import Rows
@@ -149,7 +149,7 @@ class VllmEngine:
         self._count = itertools.count()
         self._own = uuid.uuid4().hex
         """In the names of requests and weights: another run that uses this server has others."""
-        self._places = asyncio.Semaphore(ROWS_FOR_EACH * setup.sampling.max_batch_rows)
+        self._places = asyncio.Semaphore(ROWS_FOR_EACH * rows_together(setup.sampling))
         self._open = asyncio.Event()
         """Set while requests may be made: weights are there, and none are being loaded."""
         self._weights = asyncio.Lock()
