@@ -86,6 +86,19 @@ class Answers(Protocol):
         ...
 
 
+class Judging(Window, Protocol):
+    """What a judge asks of whoever decodes with the policy's weights."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> list[list[Completion]]:
+        """See `Sampler.generate`."""
+        ...
+
+
 class Sampler(Window, Protocol):
     """Generates completions with the weights of one policy version."""
 

@@ -170,7 +170,7 @@ def policy_trainer(
         to_come=policy.optimizer.bytes_to_come,
     )
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
-    judges.bind(samplers.evaluation, config, store.folder)
+    judges.bind(samplers.evaluation, config, store.folder, fleet)
     read = SOURCES[algorithm.data_kind] if config.sampled_pairs is None else sampled_preferences
     source = read(
         Inputs(
