@@ -107,6 +107,6 @@ def test_a_server_gets_room_for_questions_where_the_policy_judges(place):
     config = load_config(settings(place, "room", "http://127.0.0.1:1")).config
     judges = [entry.judge for entry in config.rewards if entry.judge]
     assert longest_row(config, loaded) == 4096, "prompts of any length"
-    assert room_for_judges(100, judges, loaded) == 2 * 100 + 1024 + 6
+    assert room_for_judges(100, judges, loaded) == 2 * 100 + 2048 + 2 * 6
     assert room_for_judges(100, [], loaded) == 100
     assert room_for_judges(3000, judges, loaded) == 4096

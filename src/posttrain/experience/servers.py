@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 START_DEADLINE = 300.0
 """Seconds in which an engine has to load the model: imports alone take many on a busy machine."""
-INSTRUCTIONS = 1024
-"""Tokens of a judge's question beside what it judges. One that is longer is not scored, and the reason says so."""
+INSTRUCTIONS = 2048
+"""Tokens of a judge's question beside what it judges, also where it asks once more for a verdict. What is longer is not
+scored, and the reason says so."""
 STARTS = 5
 """Deadlines of a token that loading the model may take, where that is more."""
 
@@ -81,11 +82,11 @@ class Servers:
 
 def room_for_judges(longest: int, judges: Iterable[JudgeConfig], loaded: LoadedModel) -> int:
     """Tokens of the longest row where the policy judges answers, too: a question has two of them at most, the prompt,
-    and what is to be done. `longest` is that of an answer with its prompt."""
+    what is to be done, and perhaps a first reply. `longest` is that of an answer with its prompt."""
     lengths = [judge.max_tokens for judge in judges if judge.url is None and judge.model == "policy"]
     if not lengths:
         return longest
-    wanted = 2 * longest + INSTRUCTIONS + max(lengths)
+    wanted = 2 * longest + INSTRUCTIONS + 2 * max(lengths)
     return min(wanted, loaded.context_length or wanted)
 
 
