@@ -119,7 +119,7 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(RUN)
 $(GPU_INSTALLED): pyproject.toml constraints.txt | card
 	$(PYTHON) -m venv --clear $(GPU_VENV)
 	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple) -e ".[dev,vllm]"
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple) -e ".[dev,vllm,cuda]"
 	@touch $@
 
 $(AXE):

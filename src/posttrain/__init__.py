@@ -163,10 +163,16 @@ def _before_run(config: RunConfig, store: RunStore, view: TerminalView) -> None:
     before_run(config, store, view)
 
 
+def _sizes_here(config: RunConfig) -> Mapping[str, int]:
+    from posttrain.lab.plan.before_run import sizes_here
+
+    return sizes_here(config)
+
+
 def _before_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
     from posttrain.lab.plan.before_run import plan_stages
 
     plan_stages(configs, folder)
 
 
-BEFORE.run, BEFORE.stages = _before_run, _before_stages
+BEFORE.run, BEFORE.sizes, BEFORE.stages = _before_run, _sizes_here, _before_stages

@@ -904,6 +904,10 @@ BROKEN = {
         "train.run_ahead = 2, but rewards.0.judge is the policy itself, whose weights would change while it judges; "
         "allowed: train.run_ahead = 0, or another judge.",
     ),
+    "_what_is_compiled_runs_once": (
+        ["train={compile: true, gradient_checkpointing: true}"],
+        "train.compile = true with train.gradient_checkpointing = true, whose layers are not compiled",
+    ),
     "_minibatches_have_rows": (
         ["train.minibatches=129"],
         "train.minibatches = 129, but a step has 128 rows (16 prompts x 8 completions); "

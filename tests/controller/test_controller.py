@@ -194,8 +194,6 @@ def test_an_evaluation_goes_before_all_else_and_is_answered_by_the_weights_of_it
     assert waiting(controller) == {("draw", "a")}, "the trainer waits itself"
     assert controller.in_flight == 4
     assert [group["group"] for group in controller.state()["in_flight"]] == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="while an evaluation is not answered"):
-        controller.handle(Asked())
     assert answer(controller, asked) == [Evaluated(-1)]
     assert waiting(controller) == {("draw", "a"), ("ask", "trainer")}
     assert controller.handle(Asked()) == []
@@ -225,9 +223,22 @@ def test_an_evaluation_comes_between_a_publication_and_the_next_batch():
     controller, _ = started(publish_every=2)
     with pytest.raises(ValueError, match="below 0"):
         controller.handle(Evaluate(0, 1))
+    controller, commands = started()
     controller.handle(Asked())
-    with pytest.raises(ValueError, match="while the trainer is asked"):
+    scored(controller, answer(controller, commands))
+    with pytest.raises(ValueError, match="while the trainer is training"):
         controller.handle(Evaluate(-1, 1))
+
+
+def test_a_judge_asks_while_the_trainer_waits_and_no_batch_comes_before_its_answer():
+    controller, commands = started()
+    controller.handle(Asked())
+    ended = answer(controller, commands)
+    question = controller.handle(Evaluate(-1, 1))
+    assert question == [Submit("a", Row(-1, 0), 1, 0)]
+    assert not [command for command in scored(controller, ended) if isinstance(command, Deliver)]
+    told = answer(controller, question)
+    assert [type(command) for command in told] == [Evaluated, Deliver]
 
 
 def test_rows_of_a_prompt_go_together_to_the_engine_that_has_the_fewest():

@@ -63,7 +63,7 @@ SEEN_IN_THE_SECOND_STEP = {
     *(f"critic.{name}" for name in ("rank", "alpha", "learning_rate", "warmup_steps", "max_grad_norm")),
     *(f"data.{name}" for name in ("answer", "max_length")),
     *(f"rewards.N.judge.{name}" for name in ("strip_reasoning", "max_total_tokens")),
-    *(f"train.{name}" for name in ("steps", "stop_after_tokens", "stop_after_seconds", "schedule")),
+    *(f"train.{name}" for name in ("steps", "stop_after_tokens", "stop_after_seconds", "schedule", "optimizer")),
     *(f"train.{name}" for name in ("min_learning_rate_ratio", "publish_every", "max_sampling_rounds")),
     *("train.run_ahead", "evaluation.every", "checkpoint.every", "reinforce.kl_coef", "grpo.kl_estimator"),
     *(f"policy_gradient.{name}" for name in ("kl", "filter")),
@@ -88,6 +88,8 @@ class Case:
     """Settings beside the plain ones, with and without the change."""
     keeps: str = ""
     """What must stay the same, but for rounding."""
+    needs: str = ""
+    """A package of an extra, without which it is skipped."""
 
     @property
     def algorithm(self) -> str:
@@ -333,6 +335,7 @@ CASES = [
     Case("train.stop_after_seconds", 1e-9, "metrics/step"),
     Case("train.prompts_per_step", 3, "rollouts/row"),
     Case("train.learning_rate", 0.02, "weights"),
+    Case("train.optimizer", "adamw_8bit", "weights", given={"model.path": "wide_model"}, needs="torchao"),
     Case("train.schedule", "linear", "weights"),
     Case("train.warmup_steps", 1, "weights"),
     Case("train.min_learning_rate_ratio", 0.5, "weights", given={"train.schedule": "linear"}),
@@ -346,6 +349,9 @@ CASES = [
     Case("train.tokens_per_microbatch", 20, "effort/training_passes", keeps="metrics/grad_norm"),
     Case("train.logprob_chunk_tokens", 8, "effort/largest_logits", keeps="metrics/grad_norm"),
     Case("train.gradient_checkpointing", True, "effort/kept_numbers", keeps="metrics/grad_norm"),
+    Case(  # what it does where it is not refused: tests/models/test_compiled.py
+        "train.compile", True, given={"train.gradient_checkpointing": True}, refused="train.compile = true with"
+    ),
     Case("train.mask_truncated", True, "weights"),
     Case(  # what it does where it is not refused: tests/engines/test_vllm.py
         "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"
@@ -722,6 +728,8 @@ def test_without_a_change_nothing_differs(place):
 
 @pytest.mark.parametrize("case", thinned(CASES))
 def test_a_setting_changes_something(place, case):
+    if case.needs:
+        pytest.importorskip(case.needs, reason="its extra is not installed")
     before = place.record(case.before, with_effort=case.with_effort)
     after = place.record(case.after, with_effort=case.with_effort)
     assert "error" not in before
@@ -771,6 +779,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("settings")
     tiny_model(folder / "model", characters=CHARACTERS)
     tiny_model(folder / "other_model", characters=CHARACTERS, seed=1)
+    tiny_model(folder / "wide_model", characters=CHARACTERS, hidden_size=64)
     tiny_model(folder / "judge_model", characters=CHARACTERS, max_position_embeddings=4096)
     (folder / "judge.txt").write_text("{prompt} <answer>\n{completion}\n</answer> Score: N")
     custom_model(folder / "custom_model")

@@ -26,6 +26,7 @@ def settings(**changes) -> SimpleNamespace:
         "adam_beta2": 0.999,
         "adam_eps": 1e-8,
         "max_grad_norm": 0.0,
+        "optimizer": "adamw",
     }
     return SimpleNamespace(**defaults | changes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import warnings
@@ -34,6 +35,8 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Variables that the libraries read when they are imported: no progress bars between our lines, no logs but errors."""
+_TALKATIVE = ("torchao", "torch.utils._pytree")
+"""transformers imports torchao where it is installed, which tells of each kernel that is not for this machine."""
 _LIBRARIES = r"(torch|transformers|peft|datasets|huggingface_hub)(\.|$)"
 
 
@@ -48,6 +51,8 @@ def silence_libraries() -> None:
     downloads = {} if sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     for name, value in (_QUIET | downloads).items():
         os.environ.setdefault(name, value)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def answer(result: Any, text: str, *, as_json: bool) -> None:

@@ -44,7 +44,6 @@ Tensor = Annotated[int, typer.Option(help="Devices of a machine that divide the 
 Network = Annotated[
     float | None, typer.Option(help="GB/s from each device to other machines, in place of the table's.")
 ]
-OptimizerBits = Annotated[int, typer.Option(help="Of each of AdamW's moments: 32 or 8.")]
 Price = Annotated[float | None, typer.Option(help="Dollars per device and hour, in place of the usual range.")]
 Probe = Annotated[bool, typer.Option("--probe", help="Measure on this machine first, with random weights.")]
 SETTINGS = ("sampling.group_size", "train.prompts_per_step", "sampling.max_completion_length", "train.steps")
@@ -70,7 +69,6 @@ def plan(
     sharding: Sharding = None,
     tensor: Tensor = 1,
     network: Network = None,
-    optimizer_bits: OptimizerBits = 32,
     price: Price = None,
     probe: Probe = False,
     json: AsJson = False,
@@ -98,7 +96,6 @@ def plan(
         "sharding": _one_of("sharding", sharding, ("none", "optimizer", "gradients", "full", "hybrid")),
         "tensor": tensor,
         "network": network,
-        "optimizer_bits": _one_of("optimizer-bits", optimizer_bits, (32, 8)),
         "mean_completion_tokens": mean_completion_length,
         "length_spread": length_spread,
         "prompt_tokens": prompt_length,

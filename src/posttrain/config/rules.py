@@ -256,6 +256,33 @@ def _the_policy_judges_in_turns(config: RunConfig, algorithm: Algorithm) -> Conf
     )
 
 
+def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """Compiled layers, and moments in 8 bits, of a sharded model: nobody has shown that they are what they are alone."""
+    train = config.train
+    wrong = [("compile", "true")] if train.compile else []
+    wrong += [("optimizer", train.optimizer)] if train.optimizer != "adamw" else []
+    if train.devices == 1 or not wrong:
+        return None
+    name, value = wrong[0]
+    right = "false" if name == "compile" else "adamw"
+    return ConfigError(
+        given=f"train.{name} = {value} with train.devices = {train.devices}",
+        allowed=f"train.{name} = {right} on several devices",
+        fix=f"Set train.{name} = {right}, or train.devices = 1.",
+    )
+
+
+def _what_is_compiled_runs_once(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """A layer that is recomputed in the backward pass cannot be compiled: transformers leaves it as it is."""
+    if not (config.train.compile and config.train.gradient_checkpointing):
+        return None
+    return ConfigError(
+        given="train.compile = true with train.gradient_checkpointing = true, whose layers are not compiled",
+        allowed="one of the two",
+        fix="Set train.compile = false where memory is short, else train.gradient_checkpointing = false.",
+    )
+
+
 def _minibatches_have_rows(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.minibatches is at most the rows of a step."""
     train, group = config.train, config.sampling.group_size if _samples(algorithm) else 1
@@ -558,6 +585,8 @@ RULES: tuple[Rule, ...] = (
     _servers_are_vllm,
     _shared_gpus_are_used_in_turns,
     _the_policy_judges_in_turns,
+    _ranks_do_what_was_tried_over_ranks,
+    _what_is_compiled_runs_once,
     _minibatches_have_rows,
     _updates_have_a_reference_point,
     _warm_up_ends,

@@ -26,6 +26,8 @@ from posttrain.config.values import (
 )
 from posttrain.errors import ConfigError
 
+MICROBATCH_TOKENS, BATCH_ROWS = 2048, 64
+"""What `auto` is where nothing is chosen by what memory there is: on a CPU."""
 Ratio = Annotated[float, Field(gt=1), BeforeValidator(as_number)]
 
 
@@ -216,8 +218,15 @@ class SamplingConfig(Part):
     """Leave out tokens less likely than this share of the most likely one. 0 is off."""
     stop: list[Text] = []
     """Texts that end a completion. The text is not part of what rewards see."""
-    max_batch_rows: Count = 64
-    """Rows that are decoded together: more is faster and needs more memory for their caches."""
+    max_batch_rows: Count | Literal["auto"] = "auto"
+    """Rows that are decoded together: more is faster and needs more memory for their caches. auto: 64 on a CPU; on a
+    GPU as many, from 64 to 512, as its memory has surely room for, by the formulas of `posttrain plan`. A run keeps
+    what was chosen (sizes.json)."""
+
+    @property
+    def rows_together(self) -> int:
+        """`max_batch_rows`; that of a CPU where nothing was chosen."""
+        return BATCH_ROWS if self.max_batch_rows == "auto" else self.max_batch_rows
 
 
 class RolloutConfig(Part):
@@ -285,6 +294,11 @@ class TrainConfig(Part):
     learning_rate: NonNegative = 1e-6
     """Highest learning rate of AdamW. The default is for training all weights by reinforcement; LoRA takes about ten
     times more."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """How AdamW holds its two moments of each trained weight: adamw as float32, 8 bytes; adamw_8bit in 8 bits with a
+    scale for each 256, 2.03 bytes, by torchao (`pip install "posttrain[cuda]"`). Weights stay float32. It is for all
+    weights of a large model on a GPU: adapters have few moments, and on a CPU a step takes more memory than it
+    saves."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up; linear and cosine fall to min_learning_rate_ratio of it."""
     warmup_steps: Natural = 0
@@ -305,15 +319,20 @@ class TrainConfig(Part):
     """Optimizer steps per batch: the rows of a step are divided among them."""
     epochs: Count = 1
     """Passes over each batch. With more than one update per batch the ratios of the algorithm do their work."""
-    tokens_per_microbatch: Count = 2048
+    tokens_per_microbatch: Count | Literal["auto"] = "auto"
     """Tokens that go through the model in one forward and backward pass; what rows have in common at their beginning
     counts once. It decides memory and speed, never the gradient; where memory ends, it is halved and the step computed
-    again."""
+    again. auto: 2,048 on a CPU; on a GPU as many, from 256 to 32,768, as its memory has surely room for, by the
+    formulas of `posttrain plan`. A run keeps what was chosen (sizes.json)."""
     logprob_chunk_tokens: Count = 1024
     """Tokens whose logits are computed together, a part of the vocabulary at a time; all of it where the head is not
     linear, which takes this times the vocabulary of memory. It never changes a result."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    compile: bool = False
+    """Let torch.compile generate code for the decoder layers of the trained model, in passes of training and scoring:
+    minutes at the start for fewer operations in each pass. Numbers are the same but for rounding. Not with
+    gradient_checkpointing, and not for mixtures of experts."""
     mask_truncated: bool = False
     """Leave truncated completions out of the loss; their rewards still count in the statistics of their group."""
     run_ahead: Natural | Literal["auto"] = 0
@@ -337,6 +356,11 @@ class TrainConfig(Part):
     """Seconds that a rank waits for another one in the middle of a step before that one is lost."""
     max_sampling_rounds: Count = 10
     """Most rounds of sampling in one step, where the algorithm replaces groups without signal; then it is an error."""
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """`tokens_per_microbatch`; that of a CPU where nothing was chosen."""
+        return MICROBATCH_TOKENS if self.tokens_per_microbatch == "auto" else self.tokens_per_microbatch
 
     @property
     def updates_per_batch(self) -> int:

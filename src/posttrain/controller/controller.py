@@ -10,8 +10,8 @@ The trainer goes round in a circle:
       Published     Asked    Deliver    Trained     Publish
 
 It is `blocked` while an engine still reads the publication that the next one overwrites. After a version that is not
-published it is `between` at once. An evaluation comes while it is `between`: its rows go to engines before all others,
-none is asked for weights meanwhile that are newer, and no batch until all of them have ended.
+published it is `between` at once. Questions of an evaluation, or of a judge that scores groups, come while it is
+`between` or `asked`: their rows go to engines before all others, and no batch comes until all of them have ended.
 
 Where trainer and engines share the memory of one device (`Limits.in_turns`), they use it in turns. When the groups of a
 step are there and no row is under way, engines are told to sleep; the batch is delivered once all of them do. They wake
@@ -313,12 +313,11 @@ class Controller:
 
     def _asked(self, event: Asked) -> None:
         self._trainer_was("between", event)
-        if self._evaluating:
-            raise ValueError(f"{event} while an evaluation is not answered")
         self._phase = "asked"
 
     def _evaluate(self, event: Evaluate) -> None:
-        self._trainer_was("between", event)
+        if self._phase != "asked":
+            self._trainer_was("between", event)
         if self._published != self._version:
             raise ValueError(f"{event}, but version {self._published} is published and not {self._version}")
         if event.group >= 0 or event.group in self._groups:
@@ -496,7 +495,7 @@ class Controller:
         batch = self.limits.prompts_per_step
         if self._phase == "asked" and self._version >= self.limits.last_version:
             self._stop("done", failed=False)
-        elif self._phase == "asked" and len(self._finished) >= batch and self._has_room:
+        elif self._phase == "asked" and len(self._finished) >= batch and self._has_room and not self._evaluating:
             self._training, self._finished = tuple(self._finished[:batch]), self._finished[batch:]
             self._phase = "training"
             self._voided = 0

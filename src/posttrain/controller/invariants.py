@@ -574,7 +574,8 @@ class Observer:
         readers = any(engine.loading not in (None, self.published) for engine in self.engines.values())
         if self.due is not None and not readers:
             self._break("buffers", f"version {self.due} is not published, though nobody reads")
-        sampled = self.asked and len(books.finished) >= self.limits.prompts_per_step
+        questions = any(number < 0 for number in books.rows)
+        sampled = self.asked and len(books.finished) >= self.limits.prompts_per_step and not questions
         rests = all(engine.sleep in ("asleep", "down") for engine in self.engines.values())
         if sampled and (not self.limits.in_turns or (self._trainer_needs_memory() and rests)):
             self._break("batch", f"the trainer gets none of {sorted(books.finished)}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.engines.engine import Draw, Engine, Request, Row
 from posttrain.engines.local import LocalSampler
 from posttrain.engines.port import Piece, RowName, Task
-from posttrain.engines.sampler import Receipt, SamplingSettings
+from posttrain.engines.sampler import Receipt, SamplingSettings, rows_together
 from posttrain.engines.sampling import StopStrings, UniformStream
 
 
@@ -24,7 +24,7 @@ class ContinuousSampler:
         self.stop = StopStrings(sampler.tokenizer, sampling.stop)
         self._call = sampler.begin()
         draw = Draw(sampling, 0, sampler.compute)
-        self.engine: Engine = sampler.open(self._call, draw, sampling.max_batch_rows, self.stop)
+        self.engine: Engine = sampler.open(self._call, draw, rows_together(sampling), self.stop)
         self._tasks: dict[int, Task] = {}
         """By the number of the engine's row."""
         self._told: dict[int, int] = {}

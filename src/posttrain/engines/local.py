@@ -34,7 +34,7 @@ from posttrain.engines.decoding_path import decode_by, decoding_path
 from posttrain.engines.delivery import chosen_experts, digest
 from posttrain.engines.engine import Choose, Draw, Engine, Request, Row, Score
 from posttrain.engines.reads import Reads, check_reads
-from posttrain.engines.sampler import Receipt, SamplingSettings, check_length
+from posttrain.engines.sampler import Receipt, SamplingSettings, check_length, rows_together
 from posttrain.engines.sampling import StopStrings
 from posttrain.engines.weights import (
     cast_in_place,
@@ -178,7 +178,7 @@ class LocalSampler:
             where = f"prompt {request.stream[0]}"
             check_length(self, request.prompt_ids, request.max_new_tokens, where=where)
         choose = Draw(sampling, seed, self.compute)
-        for row in self._run(requests, choose, sampling.max_batch_rows, stop):
+        for row in self._run(requests, choose, rows_together(sampling), stop):
             yield row.number, self._completion(row, stop)
 
     def score(

@@ -35,6 +35,10 @@ class Task:
     """Of the whole completion, what is drawn already included."""
     temperature: float | None = None
     """In place of the run's, where it is given; 0 takes the likeliest token."""
+    top_p: float | None = None
+    """In place of the run's truncation, whichever it is, where it is given."""
+    stops: bool = True
+    """The run's stop strings end the row."""
 
 
 @dataclass(frozen=True, kw_only=True)

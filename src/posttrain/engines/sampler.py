@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.config.sections import BATCH_ROWS
 from posttrain.errors import ConfigError, DataError
 from posttrain.types import Completion, Prompt
 
@@ -30,7 +31,12 @@ class SamplingSettings(Protocol):
     @property
     def stop(self) -> Sequence[str]: ...
     @property
-    def max_batch_rows(self) -> int: ...
+    def max_batch_rows(self) -> int | Literal["auto"]: ...
+
+
+def rows_together(sampling: SamplingSettings) -> int:
+    """`max_batch_rows` as a number."""
+    return BATCH_ROWS if sampling.max_batch_rows == "auto" else sampling.max_batch_rows
 
 
 class Digest(NamedTuple):
@@ -77,6 +83,19 @@ class Answers(Protocol):
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> Iterator[tuple[int, int, Completion]]:
         """See `Sampler.each`."""
+        ...
+
+
+class Judging(Window, Protocol):
+    """What a judge asks of whoever decodes with the policy's weights."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> list[list[Completion]]:
+        """See `Sampler.generate`."""
         ...
 
 

@@ -34,7 +34,8 @@ from posttrain.evaluate.rollout import RolloutArgument, rollout_of, tell
 from posttrain.evaluate.trained import baseline_of_run, run_in, trained_model
 from posttrain.evaluate.votes import Extract
 from posttrain.experience.deliveries import PROBE_PROMPTS
-from posttrain.experience.serving import serving
+from posttrain.experience.servers import room_for_judges
+from posttrain.experience.serving import Serving, serving
 from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel, load_model
@@ -156,11 +157,18 @@ def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, 
     with ExitStack() as stack:
         rewards = stack.enter_context(_reward_set(subject.rewards, subject.folder))
         check = stack.enter_context(_reward_set(subject.check, subject.folder)) if subject.check else None
-        for judges in (rewards, check):
-            if judges is not None:
-                judges.bind(sampler, subject.model.chat_template_kwargs)
-                judges.check(prompts)
-        answers: Answers = stack.enter_context(_served(subject, loaded, prompts, length)) if served else sampler
+        scorers = [scorer for scorer in (rewards, check) if scorer is not None]
+        for scorer in scorers:
+            scorer.bind(sampler, subject.model.chat_template_kwargs)
+            scorer.check(prompts)
+        answers: Answers = sampler
+        if served:
+            longest = max(len(prompt.ids) for prompt in prompts) + length
+            judges = [one.judge.settings for scorer in scorers for one in scorer.components if one.judge is not None]
+            longest = room_for_judges(longest, judges, loaded)
+            answers = servers = stack.enter_context(_served(subject, loaded, prompts, longest))
+            for scorer in scorers:
+                scorer.bind(servers.judge, subject.model.chat_template_kwargs)
         return evaluate_sampler(
             answers,
             prompts,
@@ -178,14 +186,14 @@ def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, 
 
 
 def _served(
-    subject: Subject, loaded: LoadedModel, prompts: Sequence[Prompt], max_completion_length: int
-) -> AbstractContextManager[Answers]:
-    """Servers that answer these prompts."""
+    subject: Subject, loaded: LoadedModel, prompts: Sequence[Prompt], longest: int
+) -> AbstractContextManager[Serving]:
+    """Servers that answer these prompts, in rows of at most `longest` tokens."""
     return serving(
         subject.rollout,
         subject.sampling.model_copy(update={"temperature": subject.evaluation.temperature}),
         loaded,
-        longest=max(len(prompt.ids) for prompt in prompts) + max_completion_length,
+        longest=longest,
         probe=[prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
         tolerance=subject.publish_tolerance,
         say=tell,

@@ -48,7 +48,7 @@ class HeldOutPolicyPairs:
             return {}
         rows = [pair.chosen for pair in self.pairs] + [pair.rejected for pair in self.pairs]
         scores = score_rows(
-            self.forward, rows, pad_id=self.pad_id, tokens_per_microbatch=self.config.train.tokens_per_microbatch
+            self.forward, rows, pad_id=self.pad_id, tokens_per_microbatch=self.config.train.microbatch_tokens
         )
         scores.write(folder, name)
         n, confidence = len(self.pairs), self.config.evaluation.confidence
@@ -87,7 +87,7 @@ class HeldOutLabels:
             return {}
         rows = [row.example for row in self.rows]
         scores = score_rows(
-            self.forward, rows, pad_id=self.pad_id, tokens_per_microbatch=self.config.train.tokens_per_microbatch
+            self.forward, rows, pad_id=self.pad_id, tokens_per_microbatch=self.config.train.microbatch_tokens
         )
         scores.write(folder, name)
         confidence = self.config.evaluation.confidence

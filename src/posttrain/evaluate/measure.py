@@ -96,7 +96,7 @@ class HeldOutLoss:
     def __call__(self, folder: Path, name: str) -> dict[str, Any]:
         if not self.examples:
             return {}
-        budget, confidence = self.config.train.tokens_per_microbatch, self.config.evaluation.confidence
+        budget, confidence = self.config.train.microbatch_tokens, self.config.evaluation.confidence
         scores = score_rows(self.forward, self.examples, pad_id=self.pad_id, tokens_per_microbatch=budget)
         scores.write(folder, name)
         measured = {name: loss_measures(scores, confidence)}

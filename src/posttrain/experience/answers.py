@@ -14,6 +14,8 @@ from posttrain.engines.sampler import SamplingSettings, Window, check_length
 from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from posttrain.experience.driver import Driver
 
 
@@ -26,6 +28,10 @@ class Question:
     temperature: float
     max_new_tokens: int
     group_size: int
+    top_p: float | None = None
+    """In place of the run's truncation, where it is given."""
+    stops: bool = True
+    """The run's stop strings end a completion."""
 
 
 class EngineAnswers:
@@ -52,3 +58,47 @@ class EngineAnswers:
                 for prompt in prompts
             ]
         )
+
+
+class EngineJudge:
+    """What a judge with the policy's weights asks in place of a sampler: questions go to the engines of a run, from
+    whichever thread scores, and are answered by the weights that were published last."""
+
+    context_reason = " of its server"
+    """See `Window`."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        longest: int,
+        driver: Callable[[], Driver],
+        publish: Callable[[], None],
+    ) -> None:
+        """`longest`: tokens that a row may have in the engines. `publish` sees to it that these have the present
+        weights."""
+        self.tokenizer, self.context_length, self._driver, self._publish = tokenizer, longest, driver, publish
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
+    ) -> list[list[Completion]]:
+        """As `Sampler.generate`, with the temperature, `top_p` and the length of `sampling`, and without stop strings:
+        those of the run are not the judge's. Raises as `EngineAnswers.each` does."""
+        for prompt in prompts:
+            check_length(self, prompt.ids, sampling.max_completion_length, where="a question to the judge")
+        self._publish()
+        questions = [
+            Question(
+                prompt,
+                seed,
+                sampling.temperature,
+                sampling.max_completion_length,
+                group_size,
+                top_p=sampling.top_p,
+                stops=False,
+            )
+            for prompt in prompts
+        ]
+        found: list[list[Completion]] = [[] for _ in prompts]
+        for place, _, completion in self._driver().evaluate(questions):
+            found[place].append(completion)
+        return found

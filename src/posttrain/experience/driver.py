@@ -255,6 +255,10 @@ class Driver:
         """Was anything published yet?"""
         return self._has_weights
 
+    def wait_for_weights(self) -> None:
+        """Until something was published: groups of a checkpoint may be scored before that."""
+        self._wait_until(lambda: self._has_weights)
+
     def wait_for_engine(self) -> Ready:
         """Until one is there: what it decodes with."""
         self._wait_until(lambda: self.ready is not None)
@@ -285,8 +289,8 @@ class Driver:
         if not self._has_weights:
             self.call(lambda: self._begin_at(version))
         self._may_publish = None
-        self._has_weights = True
         self.post(Published(version))
+        self._has_weights = True
 
     def batch(self, version: int) -> Batch:
         """The groups of the step that version `version` learns from. Raises whatever keeps it from coming."""
@@ -302,11 +306,8 @@ class Driver:
 
     def evaluate(self, questions: Sequence[Question]) -> Iterator[tuple[int, int, Completion]]:
         """(place of the question, number in its group, completion), in the order of the questions: answers by the
-        weights that were published last, which have to be the present ones."""
-        first = self._asked_so_far
-        self._asked_so_far += len(questions)
-        numbered = {-1 - first - place: question for place, question in enumerate(questions)}
-        self.call(lambda: self._evaluate(numbered))
+        weights that were published last, which have to be the present ones. Who scores may ask, too."""
+        numbered = self.call(lambda: self._evaluate(questions))
         for place, number in enumerate(numbered):
             self._wait_until(functools.partial(self._answers.__contains__, number))
             for g, completion in enumerate(self._answers.pop(number)):
@@ -567,6 +568,8 @@ class Driver:
             stream=(how.prompt.index, command.row.g),
             max_new_tokens=how.max_new_tokens if isinstance(how, Question) else self.max_new_tokens,
             temperature=self._temperature(how, command.row),
+            top_p=how.top_p if isinstance(how, Question) else None,
+            stops=how.stops if isinstance(how, Question) else True,
         )
 
     def _temperature(self, how: Planned | Question, row: Row) -> float | None:
@@ -574,10 +577,15 @@ class Driver:
             return how.temperature
         return 0.0 if self.greedy and row.g == self.limits.group_size - 1 else None
 
-    def _evaluate(self, questions: Mapping[int, Question]) -> None:
-        self._questions |= questions
-        for number, question in questions.items():
+    def _evaluate(self, questions: Sequence[Question]) -> list[int]:
+        """The numbers of their groups."""
+        first = self._asked_so_far
+        self._asked_so_far += len(questions)
+        numbered = {-1 - first - place: question for place, question in enumerate(questions)}
+        self._questions |= numbered
+        for number, question in numbered.items():
             self._handle(Evaluate(number, question.group_size))
+        return list(numbered)
 
     def _prompt(self, number: int) -> Prompt:
         return self._questions[number].prompt if number < 0 else self._planned(number).prompt
@@ -662,7 +670,7 @@ class Driver:
             "groups": {str(number): group.to_json() for number, group in self._groups.items()},
             "greedy": {str(number): group.to_json() for number, group in self._greedy.items()},
             "voided": [group.to_json() for group in self._voided],
-            "rows": [{"row": row, **vars(drawn)} for row, drawn in self._rows.items()],
+            "rows": [{"row": row, **vars(drawn)} for row, drawn in self._rows.items() if row.group >= 0],
         }
         open_groups = [*state["controller"]["finished"], *(one["group"] for one in state["controller"]["in_flight"])]
         state |= {

@@ -165,8 +165,8 @@ class PromptFeed:
     def longest(self) -> Batch:
         """The longest prompts, and completions up to the limit that differ early on, so that they share no more."""
         train, sampling, limit = self.config.train, self.config.sampling, self.config.sampling.max_completion_length
-        group_size = min(sampling.group_size, 1 + train.tokens_per_microbatch // limit)
-        count = min(train.prompts_per_step, 1 + train.tokens_per_microbatch // (limit * group_size))
+        group_size = min(sampling.group_size, 1 + train.microbatch_tokens // limit)
+        count = min(train.prompts_per_step, 1 + train.microbatch_tokens // (limit * group_size))
         rows = self.rows[:LOOKED_AT] if isinstance(self.rows, StreamedRecords) else self.rows
         prompts = heapq.nlargest(count, rows, key=lambda prompt: len(prompt.ids))
         answers = [[g >> place & 1 for place in range(limit)] for g in range(group_size)]

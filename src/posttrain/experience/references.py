@@ -264,7 +264,7 @@ def _score(
     config: RunConfig, dataset: Sequence[Example], places: Sequence[int], forward: Forward, pad_id: int
 ) -> Iterator[np.ndarray]:
     """The log-probabilities of the trained tokens, example after example."""
-    split = Split(forward, config.train.tokens_per_microbatch)
+    split = Split(forward, config.train.microbatch_tokens)
     for begin in range(0, len(places), ROWS_AT_ONCE):
         examples = [dataset[place] for place in places[begin : begin + ROWS_AT_ONCE]]
         tokens, mask_BT = collate_examples(examples, pad_id)
@@ -287,7 +287,7 @@ def content_key(numbers: str, forward: Forward, config: RunConfig) -> str:
     """Whatever decides a bit of the `numbers` of that name: how rows are packed and summed, by which code, on what."""
     how = forward.compute
     computation = computation_key(forward.model, compute_dtype=how.dtype, matmul=how.matmul, code=CODE)
-    return _key(numbers, computation, config.train.tokens_per_microbatch, forward.chunk_tokens)
+    return _key(numbers, computation, config.train.microbatch_tokens, forward.chunk_tokens)
 
 
 def _key(*parts: str | float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from posttrain.engines.port import EnginePort
 
 if TYPE_CHECKING:
-    from posttrain.config import RolloutConfig, SamplingConfig
+    from posttrain.config import JudgeConfig, RolloutConfig, SamplingConfig
     from posttrain.engines.vllm.port import ServerSetup
     from posttrain.engines.vllm.sleeping import SharedDevice
     from posttrain.experience.deliveries import Deliveries
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 START_DEADLINE = 300.0
 """Seconds in which an engine has to load the model: imports alone take many on a busy machine."""
+INSTRUCTIONS = 2048
+"""Tokens of a judge's question beside what it judges, also where it asks once more for a verdict. What is longer is not
+scored, and the reason says so."""
 STARTS = 5
 """Deadlines of a token that loading the model may take, where that is more."""
 
@@ -75,6 +78,16 @@ class Servers:
             setup = replace(setup, patience=START_DEADLINE)
         log = log_of(self.folder, name)
         return VllmEngine(name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log)
+
+
+def room_for_judges(longest: int, judges: Iterable[JudgeConfig], loaded: LoadedModel) -> int:
+    """Tokens of the longest row where the policy judges answers, too: a question has two of them at most, the prompt,
+    what is to be done, and perhaps a first reply. `longest` is that of an answer with its prompt."""
+    lengths = [judge.max_tokens for judge in judges if judge.url is None and judge.model == "policy"]
+    if not lengths:
+        return longest
+    wanted = 2 * longest + INSTRUCTIONS + 2 * max(lengths)
+    return min(wanted, loaded.context_length or wanted)
 
 
 def engine_names(count: int) -> list[str]:

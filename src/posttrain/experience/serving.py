@@ -18,7 +18,7 @@ from posttrain.controller.messages import Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.sampler import SamplingSettings
 from posttrain.errors import EngineError
-from posttrain.experience.answers import EngineAnswers
+from posttrain.experience.answers import EngineAnswers, EngineJudge
 from posttrain.experience.deliveries import Deliveries, TrainerScores
 from posttrain.experience.driver import Driver
 from posttrain.experience.group import Group
@@ -48,6 +48,8 @@ class Serving:
         """Most tokens of prompt and completion together."""
         self.context_reason = loaded.context_reason if longest == loaded.context_length else " of its server"
         self._answers = EngineAnswers(self, lambda: driver, deliveries.newest)
+        self.judge = EngineJudge(loaded.tokenizer, longest, lambda: driver, deliveries.newest)
+        """What asks the same weights as a judge."""
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int

@@ -38,3 +38,28 @@ PROBE_ROWS = 4
 PROBE_TOKENS = 32
 PROBE_SCORED_TOKENS = 4
 """Of each of them."""
+EIGHT_BIT_BLOCK = 256
+"""Numbers of a moment in 8 bits that share a scale of four bytes (torchao)."""
+EIGHT_BIT_LEAST = 4096
+"""Numbers of the smallest tensor whose moments torchao holds in 8 bits."""
+EIGHT_BIT_TABLE = 256
+"""Numbers of four bytes that say what the codes of one moment mean."""
+EIGHT_BIT_TEMPORARIES = {"cpu": 53, "cuda": 8}
+"""Bytes for each number of the largest tensor while its weights are changed: as measured on a CPU, where the step runs
+as it is written, and as compiled: both moments in float32."""
+
+
+def in_eight_bits(numbers: int) -> bool:
+    """Whether the moments of a tensor of so many numbers are held in 8 bits where the config asks for that."""
+    return numbers >= EIGHT_BIT_LEAST and numbers % EIGHT_BIT_BLOCK == 0
+
+
+def eight_bit_bytes(numbers: int) -> int:
+    """Both moments of a tensor, with `train.optimizer = adamw_8bit`.
+
+    >>> eight_bit_bytes(4096), eight_bit_bytes(4097)
+    (10368, 32776)
+    """
+    if not in_eight_bits(numbers):
+        return 2 * 4 * numbers
+    return 2 * (numbers + 4 * (numbers // EIGHT_BIT_BLOCK + EIGHT_BIT_TABLE))

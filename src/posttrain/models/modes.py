@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
+import torch
 from torch import nn
 from transformers.utils import logging
 
+compiled: WeakSet[nn.Module] = WeakSet()
+"""Layers of this process that torch.compile compiles (compiled.py)."""
+
+
+def as_written() -> AbstractContextManager[object]:
+    """Layers that are compiled elsewhere run as they are written; nothing where none are."""
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
 
 def evaluating(model: nn.Module) -> AbstractContextManager[None]:
-    """Evaluation mode; afterwards every module is in the mode in which it was."""
+    """Evaluation mode, with layers as they are written; afterwards every module is in the mode in which it was."""
     return evaluating_all(model.modules())
 
 
@@ -22,7 +32,8 @@ def evaluating_all(modules: Iterable[nn.Module]) -> Iterator[None]:
     try:
         for module in in_training:
             module.training = False
-        yield
+        with as_written():
+            yield
     finally:
         for module in in_training:
             module.training = True

@@ -235,7 +235,14 @@ def _eager_attention(module: nn.Module, *args: Any, **settings: Any) -> tuple[Te
     raise NotImplementedError(f"{type(module).__name__} has no eager attention function beside it")
 
 
-AttentionInterface.register("packed_sdpa", _packed_attention(_sdpa))
+_ATTENTION = {"packed_sdpa": _packed_attention(_sdpa), "packed_eager": _packed_attention(_eager_attention)}
+for _name, _function in _ATTENTION.items():
+    AttentionInterface.register(_name, _function)
 AttentionMaskInterface.register("packed_sdpa", _packed_mask(sdpa_mask))
-AttentionInterface.register("packed_eager", _packed_attention(_eager_attention))
 AttentionMaskInterface.register("packed_eager", _packed_mask(eager_mask))
+
+
+def stay_uncompiled() -> None:
+    """From now on torch.compile leaves packed attention as it is: it would compile each packing anew."""
+    for name, function in _ATTENTION.items():
+        AttentionInterface.register(name, torch.compiler.disable(function))

@@ -23,7 +23,7 @@ from posttrain.rewards.scoring import Scoring
 from posttrain.rewards.verifiers import BUILTINS
 
 if TYPE_CHECKING:
-    from posttrain.engines import Sampler
+    from posttrain.engines.sampler import Judging
     from posttrain.types import Completion, Prompt
 
 MOST_NAMED = 20
@@ -141,7 +141,7 @@ class RewardSet:
                 component.judge.check(prompts, what)
         self.check_rows(((prompt.origin or prompt.index, prompt.columns) for prompt in prompts), what)
 
-    def bind(self, policy: Sampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
+    def bind(self, policy: Judging, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
         """What judges need to know of a run: who samples with the policy's present weights, and in which file it is
         counted what they have cost."""
         for component in self.components:

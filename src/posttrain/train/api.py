@@ -48,9 +48,11 @@ from posttrain.train.launch import to_be_launched
 from posttrain.train.loop import train_step
 from posttrain.train.memory import within_memory
 from posttrain.train.metrics import memory_metrics
+from posttrain.train.optimizer import require_optimizer
 from posttrain.train.respond import respond, untold
 from posttrain.train.run import Phases, Run
 from posttrain.train.setup import set_up
+from posttrain.train.sizes import with_sizes
 from posttrain.train.tracking import tracking
 from posttrain.train.watchdog import Watchdog
 
@@ -85,11 +87,12 @@ def train_resolved(
     """The same for a config that is resolved already; `files` are put into the folder of the run."""
     check(resolved.config)
     require(resolved.config.report_to)
+    require_optimizer(resolved.config.train.optimizer)
     if to_be_launched(resolved.config):
         return launch(resolved, run_folder(resolved.config), view, files=files)
     ranks = join(resolved.config)
     if ranks.rank:
-        return follow(resolved, ranks)
+        return follow(ranks)
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
     view = view or TerminalView(quiet=True)
     followed = tracking(store.folder, resolved.config.report_to, view)
@@ -104,6 +107,7 @@ def train_resolved(
         BEFORE.run(resolved.config, store, view)
         look_ahead(resolved.config, store.folder)
         stage = reward_model_stage(resolved.config, store, view)
+        resolved = replace(resolved, config=with_sizes(resolved.config, store, view))
         run = set_up(resolved, store, view, resources, ranks)
         run.evaluation |= stage
         view.started(run.describe())
@@ -131,17 +135,19 @@ def resume(
         return launch(settled, Path(folder), view, resumed={"steps": steps, "devices": devices})
     ranks = join(settled.config)
     if ranks.rank:
-        return follow(settled, ranks)
+        return follow(ranks)
     store = RunStore.open(Path(folder))
     view = view or TerminalView(quiet=True)
     with ExitStack() as unresumed:
         unresumed.push(store)  # whoever cannot resume a run leaves it as it is
         resolved, checkpoint = resumable(store, steps, devices)
         require(resolved.config.report_to)
+        require_optimizer(resolved.config.train.optimizer)
         unresumed.pop_all()
     followed = tracking(store.folder, resolved.config.report_to, view)
     with leading(ranks), followed, recording(store, view), within_memory(), ExitStack() as resources:
         stage = reward_model_stage(resolved.config, store, view)
+        resolved = replace(resolved, config=with_sizes(resolved.config, store, view))
         run = set_up(resolved, store, view, resources, ranks)
         if restarted:
             run.warn("ranks", f"{restarted}; the job went on from its newest checkpoint")

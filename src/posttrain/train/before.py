@@ -20,12 +20,18 @@ def ask_nothing(*asked: object) -> None:
     """Every run begins."""
 
 
+def _chosen_by_nobody(config: RunConfig) -> Mapping[str, int]:
+    return {}
+
+
 @dataclass
 class Before:
     """Each raises a `PosttrainError` for what must not begin."""
 
     run: Callable[[RunConfig, RunStore, TerminalView], None] = ask_nothing
     """Of a run whose folder exists; nothing is loaded yet."""
+    sizes: Callable[[RunConfig], Mapping[str, int]] = _chosen_by_nobody
+    """Numbers for the settings that a config leaves to the run (sizes.py); empty where it has those of a CPU."""
     stages: Callable[[Mapping[str, RunConfig], Path], None] = ask_nothing
     """Of the stages of a pipeline in their order, and the folder of all."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from posttrain.models.compiled import layers_compiled
 from posttrain.models.compute import FILE, Compute, choose_compute
 from posttrain.models.load import LoadedModel
 
@@ -42,6 +43,10 @@ def _where(compute: Compute) -> str:
 
 
 def compute_facts(loaded: LoadedModel) -> list[str]:
-    """What was measured, for the user; nothing where nothing was."""
+    """What was measured or compiled, for the user; nothing where nothing was."""
     chosen = loaded.compute
-    return [f"{chosen.describe()} ({chosen.why})"] if chosen.why else []
+    measured = [f"{chosen.describe()} ({chosen.why})"] if chosen.why else []
+    layers = layers_compiled(loaded.model)
+    return measured + (
+        [f"torch.compile generates code for {layers} decoder layers as they first run"] if layers else []
+    )

@@ -15,9 +15,9 @@ from posttrain.controller.messages import Lead, Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.port import EnginePort, Token
 from posttrain.engines.process import EngineProcess, EngineSetup
-from posttrain.engines.sampler import Answers, Sampler
+from posttrain.engines.sampler import Answers, Judging, Sampler
 from posttrain.errors import GuardStop
-from posttrain.experience.answers import EngineAnswers
+from posttrain.experience.answers import EngineAnswers, EngineJudge
 from posttrain.experience.asynchronous import AsynchronousFeed
 from posttrain.experience.deliveries import PROBE_PROMPTS, Deliveries, TrainerScores
 from posttrain.experience.driver import Driver
@@ -25,7 +25,7 @@ from posttrain.experience.group import Group, scores_of
 from posttrain.experience.pace import Pace
 from posttrain.experience.schedule import Schedule
 from posttrain.experience.selection import DynamicSampling, informative
-from posttrain.experience.servers import Servers, engine_names, log_of, start_deadline
+from posttrain.experience.servers import Servers, engine_names, log_of, room_for_judges, start_deadline
 from posttrain.models.policy import Forward
 from posttrain.placement import placement_for
 from posttrain.rewards.scores import enforce_limit
@@ -86,6 +86,14 @@ class Fleet:
         if self.config.train.publish_every > 1:
             return local
         return EngineAnswers(local, lambda: self._driver, lambda: self.deliveries.newest())
+
+    def judging(self, local: Sampler, *, scores: bool) -> Judging:
+        """What judges with the policy's weights: servers, as for evaluations. `scores`: groups for training, which
+        have just been drawn with the weights that engines have; else what was trained last is published first."""
+        if self.config.rollout.engine != "vllm" or self.config.train.publish_every > 1:
+            return local
+        ready = (lambda: self._driver.wait_for_weights()) if scores else (lambda: self.deliveries.newest())
+        return EngineJudge(local.tokenizer, longest_row(self.config, self.loaded), lambda: self._driver, ready)
 
     def feed(self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None) -> AsynchronousFeed:
         """Engines start at once, and load the model while the rest of the run is set up; one that shares the trainer's
@@ -192,7 +200,9 @@ def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
     """Tokens of the longest row that an engine may have to decode, its prompt included."""
     lengths = (config.sampling.max_completion_length, config.evaluation.max_completion_length or 0)
     longest = max(lengths) + (config.data.max_prompt_length or loaded.context_length or 0)
-    return min(longest, loaded.context_length or longest)
+    longest = min(longest, loaded.context_length or longest)
+    judges = [entry.judge for entry in (*config.rewards, *config.check) if entry.judge is not None]
+    return room_for_judges(longest, judges, loaded)
 
 
 def shared_device(config: RunConfig, loaded: LoadedModel, to_come: Callable[[], int]) -> SharedDevice | None:

@@ -23,7 +23,7 @@ from posttrain.train.sharded_state import SAVE, save_part
 from posttrain.train.trainer import REHEARSE, RESTORE, Trainer
 
 if TYPE_CHECKING:
-    from posttrain.config import Resolved
+    from posttrain.config import RunConfig
     from posttrain.config.sections import ReferenceConfig, TeacherConfig
 
 END = "end"
@@ -34,11 +34,11 @@ class Follower:
     """One rank of a run, in the order in which the first rank builds and uses its own."""
 
     folder: Path
-    """Of the run, as the first rank says."""
+    config: RunConfig
+    """Of the run, as the first rank says; with the sizes that it has chosen."""
 
-    def __init__(self, resolved: Resolved, ranks: ProcessRanks) -> None:
-        self.config, self.ranks = resolved.config, ranks
-        self.algorithm = resolved.config.algorithm.build()
+    def __init__(self, ranks: ProcessRanks) -> None:
+        self.ranks = ranks
         self.commands: Mapping[str, Callable[..., object]] = {
             POLICY: self.make_policy,
             OPEN: self.open,
@@ -62,9 +62,9 @@ class Follower:
             with lost_ranks(self.ranks.deadline):
                 self.commands[command](*args)
 
-    def make_policy(self, folder: str) -> None:
-        self.folder = Path(folder)
-        self.policy = Policy.of(self.config, self.algorithm, self.folder, self.ranks)
+    def make_policy(self, folder: str, config: RunConfig) -> None:
+        self.folder, self.config = Path(folder), config
+        self.policy = Policy.of(config, config.algorithm.build(), self.folder, self.ranks)
 
     def open(self, section: str, entry: TeacherConfig | ReferenceConfig) -> None:
         load_frozen(section, entry, self.config, self.policy.loaded, self.policy.forward)
@@ -73,10 +73,10 @@ class Follower:
         rows = read_auxiliary(self.config.data, self.config.seed)
         self.trainer, _ = self.policy.trainer(self.config, rows, **self._beside())
 
-    def make_scorer(self, folder: str) -> None:
-        self.folder = Path(folder)
-        scorer = Scorer.of(self.config, self.algorithm, self.folder, self.ranks)
-        self.trainer: Trainer = scorer.trainer(self.config, **self._beside())
+    def make_scorer(self, folder: str, config: RunConfig) -> None:
+        self.folder, self.config = Path(folder), config
+        scorer = Scorer.of(config, config.algorithm.build(), self.folder, self.ranks)
+        self.trainer: Trainer = scorer.trainer(config, **self._beside())
 
     def _beside(self) -> dict[str, Any]:
         return {"numbers": NonFinite(partial(_evidence, self.folder, self.ranks.rank)), "publish": lambda version: {}}

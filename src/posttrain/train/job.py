@@ -57,10 +57,10 @@ def leading(ranks: Ranks) -> Iterator[None]:
                 pass
 
 
-def follow(resolved: Resolved, ranks: Ranks) -> FinishedRun:
+def follow(ranks: Ranks) -> FinishedRun:
     """Take part in the run until it is over."""
     assert isinstance(ranks, ProcessRanks)
-    follower = Follower(resolved, ranks)
+    follower = Follower(ranks)
     follower.run()
     return FinishedRun(follower.folder)
 

@@ -20,6 +20,7 @@ from posttrain.watch.check import IndependentCheck
 
 if TYPE_CHECKING:
     from posttrain.config import CheckConfig, RewardConfig, RunConfig
+    from posttrain.train.fleet import Fleet
 
 
 ALONE = (
@@ -105,11 +106,12 @@ class Judges(NamedTuple):
                 fix="Set algorithm: reinforce_plus_plus, or let the reward return one number per completion.",
             )
 
-    def bind(self, policy: Sampler, config: RunConfig, folder: Path) -> None:
+    def bind(self, policy: Sampler, config: RunConfig, folder: Path, fleet: Fleet | None) -> None:
         """Let language models among them know the policy, and what the run has spent on them before."""
         for name, judges in self._asdict().items():
             if judges is not None:
-                judges.bind(policy, config.model.chat_template_kwargs, ledger=folder / "judgements" / f"spent-{name}")
+                asked = policy if fleet is None else fleet.judging(policy, scores=name == "rewards")
+                judges.bind(asked, config.model.chat_template_kwargs, ledger=folder / "judgements" / f"spent-{name}")
 
     @property
     def notes(self) -> list[str]:

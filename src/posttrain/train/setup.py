@@ -28,6 +28,7 @@ from posttrain.experience.feed import Feed
 from posttrain.experience.references import reference_forward
 from posttrain.experience.rendering import context_length
 from posttrain.functional.intervals import wilson
+from posttrain.models.compiled import compile_layers
 from posttrain.models.compute import dtype_name
 from posttrain.models.critic import Critic
 from posttrain.models.load import LoadedModel
@@ -161,7 +162,7 @@ def policy_trainer(
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     judges = Judges.of(config, store.folder, resources)
     judges.refuse_token_rewards(algorithm, config.train.lead)
-    with ranks.together(POLICY, str(store.folder)):
+    with ranks.together(POLICY, str(store.folder), config):
         policy = Policy.of(config, algorithm, store.folder, ranks)
     loaded, forward = policy.loaded, policy.forward
     tell("compute", compute_facts(loaded))
@@ -175,7 +176,7 @@ def policy_trainer(
         to_come=policy.optimizer.bytes_to_come,
     )
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
-    judges.bind(samplers.evaluation, config, store.folder)
+    judges.bind(samplers.evaluation, config, store.folder, fleet)
     read = SOURCES[algorithm.data_kind] if config.sampled_pairs is None else sampled_preferences
     given = Inputs(
         config=config,
@@ -244,6 +245,8 @@ class Policy:
             critic = shard_policy(loaded.model, critic, ranks)
         forward = policy_forward(config, loaded, algorithm, critic)
         optimizer = Updater(loaded.model.parameters(), config.train, critic_updates(config, critic))
+        if config.train.compile:
+            compile_layers(loaded.model)
         return Policy(
             algorithm=algorithm, loaded=loaded, critic=critic, forward=forward, optimizer=optimizer, ranks=ranks
         )
@@ -281,7 +284,7 @@ def advantages_of(
     config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, ranks: Ranks = ONE
 ) -> Advantages:
     """What happens to experience before the loss sees it: once per step, and before each update."""
-    split, present = Split(forward, config.train.tokens_per_microbatch, ranks), forward.under(loaded.model)
+    split, present = Split(forward, config.train.microbatch_tokens, ranks), forward.under(loaded.model)
     refreshes: list[Refresh] = [
         *([CurrentLogprobs(present, split)] if "current" in algorithm.needs else []),
         *([CurrentEntropy(forward, split)] if "current_entropy" in algorithm.needs else []),
@@ -297,7 +300,7 @@ def fills_of(
     config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, ranks: Ranks = ONE
 ) -> list[Fill]:
     """One record for each thing that the algorithm needs to know of its samples."""
-    split = partial(Split, tokens_per_microbatch=config.train.tokens_per_microbatch, ranks=ranks)
+    split = partial(Split, tokens_per_microbatch=config.train.microbatch_tokens, ranks=ranks)
     fills: list[Fill] = []
     old = algorithm.needs_old_pass(updates=config.train.updates_per_batch, dropout=config.has_dropout)
     critic = forward.critic
@@ -359,7 +362,7 @@ def auxiliary(config: RunConfig, rows: Sequence[Row], policy: Policy) -> tuple[A
         seed=config.seed,
         pad_id=loaded.pad_id,
         forward=forward.under(loaded.model, temperature=1.0),
-        split=Split(forward, config.train.tokens_per_microbatch, policy.ranks),
+        split=Split(forward, config.train.microbatch_tokens, policy.ranks),
     )
     return add_gradient, [f"data.auxiliary: {found.dropped_summary}"] if found.dropped else []
 
@@ -389,7 +392,7 @@ def publishing(
 def examiner(config: RunConfig, loaded: LoadedModel, forward: Forward, fleet: Fleet | None) -> Examiner:
     """Who finds out why engines say something else of tokens than the trainer."""
     scores = TrainerScores(forward.under(loaded.model), loaded.pad_id)
-    tokens = config.train.tokens_per_microbatch
+    tokens = config.train.microbatch_tokens
     if fleet is None:
         return Examiner(loaded, forward, scores, tokens)
     published = lambda version: fleet.deliveries.other_versions(version)  # noqa: E731  of deliveries that are made later
@@ -421,7 +424,7 @@ def scoring_trainer(
     ranks: Ranks = ONE,
 ) -> Built:
     """The same for a reward model."""
-    with ranks.together(SCORER, str(store.folder)):
+    with ranks.together(SCORER, str(store.folder), config):
         scorer = Scorer.of(config, algorithm, store.folder, ranks)
     loaded, forward = scorer.loaded, scorer.forward
     tell("compute", compute_facts(loaded))
@@ -475,6 +478,8 @@ class Scorer:
             hold_frozen(loaded, decodes=False, keep=score_head(loaded.model))
         if ranks.size > 1:
             shard("policy", loaded.model, ranks)
+        if config.train.compile:
+            compile_layers(loaded.model)
         forward, optimizer = ScoringForward(loaded, head.score), Updater(loaded.model.parameters(), config.train)
         return Scorer(algorithm=algorithm, loaded=loaded, forward=forward, optimizer=optimizer, ranks=ranks)
 

@@ -308,7 +308,7 @@ class ScoringInputs:
 
     @property
     def batching(self) -> dict[str, int]:
-        return {"pad_id": self.loaded.pad_id, "tokens_per_microbatch": self.config.train.tokens_per_microbatch}
+        return {"pad_id": self.loaded.pad_id, "tokens_per_microbatch": self.config.train.microbatch_tokens}
 
 
 def scored_pairs(inputs: ScoringInputs) -> ScoredSource:

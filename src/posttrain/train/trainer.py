@@ -93,7 +93,7 @@ class Trainer:
     room: Room = field(init=False)
 
     def __post_init__(self) -> None:
-        self.room = Room(self.config.train.tokens_per_microbatch, self.ranks, self.say)
+        self.room = Room(self.config.train.microbatch_tokens, self.ranks, self.say)
 
     def update(self, minibatch: Batch, totals: Totals, step: int, *, number: int = 0) -> Metrics:
         """One optimizer step on these rows, update `number` of the step; `totals` are its denominators on all ranks.
@@ -156,6 +156,7 @@ class Trainer:
 
         Of these rows the micro-batch with most tokens goes through the model and back, beside as much memory as the
         optimizer is going to hold; where a step has several, once more, as all but the first one meet the gradients.
+        Then as much as the optimizer takes for a moment.
         A CPU gives memory when it is written to, so that there only a limit on what may be asked for shows now.
         """
         to_come = self.optimizer.memory_to_come()
@@ -164,6 +165,7 @@ class Trainer:
             self.loaded.model.train()
             for _ in micros[:2]:
                 _pass_back(self.forward(max(micros, key=tokens_of)))
+            self.optimizer.memory_of_a_step()
             return len(to_come)
 
         with self.ranks.together(REHEARSE, longest), torch.random.fork_rng(devices=[]), self.loaded.compute.scope():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posttrain.engines import Sampler
+    from posttrain.engines.sampler import Judging
     from posttrain.experience.group import Group
     from posttrain.rewards import RewardSet
     from posttrain.rewards.judge import Judgement
@@ -106,7 +106,7 @@ class IndependentCheck:
         """Before training: ConfigError for a column that is missing, DataError for golds that cannot be used."""
         self._judges.check(prompts, what)
 
-    def bind(self, policy: Sampler, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
+    def bind(self, policy: Judging, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
         self._judges.bind(policy, template_kwargs, ledger=ledger)
 
     def look_at(self, groups: Sequence[Group], places: Sequence[Place], *, accepted: int, accepts_at: float) -> Checked:

@@ -16,7 +16,12 @@ TIGHT = {"train.run_ahead": 1, "train.max_staleness": 1}
 
 def planned(changes: Mapping[str, int] | None = None, **how: Any) -> Plan:
     """Of a model for which sampling takes most of the time."""
-    settings = {**ASYNCHRONOUS, "sampling.max_completion_length": 2048, **(changes or {})}
+    settings = {
+        **ASYNCHRONOUS,
+        "sampling.max_completion_length": 2048,
+        "sampling.max_batch_rows": 64,
+        **(changes or {}),
+    }
     return make_plan(None, settings, model="0.5b", algorithm="grpo", gpus="h100", mean_completion_tokens=400, **how)
 
 

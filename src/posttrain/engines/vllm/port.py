@@ -50,7 +50,7 @@ from posttrain.engines.port import (
     WeightsLoaded,
 )
 from posttrain.engines.published import layout
-from posttrain.engines.sampler import Digest, SamplingSettings
+from posttrain.engines.sampler import Digest, SamplingSettings, rows_together
 from posttrain.engines.sampling import StopStrings
 from posttrain.engines.vllm.client import GENERATE, LONGEST_ERROR, Client, NoAnswer, ServerError, drawn_by
 from posttrain.engines.vllm.rows import Rows
@@ -138,7 +138,7 @@ class VllmEngine:
         self.name, self.setup, self.proof, self._log = name, setup, proof, log
         log.parent.mkdir(parents=True, exist_ok=True)
         self._files, self._numbers = files, numbers
-        self._stop = StopStrings(setup.tokenizer, setup.sampling.stop)
+        self._stop, self._no_stop = (StopStrings(setup.tokenizer, stop) for stop in (setup.sampling.stop, ()))
         self._server = Server(setup.launch, log) if setup.launch else None
         self._client = Client(self._server.url if self._server else setup.url, setup.call_seconds)
         self._rows = Rows(self._client)
@@ -149,7 +149,7 @@ class VllmEngine:
         self._count = itertools.count()
         self._own = uuid.uuid4().hex
         """In the names of requests and weights: another run that uses this server has others."""
-        self._places = asyncio.Semaphore(ROWS_FOR_EACH * setup.sampling.max_batch_rows)
+        self._places = asyncio.Semaphore(ROWS_FOR_EACH * rows_together(setup.sampling))
         self._open = asyncio.Event()
         """Set while requests may be made: weights are there, and none are being loaded."""
         self._weights = asyncio.Lock()
@@ -373,9 +373,13 @@ class VllmEngine:
         whole = (*flight.drawn, *ids)
         if whole[-1] in self.setup.eos_ids:
             return "eos"
-        if self._stop and self._stop.completed([whole])[0]:
+        stop = self._stop_of(flight)
+        if stop and stop.completed([whole])[0]:
             return "stop"
         return "length" if len(whole) == flight.task.max_new_tokens else None
+
+    def _stop_of(self, flight: Flight) -> StopStrings:
+        return self._stop if flight.task.stops else self._no_stop
 
     def _pass_on(
         self, flight: Flight, version: int, ids: Sequence[int], logprobs: Sequence[float], ended: FinishReason | None
@@ -391,7 +395,7 @@ class VllmEngine:
                 ids=tuple(ids),
                 logprobs=tuple(logprobs),
                 reason=ended,
-                text=None if ended is None else self._stop.text(flight.drawn, stopped=ended == "stop"),
+                text=None if ended is None else self._stop_of(flight).text(flight.drawn, stopped=ended == "stop"),
             )
         )
 
@@ -399,6 +403,8 @@ class VllmEngine:
         task, sampling = flight.task, self.setup.sampling
         temperature = sampling.temperature if task.temperature is None else task.temperature
         truncation = {"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p}
+        if task.top_p is not None:
+            truncation = {"top_p": task.top_p, "top_k": 0, "min_p": 0.0}
         return self._asking(
             (*task.prompt_ids, *flight.drawn),
             version,

@@ -14,6 +14,7 @@ from posttrain.engine_environment import interpreter
 from posttrain.engines.decoding import base_model
 from posttrain.engines.delivery import routers
 from posttrain.engines.published import layout
+from posttrain.engines.sampler import rows_together
 from posttrain.engines.vllm.port import ServerSetup
 from posttrain.engines.vllm.server import Launch
 from posttrain.engines.weights import merged_tensors
@@ -76,7 +77,7 @@ def server_setup(
             fix="Set rollout.engine = local: the local sampler decodes every mixture of experts.",
         )
     url = rollout.url[place] if rollout.url else ""
-    launch, tensors, rows = None, tensors_of(loaded), sampling.max_batch_rows
+    launch, tensors, rows = None, tensors_of(loaded), rows_together(sampling)
     if not url:
         python = interpreter()
         require_attention(loaded)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.placements import Placed, has_server, placements, simulated_placements
 from posttrain.lab.plan.records import MemoryPlan, Sharding, Workload
 from posttrain.lab.plan.side_by_side import SideBySide, side_by_side
+from posttrain.lab.plan.sizes import sized
 from posttrain.lab.plan.target import Target, corrected, target_of
 from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
 from posttrain.lab.plan.verdict import DiskPlan, Verdict, disk_of
@@ -239,12 +240,20 @@ def workload_for(config: RunConfig, target: Target) -> Workload:
         sharding="none" if alone else target.sharding,
         tensor=1 if alone else target.tensor,
         engine_ranks=target.engine_ranks,
-        optimizer_bits=target.optimizer_bits,
         lengths=target.lengths,
         **{name: value for name, value in known.items() if value is not None},
     )
     check_groups(workload)
-    return workload
+    return sized(workload, config, partial(surely_fits, config, target))
+
+
+def surely_fits(config: RunConfig, target: Target, workload: Workload) -> bool:
+    """Even if the estimate is too low by its error; beside a server, what the trainer needs."""
+    if not has_server(config, workload):
+        return verdict_on(predict(workload), target).answer == "yes"
+    memory = predict(replace(workload, engine="separate"))
+    own = tuple(phase for phase in memory.phases if phase.place == "trainer")
+    return verdict_on(replace(memory, phases=own), target).answer == "yes"
 
 
 def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:

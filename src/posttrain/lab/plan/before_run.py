@@ -19,7 +19,7 @@ from huggingface_hub.utils import build_hf_headers
 
 from posttrain.errors import DoesNotFit, PosttrainError
 from posttrain.lab.advise.ranges import remarks
-from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on, with_lengths
+from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on, with_lengths, workload_for
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.phases import predict
@@ -70,6 +70,18 @@ def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
     view.event("plan", plan.line())
     for warning in warnings(plan, least):
         view.event("warning", warning)
+
+
+def sizes_here(config: RunConfig) -> dict[str, int]:
+    """What a GPU of this machine has room for (sizes.py), by setting; empty on a CPU, and where no plan can be made."""
+    if choose_device(config.model.device).type != "cuda":
+        return {}
+    try:
+        workload = workload_for(config, with_lengths(config, target_here(config)))
+    except Exception:  # an estimate has no say in whether a run begins
+        return {}
+    tokens, rows = workload.tokens_per_microbatch, workload.max_batch_rows
+    return {"train.tokens_per_microbatch": tokens, "sampling.max_batch_rows": rows}
 
 
 def fetch_shape(model: ModelConfig) -> None:

@@ -110,6 +110,8 @@ def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
     yield from _slower(config, workload)
     if config.model.precision == "float32" and workload.device == "cuda":
         yield Step(settings={"model.precision": "bfloat16"}, costs="computes in bfloat16")
+    if workload.optimizer_bits == 32 and workload.device == "cuda" and workload.lora is None:
+        yield Step(settings={"train.optimizer": "adamw_8bit"}, costs="moments in 8 bits: slightly other steps")
     if workload.critic == "separate":
         yield Step(settings={"critic.kind": "shared"}, costs="policy and critic pull at the same weights")
     if workload.lora is None:
@@ -124,15 +126,15 @@ def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
 
 def _slower(config: RunConfig, workload: Workload) -> Iterator[Step]:
     """What takes time and changes no result."""
-    train, sampling = config.train, config.sampling
-    for tokens in _halves(train.tokens_per_microbatch, least=min(workload.row_tokens, train.tokens_per_microbatch)):
+    train, now = config.train, workload.tokens_per_microbatch
+    for tokens in _halves(now, least=min(workload.row_tokens, now)):
         yield Step(settings={"train.tokens_per_microbatch": tokens}, costs="more and smaller passes, same gradient")
     for tokens in _halves(train.logprob_chunk_tokens, least=SHORTEST_CHUNK):
         yield Step(settings={"train.logprob_chunk_tokens": tokens}, costs="log-probabilities in smaller parts")
     if not train.gradient_checkpointing:
         yield Step(settings={"train.gradient_checkpointing": True}, costs="about a third more time to train")
     if workload.data_kind == "prompts":
-        for rows in _halves(sampling.max_batch_rows, least=8):
+        for rows in _halves(workload.max_batch_rows, least=8):
             yield Step(
                 settings={"sampling.max_batch_rows": rows}, costs="fewer answers decoded at once, slower sampling"
             )

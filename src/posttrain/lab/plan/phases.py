@@ -4,7 +4,7 @@
 
 The phases are generate, score, train and publish. Of each the moment counts at which most is alive. What runs on one
 device is counted from what this library does, and was compared with measured live tensor bytes
-(docs/planner-measured.md). Sharding, 8-bit moments and engines of their own are computed from papers, see `notes`.
+(docs/planner-measured.md). Sharding and engines of their own are computed from papers, see `notes`.
 
 Rows are divided among the ranks that train together; what is divided of weights, gradients and moments says roles.py,
 how ranks are grouped mesh.py.
@@ -40,7 +40,14 @@ from posttrain.lab.plan.roles import (
     root_to_sum,
     weight_ranks,
 )
-from posttrain.models.footprint import PROBE_ROWS, PROBE_SCORED_TOKENS, PROBE_TOKENS, REWARD_TOKENS, holds_base
+from posttrain.models.footprint import (
+    EIGHT_BIT_TEMPORARIES,
+    PROBE_ROWS,
+    PROBE_SCORED_TOKENS,
+    PROBE_TOKENS,
+    REWARD_TOKENS,
+    holds_base,
+)
 
 
 def predict(workload: Workload) -> MemoryPlan:
@@ -58,8 +65,6 @@ def _notes(workload: Workload) -> Iterator[str]:
         yield f"matrices divided among {workload.tensor} ranks are computed from the paper of Megatron-LM"
     if workload.engine == "separate":
         yield "an engine of its own is computed: weights in its precision, keys and values of all rows in flight"
-    if workload.optimizer_bits == 8:
-        yield "moments in 8 bits are computed: this version trains with 32"
     if any(block.mixture is not None for _, block in workload.architecture.blocks):
         yield "activations of experts are computed for tokens that are spread evenly"
 
@@ -269,7 +274,14 @@ def training_moments(workload: Workload) -> Iterator[Moment]:
                 name=f"backward of the {one.role}'s {name}",
                 parts=(*_gradients(ready), part(one.role, "temporaries", left + collected), summed, *others),
             )
-    yield Moment(name="optimizer step", parts=(*_gradients(whole), *always))
+    yield Moment(name="optimizer step", parts=(*_gradients(whole), *_of_a_step(workload), *always))
+
+
+def _of_a_step(workload: Workload) -> Iterator[Part]:
+    """What it takes while it changes the largest tensor, which is an embedding, or of adapters small."""
+    if workload.optimizer_bits == 8 and workload.lora is None:
+        numbers = workload.architecture.vocabulary * workload.architecture.hidden
+        yield part("policy", "temporaries", EIGHT_BIT_TEMPORARIES[workload.device] * numbers)
 
 
 def trained_passes(workload: Workload, layout: Layout) -> list[Trained]:

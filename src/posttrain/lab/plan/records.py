@@ -79,7 +79,7 @@ class Workload:
     gradient_checkpointing: bool = False
     lora: Adapters | None = None
     optimizer_bits: Literal[32, 8] = 32
-    """Of each of AdamW's two moments. 8: in blocks with a scale each; computed, since this version trains with 32."""
+    """Of each of AdamW's two moments. 8: in blocks with a scale each."""
 
     critic: CriticKind = "none"
     critic_architecture: Architecture | None = None

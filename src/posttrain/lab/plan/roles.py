@@ -22,11 +22,9 @@ from collections.abc import Iterator
 from posttrain.lab.plan.architecture import Architecture
 from posttrain.lab.plan.mesh import engine_group, shard_group
 from posttrain.lab.plan.records import BYTES, Part, Role, Workload
-from posttrain.models.footprint import holds_base
+from posttrain.models.footprint import EIGHT_BIT_BLOCK, holds_base
 
 MASTER = 4
-BLOCK_8BIT = 256
-"""Moments that share a scale of four bytes."""
 
 
 def resident(workload: Workload) -> list[Part]:
@@ -84,7 +82,7 @@ def moment_bytes(workload: Workload, parameters: int) -> int:
     ranks = 1 if workload.sharding == "none" else shard_group(workload).ranks
     if workload.optimizer_bits == 32:
         return 2 * MASTER * parameters // ranks
-    return 2 * (parameters + MASTER * parameters // BLOCK_8BIT) // ranks
+    return 2 * (parameters + MASTER * parameters // EIGHT_BIT_BLOCK) // ranks
 
 
 def _policy(workload: Workload) -> Iterator[Part]:

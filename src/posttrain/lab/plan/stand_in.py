@@ -49,6 +49,11 @@ SIZES = {
 }  # fmt: skip
 
 
+def _microbatch(config: RunConfig, like: Size) -> int:
+    asked = config.train.tokens_per_microbatch
+    return like.microbatch if asked == "auto" else min(asked, like.microbatch)
+
+
 def small_config(config: RunConfig, folder: Path, device: torch.device) -> RunConfig:
     """GRPO with the adapters, the checkpointing and the precision of the config, on random characters."""
     like = SIZES[device.type]
@@ -71,7 +76,7 @@ def small_config(config: RunConfig, folder: Path, device: torch.device) -> RunCo
             "train": {
                 "steps": 2,
                 "prompts_per_step": like.prompts,
-                "tokens_per_microbatch": min(config.train.tokens_per_microbatch, like.microbatch),
+                "tokens_per_microbatch": _microbatch(config, like),
                 "logprob_chunk_tokens": chunk,
                 "gradient_checkpointing": config.train.gradient_checkpointing,
             },

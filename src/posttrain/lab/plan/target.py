@@ -210,7 +210,6 @@ class Target:
     """Devices that divide matrices."""
     network: float | None = None
     """GB/s from each device to other machines; None: the table's."""
-    optimizer_bits: int = 32
     mean_completion_tokens: int | None = None
     prompt_tokens: int | None = None
     price: float | None = None

@@ -16,12 +16,13 @@ A new checkpoint is whole before an old one goes, so for a moment there is one m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from posttrain.config import CheckpointConfig
 from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.roles import moment_bytes
 from posttrain.lab.plan.target import free_disk
 
 GIB = 2**30
@@ -85,8 +86,8 @@ def size(number: float) -> str:
 
 ROLLOUT_BYTES = 16
 """Of a sampled token in rollouts/: text, id, log-probability and advantage, compressed."""
-WEIGHT, MOMENTS = 4, 8
-"""Bytes: checkpoints are exact, so moments are saved as float32."""
+WEIGHT = 4
+"""Bytes: checkpoints are exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ def disk_of(workload: Workload, checkpoint: CheckpointConfig, *, folder: Path | 
     saved = 1 + later + at_the_end
     return DiskPlan(
         model=WEIGHT * (policy.parameters + (trained if workload.lora is not None else 0)),
-        state=(WEIGHT + MOMENTS) * (trained + critic),
+        state=WEIGHT * (trained + critic) + moment_bytes(replace(workload, sharding="none"), trained + critic),
         checkpoints=min(saved, checkpoint.keep + 1),
         rollouts=ROLLOUT_BYTES * step_tokens * workload.steps if workload.data_kind == "prompts" else 0,
         free=None if folder is None else free_disk(folder),

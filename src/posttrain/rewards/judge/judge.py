@@ -32,7 +32,7 @@ from posttrain.verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from posttrain.config import JudgeConfig
-    from posttrain.engines import Sampler
+    from posttrain.engines.sampler import Judging
     from posttrain.rewards.judge.local import LocalJudge
     from posttrain.types import Prompt
 
@@ -59,7 +59,7 @@ class Judge:
         sampling = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens", "request")}
         self.asks = Cached(self.backend, _cache(settings.cache), sampling)
 
-    def bind_policy(self, sampler: Sampler, template_kwargs: Mapping[str, Any]) -> None:
+    def bind_policy(self, sampler: Judging, template_kwargs: Mapping[str, Any]) -> None:
         """For `model: policy`: the sampler whose present weights judge. Others are not concerned."""
         if not isinstance(self.backend, Endpoint) and self.backend.is_policy:
             self.backend.bind(sampler, template_kwargs)

@@ -14,6 +14,7 @@ from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.data.prompts import Renderer
 from posttrain.engines import Sampler, make_sampler
 from posttrain.engines.held import hold_frozen
+from posttrain.engines.sampler import Judging
 from posttrain.errors import ConfigError
 from posttrain.models.identity import model_identity
 from posttrain.models.load import LoadedModel, load_model
@@ -36,14 +37,14 @@ class LocalJudge:
 
     def __init__(self, settings: JudgeConfig, *, folder: Path | None = None, device: str = "auto") -> None:
         self.settings, self._folder, self._device = settings, folder, device
-        self._bound: Sampler | None = None
+        self._bound: Judging | None = None
         self._template_kwargs: Mapping[str, Any] = {}
 
     @property
     def is_policy(self) -> bool:
         return self.settings.model == POLICY
 
-    def bind(self, sampler: Sampler, template_kwargs: Mapping[str, Any]) -> None:
+    def bind(self, sampler: Judging, template_kwargs: Mapping[str, Any]) -> None:
         """Judge with this sampler's present weights, whenever that is."""
         self._bound, self._template_kwargs = sampler, template_kwargs
 
@@ -60,7 +61,7 @@ class LocalJudge:
         return make_sampler(self._loaded)
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> Judging:
         if not self.is_policy:
             return self._own
         if self._bound is None:

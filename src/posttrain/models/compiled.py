@@ -1,0 +1,77 @@
+"""Decoder layers that `torch.compile` compiles, each where it stands: `train.compile`.
+
+Only passes of training and scoring run compiled code. Whoever decodes or probes with the same modules runs them as they
+are written (`modes.evaluating` sees to it): their shapes, caches and hooks would be compiled for nothing.
+
+All layers share what is compiled, for any number of tokens. Attention of packed rows stays outside: how a packing is
+cut changes with each micro-batch, and its kernels are compiled already. What is fused are norms, rotary embeddings,
+activations and the sums between products.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from posttrain.errors import ConfigError
+from posttrain.models.forward_path import shares_prefixes, without_adapters
+from posttrain.models.modes import compiled
+from posttrain.models.packed_attention import stay_uncompiled
+from posttrain.models.transformers_private import router_kinds
+
+FIX = "Leave train.compile out; the numbers are the same but for rounding."
+"""Of each error."""
+
+
+def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:
+    """Compile the decoder layers of `model` in place, when they first run.
+
+    Classes and names of tensors stay. Raises ConfigError where it cannot work: without a compiler, for a model whose
+    layers are not known to transformers as such, and for a mixture of experts, whose shapes depend on its numbers.
+    """
+    plain = without_adapters(model)
+    assert isinstance(plain, PreTrainedModel)
+    _require_compiler(plain.device)
+    if router_kinds(plain):
+        raise ConfigError(
+            given=f"train.compile = true, and {type(plain).__name__} is a mixture of experts",
+            allowed="dense models: which expert gets how many tokens is known only when it runs",
+            fix=FIX,
+        )
+    layers = [module for module in plain.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            given=f"train.compile = true, and {type(plain).__name__} has no layers that transformers marks as such",
+            allowed="models whose layers are GradientCheckpointingLayers",
+            fix=FIX,
+        )
+    shares_prefixes(plain)  # how it is run is found with its layers as they are written
+    stay_uncompiled()
+    for layer in layers:
+        layer.compile(dynamic=True, backend=backend)
+        compiled.add(layer)
+
+
+def layers_compiled(model: nn.Module) -> int:
+    """How many of its modules are."""
+    return sum(module in compiled for module in model.modules())
+
+
+def _require_compiler(device: torch.device) -> None:
+    if device.type == "cuda":
+        missing = "" if importlib.util.find_spec("triton") else "Triton, which generates its kernels"
+    else:
+        compilers = (os.environ.get("CXX", "g++"), "clang++")
+        missing = "" if any(map(shutil.which, compilers)) else "compiler of C++ (g++ or clang++; CXX names another)"
+    if missing:
+        raise ConfigError(
+            given=f"train.compile = true, and this machine has no {missing}",
+            allowed="machines on which torch.compile can generate code",
+            fix=FIX,
+        )

@@ -1,0 +1,56 @@
+"""The sizes that a config leaves to the run: chosen before its first step, kept in its folder, the same when resumed.
+
+    {"train.tokens_per_microbatch": 16384, "sampling.max_batch_rows": 256}        sizes.json
+
+A gradient does not depend on them, but the order of its sums does, and with it the last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from posttrain.train.before import BEFORE
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.report.terminal import TerminalView
+    from posttrain.store.run_store import RunStore
+
+FILE = "sizes.json"
+OPEN = ("train.tokens_per_microbatch", "sampling.max_batch_rows")
+"""What may be `auto`."""
+
+
+def with_sizes(config: RunConfig, store: RunStore, view: TerminalView) -> RunConfig:
+    """The config with numbers in place of `auto`: those on file, else what the device has room for, which is put there.
+
+    Where nobody chooses, as on a CPU, `auto` stays, and means the numbers of a CPU.
+    """
+    wanted = [name for name in OPEN if _value(config, name) == "auto"]
+    if not wanted:
+        return config
+    saved = store.read_record(FILE)
+    chosen = saved if saved is not None and saved.keys() >= set(wanted) else BEFORE.sizes(config)
+    if not chosen:
+        return config
+    sizes = {name: int(chosen[name]) for name in wanted}
+    if sizes != saved:
+        store.record(FILE, sizes)
+    told = f"{', '.join(f'{name} = {size}' for name, size in sizes.items())} (auto, by the memory of the GPU)"
+    store.event("compute", told)
+    view.event("compute", told)
+    return _with(config, sizes)
+
+
+def _value(config: RunConfig, name: str) -> object:
+    section, _, field = name.partition(".")
+    return getattr(getattr(config, section), field)
+
+
+def _with(config: RunConfig, sizes: Mapping[str, int]) -> RunConfig:
+    for name, size in sizes.items():
+        section, _, field = name.partition(".")
+        changed = getattr(config, section).model_copy(update={field: size})
+        config = config.model_copy(update={section: changed})
+    return config

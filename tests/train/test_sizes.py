@@ -1,0 +1,61 @@
+"""Sizes that are left to a run are chosen once, kept in its folder, and taken by a resumed run as they are there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.tiny import tiny_model
+
+import posttrain
+from posttrain.train.before import BEFORE
+
+CHOSEN = {"train.tokens_per_microbatch": 40, "sampling.max_batch_rows": 96}
+
+
+def run_of(folder, name: str, **changes):
+    if not (folder / "model").exists():
+        tiny_model(folder / "model")
+        (folder / "rows.jsonl").write_text('{"prompt": "abc ", "completion": "cba fed cba"}\n' * 8)
+    config = {
+        "model": str(folder / "model"),
+        "algorithm": "sft",
+        "data": {"train": str(folder / "rows.jsonl"), "eval_fraction": 0.0},
+        "evaluation": {"writing": 0},
+        "train": {"steps": 2, "prompts_per_step": 4, "learning_rate": 1e-3},
+        "output": str(folder / name),
+        "report": False,
+    }
+    return posttrain.train(config, **changes)
+
+
+def told(run) -> list[str]:
+    events = map(json.loads, (run.folder / "events.jsonl").read_text().splitlines())
+    return [event["message"] for event in events if event["kind"] == "compute"]
+
+
+def test_a_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr(BEFORE, "sizes", lambda config: CHOSEN)
+    run = run_of(tmp_path, "chosen")
+    assert run.trainer.room.tokens == 40
+    assert run.config.sampling.rows_together == 96
+    assert json.loads((run.folder / "sizes.json").read_text())["train.tokens_per_microbatch"] == 40
+    assert "train.tokens_per_microbatch = 40, sampling.max_batch_rows = 96 (auto, by the memory of the GPU)" in told(
+        run
+    )
+    monkeypatch.setattr(BEFORE, "sizes", lambda config: dict.fromkeys(CHOSEN, 7))
+    resumed = posttrain.resume(run.folder, steps=3)
+    assert resumed.trainer.room.tokens == 40
+    assert resumed.config.sampling.max_batch_rows == 96
+    events = (run.folder / "events.jsonl").read_text()
+    assert "other settings than up to step 2: train.steps = 3 (was 2)" in events, "and none of the sizes"
+
+
+@pytest.mark.parametrize("changes", [{"train.tokens_per_microbatch": 50, "sampling.max_batch_rows": 5}, {}])
+def test_nothing_is_chosen_where_it_is_given_or_on_a_cpu(tmp_path, monkeypatch, changes):
+    if changes:
+        monkeypatch.setattr(BEFORE, "sizes", lambda config: CHOSEN)
+    run = run_of(tmp_path, "given", **changes)
+    assert run.trainer.room.tokens == changes.get("train.tokens_per_microbatch", 2048)
+    assert not (run.folder / "sizes.json").exists()
+    assert not [text for text in told(run) if "auto" in text]
