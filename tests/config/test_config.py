@@ -904,6 +904,10 @@ BROKEN = {
         "train.run_ahead = 2, but rewards.0.judge is the policy itself, whose weights would change while it judges; "
         "allowed: train.run_ahead = 0, or another judge.",
     ),
+    "_ranks_do_what_was_tried_over_ranks": (
+        ["train.devices=2", "train.optimizer=adamw_8bit"],
+        "train.optimizer = adamw_8bit with train.devices = 2; allowed: train.optimizer = adamw on several devices.",
+    ),
     "_what_is_compiled_runs_once": (
         ["train={compile: true, gradient_checkpointing: true}"],
         "train.compile = true with train.gradient_checkpointing = true, whose layers are not compiled",

@@ -118,7 +118,7 @@ def test_a_launcher_that_is_stopped_leaves_nobody_behind(tmp_path, kind):
 
 
 def launched(settings: dict[str, Any]) -> subprocess.Popen[bytes]:
-    path = Path(settings["output"]).with_suffix(".json")
+    path = Path(settings["output"]).with_suffix(".yaml")
     path.write_text(json.dumps(settings))
     return subprocess.Popen([sys.executable, "-m", "posttrain", "train", str(path), "--quiet"])
 

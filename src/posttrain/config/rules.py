@@ -257,7 +257,7 @@ def _the_policy_judges_in_turns(config: RunConfig, algorithm: Algorithm) -> Conf
 
 
 def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """Compiled layers, and moments in 8 bits, of a sharded model: nobody has shown that they are what they are alone."""
+    """Compiled layers, and moments in 8 bits: nobody has shown that they come to the same over ranks."""
     train = config.train
     wrong = [("compile", "true")] if train.compile else []
     wrong += [("optimizer", train.optimizer)] if train.optimizer != "adamw" else []
