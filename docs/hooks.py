@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = {".py": "python", ".yaml": "yaml"}
 """Files that are shown as a page; others are copied as they are."""
 _LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+_WRITTEN_BY = re.compile(r"\A<!--.*?-->\s*")
 _LONELY_COMMENT = re.compile(r"^(<!--.*-->)\n(?=\S)", re.MULTILINE)
 
 
@@ -56,7 +57,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             link[1] + posixpath.relpath(_uri(path), posixpath.dirname(page.file.src_uri)) + link[3] if path else link[0]
         )
 
-    return _LINK.sub(inside, _LONELY_COMMENT.sub(r"\1\n\n", markdown))
+    without = _WRITTEN_BY.sub("", markdown)  # before the title, it would hide the title from the navigation
+    return _LINK.sub(inside, _LONELY_COMMENT.sub(r"\1\n\n", without))
 
 
 def _outside(page: str, markdown: str) -> Iterator[str]:

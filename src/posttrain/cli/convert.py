@@ -15,7 +15,7 @@ def _forms(incomplete: str) -> list[str]:
     """For the shell: what a file may train."""
     from posttrain.lab.convert.records import VERBS
 
-    return [verb for verb in VERBS if verb.isidentifier() and verb.startswith(incomplete)]
+    return [verb for verb in VERBS if verb.startswith(incomplete)]
 
 
 def convert(

@@ -357,6 +357,21 @@ def test_a_file_without_a_config_is_refused(name, text, said, tmp_path):
         convert(tmp_path / name)
 
 
+def test_what_a_file_trains_is_one_of_the_verbs(tmp_path):
+    with pytest.raises(ConfigError, match="a file that trains 'grop'; allowed: grpo, rloo, dpo"):
+        convert(HERE / "trl/sft.yaml", form="grop")
+
+
+def test_online_dpo_samples_two_answers(tmp_path):
+    config = settings(as_yaml(tmp_path, "online_dpo", loss_type="ipo", beta=0.2), tmp_path)
+    assert (config.algorithm.name, config.algorithm.loss, config.algorithm.beta) == ("online_dpo", "ipo", 0.2)
+    assert (config.sampling.group_size, config.sampling.temperature, config.sampling.max_completion_length) == (
+        2,
+        0.9,
+        64,
+    )
+
+
 def test_a_value_that_posttrain_does_not_have_is_left_to_the_user(tmp_path):
     conversion = as_yaml(tmp_path, "dpo", loss_type="nonsense", optim="sgd", something=1)
     assert any("loss_type = nonsense" in text and "sigmoid" in text for text in conversion.open)

@@ -88,7 +88,7 @@ class _Translation:
         for name, values in self.form.get("choice", {}).items():
             given = self.given.pop(name, Given(None))
             value = "+".join(map(str, given.value)) if isinstance(given.value, list) else given.value
-            if value not in values:
+            if not _hashable(value) or value not in values:
                 allowed = ", ".join(map(str, values))
                 self._open(name, given, f"has no counterpart here; one of {allowed} has. Set algorithm yourself")
                 continue
@@ -126,7 +126,7 @@ class _Translation:
                 "many processes the other library was started with (--devices), or set both yourself."
             )
         settings |= {"train.minibatches": ceil(sizes.minibatches), "train.epochs": sizes.epochs}
-        for name in unread.intersection(sizes.used):
+        for name in sorted(unread.intersection(sizes.used)):
             self._take(name, self.given[name], self._entry(name), None)
         steps = sizes.steps(self.rows)
         if steps is not None:

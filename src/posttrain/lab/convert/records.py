@@ -15,7 +15,7 @@ FORMS: Mapping[str, Any] = yaml.load(
     Path(__file__).with_name("forms.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 )
 TRL, VERL, LORA = "TRL", "verl", "LoraConfig"
-VERBS = {form.removesuffix("Config").lower().replace("onlinedpo", "online_dpo"): form for form in FORMS[TRL]}
+VERBS: Mapping[str, str] = {verb: form for form, told in FORMS[TRL].items() for verb in told.get("verbs", ())}
 """`grpo`, as TRL's command line and its example scripts call it -> GRPOConfig."""
 
 

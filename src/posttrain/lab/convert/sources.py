@@ -12,7 +12,7 @@ import yaml
 from posttrain.config.text import read_mapping
 from posttrain.errors import ConfigError
 from posttrain.lab.convert.commands import of_commands
-from posttrain.lab.convert.records import TRL, VERL, Given, Source, Unread, form_of, nothing_found
+from posttrain.lab.convert.records import TRL, VERBS, VERL, Given, Source, Unread, form_of, nothing_found
 from posttrain.lab.convert.scripts import of_script
 
 
@@ -21,6 +21,8 @@ def read_source(path: Path, verb: str = "") -> Source:
 
     Raises ConfigError for a file that cannot be read, or in which no config is found.
     """
+    if verb and form_of(verb) is None:
+        raise ConfigError(given=f"a file that trains {verb!r}", allowed=", ".join(VERBS), fix="Name one with --as.")
     source = _read(path, verb)
     if "dataset_config" in source.settings and "dataset_name" in source.settings:
         part, name = source.settings.pop("dataset_config"), source.settings["dataset_name"]
