@@ -24,7 +24,7 @@ def convert(
     ],
     to: Annotated[Path | None, typer.Option(help="Write the config to this file; it must not exist yet.")] = None,
     form: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--as", help="What the file trains, where it does not say so: grpo, dpo, sft ...", autocompletion=_forms
         ),

@@ -80,8 +80,8 @@ def _rules() -> str:
 
 
 _FOREIGN = (
-    "An unknown key in a file or an override is an error that names ours, also when it is a name of TRL, verl, OpenRLHF "
-    "or AReaL. [Moving here](moving/index.md) has all of them."
+    "An unknown key in a file or an override is an error that names ours, also when it is a name of TRL, verl, "
+    "OpenRLHF or AReaL. [Moving here](moving/index.md) has all of them."
 )
 
 
