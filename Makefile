@@ -8,7 +8,7 @@ FAST := not slow and not gpu and not vllm
 ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu test-vllm explore-test check format house docs docs-serve bench bench-gpu bench-all card clean
+.PHONY: help demo test test-slow test-gpu test-vllm explore-test check format house docs docs-test docs-serve bench bench-gpu bench-all card clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make format         bring the source into the form that make check asks for"
 	@echo "make house          lines, files and imports of every package, and what a step is read in"
 	@echo "make docs           the site of the documentation, in build/site, with every link checked"
+	@echo "make docs-test      the site in a real browser, which needs chromium, and npm for a checker of accessibility"
 	@echo "make docs-serve     the same while you write: http://127.0.0.1:8000"
 	@echo "make bench          our speed beside that of TRL, transformers and vLLM, in one run (half an hour)"
 	@echo "make bench-gpu      our speed on a card beside that of TRL with vLLM (10 minutes, after a first installation)"
@@ -85,6 +86,9 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs
 
 docs: $(DOCS_VENV)/installed
 	$(MKDOCS) build --strict
+
+docs-test: docs $(VENV)/installed-dev $(AXE)
+	$(RUN) -m pytest tests/site
 
 docs-serve: $(DOCS_VENV)/installed
 	$(MKDOCS) serve
