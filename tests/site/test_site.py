@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.lab.explore.chromium import PROGRAM, Chromium
 
 ROOT = Path(__file__).parents[2]

@@ -334,6 +334,18 @@ def test_a_script_is_never_run(tmp_path):
     assert not told.exists()
 
 
+def test_names_are_followed_and_those_that_go_in_a_circle_are_said(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "from trl import DPOConfig as C\nfrom trl import DPOTrainer\nRATE = 2e-6\nA = B\nB = A\n"
+        "DPOTrainer(model='m', args=C(learning_rate=RATE, beta=A, max_steps=2 * 3), train_dataset=data)\n"
+    )
+    conversion = convert(path)
+    assert conversion.settings["train"]["learning_rate"] == 2e-6
+    assert conversion.settings["train"]["steps"] == 6
+    assert any("line 6, beta = A: only running the script would tell" in text for text in conversion.open)
+
+
 def test_the_order_of_settings_changes_nothing(tmp_path):
     path, texts = tmp_path / "train.py", set()
     for given in ("beta=0.3, loss_type='ipo', max_steps=3", "max_steps=3, loss_type='ipo', beta=0.3"):
@@ -347,6 +359,11 @@ def test_the_order_of_settings_changes_nothing(tmp_path):
     [
         ("a.py", "import torch\n", "a.py holds no config that is known; allowed: a call of GRPOConfig"),
         ("a.py", "def f(:\n", "a.py is not Python"),
+        (
+            "a.py",
+            "from trl import TrlParser\nTrlParser(GRPOConfig).parse()\n",
+            "takes its settings from its command line",
+        ),
         ("a.yaml", "learning_rate: 1\n", "--as grpo"),
         ("a.sh", "echo hello\n", "a command that starts verl.trainer.main_ppo"),
     ],
@@ -385,7 +402,7 @@ def test_a_value_that_posttrain_does_not_have_is_left_to_the_user(tmp_path):
 def test_the_verb_writes_a_file_once(tmp_path, capsys):
     to = tmp_path / "run.yaml"
     assert run(["convert", str(HERE / "trl/ipo.sh"), "--to", str(to)]) == 0
-    assert "the config can be used as it is" in capsys.readouterr().err
+    assert "The config can be used as it is" in capsys.readouterr().err
     check(load_config(to))
     assert run(["convert", str(HERE / "trl/ipo.sh"), "--to", str(to)]) == 2
 

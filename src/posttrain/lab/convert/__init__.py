@@ -45,8 +45,8 @@ class Conversion:
 
     def summary(self, to: Path | None = None) -> str:
         """In a line or two: what was read, and what is left to do."""
-        told = f"{self.form} of {self.project}: {len(self.notes)} settings have no counterpart"
-        told += f", {len(self.open)} things to decide." if self.open else "; the config can be used as it is."
+        told = f"{self.form} of {self.project}. Not taken over: {len(self.notes)}. "
+        told += f"To decide: {len(self.open)}." if self.open else "The config can be used as it is."
         return f"{told}\nWritten to {to}." if to else told
 
     def to_json(self) -> dict[str, Any]:

@@ -22,6 +22,12 @@ def of_script(text: str, path: Path) -> Source:
     script = _Script(tree, path)
     calls = [(call, form) for call in script.calls if (form := script.form_of(call))]
     configs = [(call, form) for call, form in calls if form != LORA]
+    if not configs and any(script.called(call) in ("TrlParser", "HfArgumentParser") for call in script.calls):
+        raise ConfigError(
+            given=f"{path} takes its settings from its command line",
+            allowed="a file that holds them",
+            fix="Put the command into a file, and convert that: posttrain convert command.sh",
+        )
     if not configs:
         looked_for = f"a call of {', '.join(form for form in FORMS[TRL] if form.isidentifier() and form != LORA)}"
         raise nothing_found(path, looked_for)
@@ -62,7 +68,9 @@ class _Script:
         self.guarded = any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
 
     def called(self, call: ast.Call) -> str:
-        return ast.unparse(call.func).rpartition(".")[2]
+        """The last part of the name of what is called, as it is known where it was imported from."""
+        name = ast.unparse(call.func)
+        return self.imported.get(name, name).rpartition(".")[2]
 
     def form_of(self, call: ast.Call) -> str | None:
         """The form of forms.yaml that a call makes; one that is `known_by` names goes before another one."""
@@ -83,21 +91,21 @@ class _Script:
                 given |= {str(name): Given(inner, keyword.value.lineno) for name, inner in value.items()}
         return given
 
-    def value(self, node: ast.expr) -> Any:
+    def value(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> Any:
         """The literal that an expression stands for, through names that were assigned; else its source."""
         if isinstance(node, ast.Name) and node.id in self.names:
-            return self.value(self.names[node.id]) if not self._own(node) else Unread(node.id)
+            return self.value(self.names[node.id], seen | {node.id}) if node.id not in seen else Unread(node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # config.model_name
             made = self.names.get(node.value.id)
             if isinstance(made, ast.Call) and self.form_of(made):
                 told = (keyword.value for keyword in made.keywords if keyword.arg == node.attr)
-                return next((self.value(value) for value in told), Unread(ast.unparse(node)))
+                return next((self.value(value, seen) for value in told), Unread(ast.unparse(node)))
             if node.value.id == "torch":
                 return node.attr
         if isinstance(node, ast.Call) and self.called(node) == "dict" and not node.args:
-            return {keyword.arg: self.value(keyword.value) for keyword in node.keywords if keyword.arg}
+            return {keyword.arg: self.value(keyword.value, seen) for keyword in node.keywords if keyword.arg}
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add, ast.FloorDiv)):
-            left, right = self.value(node.left), self.value(node.right)
+            left, right = self.value(node.left, seen), self.value(node.right, seen)
             if isinstance(left, int) and isinstance(right, int):
                 made = {ast.Mult: left * right, ast.Add: left + right, ast.FloorDiv: left // (right or 1)}
                 return made[type(node.op)]
@@ -105,10 +113,6 @@ class _Script:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return Unread(ast.unparse(node))
-
-    def _own(self, name: ast.Name) -> bool:
-        """x = x.map(...): the name is part of what it was assigned."""
-        return any(isinstance(node, ast.Name) and node.id == name.id for node in ast.walk(self.names[name.id]))
 
     def given_to(self, trainer: ast.Call, source: Source) -> dict[str, Given]:
         """What a trainer is given beside its config: models, data and rewards."""
