@@ -8,7 +8,7 @@ FAST := not slow and not gpu and not vllm
 ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu test-vllm explore-test check format house bench bench-gpu bench-all card clean
+.PHONY: help demo test test-slow test-gpu test-vllm explore-test check format house docs docs-test docs-serve bench bench-gpu bench-all card clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,10 +21,13 @@ help:
 	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
 	@echo "make format         bring the source into the form that make check asks for"
 	@echo "make house          lines, files and imports of every package, and what a step is read in"
+	@echo "make docs           the site of the documentation, in build/site, with every link checked"
+	@echo "make docs-test      the site in a real browser, which needs chromium, and npm for a checker of accessibility"
+	@echo "make docs-serve     the same while you write: http://127.0.0.1:8000"
 	@echo "make bench          our speed beside that of TRL, transformers and vLLM, in one run (half an hour)"
 	@echo "make bench-gpu      our speed on a card beside that of TRL with vLLM (10 minutes, after a first installation)"
 	@echo "make bench-all      the other benchmarks, one after the other (hours)"
-	@echo "make clean          remove .venv, .venv-gpu and caches; runs stay"
+	@echo "make clean          remove .venv, .venv-gpu, .venv-docs and caches; runs stay"
 
 demo: $(VENV)/installed
 	$(RUN) -m posttrain demo --seed $(SEED)
@@ -76,6 +79,20 @@ format: $(VENV)/installed-dev
 house: $(VENV)/installed-dev
 	$(RUN) -m tests.house
 
+# The site is made in an environment of its own, which needs neither torch nor posttrain: pages about the source are
+# written from its text.
+DOCS_VENV := .venv-docs
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs
+
+docs: $(DOCS_VENV)/installed
+	$(MKDOCS) build --strict
+
+docs-test: docs $(VENV)/installed-dev $(AXE)
+	$(RUN) -m pytest tests/site
+
+docs-serve: $(DOCS_VENV)/installed
+	$(MKDOCS) serve
+
 # The peers run in environments of their own, below build/, or in those that the two variables name.
 TRL := $(abspath $(or $(POSTTRAIN_BENCH_TRL),build/peers/trl))
 VLLM := $(abspath $(or $(POSTTRAIN_BENCH_VLLM),build/peers/vllm))
@@ -103,7 +120,7 @@ bench-all: $(VENV)/installed
 	done
 
 clean:
-	rm -rf $(VENV) $(GPU_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) $(DOCS_VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written when pip has finished, so an interrupted installation is taken up again.
@@ -120,6 +137,14 @@ $(GPU_INSTALLED): pyproject.toml constraints.txt | card
 	$(PYTHON) -m venv --clear $(GPU_VENV)
 	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --extra-index-url https://pypi.org/simple) -e ".[dev,vllm,cuda]"
+	@touch $@
+
+$(DOCS_VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	@$(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*project["optional-dependencies"]["docs"], sep="\n")' > $(DOCS_VENV)/requirements.txt
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-r $(DOCS_VENV)/requirements.txt
 	@touch $@
 
 $(AXE):

@@ -253,6 +253,8 @@ HEAD = """<!-- written by: python benchmarks/algorithms.py -->
 
 # The algorithms side by side
 
+    python benchmarks/algorithms.py
+
 The demonstration task (sort the letters of a word, reward 1 for the exact answer and else 0), the same tiny model and
 the same rollout budget for every algorithm: {steps} steps x 64 prompts x 8 completions = {completions:,} completions.
 Learning rate 5e-4, two updates per batch unless said otherwise, everything else at the algorithm's defaults. Scores are

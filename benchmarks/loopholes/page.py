@@ -20,6 +20,8 @@ HEAD = """<!-- written by: python benchmarks/alarms.py --page -->
 
 # Alarms, measured
 
+    python benchmarks/alarms.py
+
 Do the alarms of a run ring before a model has learned to cheat? Three rewards with a loophole, each beside an honest
 reward for the same task, and an independent check that training never sees
 ([benchmarks/loopholes](../benchmarks/loopholes)):
@@ -36,8 +38,6 @@ of `dr_grpo`, 32 prompts x 8 completions; all alarms at their defaults. The hone
 but the check is wrong about one prompt in a hundred on purpose: honest runs are not free of disagreement. No alarm
 stops a run here. A run is *caught* when its first alarm comes before the held-out score (greedy answers to 256 prompts,
 by the check, every second step) has lost 10 points from its best.
-
-    python benchmarks/alarms.py
 
 **{caught} of {gamed} gamed runs are caught in time; an alarm rings in {false} of {honest} honest runs** of the same
 length, from the same start models. {lost} of the gamed runs lost 10 points within their {steps} steps;

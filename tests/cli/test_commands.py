@@ -19,7 +19,7 @@ from posttrain.tasks import demo
 
 VERBS = (
     "demo", "check", "init", "advise", "plan", "train", "compare", "sweep", "dash", "track", "resume", "replay", "eval",
-    "chat", "explain", "explore", "data check", "reward test", "reward audit", "export", "engine install",
+    "chat", "explain", "explore", "convert", "data check", "reward test", "reward audit", "export", "engine install",
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_the_page_of_the_verbs_is_up_to_date():
 
 
 NEED_AN_ARGUMENT = (
-    "train", "compare", "sweep", "resume", "replay", "eval", "chat", "data check", "reward test", "export",
+    "train", "compare", "sweep", "resume", "replay", "eval", "chat", "convert", "data check", "reward test", "export",
 )  # fmt: skip
 
 

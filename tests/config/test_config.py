@@ -616,7 +616,7 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
         ("num_train_epochs=3", "posttrain counts optimizer steps"),
         ("max_steps=10", "TRL's max_steps is train.steps here. Set train.steps = 10."),
         ("warmup_ratio=0.1", "is train.warmup_steps here (counted in steps: the ratio times train.steps)."),
-        ("vllm_gpu_memory_utilization=0.3", "posttrain samples with its own engine"),
+        ("vllm_gpu_memory_utilization=0.3", "Where answers are sampled is said by rollout.engine"),
         ("bf16=true", "model.precision here (auto, float32 or bfloat16)."),
         ("lora.r=8", "lora.r is lora.rank here."),
         ("lora_alpha=8", "TRL's lora_alpha is lora.alpha here."),

@@ -66,7 +66,7 @@ def test_a_run_of_two_ranks_ends_as_that_of_one_and_goes_on_with_any_number(tmp_
     assert isinstance(run, FinishedRun)
     assert run.step == 3
     assert run.evaluation["baseline"] == one.evaluation["baseline"]
-    assert [m["reward/mean"] for m in run.metrics] == [m["reward/mean"] for m in one.metrics[:3]]
+    assert [m["reward"] for m in run.metrics] == [m["reward"] for m in one.metrics[:3]]
     pt.resume(tmp_path / "two", steps=5, devices=1)
     pt.resume(tmp_path / "two", steps=6, devices=2)
     ours, theirs = weights(tmp_path / "one", 6), weights(tmp_path / "two", 6)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 import posttrain
-from posttrain.cli import advise, data, engine, experiments, looks, models, plan, reward, runs
+from posttrain.cli import advise, convert, data, engine, experiments, looks, models, plan, reward, runs
 from posttrain.cli.output import silence_libraries
 from posttrain.cli.refused import refusal
 from posttrain.errors import PosttrainError
@@ -47,6 +47,7 @@ VERBS: dict[str, Any] = {
     "check": looks.check,
     "init": advise.init,
     "advise": advise.with_facts(advise.advise),
+    "convert": convert.convert,
     "plan": plan.plan,
     "train": runs.train,
     "compare": experiments.compare,

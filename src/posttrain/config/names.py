@@ -10,15 +10,16 @@ import difflib
 import functools
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 _FILE = Path(__file__).with_name("names.yaml")
-COMMON, FAMILIES = "Common", "families"
-"""Of the sections of the file: names that belong to no project, and beginnings of names."""
+COMMON, FAMILIES, SAME = "Common", "families", "same"
+"""Of the sections of the file: names that belong to no project, beginnings of names, and names that settings of ours
+have, too."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -40,6 +41,8 @@ class Ours:
     """What differs."""
     same_value: bool = True
     """Can the value be taken over as it is?"""
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    """What single values of theirs are here, where it is another one; null: as if it were not given."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +103,42 @@ def value_of_ours(key: str, given: str) -> str:
 @functools.cache
 def peers() -> Mapping[str, Mapping[str, Entry]]:
     """Project -> its names, of names.yaml; read when a key is unknown, and never before."""
-    projects = {name: names for name, names in _told().items() if name not in ("shared", "values")}
-    return {project: {str(name): _entry(entry) for name, entry in names.items()} for project, names in projects.items()}
+    projects = {name: names for name, names in _told().items() if name not in ("shared", "values", SAME)}
+    return {project: _entries(names) for project, names in projects.items()}
 
 
-def _entry(told: str | Mapping[str, Any]) -> Entry:
+def _entries(names: Mapping[str, Any]) -> dict[str, Entry]:
+    return {str(name): read_entry(told) for name, told in names.items()}
+
+
+@functools.cache
+def all_names(project: str) -> Mapping[str, Entry]:
+    """Every name of a project's settings that is known, those that settings of ours have, too, among them."""
+    return {**_entries(_told()[SAME].get(project, {})), **peers()[project]}
+
+
+def entry_of(project: str, path: str) -> Entry | None:
+    """What the setting `path` of a project is here: by the longest end of its path that is known, then by family.
+
+    >>> entry_of("verl", "actor_rollout_ref.actor.optim.lr").key
+    'train.learning_rate'
+    """
+    parts = path.split(".")
+    for names in (all_names(project), peers()[COMMON]):
+        found = next((names[end] for n in range(len(parts)) if (end := ".".join(parts[n:])) in names), None)
+        if found is not None:
+            return found
+    return next((e for part in parts for beginning, e in peers()[FAMILIES].items() if part.startswith(beginning)), None)
+
+
+def read_entry(told: str | Mapping[str, Any]) -> Entry:
     if isinstance(told, str):
         return Ours(told)
     if "nothing" in told:
         return Nothing(told["nothing"])
     if "by_algorithm" in told:
         return ByAlgorithm(told["by_algorithm"])
-    return Ours(told.get("is") or told["near"], told.get("note", ""), same_value="is" in told)
+    return Ours(told.get("is") or told["near"], told.get("note", ""), "is" in told, told.get("values", {}))
 
 
 def foreign_names() -> dict[str, Mapping[str, Entry]]:

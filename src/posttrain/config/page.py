@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from posttrain.config import PRESETS, describe_fields
 from posttrain.config import presets as config_presets
 from posttrain.config.load import RULES
-from posttrain.config.names import FAMILIES, ByAlgorithm, Entry, Nothing, foreign_values, peers
 from posttrain.config.schema import FieldDoc
 from posttrain.config.text import dotted, leaves, show
 
@@ -51,7 +50,7 @@ The settings of an algorithm stand beside its name; `posttrain explain NAME` sho
 def config_page() -> str:
     """The whole page, as Markdown."""
     parts = [_HEAD, *_sections(describe_fields()), "## Presets", _presets(), "## Rules that span sections", _rules()]
-    parts += ["## Names in other libraries", _FOREIGN_HEAD, *_foreign()]
+    parts += ["## Names in other libraries", _FOREIGN]
     return "\n\n".join(parts) + "\n"
 
 
@@ -80,30 +79,10 @@ def _rules() -> str:
     return "All are checked before any model is loaded.\n\n" + "\n".join(f"- {rule.__doc__}" for rule in RULES)
 
 
-_FOREIGN_HEAD = (
-    "What to write instead of a setting of another library. An unknown key in a file or an override says the same."
+_FOREIGN = (
+    "An unknown key in a file or an override is an error that names ours, also when it is a name of TRL, verl, "
+    "OpenRLHF or AReaL. [Moving here](moving/index.md) has all of them."
 )
-
-
-def _foreign() -> list[str]:
-    titles = {FAMILIES: "Names that begin with"}
-    tables = {titles.get(project, project): names.items() for project, names in peers().items()}
-    pages = [
-        f"### {title}\n\n{_table(('name', 'here'), [(f'`{name}`', _here(entry)) for name, entry in names])}"
-        for title, names in tables.items()
-    ]
-    for key, values in foreign_values().items():
-        rows = [(f"`{value}`", ours) for value, ours in values.items()]
-        pages.append(f"### Values of `{key}`\n\n{_table(('value', 'here'), rows)}")
-    return pages
-
-
-def _here(entry: Entry) -> str:
-    if isinstance(entry, Nothing):
-        return entry.reason
-    if isinstance(entry, ByAlgorithm):
-        return f"by algorithm: {entry}"
-    return f"`{entry.key}`{f' ({entry.note})' if entry.note else ''}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

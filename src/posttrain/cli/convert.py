@@ -1,0 +1,58 @@
+"""`posttrain convert FILE`: a script of TRL or a config of verl, as one of ours."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posttrain.cli.output import AsJson, answer
+
+
+def _forms(incomplete: str) -> list[str]:
+    """For the shell: what a file may train."""
+    from posttrain.lab.convert.records import VERBS
+
+    return [verb for verb in VERBS if verb.startswith(incomplete)]
+
+
+def convert(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A Python script, YAML, or a shell script with the command.")
+    ],
+    to: Annotated[Path | None, typer.Option(help="Write the config to this file; it must not exist yet.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--as", help="What the file trains, where it does not say so: grpo, dpo, sft ...", autocompletion=_forms
+        ),
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Training rows, to count passes over them in steps.")] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that the other library was started with; 1 unless FILE says so."),
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Turn a config of TRL or verl into one of ours, with a comment wherever something differs.
+
+    A script is parsed and never run. What has no counterpart is named line by line at the end of the file.
+
+    \b
+    Examples:
+      posttrain convert train_grpo.py
+      posttrain convert train_dpo.py --rows 60000 --devices 8 --to run.yaml
+      posttrain convert sft_config.yaml --as sft
+      posttrain convert run_qwen_gsm8k.sh --to run.yaml
+    """
+    from posttrain.lab.convert import convert as convert_file
+    from posttrain.lab.convert import write
+
+    conversion = convert_file(file, form=form or "", rows=rows, devices=devices)
+    if to is not None:
+        write(conversion, to)
+    print(conversion.summary(to), file=sys.stderr)
+    answer(conversion.to_json(), "" if to else conversion.text.rstrip("\n"), as_json=json)
+    return 0

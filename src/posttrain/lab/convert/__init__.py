@@ -1,0 +1,137 @@
+"""`posttrain convert`: a script of TRL, the YAML of its command line or a config of verl, as a config of ours.
+
+    conversion = convert("train_grpo.py")
+    print(conversion.text)          YAML with a comment wherever something differs
+    conversion.open                 what has to be decided before it can be used
+
+A script is parsed and never run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from posttrain.config import RunConfig, check, load_config
+from posttrain.config.text import write_tree
+from posttrain.errors import ConfigError
+from posttrain.files import write_atomically
+from posttrain.lab.convert.meaning import Meaning, meaning_of
+from posttrain.lab.convert.records import FORMS, Source
+from posttrain.lab.convert.sources import read_source
+
+ORDER = ("preset", *RunConfig.model_fields)
+"""Of the sections in the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """A config of ours, and what it does not say."""
+
+    project: str
+    form: str
+    text: str
+    """The YAML file."""
+    settings: Mapping[str, Any]
+    """The same as a tree."""
+    notes: tuple[str, ...]
+    """What has no counterpart, line by line."""
+    open: tuple[str, ...]
+    """What has to be decided before the config can be used; empty where it can."""
+
+    def summary(self, to: Path | None = None) -> str:
+        """In a line or two: what was read, and what is left to do."""
+        told = f"{self.form} of {self.project}. Not taken over: {len(self.notes)}. "
+        told += f"To decide: {len(self.open)}." if self.open else "The config can be used as it is."
+        return f"{told}\nWritten to {to}." if to else told
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "project": self.project,
+            "form": self.form,
+            "settings": dict(self.settings),
+            "notes": list(self.notes),
+            "open": list(self.open),
+            "text": self.text,
+        }
+
+
+def convert(
+    path: str | PathLike[str], *, form: str = "", rows: int | None = None, devices: int | None = None
+) -> Conversion:
+    """The config in a file of TRL or verl as one of ours.
+
+    `form` says what a file trains that does not say so itself: grpo, dpo, kto ... `rows` is the number of training
+    rows, to count passes over them in steps; `devices` the number of processes that the other library was started
+    with, where no command in the file says it. Raises ConfigError for a file that cannot be read or holds no config
+    that is known.
+    """
+    source = read_source(Path(path), form)
+    meaning = meaning_of(source, rows=rows, devices=devices or source.devices)
+    tree = _tree(meaning.settings)
+    notes = [str(note) for note in sorted(meaning.notes, key=lambda note: note.line)]
+    notes += [f"line {line}: {text}." for line, text in sorted(source.remarks)]
+    refused = _refused(tree)
+    if any(text.startswith("train.steps = ") for text in meaning.open):
+        refused = [text for text in refused if not text.startswith("train.steps is missing")]
+    undecided = [*meaning.open, *refused]
+    return Conversion(
+        project=source.project,
+        form=source.form,
+        text=_text(Path(path), source, meaning, tree, notes, undecided),
+        settings=tree,
+        notes=tuple(notes),
+        open=tuple(undecided),
+    )
+
+
+def write(conversion: Conversion, path: Path) -> None:
+    """Write the file. Raises ConfigError where it is there already."""
+    if path.exists():
+        raise ConfigError(given=f"{path} exists", allowed="a file that does not exist yet", fix="Name another one.")
+    write_atomically(path, conversion.text)
+
+
+def _tree(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as sections, in the order of the documentation."""
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        *sections, last = key.split(".")
+        node = tree
+        for section in sections:
+            if not isinstance(node.get(section), dict):
+                node[section] = {}
+            node = node[section]
+        node[last] = value
+    return {name: tree[name] for name in ORDER if name in tree}
+
+
+def _refused(tree: Mapping[str, Any]) -> list[str]:
+    """What the loader, or a rule, says about the config."""
+    try:
+        check(load_config(tree))
+    except ConfigError as error:
+        several = re.split(r"\n +\d+\. ", str(error))
+        return [" ".join(text.split()) for text in several[1:] or several]
+    return []
+
+
+def _text(
+    path: Path, source: Source, meaning: Meaning, tree: Mapping[str, Any], notes: list[str], undecided: list[str]
+) -> str:
+    form = FORMS[source.project][source.form]
+    version = form.get("version", FORMS["version"][source.project])
+    parts = [f"# From {path.name}: {source.form} of {source.project}. What it leaves open is as in {version}."]
+    parts += _block("Before it can be used:", undecided)
+    parts += [write_tree(tree, meaning.comments).rstrip("\n")]
+    parts += _block("Not the same, whatever the file says:", form.get("differs", []))
+    parts += _block("Not taken over:", notes)
+    return "\n".join(parts) + "\n"
+
+
+def _block(title: str, lines: list[str]) -> list[str]:
+    return ["#", f"# {title}", *(f"#   {' '.join(line.split())}" for line in lines)] if lines else []

@@ -1,0 +1,326 @@
+"""What the settings of another library are here: by names.yaml, by forms.yaml where a form means something of its own,
+and by the arithmetic of sizes.py."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+from posttrain.config import PRESETS, describe_fields, setting_names
+from posttrain.config.algorithm import complete_algorithm
+from posttrain.config.names import ByAlgorithm, Entry, Nothing, Ours, entry_of, read_entry
+from posttrain.config.text import show
+from posttrain.lab.convert.records import FORMS, LORA, TRL, Given, Source, Unread
+from posttrain.lab.convert.sizes import SIZES, Sizes
+
+CADENCES = ("checkpoint.every", "evaluation.every", "train.warmup_steps")
+"""Settings of ours in steps. A share, as in save_steps = 0.1, is one of all steps."""
+PLACEHOLDER = "VALUE"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A setting that was not taken over, and why."""
+
+    line: int
+    name: str
+    value: Any
+    text: str
+
+    def __str__(self) -> str:
+        value = self.value if isinstance(self.value, Unread) else show(self.value, self.name).strip("'")
+        return f"line {self.line}, {self.name} = {value}: {self.text.rstrip('.')}."
+
+
+@dataclass
+class Meaning:
+    """Settings of ours, each with a comment where it is not the plain counterpart, and what was not taken over."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Dotted key -> value."""
+    comments: dict[str, str] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    """What has to be decided before the config can be used."""
+
+
+def meaning_of(source: Source, *, rows: int | None = None, devices: int = 1) -> Meaning:
+    """The settings of `source` as ours. `rows` is the number of training rows, which passes over them are counted in;
+    `devices` how many processes the other library was started with."""
+    return _Translation(source, rows, devices).run()
+
+
+class _Translation:
+    def __init__(self, source: Source, rows: int | None, devices: int) -> None:
+        self.source, self.rows, self.devices = source, rows, devices
+        self.form: Mapping[str, Any] = FORMS[source.project][source.form]
+        self.entries: dict[str, Any] = dict(self.form.get("settings", {}))
+        self.given = {name: Given(value) for name, value in self.form.get("defaults", {}).items()}
+        self.given |= {name: told for name, told in source.settings.items() if not name.startswith(f"{LORA}.")}
+        self.meaning = Meaning()
+        self.own: list[str] = []
+
+    def run(self) -> Meaning:
+        self._put(self.form.get("sets", {}), "")
+        self._choose()
+        preset = PRESETS.get(self.meaning.settings.get("preset", ""), {}).get("algorithm", {})
+        self.algorithm = self.meaning.settings.get("algorithm.name", preset.get("name"))
+        self.own = setting_names(self.algorithm) if self.algorithm else setting_names()
+        sizes = self._sizes()
+        for name, given in self.given.items():
+            if sizes is None or name not in sizes.used:
+                self._take(name, given, self._entry(name), sizes)
+        for part in self.source.parts:
+            self._part(part)
+        self._rewards()
+        if self.meaning.settings.get("reference.path") == self.meaning.settings.get("model.path"):
+            self.meaning.settings.pop("reference.path", None)  # the model that the run starts with, as it is without
+        self._leave_out_defaults()
+        return self.meaning
+
+    # --- the algorithm ---
+
+    def _choose(self) -> None:
+        """The setting that decides about the algorithm comes first: others depend on what it stands for."""
+        for name, values in self.form.get("choice", {}).items():
+            given = self.given.pop(name, Given(None))
+            value = "+".join(map(str, given.value)) if isinstance(given.value, list) else given.value
+            if not _hashable(value) or value not in values:
+                allowed = ", ".join(map(str, values))
+                self._open(name, given, f"has no counterpart here; one of {allowed} has. Set algorithm yourself")
+                continue
+            told = dict(values[value])
+            self.entries |= told.pop("with", {})
+            note = told.pop("note", "")
+            beside = {n: Given(v) for n, v in told.pop("defaults", {}).items()}
+            self.given = beside | self.given
+            self._put(told, _origin(name, given, self.source.project, note))
+
+    def _put(self, settings: Mapping[str, Any], comment: str) -> None:
+        for key, value in settings.items():
+            self.meaning.settings[key] = copy.deepcopy(value)
+            self.meaning.comments[key] = comment
+
+    # --- sizes ---
+
+    def _sizes(self) -> Sizes | None:
+        unread = {name for name, given in self.given.items() if isinstance(given.value, Unread)}
+
+        def get(name: str) -> Any:
+            return self.given[name].value if name in self.given and name not in unread else self._default(name)
+
+        try:
+            sizes = SIZES[self.form["sizes"]](get, self.devices)
+        except (TypeError, ZeroDivisionError, ValueError):
+            self.meaning.open.append("Sizes that are no positive numbers: set train.prompts_per_step and train.steps.")
+            return None
+        settings = self.meaning.settings
+        settings["train.prompts_per_step"] = ceil(sizes.prompts)
+        self.meaning.comments["train.prompts_per_step"] = sizes.origin
+        if sizes.prompts.denominator > 1 or sizes.minibatches.denominator > 1:
+            self.meaning.open.append(
+                f"A step would have {float(sizes.prompts):g} prompts in {float(sizes.minibatches):g} updates: say how "
+                "many processes the other library was started with (--devices), or set both yourself."
+            )
+        settings |= {"train.minibatches": ceil(sizes.minibatches), "train.epochs": sizes.epochs}
+        for name in sorted(unread.intersection(sizes.used)):
+            self._take(name, self.given[name], self._entry(name), None)
+        steps = sizes.steps(self.rows)
+        if steps is not None:
+            settings["train.steps"] = steps
+            by_rows = f"{sizes.passes:g} passes over {self.rows:,} rows" if sizes.limit is None else ""
+            by_updates = f"{sizes.limit} updates, {sizes.counted} in a step" if sizes.counted > 1 else ""
+            self.meaning.comments["train.steps"] = by_rows or by_updates
+        elif sizes.passes is not None:
+            self.meaning.open.append(
+                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}: the file counts passes over the rows; "
+                "posttrain convert --rows N works it out."
+            )
+        return sizes
+
+    def _default(self, name: str) -> Any:
+        return self.form.get("defaults", {}).get(name)
+
+    # --- one setting after the other ---
+
+    def _entry(self, name: str) -> Any:
+        """What is said about a name: by the longest end of it in forms.yaml, else in names.yaml."""
+        parts = name.split(".")
+        ends = (".".join(parts[start:]) for start in range(len(parts)))
+        own = next((self.entries[end] for end in ends if end in self.entries), None)
+        return own if own is not None else entry_of(self.source.project, name)
+
+    def _take(self, name: str, given: Given, told: Any, sizes: Sizes | None) -> None:
+        if given.value is None or name in ("reward_funcs", "reward_weights"):
+            return None
+        if told is None:
+            return self._note(name, given, "it is not known here")
+        if isinstance(given.value, Unread) and not isinstance(told, Nothing):
+            key = told if isinstance(told, str) else told.key if isinstance(told, Ours) else "its counterpart"
+            return self._open(name, given, f"only running the script would tell; set {key} yourself")
+        if isinstance(told, Mapping):
+            if "if" in told and not self._holds(told["if"]):
+                return self._note(name, given, f"{self.source.project} reads it beside {told['if']} alone")
+            if "as" in told or ("values" in told and not {"is", "near"} & {*told}):
+                return self._special(name, given, told)
+            told = read_entry(told)
+        elif isinstance(told, str):
+            told = read_entry(told)
+        return self._plain(name, given, told, sizes)
+
+    def _special(self, name: str, given: Given, told: Mapping[str, Any]) -> None:
+        """A value that stands for several settings of ours."""
+        if "as" in told:
+            settings = {key: _filled(value, given.value) for key, value in told["as"].items()}
+        elif _hashable(given.value) and given.value in told["values"]:
+            settings = dict(told["values"][given.value])
+            if note := settings.pop("note", ""):
+                self._open(name, given, note)
+        else:
+            reason = told.get("nothing", f"has no counterpart here; {', '.join(map(str, told['values']))} have one")
+            return self._note(name, given, reason)
+        strange = [key for key in settings if not self._exists(key)]
+        if strange:
+            return self._note(name, given, f"{self.algorithm} has no setting {', '.join(strange)}")
+        for key, value in settings.items():
+            self._put({key: value}, _origin(name, given, self.source.project, key=key))
+        return None
+
+    def _plain(self, name: str, given: Given, told: Entry, sizes: Sizes | None) -> None:
+        if isinstance(told, ByAlgorithm):
+            chosen = told.under(self.own)
+            if chosen is None:
+                return self._note(name, given, f"it depends on the algorithm: {told}")
+            told = chosen
+        if isinstance(told, Nothing):
+            return self._note(name, given, told.reason)
+        value = given.value
+        if told.values and isinstance(value, list):
+            value = [told.values[one] for one in value if told.values.get(one) is not None]
+            told = replace(told, note="")
+        elif told.values and _hashable(value) and value in told.values:
+            told = replace(told, note="")
+            if (value := told.values[value]) is None:
+                return None
+        elif not told.same_value:
+            return self._note(name, given, f"here it is {told.key}{f' ({told.note})' if told.note else ''}")
+        if not self._exists(told.key):
+            return self._note(name, given, f"{self.algorithm} has no such setting")
+        if told.key in CADENCES:
+            return self._cadence(name, replace(given, value=value), told, sizes)
+        return self._put({told.key: value}, _origin(name, given, self.source.project, told.note, told.key))
+
+    def _cadence(self, name: str, given: Given, told: Ours, sizes: Sizes | None) -> None:
+        """In steps of ours; a share of all steps where it is below 1."""
+        value, counted = given.value, sizes.counted if sizes else 1
+        if isinstance(value, float) and 0 < value < 1:
+            steps = self.meaning.settings.get("train.steps")
+            if steps is None:
+                return self._open(name, given, f"{told.key} is this share of train.steps")
+            value = max(1, round(value * steps))
+        return self._put(
+            {told.key: ceil(value / counted)}, _origin(name, given, self.source.project, told.note, told.key)
+        )
+
+    def _exists(self, key: str) -> bool:
+        return not key.startswith("algorithm.") or key in self.own or key.startswith("algorithm.correction.")
+
+    def _holds(self, name: str) -> bool:
+        """Is a setting true? By its own name, or by the end of it."""
+        told = (given.value for full, given in self.given.items() if full == name or full.endswith(f".{name}"))
+        return any(bool(value) and not isinstance(value, Unread) for value in told)
+
+    def _part(self, part: str) -> None:
+        """LoraConfig: a record of its own, with its own names and defaults."""
+        form, prefix = FORMS[TRL][part], f"{part}."
+        own = {n.removeprefix(prefix): g for n, g in self.source.settings.items() if n.startswith(prefix)}
+        for name, given in ({n: Given(v) for n, v in form["defaults"].items()} | own).items():
+            self._take(name, given, form["settings"].get(name), None)
+
+    def _rewards(self) -> None:
+        """reward_funcs with its weights, a function of verl's signature, or what verl scores such rows with."""
+        funcs, weights = self.given.get("reward_funcs", Given(None)), self.given.get("reward_weights", Given(None))
+        entries = funcs.value if isinstance(funcs.value, list) else [funcs.value] if funcs.value else []
+        rewards = [entry for entry in (self._reward(entry, funcs) for entry in entries) if entry is not None]
+        if isinstance(weights.value, list) and len(weights.value) == len(rewards) == len(entries):
+            rewards = [entry | {"weight": weight} for entry, weight in zip(rewards, weights.value, strict=True)]
+        if rewards:
+            self.meaning.settings["rewards"] = rewards
+        if self.source.project != TRL and not self.meaning.settings.get("rewards"):
+            self.meaning.settings["rewards"] = list(self._verl_rewards())
+
+    def _reward(self, entry: Any, given: Given) -> dict[str, Any] | None:
+        if isinstance(entry, Unread):
+            self._open(
+                "reward_funcs", Given(entry, given.line), "name the function: rewards = [{function: file.py:name}]"
+            )
+            return None
+        told = entry if isinstance(entry, dict) else {"function": entry} if "." in str(entry) else {"name": entry}
+        known = FORMS["rewards"][TRL].get(str(next(iter(told.values()))).rpartition(".")[2])
+        if known is None and "name" in told:
+            return {"model": entry}
+        return dict(known or told)
+
+    def _verl_rewards(self) -> Iterator[dict[str, Any]]:
+        told = {name.rpartition("custom_reward_function.")[2]: given.value for name, given in self.given.items()}
+        if isinstance(told.get("path"), str):
+            yield {"function": f"{told['path']}:{told.get('name') or 'compute_score'}"}
+            self.meaning.open.append(
+                "A reward function of verl takes (data_source, solution_str, ground_truth, extra_info); ours takes "
+                "(prompt, completion, **row): write one that calls the other."
+            )
+            return
+        files = str(self.meaning.settings.get("data.train", "")).lower()
+        found = next((reward for name, reward in FORMS["rewards"]["verl"].items() if name in files), None)
+        if found is not None:
+            yield {"name": found}
+            self.meaning.comments["rewards.0.name"] = "verl scores each row by its data_source"
+
+    # --- what is said ---
+
+    def _note(self, name: str, given: Given, text: str) -> None:
+        """Nothing is said about what the other library does by default."""
+        if given.line:
+            self.meaning.notes.append(Note(given.line, name, given.value, text))
+
+    def _open(self, name: str, given: Given, text: str) -> None:
+        self.meaning.open.append(str(Note(given.line, name, given.value, text)) if given.line else f"{name}: {text}.")
+
+    def _leave_out_defaults(self) -> None:
+        """What our defaults, or those of the preset, say as well need not be written, unless the file did."""
+        settings, comments = self.meaning.settings, self.meaning.comments
+        preset = PRESETS.get(settings.get("preset", ""), {}).get("algorithm", {})
+        defaults = {doc.path: doc.default for doc in describe_fields()}
+        own = preset or (complete_algorithm({"name": self.algorithm}) if self.algorithm else {})
+        defaults |= {f"algorithm.{name}": value for name, value in own.items() if name != "name" or preset}
+        for key in [*settings]:
+            silent = comments.get(key, "").endswith("default") or key in ("train.minibatches", "train.epochs")
+            if silent and key in defaults and defaults[key] == settings[key]:
+                del settings[key]
+
+
+def _origin(name: str, given: Given, project: str, note: str = "", key: str = "") -> str:
+    """`epsilon, TRL's default`; nothing for a setting of the same name."""
+    last, short = name.rpartition(".")[2], ".".join(name.split(".")[-2:])
+    if not given.line:
+        return f"{short}, {project}'s default"
+    told = "" if key and key.rpartition(".")[2] == last else short
+    return ": ".join(part for part in (told, note) if part)
+
+
+def _filled(pattern: Any, value: Any) -> Any:
+    """The pattern with the value in place of VALUE, at any depth."""
+    if isinstance(pattern, list):
+        return [_filled(inner, value) for inner in pattern]
+    if isinstance(pattern, Mapping):
+        return {key: _filled(inner, value) for key, inner in pattern.items()}
+    if pattern == PLACEHOLDER:
+        return value
+    return pattern.replace(PLACEHOLDER, str(value)) if isinstance(pattern, str) else pattern
+
+
+def _hashable(value: Any) -> bool:
+    return not isinstance(value, (list, dict))

@@ -1,0 +1,138 @@
+"""From device batches, accumulation and generation batches to the sizes of a step: prompts, minibatches, steps.
+
+TRL, sampled     rows of an update = per_device_train_batch_size * gradient_accumulation_steps * devices
+                 prompts_per_step  = generation_batch_size / num_generations,   minibatches = its rows / those
+TRL, given rows  prompts_per_step  = rows of an update
+verl             prompts_per_step  = train_batch_size,   minibatches = train_batch_size / ppo_mini_batch_size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+Get = Callable[[str], Any]
+"""What a setting of the other library was given as, or its default; None where it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What the sizes of another library come to."""
+
+    prompts: Fraction
+    """Prompts, or given rows, of a step."""
+    origin: str
+    """How they were worked out."""
+    minibatches: Fraction = Fraction(1)
+    epochs: int = 1
+    counted: int = 1
+    """What the other library counts as steps for one of ours: its optimizer steps, or 1 where it counts as we do."""
+    limit: int | None = None
+    """Steps as the other library counts them."""
+    passes: float | None = None
+    """Passes over the rows, where there is no limit."""
+    used: tuple[str, ...] = field(default=())
+    """The settings that are said with this."""
+
+    def steps(self, rows: int | None) -> int | None:
+        """Steps of ours; None where only the number of rows would tell."""
+        if self.limit is not None:
+            return max(1, ceil(Fraction(self.limit, self.counted)))
+        if rows is None or self.passes is None:
+            return None
+        return max(1, int(Fraction(self.passes) * rows / self.prompts))
+
+
+BATCHES = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "generation_batch_size",
+    "steps_per_generation",
+)
+LENGTHS = ("max_steps", "num_train_epochs")
+
+
+def generated(get: Get, devices: int) -> Sizes:
+    """GRPO and RLOO of TRL: a generation batch is sampled at once and trained in one or several updates."""
+    rows = get(BATCHES[0]) * devices
+    generation = get("generation_batch_size") or rows * (get("steps_per_generation") or get(BATCHES[1]))
+    epochs, minibatches = get("num_iterations"), Fraction(generation, rows * get(BATCHES[1]))
+    return Sizes(
+        prompts=Fraction(generation, get("num_generations")),
+        origin=f"{generation} completions are sampled at once, {get('num_generations')} to a prompt",
+        minibatches=minibatches,
+        epochs=epochs,
+        counted=max(1, ceil(minibatches * epochs)),
+        **_length(get),
+        used=(*BATCHES, *LENGTHS, "num_iterations"),
+    )
+
+
+def given(get: Get, devices: int) -> Sizes:
+    """Losses of TRL on given rows or pairs, and those that sample one group per row."""
+    origin = f"{get(BATCHES[0])} to a device * {get(BATCHES[1])} accumulated * {devices} device(s)"
+    rows = get(BATCHES[0]) * get(BATCHES[1]) * devices
+    return Sizes(prompts=Fraction(rows), origin=origin, **_length(get), used=(*BATCHES[:2], *LENGTHS))
+
+
+def episodes(get: Get, devices: int) -> Sizes:
+    """PPO of TRL 0.12 and later, which counts episodes."""
+    told = given(get, devices)
+    batch, total = int(told.prompts), get("total_episodes")
+    return Sizes(
+        prompts=told.prompts,
+        origin=told.origin,
+        minibatches=Fraction(get("num_mini_batches")),
+        epochs=get("num_ppo_epochs"),
+        limit=ceil(total / batch) if total else told.limit,
+        passes=told.passes,
+        used=(*told.used, "total_episodes", "num_mini_batches", "num_ppo_epochs"),
+    )
+
+
+def samples(get: Get, devices: int) -> Sizes:
+    """PPO of TRL before that, whose `steps` are samples."""
+    batch, total = get("batch_size"), get("steps")
+    return Sizes(
+        prompts=Fraction(batch * devices),
+        origin=f"batch_size * {devices} device(s)",
+        minibatches=Fraction(batch, get("mini_batch_size") * (get("gradient_accumulation_steps") or 1)),
+        epochs=get("ppo_epochs"),
+        limit=ceil(total / (batch * devices)) if total else None,
+        used=("batch_size", "mini_batch_size", "gradient_accumulation_steps", "ppo_epochs", "steps"),
+    )
+
+
+def global_(get: Get, devices: int) -> Sizes:
+    """verl, whose sizes are those of all devices together and whose steps are ours."""
+    batch = get("data.train_batch_size")
+    mini = min(batch, get("actor_rollout_ref.actor.ppo_mini_batch_size"))
+    return Sizes(
+        prompts=Fraction(batch),
+        origin="train_batch_size",
+        minibatches=Fraction(batch, mini),
+        epochs=get("actor_rollout_ref.actor.ppo_epochs"),
+        limit=get("trainer.total_training_steps"),
+        passes=get("trainer.total_epochs"),
+        used=(
+            "data.train_batch_size",
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+            "actor_rollout_ref.actor.ppo_epochs",
+            "trainer.total_training_steps",
+            "trainer.total_epochs",
+        ),
+    )
+
+
+SIZES = {
+    "generated": generated, "given": given, "prompts": given, "episodes": episodes, "samples": samples,
+    "global": global_,
+}  # fmt: skip
+
+
+def _length(get: Get) -> dict[str, Any]:
+    limit = get("max_steps")
+    return {"limit": limit if limit and limit > 0 else None, "passes": get("num_train_epochs")}

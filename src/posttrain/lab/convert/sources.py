@@ -1,0 +1,89 @@
+"""What a file of another library says: a Python script is parsed and never run, YAML and command lines are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posttrain.config.text import read_mapping
+from posttrain.errors import ConfigError
+from posttrain.lab.convert.commands import of_commands
+from posttrain.lab.convert.records import TRL, VERBS, VERL, Given, Source, Unread, form_of, nothing_found
+from posttrain.lab.convert.scripts import of_script
+
+
+def read_source(path: Path, verb: str = "") -> Source:
+    """The settings in a file. `verb` is what trains (grpo, dpo ...), for a file that does not say so.
+
+    Raises ConfigError for a file that cannot be read, or in which no config is found.
+    """
+    if verb and form_of(verb) is None:
+        raise ConfigError(given=f"a file that trains {verb!r}", allowed=", ".join(VERBS), fix="Name one with --as.")
+    source = _read(path, verb)
+    if "dataset_config" in source.settings and "dataset_name" in source.settings:
+        part, name = source.settings.pop("dataset_config"), source.settings["dataset_name"]
+        source.settings["dataset_name"] = Given(f"{name.value}:{part.value}", name.line)
+    return source
+
+
+def _read(path: Path, verb: str) -> Source:
+    if path.suffix in (".yaml", ".yml"):
+        return _of_mapping(path, verb)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(given=f"{path} cannot be read: {reason}", allowed="a script, YAML or commands") from None
+    if path.suffix == ".py":
+        return of_script(text, path)
+    return of_commands(text, path, verb)
+
+
+def _of_mapping(path: Path, verb: str) -> Source:
+    """TRL's command line takes settings without sections; those of verl have the sections of hydra."""
+    content, text = read_mapping(path), path.read_text(encoding="utf-8")
+    if "actor_rollout_ref" in content or ("data" in content and "algorithm" in content and not verb):
+        named = {name: value for name, value in _nested(content, "") if not name.startswith(("defaults", "hydra"))}
+        return Source(VERL, "main_ppo", {n: Given(_filled(v, named), _line(text, n)) for n, v in named.items()})
+    form = form_of(verb) or next((form for key, form in _TELLING.items() if key in content), None)
+    if form is None:
+        raise nothing_found(path, "verl's sections, or settings of TRL's command line")
+    return Source(TRL, form, {name: Given(value, _line(text, name)) for name, value in content.items()})
+
+
+_TELLING = {
+    "num_generations": "GRPOConfig", "epsilon": "GRPOConfig", "desirable_weight": "KTOConfig", "cpo_alpha": "CPOConfig",
+    "center_rewards_coefficient": "RewardConfig", "num_ppo_epochs": "PPOConfig", "assistant_only_loss": "SFTConfig",
+    "packing": "SFTConfig", "f_divergence_type": "DPOConfig", "precompute_ref_log_probs": "DPOConfig",
+}  # fmt: skip
+"""Settings that only one form has."""
+
+
+def _nested(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if str(key).startswith("_"):  # hydra's own: _target_, _self_
+            continue
+        if isinstance(value, Mapping) and value:
+            yield from _nested(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _filled(value: Any, named: Mapping[str, Any]) -> Any:
+    """A reference to another setting of the same file: ${data.train_batch_size}."""
+    found = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:, *([^}]*))?\}", value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    if found[1] in named:
+        return _filled(named[found[1]], {key: inner for key, inner in named.items() if key != found[1]})
+    return yaml.safe_load(found[2]) if found[2] else Unread(value)
+
+
+def _line(text: str, name: str) -> int:
+    """The line on which the last part of a dotted name stands as a key; 1 where it is not found."""
+    key = re.search(rf"^[ \t]*[\"']?{re.escape(name.rpartition('.')[2])}[\"']?[ \t]*:", text, re.MULTILINE)
+    return text.count("\n", 0, key.start()) + 1 if key else 1

@@ -1,0 +1,422 @@
+"""Configs of TRL and verl as ours: what is written loads, means the same number for number, and hides nothing.
+
+`trl/` and `verl/` hold files in the forms that people have; `trl_1_16.json` the defaults of TRL's own classes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from posttrain.cli import run
+from posttrain.config import check, load_config
+from posttrain.config.names import Ours, all_names, entry_of
+from posttrain.errors import ConfigError
+from posttrain.lab.convert import convert
+from posttrain.lab.convert.meaning import meaning_of
+from posttrain.lab.convert.page import moving_pages
+from posttrain.lab.convert.records import FORMS, Given, Unread
+from posttrain.lab.convert.sources import read_source
+
+HERE = Path(__file__).parent
+FILES = sorted([*(HERE / "trl").iterdir(), *(HERE / "verl").iterdir()])
+ROWS = 9_600
+
+
+def settings(conversion, tmp_path):
+    """Every setting of the written file, defaults included, as the loader reads it."""
+    path = tmp_path / "run.yaml"
+    path.write_text(conversion.text)
+    resolved = load_config(path)
+    check(resolved)
+    return resolved.config
+
+
+def at(config, key):
+    for part in key.split("."):
+        config = config[int(part)] if isinstance(config, (list, tuple)) else getattr(config, part)
+    return config
+
+
+def as_yaml(tmp_path, verb, **given):
+    """What TRL's command line would be given, with what a run needs beside it."""
+    path = tmp_path / f"{verb}.yaml"
+    whole = {"model_name_or_path": "a/model", "dataset_name": "a/dataset", "max_steps": 10}
+    whole |= {"reward_funcs": ["accuracy_reward"]} if verb in ("grpo", "rloo", "online_dpo") else {}
+    path.write_text(yaml.safe_dump(whole | given))
+    return convert(path, form=verb)
+
+
+EXPECTED = {
+    "grpo_lora.py": {
+        "algorithm.kl_coef": 0.01, "algorithm.aggregation": "token_mean", "lora.rank": 16, "lora.alpha": 32,
+        "train.prompts_per_step": 4, "train.warmup_steps": 50, "train.schedule": "linear", "rollout.engine": "vllm",
+        "model.precision": "bfloat16", "rewards.0.name": "math", "report_to": ["wandb"],
+    },
+    "grpo_dr.py": {
+        "algorithm.normalisation": "none", "algorithm.aggregation": "fixed_length_mean", "algorithm.clip_high": 0.28,
+        "algorithm.max_completion_length": 2048, "algorithm.clip_low": 0.2, "train.prompts_per_step": 4,
+        "train.minibatches": 2, "train.epochs": 2, "train.steps": 100, "checkpoint.every": 20, "data.max_rows": 2000,
+        "rewards.0.function": "my_rewards.right_answer", "rewards.1.weight": 0.2, "seed": 7,
+        "train.mask_truncated": True,
+    },
+    "grpo_sequence.yaml": {
+        "algorithm.ratio": "sequence", "algorithm.aggregation": "sequence_mean", "algorithm.clip_high": 4e-4,
+        "data.train": "openai/gsm8k:main", "train.steps": 2 * ROWS // 4, "train.schedule": "constant",
+        "algorithm.correction": {"level": "token", "action": "truncate", "high": 3.0},
+    },
+    "cispo.sh": {
+        "algorithm.trust_region": "weight_clip", "algorithm.max_ratio": 5.0, "train.prompts_per_step": 8,
+        "lora.rank": 32, "lora.target_modules": ["q_proj", "v_proj"], "rollout.engine": "vllm", "train.steps": 300,
+    },
+    "dpo.py": {
+        "algorithm.name": "dpo", "algorithm.beta": 0.05, "algorithm.label_smoothing": 0.0, "train.steps": ROWS // 32,
+        "train.warmup_steps": ROWS // 320, "data.split": "train_prefs", "data.eval_split": "test_prefs",
+        "model.precision": "bfloat16", "reference": None, "evaluation.every": 100, "data.max_length": 2048,
+    },
+    "ipo.sh": {"algorithm.name": "ipo", "algorithm.tau": 0.01, "algorithm.length_average": True, "train.steps": 1000},
+    "sft.yaml": {
+        "algorithm.name": "sft", "lora.rank": 32, "lora.alpha": 16, "lora.target_modules": "all-linear",
+        "train.prompts_per_step": 16, "train.learning_rate": 2e-4, "data.max_length": 1024,
+    },
+    "kto.py": {
+        "algorithm.name": "kto", "algorithm.desirable_weight": 1.33, "train.prompts_per_step": 16, "reference": None,
+        "data.max_prompt_length": 512, "train.learning_rate": 5e-7, "train.steps": 200,
+    },
+    "reward.py": {
+        "algorithm.name": "reward_model", "algorithm.center_coef": 0.01, "train.learning_rate": 1e-4, "data.eval": None,
+        "data.eval_fraction": 0.05, "train.steps": ROWS // 8,
+    },
+    "ppo.py": {
+        "algorithm.name": "ppo", "algorithm.kl_coef": 0.05, "algorithm.value_coef": 0.1, "algorithm.gae_lambda": 0.95,
+        "algorithm.missing_eos_penalty": 1.0, "train.steps": 469, "train.minibatches": 2, "train.epochs": 4,
+        "critic.path": "cleanrl/rm-tldr", "critic.learning_rate": 3e-6, "sampling.max_completion_length": 53,
+        "sampling.temperature": 0.7, "model.path": "cleanrl/sft-tldr", "rewards.0.model": "cleanrl/rm-tldr",
+    },
+    "ppo_sentiment.py": {},
+    "rloo.py": {},
+    "gsm8k_grpo.sh": {
+        "algorithm.kl_coef": 0.001, "algorithm.dual_clip": 3.0, "algorithm.aggregation": "token_mean",
+        "train.steps": 105,
+        "train.prompts_per_step": 1024, "train.minibatches": 4, "sampling.group_size": 5, "evaluation.samples": 0,
+        "rewards.0.name": "gsm8k", "data.train": "~/data/gsm8k/train.parquet", "report_to": ["wandb"],
+        "train.weight_decay": 0.01, "checkpoint.every": 20, "output": "runs/qwen3_8b", "evaluation.every": 5,
+    },
+    "ppo.sh": {
+        "algorithm.name": "ppo", "algorithm.kl_coef": 0.002, "algorithm.clip_high": 0.2, "algorithm.gae_lambda": 0.95,
+        "algorithm.value_clip": 0.5, "algorithm.dual_clip": 3.0, "critic.warmup_steps": 5, "train.warmup_steps": 20,
+        "data.train": "~/data/math/train.parquet",
+    },
+    "dapo.sh": {
+        "algorithm.filter": "signal", "algorithm.clip_high": 0.28, "algorithm.dual_clip": 10.0,
+        "algorithm.shaping": "soft_overlong", "algorithm.overlong_buffer": 4096, "train.minibatches": 16,
+        "train.max_sampling_rounds": 10, "train.steps": ROWS // 512, "evaluation.samples": 1, "sampling.top_k": 0,
+    },
+    "rloo.yaml": {
+        "algorithm.baseline": "leave_one_out", "algorithm.normalisation": "none", "lora.rank": 32,
+        "train.minibatches": 1,
+        "algorithm.aggregation": "sequence_sum", "train.learning_rate": 3e-6, "train.steps": 3 * ROWS // 128,
+        "report_to": ["tensorboard"], "output": "checkpoints/rloo",
+    },
+    "reinforce_plus_plus.sh": {},
+}  # fmt: skip
+LEFT = {
+    "ppo_sentiment.py": ["rewards is empty"],
+    "rloo.py": ["learning_rate = options.learning_rate: only running the script would tell"],
+    "reinforce_plus_plus.sh": ["A reward function of verl takes"],
+}
+"""What cannot be known from the file; all others can be used as they are."""
+
+
+def test_there_are_ten_forms_of_trl_and_five_of_verl():
+    assert {path.name for path in FILES} == {*EXPECTED}
+    assert sum(path.parent.name == "trl" for path in FILES) >= 10
+    assert sum(path.parent.name == "verl" for path in FILES) >= 5
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_means_here_what_it_means_there(path, tmp_path):
+    conversion = convert(path, rows=ROWS)
+    for told, begins in zip(conversion.open, LEFT.get(path.name, []), strict=True):
+        assert begins in told
+    if path.name == "ppo_sentiment.py":
+        return
+    config = settings(conversion, tmp_path)
+    for key, value in EXPECTED[path.name].items():
+        found = at(config, key)
+        if isinstance(value, dict):
+            found = {name: found[name] for name in value}
+        assert found == value, key
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_no_setting_of_a_file_is_passed_over(path):
+    """With another value of it the config, a comment or a note is another."""
+    source = read_source(path, "")
+    whole = meaning_of(source, rows=ROWS)
+    for name, given in source.settings.items():
+        other = source.settings | {name: Given(Unread("elsewhere()"), given.line)}
+        read = meaning_of(replace(source, settings=other), rows=ROWS) != whole
+        assert read, name
+
+
+# --- number for number ------------------------------------------------------------------------------------------------
+
+TOLD = json.loads((HERE / "trl_1_16.json").read_text())
+THEIRS = {name: TOLD["TrainingArguments"] | own for name, own in TOLD.items() if name != "TrainingArguments"}
+VERBS = {
+    "grpo": "GRPOConfig", "rloo": "RLOOConfig", "dpo": "DPOConfig", "kto": "KTOConfig", "sft": "SFTConfig",
+    "reward": "RewardConfig", "orpo": "ORPOConfig", "cpo": "CPOConfig",
+}  # fmt: skip
+OURS_ALONE = {
+    "seed": "the streams of random numbers differ in any case",
+    "save_steps": "a matter of how much is kept",
+    "gradient_checkpointing": "changes no number",
+    "max_steps": "given here",
+    "output_dir": "a name",
+    "model_revision": "the main branch, as null is",
+    "bf16": "derived from the machine",
+    "disable_dropout": "there is none here",
+}
+"""Defaults of TRL that are not taken over, and why."""
+OFF = {"top_entropy_quantile": 1.0} | dict.fromkeys(
+    ("sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos",
+     "vespo_lambda_neg", "off_policy_mask_threshold"), "not read")  # fmt: skip
+"""What null is here: the value of TRL that is off, or that its default loss does not read."""
+
+
+def test_every_setting_of_trl_is_known():
+    names = {name for form in THEIRS.values() for name in form}
+    assert [name for name in sorted(names) if entry_of("TRL", name) is None] == []
+
+
+@pytest.mark.parametrize(("verb", "form"), VERBS.items())
+def test_what_trl_does_by_default_is_what_is_done_here(verb, form, tmp_path):
+    """Every default of TRL's class that one setting of ours stands for."""
+    config = settings(as_yaml(tmp_path, verb), tmp_path)
+    compared = 0
+    for name, theirs in THEIRS[form].items():
+        entry = all_names("TRL").get(name)
+        if not isinstance(entry, Ours) or not entry.same_value or theirs is None or name in OURS_ALONE:
+            continue
+        section = entry.key.partition(".")[0]
+        if section == "algorithm" and entry.key.partition(".")[2] not in config.algorithm.settings:
+            continue
+        ours = at(config, entry.key)
+        if ours is None and name in OFF:
+            assert OFF[name] in (theirs, "not read"), name
+            continue
+        assert ours == theirs, f"{name} -> {entry.key}"
+        compared += 1
+    assert compared >= 9
+
+
+@pytest.mark.parametrize(
+    ("verb", "theirs", "ours"),
+    [
+        ("grpo", {"loss_type": "dapo"}, {"aggregation": "token_mean"}),
+        ("grpo", {"epsilon": 0.2, "epsilon_high": None}, {"clip_low": 0.2, "clip_high": 0.2}),
+        ("grpo", {"beta": 0.0, "use_bias_correction_kl": True}, {"kl_coef": 0.0, "kl_estimator": "k3_corrected"}),
+        ("grpo", {"scale_rewards": "group"}, {"baseline": "group_mean", "normalisation": "group_std"}),
+        ("grpo", {"importance_sampling_level": "token"}, {"ratio": "token"}),
+        ("grpo", {"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 3.0},
+         {"correction": {"level": "sequence", "action": "mask", "score": "weight", "high": 3.0, "low": None}}),
+        ("rloo", {"beta": 0.05, "normalize_advantages": False}, {"kl_coef": 0.05, "normalisation": "none"}),
+        ("dpo", {"loss_type": ["sigmoid"], "beta": 0.1, "f_divergence_type": "reverse_kl"},
+         {"name": "dpo", "beta": 0.1, "divergence": "reverse_kl", "label_smoothing": 0.0}),
+        ("kto", {"loss_type": "kto", "desirable_weight": 1.0}, {"name": "kto", "beta": 0.1, "desirable_weight": 1.0}),
+        ("orpo", {"beta": 0.1}, {"name": "orpo", "beta": 0.1}),
+        ("cpo", {"loss_type": "sigmoid", "cpo_alpha": 1.0}, {"name": "cpo", "alpha": 1.0, "beta": 0.1}),
+        ("sft", {"loss_type": "nll"}, {"name": "sft", "dft": False}),
+    ],
+)  # fmt: skip
+def test_the_loss_that_trl_has_by_default_is_the_loss_here(verb, theirs, ours, tmp_path):
+    """First that TRL's class has these defaults, then that they lead to these settings."""
+    for name, value in theirs.items():
+        assert THEIRS[VERBS[verb]][name] == value, name
+    algorithm = settings(as_yaml(tmp_path, verb), tmp_path).algorithm
+    for name, value in ours.items():
+        found = at(algorithm, name)
+        if isinstance(value, dict) and isinstance(found, str):
+            from posttrain.algorithms.off_policy.names import NAMED
+
+            found = {part: getattr(NAMED[found], part) for part in value}
+        assert found == value, name
+
+
+LOSSES = [
+    (verb, loss) for verb, form in VERBS.items() for loss in FORMS["TRL"][form].get("choice", {}).get("loss_type", ())
+]
+
+
+@pytest.mark.parametrize(("verb", "loss"), LOSSES)
+def test_every_loss_of_trl_loads(verb, loss, tmp_path):
+    beside = {"epsilon_high": 5.0} if loss == "cispo" else {}
+    given = loss.split("+") if "+" in loss else loss
+    conversion = as_yaml(tmp_path, verb, loss_type=given, **beside)
+    assert conversion.open == ()
+    settings(conversion, tmp_path)
+
+
+@pytest.mark.parametrize("estimator", FORMS["verl"]["main_ppo"]["choice"]["algorithm.adv_estimator"])
+@pytest.mark.parametrize("extra", ["", "algorithm.use_kl_in_reward=True", "actor_rollout_ref.actor.use_kl_loss=True"])
+def test_every_advantage_of_verl_loads(estimator, extra, tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        f"python -m verl.trainer.main_ppo algorithm.adv_estimator={estimator} actor_rollout_ref.rollout.n=4 {extra} "
+        "actor_rollout_ref.model.path=m data.train_files=gsm8k.parquet trainer.total_training_steps=5\n"
+    )
+    conversion = convert(path)
+    config = settings(conversion, tmp_path)
+    kl = config.algorithm.settings["kl_coef"]
+    dropped = estimator == "gae" and "use_kl_loss" in extra
+    assert kl == (0.001 if extra and not dropped else 0.0)
+    assert dropped == any("ppo puts the KL into the reward" in note for note in conversion.notes)
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "devices", "prompts", "minibatches", "steps"),
+    [
+        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, 1, 4, 1, 60),
+        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, 4, 16, 1, 60),
+        (
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "steps_per_generation": 12},
+            1,
+            12,
+            3,
+            20,
+        ),
+        ({"per_device_train_batch_size": 8, "generation_batch_size": 64}, 2, 8, 4, 15),
+        ({"per_device_train_batch_size": 8, "num_iterations": 2}, 1, 1, 1, 30),
+    ],
+)
+def test_a_step_has_the_prompts_and_updates_that_it_had(given, devices, prompts, minibatches, steps, tmp_path):
+    """Groups of 8; TRL counts its 60 updates as steps, ours are the batches that are sampled."""
+    as_yaml(tmp_path, "grpo", max_steps=60, **given)
+    train = settings(convert(tmp_path / "grpo.yaml", form="grpo", devices=devices), tmp_path).train
+    assert (train.prompts_per_step, train.minibatches, train.steps) == (prompts, minibatches, steps)
+
+
+def test_a_batch_that_holds_no_whole_group_is_said(tmp_path):
+    conversion = as_yaml(tmp_path, "grpo", per_device_train_batch_size=2, num_generations=8)
+    assert any("0.25 prompts" in text and "--devices" in text for text in conversion.open)
+
+
+def test_passes_need_the_number_of_rows(tmp_path):
+    as_yaml(tmp_path, "sft", max_steps=-1, num_train_epochs=2)
+    path = tmp_path / "sft.yaml"
+    (left,) = convert(path, form="sft").open
+    assert left.startswith("train.steps = 2 * rows / 8")
+    assert settings(convert(path, form="sft", rows=800), tmp_path).train.steps == 200
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+from trl import DPOConfig, DPOTrainer
+open({told!r}, "w").write("it was run")
+DPOTrainer(model="m", args=DPOConfig({given}), train_dataset=data).train()
+"""
+
+
+def test_a_script_is_never_run(tmp_path):
+    path, told = tmp_path / "train.py", tmp_path / "told"
+    path.write_text(SCRIPT.format(told=str(told), given="beta=0.3, max_steps=3"))
+    assert "beta: 0.3" in convert(path).text
+    assert not told.exists()
+
+
+def test_names_are_followed_and_those_that_go_in_a_circle_are_said(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "from trl import DPOConfig as C\nfrom trl import DPOTrainer\nRATE = 2e-6\nA = B\nB = A\n"
+        "DPOTrainer(model='m', args=C(learning_rate=RATE, beta=A, max_steps=2 * 3), train_dataset=data)\n"
+    )
+    conversion = convert(path)
+    assert conversion.settings["train"]["learning_rate"] == 2e-6
+    assert conversion.settings["train"]["steps"] == 6
+    assert any("line 6, beta = A: only running the script would tell" in text for text in conversion.open)
+
+
+def test_the_order_of_settings_changes_nothing(tmp_path):
+    path, texts = tmp_path / "train.py", set()
+    for given in ("beta=0.3, loss_type='ipo', max_steps=3", "max_steps=3, loss_type='ipo', beta=0.3"):
+        path.write_text(SCRIPT.format(told="x", given=given))
+        texts.add(json.dumps(convert(path).settings, sort_keys=True))
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.py", "import torch\n", "a.py holds no config that is known; allowed: a call of GRPOConfig"),
+        ("a.py", "def f(:\n", "a.py is not Python"),
+        (
+            "a.py",
+            "from trl import TrlParser\nTrlParser(GRPOConfig).parse()\n",
+            "takes its settings from its command line",
+        ),
+        ("a.yaml", "learning_rate: 1\n", "--as grpo"),
+        ("a.sh", "echo hello\n", "a command that starts verl.trainer.main_ppo"),
+    ],
+)
+def test_a_file_without_a_config_is_refused(name, text, said, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        convert(tmp_path / name)
+
+
+def test_what_a_file_trains_is_one_of_the_verbs(tmp_path):
+    with pytest.raises(ConfigError, match="a file that trains 'grop'; allowed: grpo, rloo, dpo"):
+        convert(HERE / "trl/sft.yaml", form="grop")
+
+
+def test_online_dpo_samples_two_answers(tmp_path):
+    config = settings(as_yaml(tmp_path, "online_dpo", loss_type="ipo", beta=0.2), tmp_path)
+    assert (config.algorithm.name, config.algorithm.loss, config.algorithm.beta) == ("online_dpo", "ipo", 0.2)
+    assert (config.sampling.group_size, config.sampling.temperature, config.sampling.max_completion_length) == (
+        2,
+        0.9,
+        64,
+    )
+
+
+def test_a_value_that_posttrain_does_not_have_is_left_to_the_user(tmp_path):
+    conversion = as_yaml(tmp_path, "dpo", loss_type="nonsense", optim="sgd", something=1)
+    assert any("loss_type = nonsense" in text and "sigmoid" in text for text in conversion.open)
+    assert any(note.endswith("The optimizer is AdamW.") for note in conversion.notes)
+    assert any("something = 1: it is not known here" in note for note in conversion.notes)
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_the_verb_writes_a_file_once(tmp_path, capsys):
+    to = tmp_path / "run.yaml"
+    assert run(["convert", str(HERE / "trl/ipo.sh"), "--to", str(to)]) == 0
+    assert "The config can be used as it is" in capsys.readouterr().err
+    check(load_config(to))
+    assert run(["convert", str(HERE / "trl/ipo.sh"), "--to", str(to)]) == 2
+
+
+def test_the_verb_answers_with_one_object(capsys):
+    assert run(["convert", str(HERE / "verl/dapo.sh"), "--rows", "5120", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["settings"]["train"]["steps"] == 10
+    assert told["open"] == []
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "text"), moving_pages().items())
+def test_a_page_of_docs_moving_is_what_the_tables_say(name, text):
+    assert (HERE.parents[2] / "docs" / "moving" / name).read_text(encoding="utf-8") == text

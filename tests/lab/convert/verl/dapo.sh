@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+clip_high=0.28
+max_response_length=$((1024 * 20))
+train_batch=512
+python3 -m recipe.dapo.main_dapo \
+    data.train_files=dapo-math-17k.parquet \
+    data.val_files=aime-2024.parquet \
+    data.prompt_key=prompt \
+    data.train_batch_size=${train_batch} \
+    data.gen_batch_size=1536 \
+    data.max_prompt_length=2048 \
+    data.max_response_length=20480 \
+    algorithm.adv_estimator=grpo \
+    algorithm.filter_groups.enable=True \
+    algorithm.filter_groups.metric=acc \
+    algorithm.filter_groups.max_num_gen_batches=10 \
+    algorithm.use_kl_in_reward=False \
+    actor_rollout_ref.actor.use_kl_loss=False \
+    actor_rollout_ref.actor.clip_ratio_low=0.2 \
+    actor_rollout_ref.actor.clip_ratio_high=${clip_high} \
+    actor_rollout_ref.actor.clip_ratio_c=10.0 \
+    actor_rollout_ref.actor.loss_agg_mode=token-mean \
+    actor_rollout_ref.actor.ppo_mini_batch_size=32 \
+    actor_rollout_ref.actor.optim.lr_warmup_steps=10 \
+    actor_rollout_ref.actor.optim.weight_decay=0.1 \
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-32B \
+    actor_rollout_ref.rollout.n=16 \
+    actor_rollout_ref.rollout.top_k=-1 \
+    actor_rollout_ref.rollout.val_kwargs.do_sample=True \
+    actor_rollout_ref.rollout.val_kwargs.n=1 \
+    reward_model.reward_manager=dapo \
+    reward_model.overlong_buffer.enable=True \
+    reward_model.overlong_buffer.len=4096 \
+    reward_model.overlong_buffer.penalty_factor=1.0 \
+    trainer.total_epochs=1 \
+    trainer.resume_mode=auto

@@ -1,0 +1,73 @@
+"""The documentation: no link is dead, no page is left out, each begins with a command, and its examples run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from posttrain.config import check, load_config
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+WITHIN = 16
+"""Lines from the top of a page in which there is something to run, to write or to look at."""
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def dead(page: Path, text: str) -> list[str]:
+    """Links of a page to files that are not there."""
+    links = [link.partition("#")[0] for link in LINK.findall(CODE.sub("", text)) if "://" not in link]
+    return [link for link in links if link and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_no_link_is_dead(page):
+    assert dead(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_dead_link_is_seen():
+    assert dead(DOCS / "index.md", "[a](start.md) [b](strat.md#x) `[c](no.md)` [d](https://d.org)") == ["strat.md"]
+
+
+def listed(nav: object) -> list[str]:
+    """The pages of a navigation, in its order."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for entry in (nav.values() if isinstance(nav, dict) else nav) for page in listed(entry)]
+
+
+def test_the_navigation_has_every_page_once():
+    pages = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    pages.remove("ALGORITHMS")
+    assert sorted(pages) == sorted(str(p.relative_to(DOCS)) for p in PAGES if p.parent.name != "algorithms")
+
+
+def test_the_first_config_of_the_start_page_passes_all_rules(tmp_path):
+    path = tmp_path / "my_run.yaml"
+    path.write_text(blocks(DOCS / "start.md", "yaml")[0], encoding="utf-8")
+    check(load_config(path))
+
+
+def test_the_loss_of_the_reference_page_has_a_gradient():
+    scope = {}
+    exec(blocks(DOCS / "reference/algorithms.md", "python")[0], scope)
+    scope["loss"].backward()
+    assert scope["loss"].isfinite()
+
+
+def beginning(page: Path) -> str:
+    return "\n".join(page.read_text(encoding="utf-8").splitlines()[:WITHIN])
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.parent.name != "audit"], ids=lambda page: page.name)
+def test_a_page_begins_with_something_to_run(page):
+    assert re.search(r"^(```|    \S)|`(posttrain|make|python|algorithm:|pip) ?[^`]*`", beginning(page), re.MULTILINE)
