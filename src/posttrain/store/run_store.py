@@ -121,12 +121,7 @@ class RunStore:
     @classmethod
     def open(cls, folder: Path) -> RunStore:
         """Go on writing the run that a folder holds; call `truncate_after` with the step of the checkpoint next."""
-        if not (folder / "config.yaml").is_file():
-            raise ConfigError(
-                given=f"{folder} holds no run (it has no config.yaml)",
-                allowed="the folder of a run that was started before",
-                fix="Name the folder that the run printed when it started, or start one with `posttrain train CONFIG`.",
-            )
+        require_run(folder)
         with _explained(folder):
             require_plain(folder)
             lock = RunLock(folder)
@@ -424,6 +419,16 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def holds_run(folder: Path) -> bool:
     """Is there a run that can be resumed? One that failed before it began is started anew."""
     return (folder / "config.yaml").is_file() and not never_began(folder)
+
+
+def require_run(folder: Path) -> None:
+    """Raise ConfigError for a folder in which no run was started."""
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(
+            given=f"{folder} holds no run (it has no config.yaml)",
+            allowed="the folder of a run that was started before",
+            fix="Name the folder that the run printed when it started, or start one with `posttrain train CONFIG`.",
+        )
 
 
 def never_began(folder: Path) -> bool:

@@ -38,7 +38,7 @@ from posttrain.report.tracking.trackers import require
 from posttrain.rewards.model import find_model
 from posttrain.store.checkpoint import Checkpoint, Checkpoints
 from posttrain.store.folders import pipeline_around
-from posttrain.store.run_store import RunStore, holds_run, never_began
+from posttrain.store.run_store import RunStore, holds_run, never_began, require_run
 from posttrain.train import objects, same_data, same_model, same_rewards, same_settings
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
@@ -130,6 +130,7 @@ def resume(
     reward functions that `train` was given and that no file defines. Raises as `train` does.
     """
     objects.give_functions(functions)
+    require_run(Path(folder))
     settled = load_config(Path(folder) / "config.yaml", changes(steps, devices))
     if to_be_launched(settled.config):
         return launch(settled, Path(folder), view, resumed={"steps": steps, "devices": devices})
