@@ -4,7 +4,8 @@ Three groups, because they wait for different reasons:
 
     the default one   collectives of FSDP2, of the device: a rank that is missing is noticed within the deadline
     host              numbers and records in main memory inside of a command: the same deadline
-    control           announcements: who follows may wait for the next one for hours, while the first rank samples
+    control           announcements: who follows may wait for the next one for hours, while the first rank samples;
+                      the first rank waits for the others within the deadline, until they have heard it
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ProcessRanks:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpus else "gloo", rank=self.rank, world_size=self.size, timeout=wait
         )
-        self._host, self._control = _group(wait), _group(PATIENCE)
+        self._host, self._control = _group(wait), _group(PATIENCE if self.rank else wait)
 
     @contextmanager
     def together(self, command: str, *args: Any) -> Iterator[None]:
