@@ -16,7 +16,18 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parent.parent / "src" / "posttrain"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("cache", "control_groups", "files", "heartbeat", "importing", "sources", "wire", "engine_environment"),
+    (
+        "cache",
+        "child",
+        "control_groups",
+        "descendants",
+        "files",
+        "heartbeat",
+        "importing",
+        "sources",
+        "wire",
+        "engine_environment",
+    ),
     ("functional",),
     ("types",),
     ("algorithms",),

@@ -167,7 +167,7 @@ def test_no_worker_outlives_its_parent(hostile, tmp_path, fate):
             pool.describe(target)
             job = Job(target=target, calls=[{{"completion": {fate!r}}}], timeout=600)
             threading.Thread(target=pool.run, args=([job],)).start()
-            print(pool._workers[0].process.pid, flush=True)
+            print(pool._workers[0].child.process.pid, flush=True)
             time.sleep(600)
         """)
     )

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from posttrain.child import Start
 from posttrain.control_groups import cores
 from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Abandoned, Outcome, Signature
@@ -27,6 +28,7 @@ from posttrain.rewards.worker_process import (
     LOAD_TIMEOUT,
     Chunk,
     Job,
+    LocalWorker,
     Task,
     WorkerProcess,
     kill_all,
@@ -42,8 +44,9 @@ class WorkerPool:
     Safe to share between threads.
     """
 
-    def __init__(self, size: int | None = None) -> None:
-        self.size = size or min(4, cores())
+    def __init__(self, size: int | None = None, start: Start = LocalWorker) -> None:
+        """`start` starts the process of a worker."""
+        self.size, self._start = size or min(4, cores()), start
         self._workers: list[WorkerProcess] = []
         self._driving = threading.Lock()
         """Held by whoever talks to the workers."""
@@ -231,7 +234,7 @@ class WorkerPool:
     def _free_worker(self, target: Target) -> WorkerProcess | None:
         """An idle worker, rather one that has the function already; a new one while there is room; else None."""
         idle = [worker for worker in self._workers if worker.chunk is None]
-        for worker in [worker for worker in idle if worker.process.poll() is not None]:
+        for worker in [worker for worker in idle if worker.child.end() is not None]:
             self._discard(worker)
             idle.remove(worker)
         idle.sort(key=lambda worker: target not in worker.loaded)
@@ -240,7 +243,7 @@ class WorkerPool:
         return self._start_worker() if len(self._workers) < self.size else None
 
     def _start_worker(self) -> WorkerProcess:
-        worker = WorkerProcess()
+        worker = WorkerProcess(self._start)
         self._workers.append(worker)
         return worker
 

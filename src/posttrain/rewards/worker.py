@@ -23,7 +23,7 @@ from typing import Any
 from posttrain import wire
 from posttrain.errors import PosttrainError
 from posttrain.rewards.calls import Outcome, Signature, run_calls
-from posttrain.rewards.descendants import keep_orphans
+from posttrain.descendants import keep_orphans
 from posttrain.rewards.load import Target, load
 
 
