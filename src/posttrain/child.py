@@ -11,10 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from posttrain import begin
 from posttrain.descendants import MARK, kill_tree, new_mark
 
 
@@ -23,6 +25,9 @@ class Child(Protocol):
 
     channel: socket.socket
     """To and from it, not blocking. It ends when the process has gone."""
+
+    delay: float
+    """Seconds in which what it prints arrives."""
 
     @property
     def there(self) -> bool:
@@ -47,6 +52,14 @@ class Child(Protocol):
         ...
 
 
+class EngineChild(Child, Protocol):
+    """The process of an engine, which reads weights from memory."""
+
+    def bring(self, number: int) -> None:
+        """See that this publication lies where it reads them, before it hears what is said next."""
+        ...
+
+
 Start = Callable[[int], Child]
 """Starts one; what it prints goes to this file descriptor, which stays the caller's."""
 
@@ -58,7 +71,7 @@ class LocalChild:
     has gone.
     """
 
-    there = True
+    there, delay = True, 0.05
 
     def __init__(
         self,
@@ -107,6 +120,30 @@ class LocalChild:
         self.channel.close()
         assert self.process.stdin is not None
         self.process.stdin.close()
+
+
+class LocalEngine(LocalChild):
+    """An engine on this machine, where publications are memory of its trainer's. Implements `EngineChild`.
+
+    It ends with the thread that started it, even where it does not notice that.
+    """
+
+    def __init__(self, program: str, output: int, *, files: Sequence[int], threads: int) -> None:
+        """`program` is the module that it runs, `files` are those of the published weights."""
+        environment = {"OMP_NUM_THREADS": str(threads)}
+        super().__init__(["-P", begin.__file__, program], output, files=files, environment=environment)
+
+    def bring(self, number: int) -> None:
+        """It is there."""
+
+
+def unnamed_memory() -> int:
+    """The descriptor of a file without a name: memory where the system has such files, whatever /dev/shm is limited
+    to. It is gone when the last process has closed it."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("weights")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def work_of(pid: int) -> float:

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
 from posttrain import wire
-from posttrain.child import Child, LocalChild
-from posttrain.engines import begin
+from posttrain.child import EngineChild, LocalEngine
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.last_words import last_words
 from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
@@ -36,26 +35,6 @@ class EngineSetup:
     """How the trainer computes: an engine does the same."""
     keep_cache: bool
     threads: int
-
-
-class EngineChild(Child, Protocol):
-    """The process of an engine."""
-
-    def bring(self, number: int) -> None:
-        """See that this publication lies where it reads them, before it hears what is said next."""
-        ...
-
-
-class LocalEngine(LocalChild):
-    """On this machine, where publications are memory of its trainer's. Implements `EngineChild`."""
-
-    def __init__(self, program: str, output: int, *, files: Sequence[int], threads: int) -> None:
-        """`program` is the module that it runs, `files` are those of the published weights."""
-        environment = {"OMP_NUM_THREADS": str(threads)}
-        super().__init__(["-P", begin.__file__, program], output, files=files, environment=environment)
-
-    def bring(self, number: int) -> None:
-        """It is there."""
 
 
 class EngineProcess:

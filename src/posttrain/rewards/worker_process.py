@@ -92,6 +92,8 @@ class Chunk:
     task: Task
     open: dict[int, None]
     """Numbers of the calls that have no outcome yet, in order."""
+    lost: int = 0
+    """How often the machine of its worker was lost."""
 
 
 class LocalWorker(LocalChild):
@@ -114,6 +116,8 @@ class WorkerProcess:
         os.set_blocking(self.printed, False)
         self.loaded: dict[Target, Signature] = {}
         self.refusal: dict[str, str] = {}
+        self.used = False
+        """Was it ever given something to do?"""
         self.chunk: Chunk | None = None
         self.finished: Chunk | None = None
         self.deadline = 0.0
@@ -141,6 +145,7 @@ class WorkerProcess:
                 }
             )
         )
+        self.used = True
         self.chunk, self.finished, self._job, self.refusal = chunk, None, job, {}
         self._output.clear()
         self._start_clock(LOAD_TIMEOUT if job.target not in self.loaded else job.timeout)
@@ -171,11 +176,18 @@ class WorkerProcess:
         """The outcome of the call during which the process ended."""
         return Outcome(kind="crash", message=self.death(), traceback=self.output(), seconds=self.seconds)
 
+    @property
+    def lost(self) -> bool:
+        """Has it gone with its machine, so that the call which it was making has not to do with it?"""
+        return self.dead and isinstance(self.child.end(patience=1.0), str)
+
     def death(self) -> str:
         """How the process ended."""
         if (end := self.child.end(patience=1.0)) is None:
             return "the reward process closed its connection"
-        return f"the reward process {'was ' * (isinstance(end, int) and end < 0)}{how_it_ended(end)}"
+        if isinstance(end, str):
+            return f"the reward process is lost: {end}"
+        return f"the reward process {'was ' * (end < 0)}{how_it_ended(end)}"
 
     def output(self, patience: int = 0) -> str:
         """The last that it printed; waits for more until it is silent for `patience` milliseconds."""
@@ -189,7 +201,7 @@ class WorkerProcess:
     def _where(self) -> str:
         """What it printed and where it hangs: faulthandler answers even while C code holds the interpreter lock."""
         self.child.signal(signal.SIGUSR1)
-        return _without_our_frames(self.output(patience=50))
+        return _without_our_frames(self.output(patience=round(1000 * self.child.delay)))
 
     def kill(self) -> None:
         """SIGKILL the worker and all that user code has started, and reap the worker."""

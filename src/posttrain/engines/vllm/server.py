@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from posttrain.engines import begin
+from posttrain import begin
 from posttrain.child import work_of
 from posttrain.engines.last_words import last_words
 from posttrain.engines.vllm import supervise
