@@ -3,12 +3,12 @@ PYTHON ?= python3
 SEED ?= 0
 VENV := .venv
 RUN := $(VENV)/bin/python
-FAST := not slow and not gpu and not vllm
+FAST := not slow and not gpu and not vllm and not ray
 # One thread each, as they run side by side; with bytecode on file, as they start some hundred processes.
 ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu test-vllm explore-test check format house docs docs-test docs-serve bench bench-gpu bench-all card clean
+.PHONY: help demo test test-slow test-gpu test-vllm test-ray explore-test check format house docs docs-test docs-serve bench bench-gpu bench-all card clean
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make test-slow      the tests that take minutes rather than seconds"
 	@echo "make test-gpu       the tests that need a card, in an environment with CUDA that it makes (minutes)"
 	@echo "make test-vllm      the tests with real vLLM servers, which are installed first (4 GB)"
+	@echo "make test-ray       the tests with a Ray cluster of three nodes on this machine, which is installed first (minutes)"
 	@echo "make explore-test   the explorer in a real browser, which needs chromium, and npm for a checker of accessibility"
 	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
 	@echo "make format         bring the source into the form that make check asks for"
@@ -36,7 +37,7 @@ test: $(VENV)/installed-dev
 	$(ALONE) $(RUN) -m pytest -n 3 --dist worksteal -m "$(FAST)" tests
 
 test-slow: $(VENV)/installed-dev
-	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu and not vllm" tests
+	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu and not vllm and not ray" tests
 	$(ALONE) POSTTRAIN_THOROUGH=1 $(RUN) -m pytest -n 2 -m "$(FAST)" tests/algorithms
 
 # On a card: in .venv-gpu, whose torch has CUDA. TORCH_INDEX names an index to take it from. GPU_PYTHON names an
@@ -61,6 +62,9 @@ test-gpu: card $(GPU_READY)
 test-vllm: $(VENV)/installed-dev
 	$(RUN) -m posttrain engine install vllm
 	$(RUN) -m pytest -m vllm tests
+
+test-ray: $(VENV)/installed-ray
+	$(ALONE) $(RUN) -m pytest -m ray tests
 
 explore-test: $(VENV)/installed-dev $(AXE)
 	$(RUN) -m pytest tests/lab/explore
@@ -131,6 +135,10 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(RUN)
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(RUN)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(VENV)/installed $@
+
+$(VENV)/installed-ray: $(VENV)/installed-dev
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"
+	@touch $@
 
 # Made anew for another index: pip would keep the torch that is there, which is of the same version.
 $(GPU_INSTALLED): pyproject.toml constraints.txt | card

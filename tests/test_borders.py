@@ -144,6 +144,10 @@ def test_no_module_has_the_name_of_one_of_the_standard_library():
     assert taken == ["types.py"]
 
 
+def test_nothing_but_the_cluster_imports_ray():
+    check(imports_nothing_of({"ray"}), [path for path in FILES if part_of(path) != "cluster"])
+
+
 @pytest.mark.parametrize("module", NO_TORCH_WHEN_IMPORTED)
 def test_what_runs_without_torch_does_not_load_it(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

@@ -19,9 +19,11 @@ from posttrain import evaluate, sources, train
 from posttrain.importing import uncollected, wait_passively
 from posttrain.models import acceleration
 from posttrain.train.before import BEFORE
+from posttrain.train.hosts import CLUSTERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
     from os import PathLike
     from pathlib import Path
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from posttrain.pipeline.run import Pipeline
     from posttrain.report.terminal import TerminalView
     from posttrain.store.run_store import RunStore
+    from posttrain.train.hosts import Hosts, Say
     from posttrain.train.job import FinishedRun
     from posttrain.train.replayed import Replay
     from posttrain.train.run import Run
@@ -58,8 +61,15 @@ def _tiny_mixture(name: str, seed: int) -> Path:
     return _tiny_model(name, seed, EXPERTS)
 
 
+def _ray_cluster(config: RunConfig, say: Say, warn: Say) -> AbstractContextManager[Hosts]:
+    from posttrain.cluster.connect import connect
+
+    return connect(config, say, warn)
+
+
 sources.ROWS["task"] = _rows_of_task
 sources.MODELS |= {"tiny": _tiny_model, "tiny-moe": _tiny_mixture}
+CLUSTERS["ray"] = _ray_cluster
 
 __version__ = "0.1.0"
 __all__ = ["advise", "compare", "evaluate", "plan", "presets", "replay", "resume", "sweep", "train"]

@@ -18,8 +18,9 @@ from posttrain.errors import ConfigError
 from posttrain.tasks import demo
 
 VERBS = (
-    "demo", "check", "init", "advise", "plan", "train", "compare", "sweep", "dash", "track", "resume", "replay", "eval",
-    "chat", "explain", "explore", "convert", "data check", "reward test", "reward audit", "export", "engine install",
+    "demo", "check", "init", "advise", "plan", "train", "submit", "compare", "sweep", "dash", "track", "resume",
+    "replay", "eval", "chat", "explain", "explore", "convert", "data check", "reward test", "reward audit", "export",
+    "engine install",
 )  # fmt: skip
 
 
@@ -63,7 +64,8 @@ def test_the_page_of_the_verbs_is_up_to_date():
 
 
 NEED_AN_ARGUMENT = (
-    "train", "compare", "sweep", "resume", "replay", "eval", "chat", "convert", "data check", "reward test", "export",
+    "train", "submit", "compare", "sweep", "resume", "replay", "eval", "chat", "convert", "data check", "reward test",
+    "export",
 )  # fmt: skip
 
 

@@ -889,6 +889,11 @@ BROKEN = {
         "rollout.url = http://127.0.0.1:8000 with rollout.engine = local, which has no server; allowed: rollout.engine "
         "= vllm.",
     ),
+    "_the_cluster_has_something_to_hold": (
+        ["cluster=ray"],
+        "cluster with rollout.engines = 0: the trainer's process would sample, and the cluster do nothing; allowed: at "
+        "least one engine, of an algorithm that samples.",
+    ),
     "_shared_gpus_are_used_in_turns": (
         ["rollout={engine: vllm, placement: shared, engines: 2}"],
         "rollout.placement = shared with 2 servers: one server samples there, and sleeps while a step is trained; "
@@ -1040,6 +1045,28 @@ def test_a_resolved_config_with_a_critic_can_be_loaded_again():
 def test_a_gpu_is_shared_by_one_server_of_a_synchronous_run(overrides, message):
     with pytest.raises(ConfigError, match=message):
         check(load(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["cluster=ray", "rollout={engine: vllm, engines: 2}"],
+            "cluster with rollout.engine = vllm, whose servers are started on the trainer's machine; allowed: rollout"
+            ".engine = local.",
+        ),
+        (["cluster=a/b", "rollout.engines=1"], "cluster.address = 'a/b'"),
+        (["cluster=http://head:8265", "rollout.engines=1"], "cluster.address = 'http://head:8265'"),
+    ],
+)
+def test_a_cluster_is_a_ray_cluster_that_holds_local_engines(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        check(load(*overrides))
+
+
+@pytest.mark.parametrize("given", ["ray", "auto", "{address: ray}", "{}"])
+def test_a_cluster_without_an_address_is_the_one_of_this_machine(given):
+    assert load(f"cluster={given}", "rollout.engines=1").cluster.address == "auto"
 
 
 def test_each_rule_has_its_case():

@@ -359,6 +359,8 @@ CASES = [
     Case("rollout.url", ["http://127.0.0.1:1"], refused="rollout.engine = local, which has no server"),
     Case("rollout.placement", "shared", refused="rollout.engine = local, which has no server to place"),
     Case("rollout.engines", 1, "metrics/queue"),
+    Case("cluster", "ray", refused="cluster with rollout.engines = 0"),  # what it does elsewhere: tests/cluster
+    Case("cluster.address", "local", refused="cluster with rollout.engines = 0"),
     Case("train.run_ahead", 1, "metrics/staleness/mean", given={"rollout.engines": 1, "train.max_staleness": 1}),
     Case("train.max_staleness", 1, refused="ConfigError: train.max_staleness = 1"),
     Case("train.publish_every", 2, "metrics/staleness/mean"),
@@ -709,6 +711,8 @@ ENDS_THE_PROCESS = {"guards.stalled_minutes"}
 SHOWN_WITH_ENGINES = {"rollout.keep_cache", "rollout.deadline"}
 """tests/engines/test_continuous.py and tests/faults/test_engines.py show them: they take a change of weights under way,
 and an engine that hangs."""
+SHOWN_ON_A_CLUSTER = {"cluster.engine_cpus", "cluster.reward_workers"}
+"""tests/cluster shows what they ask a cluster for, and that it is there."""
 
 
 def test_every_setting_has_a_case():
@@ -716,7 +720,7 @@ def test_every_setting_has_a_case():
     settings = {doc.path for doc in describe_fields() if not doc.path.startswith("check.N.judge.")}
     settings |= {f"{key}.{name}" for key, algorithm in ALGORITHMS.items() for name in attributes(algorithm)}
     settings |= {f"algorithm.correction.{setting.name}" for setting in fields(Correction)}
-    assert {case.setting for case in CASES} | ENDS_THE_PROCESS | SHOWN_WITH_ENGINES == settings
+    assert {case.setting for case in CASES} | ENDS_THE_PROCESS | SHOWN_WITH_ENGINES | SHOWN_ON_A_CLUSTER == settings
 
 
 def test_without_a_change_nothing_differs(place):

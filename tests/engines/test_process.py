@@ -132,6 +132,6 @@ def test_it_gives_back_what_it_is_asked_for(started, loaded):
 
 def test_the_end_of_the_process_is_told_with_its_cause(started):
     """The last test of this engine."""
-    started[0].process.kill()
+    started[0].child.process.kill()
     with pytest.raises(EngineGone, match="killed by signal 9"):
         heard(started[0])

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,10 +15,11 @@ import pytest
 from tests.catalogue import few
 from tests.rewards.rollouts import IN_TIME, completion, prompt
 
-from posttrain.errors import DataError
+from posttrain.errors import DataError, RewardError
 from posttrain.rewards import Reward, build_rewards
 from posttrain.rewards.load import Target
 from posttrain.rewards.pool import Job, WorkerPool
+from posttrain.rewards.worker_process import LocalWorker
 
 HOSTILE = """
 import os, signal, subprocess, sys, time
@@ -153,6 +155,53 @@ def test_a_forgotten_pool_closes_itself(hostile, children):
     assert children() == []
 
 
+class OnAnotherMachine(LocalWorker):
+    """A real process that is there late, and whose end nobody can ask for: as of a machine that was lost."""
+
+    begun = 0
+
+    def __init__(self, output: int) -> None:
+        super().__init__(output)
+        type(self).begun += 1
+        self.since = time.monotonic()
+
+    @property
+    def there(self) -> bool:
+        return time.monotonic() > self.since + 0.3
+
+    def end(self, patience: float = 0.0) -> int | str | None:
+        return None if super().end(patience) is None else "its machine is gone"
+
+
+class NeverThere(OnAnotherMachine):
+    there = False
+
+
+def test_calls_of_a_worker_that_is_lost_with_its_machine_are_made_elsewhere(hostile, children, monkeypatch):
+    """The call that it was making is as good as any; one that loses three machines has ended them."""
+    monkeypatch.setattr(OnAnotherMachine, "begun", 0)
+    path, name = hostile.rsplit(":", 1)
+    job = partial(Job, target=Target(path=path, name=name), timeout=60)
+    with WorkerPool(1, OnAnotherMachine) as pool:
+        task = pool.submit(job(calls=[{"completion": "hang"}, {"completion": "four"}]))
+        wait_for((Path(path).parent / "began").exists)
+        pool._workers[0].child.process.kill()  # pyright: ignore[reportAttributeAccessIssue]
+        wait_for(lambda: OnAnotherMachine.begun == 2)
+        pool.abandon([task])
+        outcomes = pool.run([job(calls=[{"completion": "crash"}, {"completion": "four"}])])[0]
+    assert [(one.kind, one.value) for one in outcomes] == [("crash", None), ("value", 4.0)]
+    assert outcomes[0].message == "the reward process is lost: its machine is gone"
+    assert OnAnotherMachine.begun >= 5
+    assert children() == []
+
+
+def test_a_pool_whose_workers_are_never_there_says_so(hostile, monkeypatch):
+    path, name = hostile.rsplit(":", 1)
+    monkeypatch.setattr(NeverThere, "end", lambda self, patience=0.0: "its machine is gone")
+    with WorkerPool(2, NeverThere) as pool, pytest.raises(RewardError, match="no reward worker could be started: its"):
+        pool.run([Job(target=Target(path=path, name=name), calls=[{"completion": "four"}], timeout=60)])
+
+
 @pytest.mark.parametrize("fate", ["hang", "compute", "idle"])
 def test_no_worker_outlives_its_parent(hostile, tmp_path, fate):
     """The parent is killed while its worker sleeps, computes with the interpreter lock held, or waits for work."""
@@ -167,7 +216,7 @@ def test_no_worker_outlives_its_parent(hostile, tmp_path, fate):
             pool.describe(target)
             job = Job(target=target, calls=[{{"completion": {fate!r}}}], timeout=600)
             threading.Thread(target=pool.run, args=([job],)).start()
-            print(pool._workers[0].process.pid, flush=True)
+            print(pool._workers[0].child.process.pid, flush=True)
             time.sleep(600)
         """)
     )

@@ -18,7 +18,19 @@ from typing import Annotated, Any
 import typer
 
 import posttrain
-from posttrain.cli import advise, convert, data, engine, experiments, looks, models, plan, reward, runs
+from posttrain.cli import (
+    advise,
+    convert,
+    data,
+    engine,
+    experiments,
+    looks,
+    models,
+    plan,
+    reward,
+    runs,
+    submit,
+)
 from posttrain.cli.output import silence_libraries
 from posttrain.cli.refused import refusal
 from posttrain.errors import PosttrainError
@@ -50,6 +62,7 @@ VERBS: dict[str, Any] = {
     "convert": convert.convert,
     "plan": plan.plan,
     "train": runs.train,
+    "submit": submit.submit,
     "compare": experiments.compare,
     "sweep": experiments.sweep,
     "dash": looks.dash,
@@ -67,7 +80,7 @@ VERBS: dict[str, Any] = {
 }
 WITHOUT_ARGUMENTS = ("demo", "check", "init", "advise", "dash", "track", "explain", "explore")
 """Verbs that do something as they are; the others then show their help."""
-TAKES_SETTINGS = ("train", "plan", "replay")
+TAKES_SETTINGS = ("train", "submit", "plan", "replay")
 """Verbs to which `--train.steps 5` is a setting, not an unknown option."""
 for name, verb in VERBS.items():
     if isinstance(verb, typer.Typer):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 LOADING = "loading torch and transformers"
-OPTIONS = ("--output", "--dry-run", "--show-samples", "--quiet", "--json", "--help")
+OPTIONS = ("--output", "--cluster", "--dry-run", "--show-samples", "--quiet", "--json", "--help")
 
 
 def train(
@@ -31,6 +31,9 @@ def train(
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Run folder; it must not hold a run yet.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Ray cluster for engines and reward workers: auto, ray://HOST:10001 or local.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings, print all of them with their origins, and stop.")
     ] = False,
@@ -48,6 +51,7 @@ def train(
       posttrain train my_run.yaml train.steps=50 algorithm.clip_high=0.28
       posttrain train my_run.yaml --train.learning-rate 1e-6 --output runs/first
       posttrain train my_run.yaml 'rewards=[{name: math}]' --dry-run
+      posttrain train my_run.yaml rollout.engines=4 --cluster ray://head:10001
       posttrain train pipeline.yaml stages.dpo.train.steps=50 seed=1
     """
     from posttrain.config.pipeline import holds_stages
@@ -56,6 +60,8 @@ def train(
     path, overrides = split_arguments([config, *(settings or [])])
     if output is not None:
         overrides.append(f"output={write_value(str(output))}")
+    if cluster is not None:
+        overrides.append(f"cluster.address={write_value(cluster)}")
     train_one = _train_pipeline if holds_stages(path) else _train_run
     return train_one(path, overrides, dry_run, quiet, json, show_samples)
 
@@ -63,8 +69,8 @@ def train(
 def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json: bool, show_samples: bool) -> int:
     from posttrain.config import check, load_config, to_yaml
 
-    resolved = load_config(path, overrides, checks=[_names_are_known])
-    check(resolved, _names_are_known)  # before anything heavy is imported
+    resolved = load_config(path, overrides, checks=[names_are_known])
+    check(resolved, names_are_known)  # before anything heavy is imported
     if dry_run:
         everything = {"config": resolved.config.model_dump(mode="json"), "origins": dict(resolved.origins)}
         answer(everything, to_yaml(resolved).rstrip(), as_json=json)
@@ -78,7 +84,8 @@ def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json
     return finish(run, as_json=json)
 
 
-def _names_are_known(config: RunConfig) -> None:
+def names_are_known(config: RunConfig) -> None:
+    """Raise ConfigError for rewards that there are not."""
     from posttrain.rewards.making import check_names
 
     check_names([*config.rewards, *config.check])
@@ -87,7 +94,7 @@ def _names_are_known(config: RunConfig) -> None:
 def _train_pipeline(path: str, overrides: list[str], dry_run: bool, quiet: bool, json: bool, show_samples: bool) -> int:
     from posttrain.config.pipeline import read_pipeline, to_yaml
 
-    pipeline = read_pipeline(path, overrides, checks=[_names_are_known])
+    pipeline = read_pipeline(path, overrides, checks=[names_are_known])
     if dry_run:
         stages = [{"name": stage.name, "config": stage.config.model_dump(mode="json")} for stage in pipeline.stages]
         everything = {**pipeline.settings.model_dump(mode="json"), "stages": stages}

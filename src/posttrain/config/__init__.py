@@ -25,6 +25,7 @@ from posttrain.config.scorers import CheckConfig, JudgeConfig, RewardConfig
 from posttrain.config.sections import (
     AlarmConfig,
     CheckpointConfig,
+    ClusterConfig,
     CriticConfig,
     DataConfig,
     EvaluationConfig,
@@ -46,6 +47,7 @@ __all__ = [
     "AlgorithmConfig",
     "CheckConfig",
     "CheckpointConfig",
+    "ClusterConfig",
     "CriticConfig",
     "DataConfig",
     "EvaluationConfig",

@@ -174,6 +174,25 @@ def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
     return None
 
 
+def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """cluster holds local engines, rollout.engines of them; vLLM servers stay on the trainer's machine."""
+    if config.cluster is None:
+        return None
+    if config.rollout.engine == "vllm":
+        return ConfigError(
+            given="cluster with rollout.engine = vllm, whose servers are started on the trainer's machine",
+            allowed="rollout.engine = local",
+            fix="Set rollout.engine = local, or leave cluster out.",
+        )
+    if config.rollout.engines == 0:
+        return ConfigError(
+            given="cluster with rollout.engines = 0: the trainer's process would sample, and the cluster do nothing",
+            allowed="at least one engine, of an algorithm that samples",
+            fix="Set rollout.engines = 2, or leave cluster out; `posttrain submit` trains on a cluster without it.",
+        )
+    return None
+
+
 def _shared_gpus_are_used_in_turns(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """rollout.placement is for vLLM servers; `shared` is for one server and train.run_ahead = 0."""
     rollout, train = config.rollout, config.train
@@ -583,6 +602,7 @@ RULES: tuple[Rule, ...] = (
     _stale_data_is_corrected,
     _engines_that_are_not_ahead_are_fresh,
     _servers_are_vllm,
+    _the_cluster_has_something_to_hold,
     _shared_gpus_are_used_in_turns,
     _the_policy_judges_in_turns,
     _ranks_do_what_was_tried_over_ranks,

@@ -18,6 +18,7 @@ from posttrain.config.scorers import CheckConfig, RewardConfig, Scorer
 from posttrain.config.sections import (
     AlarmConfig,
     CheckpointConfig,
+    ClusterConfig,
     CriticConfig,
     DataConfig,
     EvaluationConfig,
@@ -71,6 +72,8 @@ class RunConfig(Part):
     """How completions are drawn."""
     rollout: RolloutConfig = RolloutConfig()
     """Where completions are sampled: in this process, or beside it."""
+    cluster: ClusterConfig | None = None
+    """A Ray cluster for engines and reward workers (`cluster: ray`); null: they are processes of this machine."""
     sampled_pairs: SampledPairsConfig | None = None
     """For algorithms that learn from pairs: answer the prompts of data.train with the model that the run starts with,
     order the answers by rewards, and train on the pairs (pairs.jsonl in the run's folder). One round of iterative DPO;
@@ -141,7 +144,14 @@ def json_schema() -> dict[str, Any]:
         settings["properties"] = {"name": {"const": name}, **settings.get("properties", {})}
         choices.append(settings | {"required": ["name", *settings.get("required", [])]})
     definitions["AlgorithmConfig"] = {"anyOf": choices}
-    for shorthand in ("ModelConfig", "ReferenceConfig", "TeacherConfig", "RewardConfig", "CheckConfig"):
+    for shorthand in (
+        "ModelConfig",
+        "ReferenceConfig",
+        "TeacherConfig",
+        "RewardConfig",
+        "CheckConfig",
+        "ClusterConfig",
+    ):
         definitions[shorthand] = {"anyOf": [{"type": "string"}, definitions[shorthand]]}
     schema["properties"] = {"preset": {"enum": list(PRESETS)}, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from posttrain.config.values import (
     BelowOne,
@@ -259,6 +259,38 @@ class RolloutConfig(Part):
     deadline: Positive = 120
     """Seconds in which an engine has to draw a token, or to load new weights. One that does not is taken for lost: its
     completions go on elsewhere. To start it has 300 s, or five times as long as this."""
+
+
+class ClusterConfig(Part):
+    """A Ray cluster that holds engines and reward workers. A bare string stands for `{address: string}`."""
+
+    address: Text = "auto"
+    """`auto` is the cluster that this machine belongs to, or the one that RAY_ADDRESS names; `ray` means the same.
+    `ray://HOST:10001` is one that is reached from outside, `HOST:6379` one by its head, and `local` starts Ray on this
+    machine for the run alone."""
+    engine_cpus: Count = 1
+    """Processors that each engine gets, and threads with which it computes. Where the trainer computes on a GPU, each
+    engine gets one, too."""
+    reward_workers: Natural = 2
+    """Processes of the cluster that compute rewards, with a processor each. 0: they run beside the trainer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return expand("cluster", given)
+
+    @field_validator("address")
+    @classmethod
+    def _is_address(cls, given: str) -> str:
+        if given == "ray":
+            return "auto"
+        if given in ("auto", "local") or re.fullmatch(r"(ray://)?[^\s:/]+:[0-9]+", given):
+            return given
+        raise ConfigError(
+            given=f"cluster.address = {given!r}",
+            allowed="auto, local, ray://HOST:10001 or HOST:6379",
+            fix="Set cluster = auto on a machine of the cluster; `ray status` says whether there is one.",
+        )
 
 
 class SampledPairsConfig(Part):

@@ -1,13 +1,13 @@
-"""A local sampler in a process of its own, as its driver sees it. Implements `EnginePort`."""
+"""A local sampler in a process of its own, as its driver sees it. Implements `EnginePort`.
+
+driver    EngineProcess    Child                          posttrain.engines.worker
+------------------------>  channel: messages (wire.py)    ------------------------>
+          publications --  bring: weights  -------------> memory that it reads
+"""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 import torch
 
 from posttrain import wire
-from posttrain.engines import begin
+from posttrain.child import EngineChild, LocalEngine
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.last_words import last_words
 from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
 from posttrain.engines.sampler import Digest
-from posttrain.engines.starting import work_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,27 +51,17 @@ class EngineProcess:
         numbers: Mapping[int, int],
         proof: DeliveryProof,
         log: Path,
+        *,
+        start: Callable[..., EngineChild] = LocalEngine,
     ) -> None:
         """`files` are those of the published weights, `numbers` says which publication a version is, `log` takes what
-        it prints."""
+        it prints. `start` starts its process, and takes what `LocalEngine` does."""
         self.name, self.proof, self.log = name, proof, log
         self._numbers = numbers
-        self.channel, theirs = socket.socketpair()
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
-        environment |= {"OMP_NUM_THREADS": str(setup.threads)}
         log.parent.mkdir(parents=True, exist_ok=True)
-        descriptors = [theirs.fileno(), *files]
-        with theirs, log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", begin.__file__, self.program, *map(str, descriptors)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=descriptors,
-                start_new_session=True,  # Ctrl-C is for the trainer, which ends its engines
-                env=environment,
-            )
-        self.channel.setblocking(False)
+        with log.open("ab") as output:
+            self.child = start(self.program, output.fileno(), files=files, threads=setup.threads)
+        self.channel = self.child.channel
         self._incoming, self._outgoing = bytearray(), bytearray()
         self._say(vars(setup))
 
@@ -95,7 +84,9 @@ class EngineProcess:
             "completion_ids": proof.completion_ids,
             "temperature": proof.temperature,
         }
-        self._say({"load": {"version": version, "number": self._numbers[version], "probe": probe}})
+        number = self._numbers[version]
+        self.child.bring(number)
+        self._say({"load": {"version": version, "number": number, "probe": probe}})
 
     def answers(self) -> list[Answer]:
         """See `EnginePort`."""
@@ -126,23 +117,16 @@ class EngineProcess:
 
     def death(self) -> str:
         """How the process ended, and the last line that it printed."""
-        try:
-            code = self.process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            return "it closed its connection"
-        return last_words(code, self.log)
+        end = self.child.end(patience=1.0)
+        return "it closed its connection" if end is None else last_words(end, self.log)
 
     def work(self) -> float:
         """See `EnginePort`."""
-        return work_of(self.process.pid)
+        return self.child.work()
 
     def kill(self) -> None:
         """See `EnginePort`."""
-        if self.process.poll() is None:  # else its number may be another's by now
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self.channel.close()
+        self.child.kill()
 
     def _say(self, message: Mapping[str, Any]) -> None:
         self._outgoing += wire.encode(message)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import psutil
 import torch
 from torch import Tensor
 
+from posttrain.child import unnamed_memory
 from posttrain.control_groups import memory_left
 from posttrain.engines.delivery import digest
 from posttrain.engines.sampler import Digest
@@ -54,18 +55,24 @@ def layout(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Place]
 
 
 def new_files() -> list[int]:
-    """A file descriptor for each buffer: memory without a name, whatever /dev/shm is limited to."""
-    if hasattr(os, "memfd_create"):
-        return [os.memfd_create("weights") for _ in range(BUFFERS)]
-    files = list[int]()
-    for _ in range(BUFFERS):
-        with tempfile.TemporaryFile() as file:
-            files.append(os.dup(file.fileno()))
-    return files
+    """A file descriptor for each buffer."""
+    return [unnamed_memory() for _ in range(BUFFERS)]
+
+
+class Publications(Protocol):
+    """The last publications of weights, wherever they lie."""
+
+    def write(self, number: int, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Digest]:
+        """Add one, and give the one of two before up; what an engine has to find in it. See `Published.write`."""
+        ...
+
+    def read(self, number: int) -> Iterable[tuple[str, Tensor]]:
+        """The tensors of one of the last two."""
+        ...
 
 
 class Published:
-    """The buffers, for whoever writes and for whoever reads."""
+    """The buffers, for whoever writes and for whoever reads. Implements `Publications`."""
 
     def __init__(self, files: Sequence[int], tensors: Mapping[str, tuple[str, Sequence[int]]], *, write: bool) -> None:
         """`files` as `new_files` made them; `tensors` is what an engine decodes with: precision and shape by name."""
@@ -89,12 +96,7 @@ class Published:
                 view = self._view(number, name)
                 view.copy_(tensor.detach())
                 given[name] = digest(view)
-        if missing := [name for name in self.places if name not in given]:
-            raise PublishError(
-                given=f"an engine decodes with {missing[0]}, which the trained model has not ({len(missing)} tensors)",
-                allowed="engines that load the model that is trained",
-                fix="Let every machine load the same folder, with the same versions of transformers and peft.",
-            )
+        require_all(self.places, given)
         return given
 
     def read(self, number: int) -> Iterator[tuple[str, Tensor]]:
@@ -104,6 +106,16 @@ class Published:
     def _view(self, number: int, name: str) -> Tensor:
         place = self.places[name]
         return self._buffers[number % BUFFERS][place.start : place.end].view(place.dtype).view(place.shape)
+
+
+def require_all(needed: Iterable[str], given: Collection[str]) -> None:
+    """Raise PublishError where an engine decodes with tensors that are not published."""
+    if missing := [name for name in needed if name not in given]:
+        raise PublishError(
+            given=f"an engine decodes with {missing[0]}, which the trained model has not ({len(missing)} tensors)",
+            allowed="engines that load the model that is trained",
+            fix="Let every machine load the same folder, with the same versions of transformers and peft.",
+        )
 
 
 def _make_room(files: Sequence[int], size: int) -> None:

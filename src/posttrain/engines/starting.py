@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-
-import psutil
 
 SOME_WORK = 0.2
 """Processor seconds: who starts takes more in a moment."""
 LOOK = 0.25
 """Seconds between two looks."""
-
-
-def work_of(pid: int) -> float:
-    """Processor seconds that a process and what it has started have taken so far."""
-    total = 0.0
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            with suppress(psutil.Error):
-                times = one.cpu_times()
-                total += times.user + times.system
-    return total
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from os import close
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from posttrain.data.collate import collate
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.port import WeightsLoaded
-from posttrain.engines.published import Published, new_files
+from posttrain.engines.published import BUFFERS, Publications, Published, new_files
 from posttrain.engines.sampler import Digest
 from posttrain.engines.weights import merged_tensors, named_tensors
 from posttrain.errors import PosttrainError
@@ -54,6 +55,9 @@ class Deliveries:
     proof: DeliveryProof
     scores: TrainerScores
     files: Sequence[int] = field(default_factory=new_files)
+    """Of the memory in which publications lie; none where they lie elsewhere."""
+    place: Callable[[Mapping[str, tuple[str, Sequence[int]]]], Publications] | None = None
+    """Makes room for publications of tensors of these precisions and shapes; None: in the memory of `files`."""
     numbers: dict[int, int] = field(default_factory=dict)
     """Which publication a version is."""
     give_room: Callable[[], None] = lambda: None
@@ -61,7 +65,7 @@ class Deliveries:
 
     def __post_init__(self) -> None:
         self.driver: Driver | None = None
-        self._published: Published | None = None
+        self._published: Publications | None = None
         self._expected: dict[int, tuple[dict[str, Digest], list[list[float]]]] = {}
         self._worst = 0.0
         self._last: int | None = None
@@ -77,7 +81,7 @@ class Deliveries:
             self.give_room()
             self.driver.launch()
             ready = self.driver.wait_for_engine()
-            self._published = Published(self.files, ready.tensors, write=True)
+            self._published = (self.place or partial(Published, self.files, write=True))(ready.tensors)
             self._merged = ready.merged
             return self._publish(version)
         self.driver.trained(version)
@@ -138,7 +142,7 @@ class Deliveries:
         """The tensors of versions beside this one that are still in memory, the newest first."""
         if self._published is None:
             return {}
-        kept = sorted(self.numbers, reverse=True)[: len(self.files)]
+        kept = sorted(self.numbers, reverse=True)[:BUFFERS]
         return {one: self._published.read(self.numbers[one]) for one in kept if one != version}
 
     @torch.no_grad()

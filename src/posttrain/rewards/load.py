@@ -11,6 +11,8 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -23,6 +25,10 @@ from posttrain.errors import ConfigError
 
 ENTRY_POINTS = "posttrain.rewards"
 
+
+MOVED = "POSTTRAIN_MOVED"
+"""The variable of the environment that tells a worker on another machine where folders of the run's machine are there,
+as JSON."""
 
 IN_MEMORY = "in_memory:"
 """Begins what stands in a config for a function that Python code gave, and that no file defines."""
@@ -150,7 +156,7 @@ def _find_file(path: str, folder: Path | None) -> Path:
 
 def _import(target: Target) -> ModuleType:
     try:
-        return _import_file(Path(target.path)) if target.path else importlib.import_module(target.module)
+        return _import_file(_here(target.path)) if target.path else importlib.import_module(target.module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a script without a main guard
@@ -161,6 +167,15 @@ def _import(target: Target) -> ModuleType:
         raise ConfigError(
             given=f"importing {target.path or target.module} failed: {type(error).__name__}: {error}", fix=trace[-2000:]
         ) from None
+
+
+def _here(path: str) -> Path:
+    """Where a file of the run's machine is on this one."""
+    moved = {Path(folder): Path(place) for folder, place in json.loads(os.environ.get(MOVED, "{}")).items()}
+    for folder in sorted(moved, key=lambda one: len(one.parts), reverse=True):
+        if Path(path).is_relative_to(folder):
+            return moved[folder] / Path(path).relative_to(folder)
+    return Path(path)
 
 
 def _import_file(path: Path) -> ModuleType:

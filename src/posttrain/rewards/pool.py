@@ -10,6 +10,7 @@ call between two messages, so that whoever handed in the work can do something e
 
 from __future__ import annotations
 
+import math
 import selectors
 import socket
 import threading
@@ -19,14 +20,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from posttrain.child import Start
 from posttrain.control_groups import cores
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, RewardError
 from posttrain.rewards.calls import Abandoned, Outcome, Signature
 from posttrain.rewards.load import Target
 from posttrain.rewards.worker_process import (
     LOAD_TIMEOUT,
     Chunk,
     Job,
+    LocalWorker,
     Task,
     WorkerProcess,
     kill_all,
@@ -36,14 +39,21 @@ CHUNKS_PER_WORKER = 4
 """Calls are handed out in about this many portions per worker: few messages, yet nobody idles while another is slow."""
 
 
+LOOK = 0.1
+"""Seconds between two looks at a worker that is being started on another machine."""
+ATTEMPTS = 3
+"""How often calls are made whose worker was lost with its machine."""
+
+
 class WorkerPool:
     """At most `size` workers, started when first needed. Use as a context manager, or call `close`.
 
     Safe to share between threads.
     """
 
-    def __init__(self, size: int | None = None) -> None:
-        self.size = size or min(4, cores())
+    def __init__(self, size: int | None = None, start: Start = LocalWorker) -> None:
+        """`start` starts the process of a worker."""
+        self.size, self._start = size or min(4, cores()), start
         self._workers: list[WorkerProcess] = []
         self._driving = threading.Lock()
         """Held by whoever talks to the workers."""
@@ -57,6 +67,8 @@ class WorkerPool:
         self._bell: socket.socket | None = None
         """Something written here wakes the thread."""
         self._waiting: deque[Chunk] = deque()
+        self._never_started = 0
+        """Workers that were gone before they were given anything, since the last that was."""
         self._finalizer = weakref.finalize(self, kill_all, self._workers)
 
     def __enter__(self) -> WorkerPool:
@@ -77,7 +89,8 @@ class WorkerPool:
     def describe(self, target: Target) -> Signature:
         """Import the function in a worker and read its signature; ConfigError says why that is not possible."""
         with self._driving:
-            worker = self._free_worker(target) or self._start_worker()
+            while (worker := self._free_worker(target)) is None:
+                time.sleep(LOOK)  # one is being started
             try:
                 worker.begin(Chunk(task=Task(Job(target=target, calls=(), timeout=LOAD_TIMEOUT)), open={}))
                 while worker.chunk is not None:
@@ -140,8 +153,8 @@ class WorkerPool:
             try:
                 while self._take_in():
                     self._hand_out()
-                    if busy := self._busy():
-                        self._step(busy, woken)
+                    if (busy := self._busy()) or self._waiting:
+                        self._step(busy, woken, LOOK if self._waiting and self._starting() else None)
                     for worker in busy:
                         self._collect(worker)
             except BaseException as error:  # such as: no more processes can be started
@@ -199,6 +212,7 @@ class WorkerPool:
                 continue
             try:
                 worker.begin(chunk)
+                self._never_started = 0
             except Exception as error:  # arguments that cannot be sent
                 chunk.task.fail(error)
                 chunk.task.abandoned = True
@@ -213,8 +227,11 @@ class WorkerPool:
         late = worker.chunk is not None and time.monotonic() > worker.deadline
         if not (late or worker.dead):
             return
-        verdict = worker.crash() if worker.dead else worker.timeout()
+        lost, verdict = worker.lost, worker.crash() if worker.dead else worker.timeout()
         self._discard(worker)
+        if lost and chunk.open and chunk.lost + 1 < ATTEMPTS:
+            self._waiting.appendleft(Chunk(task=task, open=chunk.open, lost=chunk.lost + 1))
+            return
         suspects = list(chunk.open)
         if not suspects:  # it died after its last answer
             return
@@ -230,17 +247,33 @@ class WorkerPool:
 
     def _free_worker(self, target: Target) -> WorkerProcess | None:
         """An idle worker, rather one that has the function already; a new one while there is room; else None."""
+        for worker in [worker for worker in self._workers if worker.chunk is None]:
+            if (end := worker.child.end()) is not None:
+                self._discard(worker)
+                self._note_end(worker, end)
         idle = [worker for worker in self._workers if worker.chunk is None]
-        for worker in [worker for worker in idle if worker.process.poll() is not None]:
-            self._discard(worker)
-            idle.remove(worker)
         idle.sort(key=lambda worker: target not in worker.loaded)
-        if idle and (target in idle[0].loaded or len(self._workers) >= self.size):
-            return idle[0]
-        return self._start_worker() if len(self._workers) < self.size else None
+        if len(self._workers) < self.size and not (idle and target in idle[0].loaded):
+            idle.insert(0, self._start_worker())
+        return next((worker for worker in idle if worker.child.there), None)
+
+    def _note_end(self, worker: WorkerProcess, end: int | str) -> None:
+        """Raise RewardError where no machine starts a worker any more."""
+        self._never_started += not worker.used
+        if isinstance(end, str) and self._never_started > self.size:
+            raise RewardError(
+                given=f"no reward worker could be started: {end}",
+                allowed="at least one",
+                fix="Look at the nodes of the cluster, or set cluster.reward_workers = 0: rewards are then computed "
+                "beside the trainer.",
+            )
+
+    def _starting(self) -> bool:
+        """Is there a worker that cannot be given anything yet?"""
+        return not all(worker.child.there for worker in self._workers)
 
     def _start_worker(self) -> WorkerProcess:
-        worker = WorkerProcess()
+        worker = WorkerProcess(self._start)
         self._workers.append(worker)
         return worker
 
@@ -249,13 +282,17 @@ class WorkerPool:
         self._workers.remove(worker)
 
     @staticmethod
-    def _step(workers: Sequence[WorkerProcess], woken: socket.socket | None = None) -> None:
-        """Wait until a worker has something to say, the next deadline passes or somebody rings; move the bytes."""
+    def _step(
+        workers: Sequence[WorkerProcess], woken: socket.socket | None = None, at_most: float | None = None
+    ) -> None:
+        """Wait until a worker has something to say, the next deadline passes, somebody rings or so many seconds are
+        over; move the bytes."""
         with selectors.DefaultSelector() as selector:
             for worker in workers:
                 worker.register(selector)
             if woken is not None:
                 selector.register(woken, selectors.EVENT_READ, lambda _: woken.recv(1 << 12))
-            timeout = min(worker.deadline for worker in workers) - time.monotonic()
-            for key, events in selector.select(max(timeout, 0.0)):
+            deadline = min((worker.deadline for worker in workers), default=math.inf)
+            timeout = min(deadline - time.monotonic(), math.inf if at_most is None else at_most)
+            for key, events in selector.select(max(timeout, 0.0) if timeout < math.inf else None):
                 key.data(events)

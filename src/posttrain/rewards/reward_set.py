@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain.child import Start
 from posttrain.config.scorers import wrong_gate
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards.call_batch import CallBatch
@@ -21,6 +22,7 @@ from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.scores import Scores
 from posttrain.rewards.scoring import Scoring
 from posttrain.rewards.verifiers import BUILTINS
+from posttrain.rewards.worker_process import LocalWorker
 
 if TYPE_CHECKING:
     from posttrain.engines.sampler import Judging
@@ -37,15 +39,17 @@ def build_rewards(
     workers: int | None = None,
     device: str = "auto",
     training: bool = False,
+    start: Start = LocalWorker,
 ) -> RewardSet:
     """Find and check every reward of a config.
 
     An element may also be a name, a path or a callable, with the defaults of `Reward`. `folder` is where the config
     lies: paths are looked up in the working directory, then there. At most `workers` processes (default: 4, or the
     number of cores if that is less) score side by side. Reward models compute on `device`. `training`: settings that
-    are not given are those for training, which are strict about where an answer stands (`Builtin.training`).
+    are not given are those for training, which are strict about where an answer stands (`Builtin.training`). `start`
+    starts the processes.
     """
-    pool = WorkerPool(workers)
+    pool = WorkerPool(workers, start)
     try:
         components = [
             make_component(as_reward(item, training=training), pool, Path(folder) if folder else None, device)

@@ -21,9 +21,9 @@ from dataclasses import asdict
 from typing import Any
 
 from posttrain import wire
+from posttrain.descendants import keep_orphans
 from posttrain.errors import PosttrainError
 from posttrain.rewards.calls import Outcome, Signature, run_calls
-from posttrain.rewards.descendants import keep_orphans
 from posttrain.rewards.load import Target, load
 
 

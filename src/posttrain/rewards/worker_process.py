@@ -10,21 +10,17 @@ import re
 import select
 import selectors
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from posttrain import wire
+from posttrain.child import LocalChild, Start, how_it_ended
 from posttrain.heartbeat import beat
 from posttrain.rewards.calls import ASYNC_GRACE, Outcome, Signature, timed_out
-from posttrain.rewards.descendants import MARK, kill_tree, new_mark
 from posttrain.rewards.load import Target
 
 LOAD_TIMEOUT = 120.0
@@ -96,32 +92,32 @@ class Chunk:
     task: Task
     open: dict[int, None]
     """Numbers of the calls that have no outcome yet, in order."""
+    lost: int = 0
+    """How often the machine of its worker was lost."""
+
+
+class LocalWorker(LocalChild):
+    """On this machine. It ends, with all that it has started, when its standard input does."""
+
+    def __init__(self, output: int) -> None:
+        order = os.environ.get("PYTHONHASHSEED", "0")  # the same order of a set in every worker
+        super().__init__(["-m", "posttrain.rewards.worker"], output, environment={"PYTHONHASHSEED": order})
 
 
 class WorkerProcess:
     """A process, its pipes, and the chunk that it is working on."""
 
-    def __init__(self) -> None:
-        self.channel, theirs = socket.socketpair()
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
-        environment.setdefault("PYTHONHASHSEED", "0")  # the same set order in every worker
-        self._mark = environment[MARK] = new_mark()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "posttrain.rewards.worker", str(theirs.fileno())],
-                stdin=subprocess.PIPE,  # never written to: the worker dies when it closes
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a process group of its own, which a kill takes as a whole
-                env=environment,
-            )
-        assert self.process.stdout is not None
-        self.printed = self.process.stdout.fileno()
-        self.channel.setblocking(False)
+    def __init__(self, start: Start) -> None:
+        self.printed, theirs = os.pipe()
+        try:
+            self.child = start(theirs)
+        finally:
+            os.close(theirs)
         os.set_blocking(self.printed, False)
         self.loaded: dict[Target, Signature] = {}
         self.refusal: dict[str, str] = {}
+        self.used = False
+        """Was it ever given something to do?"""
         self.chunk: Chunk | None = None
         self.finished: Chunk | None = None
         self.deadline = 0.0
@@ -149,13 +145,14 @@ class WorkerProcess:
                 }
             )
         )
+        self.used = True
         self.chunk, self.finished, self._job, self.refusal = chunk, None, job, {}
         self._output.clear()
         self._start_clock(LOAD_TIMEOUT if job.target not in self.loaded else job.timeout)
 
     def register(self, selector: selectors.BaseSelector) -> None:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        selector.register(self.channel, wanted, self._talk)
+        selector.register(self.child.channel, wanted, self._talk)
         if self._prints:
             selector.register(self.printed, selectors.EVENT_READ, lambda _: self._read_output())
 
@@ -179,15 +176,18 @@ class WorkerProcess:
         """The outcome of the call during which the process ended."""
         return Outcome(kind="crash", message=self.death(), traceback=self.output(), seconds=self.seconds)
 
+    @property
+    def lost(self) -> bool:
+        """Has it gone with its machine, so that the call which it was making has not to do with it?"""
+        return self.dead and isinstance(self.child.end(patience=1.0), str)
+
     def death(self) -> str:
         """How the process ended."""
-        try:
-            code = self.process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
+        if (end := self.child.end(patience=1.0)) is None:
             return "the reward process closed its connection"
-        if code < 0:
-            return f"the reward process was killed by signal {-code} ({signal.strsignal(-code)})"
-        return f"the reward process exited with code {code}"
+        if isinstance(end, str):
+            return f"the reward process is lost: {end}"
+        return f"the reward process {'was ' * (end < 0)}{how_it_ended(end)}"
 
     def output(self, patience: int = 0) -> str:
         """The last that it printed; waits for more until it is silent for `patience` milliseconds."""
@@ -200,18 +200,13 @@ class WorkerProcess:
 
     def _where(self) -> str:
         """What it printed and where it hangs: faulthandler answers even while C code holds the interpreter lock."""
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGUSR1)
-        return _without_our_frames(self.output(patience=50))
+        self.child.signal(signal.SIGUSR1)
+        return _without_our_frames(self.output(patience=round(1000 * self.child.delay)))
 
     def kill(self) -> None:
         """SIGKILL the worker and all that user code has started, and reap the worker."""
-        kill_tree(self.process.pid, self._mark)
-        self.process.wait()
-        self.channel.close()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        self.child.kill()
+        os.close(self.printed)
 
     def _start_clock(self, timeout: float) -> None:
         self._since = time.monotonic()
@@ -220,9 +215,9 @@ class WorkerProcess:
     def _talk(self, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
-                self._outgoing = self._outgoing[self.channel.send(self._outgoing) :]
+                self._outgoing = self._outgoing[self.child.channel.send(self._outgoing) :]
             if events & selectors.EVENT_READ:
-                received = self.channel.recv(1 << 20)
+                received = self.child.channel.recv(1 << 20)
                 if not received:
                     raise ConnectionResetError
                 self._incoming += received

@@ -42,6 +42,7 @@ from posttrain.store.run_store import RunStore, holds_run, never_began, require_
 from posttrain.train import objects, same_data, same_model, same_rewards, same_settings
 from posttrain.train.before import BEFORE
 from posttrain.train.first_rows import show_first_rows
+from posttrain.train.hosts import require_cluster
 from posttrain.train.job import FinishedRun, follow, join, launch, leading
 from posttrain.train.judges import Judges
 from posttrain.train.launch import to_be_launched
@@ -87,6 +88,7 @@ def train_resolved(
     """The same for a config that is resolved already; `files` are put into the folder of the run."""
     check(resolved.config)
     require(resolved.config.report_to)
+    require_cluster(resolved.config)
     require_optimizer(resolved.config.train.optimizer)
     if to_be_launched(resolved.config):
         return launch(resolved, run_folder(resolved.config), view, files=files)
@@ -248,6 +250,7 @@ def resumable(store: RunStore, steps: int | None, devices: int | None) -> tuple[
     data = where_the_run_is(resolved.config.data, store.folder)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"data": data}))
     check(resolved.config)
+    require_cluster(resolved.config)
     checkpoint = Checkpoints(store.checkpoints, resolved.config.checkpoint.keep).newest()
     if checkpoint is not None and checkpoint.step > resolved.config.train.steps:
         raise ConfigError(

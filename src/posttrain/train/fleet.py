@@ -29,6 +29,7 @@ from posttrain.experience.servers import Servers, engine_names, log_of, room_for
 from posttrain.models.policy import Forward
 from posttrain.placement import placement_for
 from posttrain.rewards.scores import enforce_limit
+from posttrain.train.hosts import Hosts
 from posttrain.types import Prompt
 from posttrain.watch.bisection import Answered
 
@@ -53,6 +54,8 @@ class Fleet:
     say: Callable[[str], None]
     to_come: Callable[[], int]
     """Bytes that the trainer's optimizer is going to take, and to keep."""
+    hosts: Hosts | None = None
+    """Where engines are, if not on this machine."""
     start: ClassVar[Callable[..., EnginePort]] = EngineProcess
     """Starts an engine: from its name, set-up, files of the weights, numbers of the publications, proof, and log."""
 
@@ -66,13 +69,21 @@ class Fleet:
         *,
         say: Callable[[str], None],
         to_come: Callable[[], int],
+        hosts: Hosts | None = None,
     ) -> Fleet | None:
         """None where the trainer's process samples."""
         if not config.rollout.num_engines:
             return None
         store.timeline.open(store.folder)
         return Fleet(
-            config=config, loaded=loaded, forward=forward, store=store, resources=resources, say=say, to_come=to_come
+            config=config,
+            loaded=loaded,
+            forward=forward,
+            store=store,
+            resources=resources,
+            say=say,
+            to_come=to_come,
+            hosts=hosts,
         )
 
     @property
@@ -107,7 +118,9 @@ class Fleet:
         scores = TrainerScores(self.forward.under(self.loaded.model), self.loaded.pad_id)
         self._device = shared_device(config, self.loaded, self.to_come)
         give_room = torch.cuda.empty_cache if self._device else lambda: None  # nothing where no GPU was used
-        self._deliveries = deliveries = Deliveries(self.loaded.model, proof, scores, give_room=give_room)
+        elsewhere = {} if self.hosts is None else {"files": (), "place": self.hosts.publications}
+        deliveries = Deliveries(self.loaded.model, proof, scores, give_room=give_room, **elsewhere)
+        self._deliveries = deliveries
         self.resources.callback(deliveries.close)
         driver = Driver(
             limits=limits_of(config, greedy=greedy, in_turns=self._device is not None),
@@ -176,6 +189,8 @@ class Fleet:
             )
             return servers.starts(deliveries)
         start, setup = type(self).start, self._setup()
+        if self.hosts is not None:
+            start = partial(EngineProcess, start=self.hosts.start_engine)
         return {
             name: partial(
                 start, name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log_of(folder, name)
@@ -235,7 +250,10 @@ def limits_of(config: RunConfig, *, greedy: bool = False, in_turns: bool = False
 
 
 def threads_of(config: RunConfig) -> tuple[int, int]:
-    """Threads of the trainer, and of each engine. Side by side they share the cores; in turns each has all."""
+    """Threads of the trainer, and of each engine. Side by side they share the cores; in turns each has all; those of a
+    cluster have their own."""
+    if config.cluster is not None:
+        return torch.get_num_threads(), config.cluster.engine_cpus
     available, engines = cores(), config.rollout.num_engines
     if config.train.lead == 0:
         return torch.get_num_threads(), max(1, available // engines)

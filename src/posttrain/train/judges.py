@@ -15,6 +15,7 @@ from posttrain.errors import ConfigError, ModelError
 from posttrain.models.entering import is_sharded
 from posttrain.models.load import LoadedModel
 from posttrain.rewards import RewardSet, build_rewards
+from posttrain.train.hosts import Hosts
 from posttrain.train.sharded_sampler import ShardedPolicySampler
 from posttrain.watch.check import IndependentCheck
 
@@ -73,13 +74,19 @@ class Judges(NamedTuple):
     """Never passed to what trains."""
 
     @staticmethod
-    def of(config: RunConfig, folder: Path, resources: ExitStack) -> Judges:
-        """Found, imported and understood; `folder` is that of the run, `resources` ends their processes."""
+    def of(config: RunConfig, folder: Path, resources: ExitStack, hosts: Hosts | None = None) -> Judges:
+        """Found, imported and understood; `folder` is that of the run, `resources` ends their processes, which are
+        started by `hosts`, where it has room for some."""
+        elsewhere = (
+            {} if hosts is None or not hosts.workers else {"workers": hosts.workers, "start": hosts.start_worker}
+        )
 
         def build(entries: Sequence[RewardConfig] | Sequence[CheckConfig], training: bool) -> RewardSet | None:
             if not entries:
                 return None
-            found = build_rewards(in_folder(entries, folder), device=config.model.device, training=training)
+            found = build_rewards(
+                in_folder(entries, folder), device=config.model.device, training=training, **elsewhere
+            )
             return resources.enter_context(found)
 
         rewards, check = build(config.rewards, True), build(config.check, False)

@@ -45,6 +45,7 @@ from posttrain.train.computing import compute_facts, with_compute
 from posttrain.train.critic import build_critic, critic_updates
 from posttrain.train.fleet import Fleet
 from posttrain.train.guards import Guards
+from posttrain.train.hosts import hosts_of
 from posttrain.train.judges import Judges, Samplers
 from posttrain.train.mismatch import Examiner
 from posttrain.train.optimizer import Updater
@@ -159,21 +160,20 @@ def policy_trainer(
     ranks: Ranks = ONE,
 ) -> Built:
     """The trainer of a policy, its feed, its measure, and what watches its rewards."""
+
+    def warn(sentence: str) -> None:
+        tell("warning", [sentence])
+
     auxiliary_rows = read_auxiliary(config.data, config.seed)
-    judges = Judges.of(config, store.folder, resources)
+    hosts = hosts_of(config, resources, lambda text: tell("compute", [text]), warn)
+    judges = Judges.of(config, store.folder, resources, hosts)
     judges.refuse_token_rewards(algorithm, config.train.lead)
     with ranks.together(POLICY, str(store.folder), config):
         policy = Policy.of(config, algorithm, store.folder, ranks)
     loaded, forward = policy.loaded, policy.forward
     tell("compute", compute_facts(loaded))
     fleet = Fleet.of(
-        config,
-        loaded,
-        forward,
-        store,
-        resources,
-        say=lambda text: tell("warning", [text]),
-        to_come=policy.optimizer.bytes_to_come,
+        config, loaded, forward, store, resources, say=warn, to_come=policy.optimizer.bytes_to_come, hosts=hosts
     )
     samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
     judges.bind(samplers.evaluation, config, store.folder, fleet)
@@ -204,7 +204,7 @@ def policy_trainer(
             numbers=guards.non_finite,
             publish=publishing(config, loaded, forward, fleet or samplers, probe, ranks),
             held=HeldWeights(samplers.training) if fleet is None and samplers.training.owns_weights else None,
-            say=lambda sentence: tell("warning", [sentence]),
+            say=warn,
         )
     tell("warning", more_notes)
     return trainer, source.feed, measure, watch

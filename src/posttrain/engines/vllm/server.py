@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from posttrain.engines import begin
+from posttrain import begin
+from posttrain.child import work_of
 from posttrain.engines.last_words import last_words
-from posttrain.engines.starting import work_of
 from posttrain.engines.vllm import supervise
 from posttrain.placement import ServerMemory
 

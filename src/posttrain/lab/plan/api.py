@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.algorithms import ALGORITHMS
+from posttrain.bundles import Bundle, bundles_of
 from posttrain.config import RunConfig, check, load_config
 from posttrain.config.pipeline import read_pipeline
 from posttrain.errors import ConfigError
@@ -89,6 +90,11 @@ class Plan:
     def verdict(self) -> Verdict:
         taken = next((one.verdict for one in self.placements if one.chosen), None)
         return taken or verdict_on(self.memory, self.target)
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """What the run asks its cluster for, if it has one."""
+        return bundles_of(self.config, on_gpu=self.workload.device == "cuda")
 
     @property
     def in_turns(self) -> bool:

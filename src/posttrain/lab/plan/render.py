@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from posttrain.bundles import amounts, in_words, totals
 from posttrain.lab.plan.collectives import Together, together
 from posttrain.lab.plan.hardware import table
 from posttrain.lab.plan.timing import useful_devices
@@ -43,6 +44,7 @@ def render(plan: Plan) -> str:
         _section("Step", [plan.step.sentence(w.steps)]),
         _section("Memory", _memory(plan)),
         _section("Server", _server(plan)),
+        _section("Cluster", _cluster(plan)),
         _section("Change", _changes(plan)),
         _section("Time", _time(plan)),
         _section("Traffic", _traffic(plan)),
@@ -65,9 +67,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "fits": verdict.answer,
         "needed_bytes": verdict.needed,
         "available_bytes": verdict.available,
-        "trains_on_one_device": None
-        if plan.on_one_device is None
-        else {"fits": plan.on_one_device.answer, "needed_bytes": plan.on_one_device.needed},
+        "trains_on_one_device": _alone(plan),
         "error": verdict.error,
         "hardware": {
             "name": plan.hardware.name,
@@ -106,6 +106,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "evaluation_seconds": plan.evaluation_seconds,
             "dollars": None if plan.dollars is None else list(plan.dollars),
         },
+        "cluster": [{"holds": one.holds, **one.resources} for one in plan.bundles],
         "placements": [one.to_json() for one in plan.placements],
         "side_by_side": None if plan.beside is None else asdict(plan.beside),
         "memory": {
@@ -118,6 +119,12 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "remarks": [remark.to_json() for remark in plan.remarks],
         "notes": list(plan.memory.notes),
     }
+
+
+def _alone(plan: Plan) -> dict[str, Any] | None:
+    """Of a run that is planned for several devices, what one would say."""
+    alone = plan.on_one_device
+    return None if alone is None else {"fits": alone.answer, "needed_bytes": alone.needed}
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
@@ -245,6 +252,17 @@ def _beside_assumed(plan: Plan) -> list[str]:
     else:
         told.append("each engine has a device of its own, like those that train")
     return told
+
+
+def _cluster(plan: Plan) -> list[str]:
+    """What a run asks its cluster for."""
+    if not plan.bundles:
+        return []
+    asked = f"one placement group, spread over nodes: {'; '.join(in_words(plan.bundles))}"
+    return [
+        f"{asked}; {amounts(totals(plan.bundles))} in all",
+        "the trainer is where the command runs: with `posttrain submit` on a node, with its --cpus and --gpus",
+    ]
 
 
 def _server(plan: Plan) -> list[str]:

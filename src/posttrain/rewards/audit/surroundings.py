@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from posttrain import wire
+from posttrain.descendants import MARK, kill_tree, new_mark
 from posttrain.rewards.audit.effects import MARKER
 from posttrain.rewards.audit.finding import Measured
 from posttrain.rewards.audit.subject import Case, Subject, sample
-from posttrain.rewards.descendants import MARK, kill_tree, new_mark
 
 CASES = 12
 """Completions that are scored in each surrounding."""

@@ -1,0 +1,73 @@
+"""What a run asks a cluster for: a bundle of resources for each process, all on one machine each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """What one process gets."""
+
+    holds: str
+    """`engine` or `reward worker`."""
+    cpus: int
+    gpus: int = 0
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """As Ray names them."""
+        return {"CPU": float(self.cpus), **({"GPU": float(self.gpus)} if self.gpus else {})}
+
+
+def bundles_of(config: RunConfig, *, on_gpu: bool) -> tuple[Bundle, ...]:
+    """Of a run with a cluster: its engines, then its reward workers. The trainer is where the command runs.
+
+    `on_gpu`: the trainer computes on a GPU, so that engines do.
+    """
+    cluster = config.cluster
+    if cluster is None:
+        return ()
+    engines = [Bundle(holds="engine", cpus=cluster.engine_cpus, gpus=int(on_gpu))] * config.rollout.engines
+    workers = [Bundle(holds="reward worker", cpus=1)] * (cluster.reward_workers if _needs_workers(config) else 0)
+    return (*engines, *workers)
+
+
+def _needs_workers(config: RunConfig) -> bool:
+    """Models and judges score in the trainer's process."""
+    return any(entry.model is None and entry.judge is None for entry in (*config.rewards, *config.check))
+
+
+def totals(bundles: Sequence[Bundle]) -> dict[str, float]:
+    """All that they take together.
+
+    >>> totals([Bundle(holds="engine", cpus=4, gpus=1)] * 2)
+    {'CPU': 8.0, 'GPU': 2.0}
+    """
+    found = dict[str, float]()
+    for bundle in bundles:
+        for name, amount in bundle.resources.items():
+            found[name] = found.get(name, 0.0) + amount
+    return found
+
+
+def in_words(bundles: Sequence[Bundle]) -> list[str]:
+    """One line for each kind.
+
+    >>> in_words([Bundle(holds="engine", cpus=4, gpus=1)] * 2 + [Bundle(holds="reward worker", cpus=1)])
+    ['2 x engine: 4 CPUs, 1 GPU', '1 x reward worker: 1 CPU']
+    """
+    return [f"{list(bundles).count(one)} x {one.holds}: {amounts(one.resources)}" for one in dict.fromkeys(bundles)]
+
+
+def amounts(resources: Mapping[str, float]) -> str:
+    """
+    >>> amounts({"CPU": 4.0, "GPU": 1.0})
+    '4 CPUs, 1 GPU'
+    """
+    return ", ".join(f"{amount:g} {name}{'s' * (amount != 1)}" for name, amount in resources.items()) or "nothing"

@@ -1,0 +1,92 @@
+"""`posttrain submit CONFIG [SECTION.KEY=VALUE ...] --cluster ADDRESS --output FOLDER`"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posttrain.cli.output import AsJson, answer, setting_keys
+from posttrain.cli.runs import names_are_known, sort_arguments
+from posttrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+
+OPTIONS = ("--cluster", "--output", "--cpus", "--gpus", "--python", "--resume", "--no-wait", "--json", "--help")
+
+
+def submit(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML or TOML file, below the present directory.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SECTION.KEY=VALUE", help="Settings that go before those of the file.", autocompletion=setting_keys
+        ),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Run folder: an absolute path on storage that the whole cluster sees.")
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option(help="http://HOST:8265, the dashboard of a Ray cluster; auto: that of this machine.")
+    ] = "auto",
+    cpus: Annotated[int, typer.Option(min=1, help="Processors of the trainer.")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of the trainer.")] = 0,
+    python: Annotated[
+        str, typer.Option(help="The cluster's Python.", show_default="the path of this one")
+    ] = sys.executable,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --output, by the settings that it has.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Show what the job prints until it ends.")] = True,
+    json: AsJson = False,
+) -> int:
+    """Train on a Ray cluster: trainer, engines and reward workers. Ends with the exit code of the run.
+
+    Files that the config names by relative paths go along, with the folders of reward functions and posttrain itself.
+
+    \b
+    Examples:
+      posttrain submit my_run.yaml --cluster http://head:8265 --output /shared/runs/first
+      posttrain submit my_run.yaml rollout.engines=4 --gpus 1 --output /shared/runs/second --no-wait
+      posttrain submit my_run.yaml --cluster http://head:8265 --output /shared/runs/first --resume
+    """
+    from posttrain.train.hosts import require_ray
+
+    file, overrides, resolved = _read([config, *(settings or [])])
+    require_ray(f"--cluster {cluster}")
+    from posttrain.cluster.submit import Job, hand_in
+
+    job = Job(
+        config=file,
+        overrides=overrides,
+        output=output or resolved.output or "",
+        cpus=cpus,
+        gpus=gpus,
+        python=python,
+        resume=resume,
+    )
+    submitted = hand_in(job, resolved, cluster)
+    typer.echo(f"job {submitted.name}; `ray job stop {submitted.name}` ends it", err=True)
+    code = submitted.follow(lambda text: typer.echo(text, nl=False, err=json)) if wait else 0
+    found = {"job": submitted.name, "folder": job.output, "exit_code": code if wait else None}
+    answer(found, f"folder     {job.output}", as_json=json)
+    return code
+
+
+def _read(arguments: list[str]) -> tuple[str, list[str], RunConfig]:
+    """The file, the settings beside it, and what both come to. Raises ConfigError for what is wrong with that."""
+    from posttrain.config import check, load_config
+    from posttrain.config.pipeline import holds_stages
+
+    configs, overrides = sort_arguments(arguments, "submit", OPTIONS)
+    if len(configs) != 1 or holds_stages(configs[0]):
+        raise ConfigError(
+            given=f"{len(configs)} configurations" if len(configs) != 1 else f"{configs[0]}, which has stages",
+            allowed="the configuration of one run",
+            fix="posttrain submit my_run.yaml --output /shared/runs/first",
+        )
+    resolved = load_config(configs[0], overrides, checks=[names_are_known])
+    check(resolved, names_are_known)
+    return configs[0], overrides, resolved.config

@@ -1,0 +1,121 @@
+"""What runs on a node: an actor that starts one process, and hands on what it is told and what it says.
+
+The process is the one that would run beside the trainer: the same program, alone in its own interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from posttrain.child import LocalChild, LocalEngine, unnamed_memory
+from posttrain.rewards.load import MOVED
+
+HEARD = 1.0
+"""Seconds after which an actor answers though its process has said nothing: so long nobody knows that it is there."""
+CHUNK = 1 << 20
+"""Bytes that are read at once."""
+
+Begin = Callable[[int, Sequence[int]], LocalChild]
+"""Starts a process on the node: from the descriptor that it prints to, and those of the memory for its weights."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What has come from a process since it was asked last."""
+
+    channel: bytes
+    printed: bytes
+    work: float
+    """Processor seconds that it has taken so far."""
+    closed: bool
+    """Nothing more will come."""
+    end: int | None
+    """Its exit code, where it has ended then."""
+
+
+class Host:
+    """One process. `hear`, `said` and `bring` run side by side, each once at a time."""
+
+    def __init__(self, begin: Begin, moved: Mapping[str, str]) -> None:
+        """`moved` says where folders of the trainer's machine are here, from the working directory."""
+        os.environ[MOVED] = json.dumps({folder: os.path.abspath(place) for folder, place in moved.items()})
+        sys.path[:] = [place for place in sys.path if not place.startswith(os.path.dirname(ray.__file__))]
+        self._memory = unnamed_memory()
+        self._printed, theirs = os.pipe()
+        os.set_blocking(self._printed, False)
+        self._child = begin(theirs, [self._memory] * 2)  # a publication is written when the one before is not read
+        os.close(theirs)
+        self._open = {self._child.channel.fileno(), self._printed}
+        self._lock = threading.Lock()
+
+    def hear(self, data: bytes) -> None:
+        """Pass on what it is told."""
+        waiting, channel = memoryview(data), self._child.channel
+        with suppress(ConnectionError):  # it has gone, which `said` tells
+            while waiting:
+                select.select([], [channel], [])
+                waiting = waiting[channel.send(waiting) :]
+
+    def said(self) -> Said:
+        """What it has said and printed, as soon as there is something."""
+        ready, _, _ = select.select(self._open, [], [], HEARD)
+        channel = self._read(self._child.channel.fileno()) if self._child.channel.fileno() in ready else b""
+        printed = self._read(self._printed) if self._printed in ready else b""
+        if self._child.channel.fileno() in self._open:
+            return Said(channel, printed, self._child.work(), closed=False, end=None)
+        end = self._child.end(patience=HEARD)
+        return Said(channel, printed + self._read(self._printed), self._child.work(), closed=True, end=end)
+
+    def bring(self, size: int, buckets: Sequence[Any]) -> None:
+        """Write a publication of `size` bytes into the memory that an engine reads: of each bucket the name,
+        the place and the bytes of each tensor."""
+        os.ftruncate(self._memory, size)
+        for bucket in buckets:
+            for _, start, data in ray.get(bucket):
+                view = memoryview(data)
+                while view:
+                    written = os.pwrite(self._memory, view, start)
+                    start, view = start + written, view[written:]
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._child.signal(number)
+
+    def finish(self) -> None:
+        """End it, with all that it has started."""
+        self._child.kill()
+
+    def _read(self, descriptor: int) -> bytes:
+        """What is there; a descriptor at its end is not asked again."""
+        found = bytearray()
+        try:
+            while data := os.read(descriptor, CHUNK):
+                found += data
+            self._open.discard(descriptor)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._open.discard(descriptor)
+        return bytes(found)
+
+
+def begin_worker(output: int, files: Sequence[int]) -> LocalChild:
+    """A reward worker, as beside the trainer."""
+    from posttrain.rewards.worker_process import LocalWorker
+
+    return LocalWorker(output)
+
+
+def begin_engine(output: int, files: Sequence[int], *, program: str, threads: int) -> LocalChild:
+    """An engine, as beside the trainer."""
+    return LocalEngine(program, output, files=files, threads=threads)

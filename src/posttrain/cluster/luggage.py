@@ -1,0 +1,137 @@
+"""The code that goes to the nodes with a run: posttrain itself, and the files of reward functions.
+
+It is put together in one folder, which Ray hands to every node as the working directory of all that runs there
+(`runtime_env`). What lies below the present directory keeps its place in it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import site
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from posttrain import errors
+from posttrain.config import RunConfig
+from posttrain.errors import ConfigError
+from posttrain.rewards.load import IN_MEMORY, resolve
+
+LARGEST_FILE, LARGEST = 10 << 20, 200 << 20
+"""Bytes of a file that goes along, and of all of them: data and models lie on storage that all nodes see."""
+STAYS = {"__pycache__", "node_modules", "build", "dist", "runs", "wandb"}
+"""Folders that do not go along; neither do hidden ones, environments, and runs."""
+FOREIGN = "elsewhere"
+"""What does not lie below the present directory goes into this folder."""
+
+
+class Luggage:
+    """A folder with copies. Use as a context manager, which removes it."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="posttrain-luggage-"))
+        self.moved: dict[str, str] = {}
+        """Where a folder of this machine is on a node, relative to the working directory there."""
+        self.files = self.bytes = 0
+        self._pack(Path(errors.__file__).parent, "posttrain")
+
+    @staticmethod
+    def of(config: RunConfig) -> Luggage:
+        """What the rewards of a run need. Raises ConfigError where it is too much, or not there."""
+        luggage = Luggage()
+        try:
+            for entry in (*config.rewards, *config.check):
+                if entry.function is not None and not entry.function.startswith(IN_MEMORY):
+                    luggage.add_function(entry.function)
+        except BaseException:
+            luggage.close()
+            raise
+        return luggage
+
+    def __enter__(self) -> Luggage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def add_function(self, function: str) -> None:
+        """The folder of its file, as files beside it can be imported and read; or its package, if that is not
+        installed."""
+        target = resolve(function)
+        if target.path:
+            self.add_folder(Path(target.path).parent)
+            return
+        package = target.module.partition(".")[0]
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None or is_installed(Path(spec.origin)):
+            return
+        origin = Path(spec.origin)
+        if spec.submodule_search_locations:
+            self._pack(origin.parent, package)
+        else:
+            self._copy(origin, self.folder / origin.name)
+
+    def add_folder(self, folder: Path) -> None:
+        """With what is below it."""
+        folder = folder.resolve()
+        if str(folder) not in self.moved:
+            self._pack(folder, self._place_of(folder))
+
+    def add_file(self, file: Path) -> None:
+        """One that a config names by a relative path."""
+        place = self.folder / self._place_of(file.resolve())
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._copy(file, place)
+
+    def _place_of(self, path: Path) -> str:
+        here = Path.cwd()
+        if path.is_relative_to(here):
+            return str(path.relative_to(here))
+        return f"{FOREIGN}/{len(self.moved)}"
+
+    def _pack(self, folder: Path, place: str) -> None:
+        self.moved[str(folder)] = place
+        for parent, below, names in os.walk(folder):
+            below[:] = [name for name in below if goes_along(Path(parent) / name)]
+            to = self.folder / place / Path(parent).relative_to(folder)
+            to.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                if not name.startswith(".") and (Path(parent) / name).is_file():
+                    self._copy(Path(parent) / name, to / name)
+
+    def _copy(self, file: Path, place: Path) -> None:
+        if place.exists() or (size := file.stat().st_size) > LARGEST_FILE:
+            return
+        self.files, self.bytes = self.files + 1, self.bytes + size
+        if self.bytes > LARGEST:
+            raise ConfigError(
+                given=f"the files that go to the nodes with the run are more than {LARGEST >> 20} MiB, with {file}",
+                allowed="the folders of reward functions, with what they import and read",
+                fix="Put the reward function into a folder of its own.",
+            )
+        shutil.copy2(file, place)
+
+
+def goes_along(folder: Path) -> bool:
+    """Not a hidden folder, an environment or a run."""
+    if folder.name.startswith(".") or folder.name in STAYS:
+        return False
+    return not ((folder / "pyvenv.cfg").exists() or (folder / "events.jsonl").exists())
+
+
+def is_installed(file: Path) -> bool:
+    """Does it come with an environment, which nodes have as well?"""
+    paths = [*sysconfig.get_paths().values(), *site.getsitepackages(), sys.prefix, sys.base_prefix]
+    return any(file.is_relative_to(place) for place in paths)
+
+
+def local_paths(values: Iterable[str]) -> list[Path]:
+    """Those that are relative and name a file of this machine."""
+    return [Path(value) for value in values if not os.path.isabs(value) and os.path.isfile(value)]

@@ -1,0 +1,212 @@
+"""A process on a node, as whoever started it sees it. Implements `Child`.
+
+Two threads carry bytes between the socket of the caller and the actor: one call each is under way at a time, so that
+nothing overtakes anything. No call of the caller's waits for the cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError, RayError
+
+from posttrain.cluster.host import CHUNK, Said
+from posttrain.cluster.weights import PutWeights
+
+STARTS = 300.0
+"""Seconds in which an actor is started again if it is gone before it has said anything: a node that was lost is
+noticed late, and its place is given to another one later still."""
+AGAIN = 1.0
+"""Seconds between two starts."""
+FINISHED = 5.0
+"""Seconds in which an actor has to end its process by itself."""
+
+
+class RemoteChild:
+    """One process, in an actor of its own."""
+
+    delay = 1.0
+
+    def __init__(self, place: Callable[[], Any], output: int, lost: Callable[[str], None] = lambda why: None) -> None:
+        """`place` makes the actor; what the process prints goes to `output`. `lost` is told why an actor is gone that
+        nobody ended."""
+        self._place, self._output, self._lost = place, os.dup(output), lost
+        self.channel, self._inner = socket.socketpair()
+        self.channel.setblocking(False)
+        self._actor: Any = None
+        self._work = 0.0
+        self._end: int | str | None = None
+        self._killed = self._heard = False
+        self._there, self._over = threading.Event(), threading.Event()
+        """Whether it was heard of, and whether nothing more will come."""
+        self._errands: queue.SimpleQueue[Callable[[Any], Any]] = queue.SimpleQueue()
+        """What the actor is asked before it is told more."""
+        self._threads = [
+            threading.Thread(target=self._receive, name="from a node", daemon=True),
+            threading.Thread(target=self._send, name="to a node", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def there(self) -> bool:
+        """See `Child`."""
+        return self._there.is_set()
+
+    def end(self, patience: float = 0.0) -> int | str | None:
+        """See `Child`."""
+        self._over.wait(patience)
+        return self._end
+
+    def signal(self, number: int) -> None:
+        """See `Child`."""
+        if self.there and not self._over.is_set():
+            self._actor.signal.remote(number)
+
+    def work(self) -> float:
+        """See `Child`."""
+        return self._work
+
+    def kill(self) -> None:
+        """See `Child`. The actor is seen to by its thread."""
+        self._killed = True
+        self._there.set()
+        for one in (self.channel, self._inner):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self.channel.close()
+
+    @property
+    def wanted(self) -> bool:
+        """Was it not killed, and has it not ended?"""
+        return not self._killed and not self._over.is_set()
+
+    @property
+    def lives(self) -> bool:
+        """Is its actor still seen to?"""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def join(self) -> None:
+        """Wait until its actor has gone."""
+        for thread in self._threads:
+            thread.join(2 * FINISHED)
+
+    # --- its threads -------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """From the actor to the caller, until nothing more comes or nobody listens."""
+        try:
+            said = self._started()
+            while said is not None and not self._killed:
+                self._tell(said)
+                if said.closed:
+                    self._end = said.end
+                    break
+                said = self._ask()
+        except RayError as error:
+            self._end = gone(error)
+            if not self._killed:
+                self._lost(self._end)
+        except OSError:
+            pass  # nobody listens any more
+        finally:
+            self._over.set()
+            self._there.set()
+            with suppress(OSError):
+                self._inner.shutdown(socket.SHUT_WR)
+            self._finish()
+            os.close(self._output)
+
+    def _started(self) -> Said | None:
+        """The first that an actor says."""
+        began = time.monotonic()
+        while not self._killed:
+            self._actor = self._place()
+            try:
+                said = self._ask()
+                self._heard = said is not None
+                self._there.set()
+                return said
+            except RayActorError as error:
+                if self._killed or not was_lost(error) or time.monotonic() - began > STARTS:
+                    raise
+            time.sleep(AGAIN)
+        return None
+
+    def _ask(self) -> Said | None:
+        """What it says next; None if it is not wanted any more: an actor that finds no room never answers."""
+        asked: Any = self._actor.said.remote()
+        while not self._killed:
+            ready, _ = ray.wait([asked], timeout=AGAIN)
+            if ready:
+                return ray.get(asked)
+        return None
+
+    def _tell(self, said: Said) -> None:
+        self._work = said.work
+        if said.printed:
+            os.write(self._output, said.printed)
+        if said.channel:
+            self._inner.sendall(said.channel)
+
+    def _send(self) -> None:
+        """From the caller to the actor."""
+        self._there.wait()
+        try:
+            while not self._over.is_set() and (data := self._inner.recv(CHUNK)):
+                while not self._errands.empty():
+                    self._errands.get()(self._actor)
+                ray.get(self._actor.hear.remote(data))
+        except RayError as error:
+            self._end = gone(error) if self._end is None else self._end
+            with suppress(OSError):
+                self._inner.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # nobody listens any more
+        finally:
+            self._over.wait()
+            self._inner.close()
+
+    def _finish(self) -> None:
+        """End the process, and then the actor, whatever that says."""
+        if self._actor is None:
+            return
+        with suppress(RayError):
+            if self._heard and not isinstance(self._end, str):
+                ray.wait([self._actor.finish.remote()], timeout=FINISHED)
+            ray.kill(self._actor)
+
+
+class RemoteEngine(RemoteChild):
+    """An engine on a node. Implements `EngineChild`."""
+
+    def __init__(self, place: Callable[[], Any], output: int, weights: Callable[[], PutWeights]) -> None:
+        """`weights` are the publications of its run, once there are some."""
+        super().__init__(place, output)
+        self._weights = weights
+
+    def bring(self, number: int) -> None:
+        """See `EngineChild`."""
+        weights = self._weights()
+        size, buckets = weights.size, weights.buckets(number)
+        self._errands.put(lambda actor: ray.get(actor.bring.remote(size, buckets)))
+
+
+def was_lost(error: RayActorError) -> bool:
+    """Did an actor end with its node or its interpreter, and not by an error of its own?"""
+    return not (isinstance(error, ActorDiedError) and "error raised in its creation task" in str(error))
+
+
+def gone(error: RayError) -> str:
+    """What is told of an actor that cannot be reached."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    why = next((line for line in reversed(lines) if line.startswith("The actor") or "Error" in line), lines[0])
+    return f"its actor is gone ({type(error).__name__}: {why.partition('. ')[0][:300]})"

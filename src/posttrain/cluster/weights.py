@@ -1,0 +1,66 @@
+"""Weights in the object store of the cluster: put there once for each publication, and pulled by every node.
+
+Tensors go in buckets, so that neither the trainer nor a node ever holds more than one bucket beside what it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from torch import Tensor
+
+from posttrain.engines.delivery import digest
+from posttrain.engines.published import BUFFERS, layout, require_all
+from posttrain.engines.sampler import Digest
+
+BUCKET = 256 << 20
+"""Bytes of the largest bucket; a larger tensor has one of its own."""
+
+
+class PutWeights:
+    """The last publications. Implements `Publications`."""
+
+    def __init__(self, tensors: Mapping[str, tuple[str, Sequence[int]]], bucket: int = BUCKET) -> None:
+        """`tensors` is what an engine decodes with: precision and shape by name."""
+        self.places = layout(tensors)
+        self.size = max([1, *(place.end for place in self.places.values())])
+        self._bucket = bucket
+        self._put: dict[int, list[Any]] = {}
+
+    @torch.no_grad()
+    def write(self, number: int, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Digest]:
+        """See `Publications`."""
+        given, refs = dict[str, Digest](), list[Any]()
+        waiting, size = list[tuple[str, int, np.ndarray]](), 0
+        for name, tensor in tensors:
+            if (place := self.places.get(name)) is None:
+                continue
+            if waiting and size + place.end - place.start > self._bucket:
+                refs.append(ray.put(waiting))
+                waiting, size = [], 0
+            own = torch.empty(place.shape, dtype=place.dtype).copy_(tensor.detach())
+            given[name] = digest(own)
+            waiting.append((name, place.start, own.reshape(-1).view(torch.uint8).numpy()))
+            size += place.end - place.start
+        if waiting:
+            refs.append(ray.put(waiting))
+        require_all(self.places, given)
+        self._put[number] = refs
+        for old in sorted(self._put)[:-BUFFERS]:
+            del self._put[old]  # the store forgets what nobody refers to
+        return given
+
+    def buckets(self, number: int) -> list[Any]:
+        """References to the buckets of a publication."""
+        return self._put[number]
+
+    def read(self, number: int) -> Iterator[tuple[str, Tensor]]:
+        """See `Publications`."""
+        for bucket in self._put[number]:
+            for name, _, data in ray.get(bucket):
+                place = self.places[name]
+                yield name, torch.from_numpy(data.copy()).view(place.dtype).view(place.shape)

@@ -1,0 +1,82 @@
+"""A Ray cluster of three nodes on this machine, and what a test has to know of its processes."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+CPUS = 2
+"""Of each node."""
+MEMORY = 10**8
+"""Bytes of the object store of each node."""
+
+
+@contextmanager
+def three_nodes() -> Iterator[Any]:
+    """On one machine; `.address` is that of the head, `.webui_url` that of its dashboard, which takes jobs."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": CPUS, "object_store_memory": MEMORY, "include_dashboard": True, "dashboard_port": free_port()}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    with ExitStack() as stack:
+        stack.callback(cluster.shutdown)
+        for _ in range(2):  # as on machines of their own, each unpacks what goes along into a folder of its own
+            folder = stack.enter_context(TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
+            cluster.add_node(num_cpus=CPUS, object_store_memory=MEMORY, temp_dir=folder)
+        yield cluster
+
+
+def free_port() -> int:
+    """One that nobody listens to at the moment."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def running(program: str) -> list[psutil.Process]:
+    """Processes of this module that are held by an actor, the oldest first."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "create_time"]):
+        with suppress(psutil.Error):
+            if program in (process.info["cmdline"] or ()) and "ray::" in (process.parent() or process).cmdline()[0]:
+                found.append(process)
+    return sorted(found, key=lambda one: one.info["create_time"])
+
+
+def lives(process: psutil.Process) -> bool:
+    """Has it not ended, whoever is its parent by now?"""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def actor_of(process: psutil.Process) -> psutil.Process:
+    """The actor that holds a process."""
+    parent = process.parent()
+    assert parent is not None
+    return parent
+
+
+def node_of(cluster: Any, process: psutil.Process) -> Any:
+    """The node whose raylet has started the actor of a process; None where it is the head."""
+    above = {one.pid for one in process.parents()}
+    for node in cluster.worker_nodes:
+        started = [one.process.pid for kind in node.all_processes.values() for one in kind]
+        if above & set(started):
+            return node
+    return None
+
+
+def wait_for(what: str, there: Callable[[], Any], seconds: float = 120.0) -> Any:
+    """The first that is true of it."""
+    until = time.monotonic() + seconds
+    while not (found := there()):
+        assert time.monotonic() < until, f"{what}: not within {seconds:.0f} s"
+        time.sleep(0.02)
+    return found

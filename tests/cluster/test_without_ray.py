@@ -1,0 +1,165 @@
+"""What is known of a run on a cluster before there is one: what it asks for, what goes along, what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.tiny import tiny_model, write_prompts
+
+import posttrain as pt
+from posttrain.bundles import Bundle, bundles_of
+from posttrain.cluster.luggage import LARGEST_FILE, Luggage
+from posttrain.cluster.submit import Job, luggage_of, refuse_what_stays
+from posttrain.config import load_config
+from posttrain.errors import ConfigError
+from posttrain.rewards.load import MOVED, Target, load
+
+WITHOUT_RAY = importlib.util.find_spec("ray") is None
+
+
+def settings(**changes: object) -> dict[str, object]:
+    return {
+        "model": {"path": "tiny:sort", "device": "cpu"},
+        "algorithm": "grpo",
+        "data": {"train": "task:sort"},
+        "rewards": ["exact_match"],
+        "train": {"steps": 1},
+        "rollout": {"engines": 3},
+        "cluster": {"engine_cpus": 4, "reward_workers": 2},
+        **changes,
+    }
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a reward, what it imports, and what stays."""
+    folder = tmp_path / "work"
+    (folder / "rewards").mkdir(parents=True)
+    (folder / "rewards" / "short.py").write_text(
+        "from words import LIMIT\n\ndef short(completion):\n    return LIMIT\n"
+    )
+    (folder / "rewards" / "words.py").write_text("LIMIT = 7.0\n")
+    (folder / "rewards" / "large.bin").write_bytes(b"\0" * (LARGEST_FILE + 1))
+    for place in ("old-run/events.jsonl", ".venv/secret.py", "env/pyvenv.cfg", "__pycache__/short.pyc"):
+        file = folder / "rewards" / place
+        file.parent.mkdir()
+        file.touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_asks_for_a_bundle_for_each_engine_and_each_reward_worker():
+    config = load_config(settings()).config
+    assert bundles_of(config, on_gpu=True) == (
+        *[Bundle(holds="engine", cpus=4, gpus=1)] * 3,
+        *[Bundle(holds="reward worker", cpus=1)] * 2,
+    )
+    assert bundles_of(config, on_gpu=False)[0].resources == {"CPU": 4.0}
+
+
+def test_rewards_that_are_models_need_no_worker():
+    config = load_config(settings(rewards=[{"model": "folder"}])).config
+    assert [one.holds for one in bundles_of(config, on_gpu=False)] == ["engine"] * 3
+
+
+def test_without_a_cluster_nothing_is_asked_for():
+    assert bundles_of(load_config(settings(cluster=None)).config, on_gpu=True) == ()
+
+
+def test_a_plan_says_what_the_cluster_is_asked_for():
+    planned = pt.plan(settings())
+    assert "3 x engine: 4 CPUs; 2 x reward worker: 1 CPU; 14 CPUs in all" in " ".join(planned.render().split())
+    assert planned.to_json()["cluster"][0] == {"holds": "engine", "CPU": 4.0}
+    assert "Cluster" not in pt.plan(settings(cluster=None)).render()
+
+
+@pytest.mark.skipif(not WITHOUT_RAY, reason="Ray is installed")
+def test_without_ray_a_run_is_refused_before_it_has_a_folder(tmp_path):
+    with pytest.raises(ConfigError, match="cluster = auto, and the package ray is not installed") as raised:
+        pt.train(settings(output=str(tmp_path / "run")))
+    assert raised.value.fix == "pip install 'posttrain[ray]'"
+    assert not (tmp_path / "run").exists()
+
+
+# --- what goes along -------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_of_a_reward_goes_along_and_is_found_on_the_node(here, tmp_path, monkeypatch):
+    config = load_config(settings(rewards=[{"function": "rewards/short.py:short"}])).config
+    with Luggage.of(config) as luggage:
+        assert luggage.moved[str(here / "rewards")] == "rewards"
+        assert sorted(os.listdir(luggage.folder / "rewards")) == ["short.py", "words.py"]
+        assert (luggage.folder / "posttrain" / "rewards" / "worker.py").is_file()
+        node = tmp_path / "node"
+        luggage.folder.rename(node)
+        monkeypatch.setenv(MOVED, json.dumps({old: str(node / new) for old, new in luggage.moved.items()}))
+        (here / "rewards" / "short.py").write_text("raise SystemExit('the file of the other machine')")
+        reward = load(Target(path=str(here / "rewards" / "short.py"), name="short"))
+        assert reward("completion") == 7.0
+        assert reward.__code__.co_filename == str(node / "rewards" / "short.py")
+    assert not luggage.folder.exists()
+
+
+def test_a_reward_from_elsewhere_keeps_no_place_and_one_that_is_installed_stays(here, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "other.py").write_text("def other(completion):\n    return 1.0\n")
+    rewards = [{"function": f"{tmp_path}/shared/other.py:other"}, {"function": "json.loads"}]
+    with Luggage.of(load_config(settings(rewards=rewards)).config) as luggage:
+        place = luggage.moved[str(tmp_path / "shared")]
+        assert place.startswith("elsewhere/")
+        assert (luggage.folder / place / "other.py").is_file()
+        assert not (luggage.folder / "json").exists()
+
+
+def test_too_much_is_refused_by_name(here, monkeypatch):
+    monkeypatch.setattr("posttrain.cluster.luggage.LARGEST", 1 << 20)
+    with pytest.raises(ConfigError, match=r"the files that go to the nodes with the run are more than 1 MiB, with /"):
+        Luggage()
+
+
+# --- a run as a job --------------------------------------------------------------------------------------------------
+
+
+def job(**changes: object) -> Job:
+    return Job(**{"config": "run.yaml", "overrides": ["seed=1"], "output": "/shared/run", "python": "/py"} | changes)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_job_takes_its_config_and_the_files_that_this_names_along(here):
+    (here / "run.yaml").write_text(json.dumps(settings(data={"train": "data/rows.jsonl"})))
+    (here / "data").mkdir()
+    write_prompts(here / "data" / "rows.jsonl", count=2)
+    with luggage_of(job(), load_config("run.yaml").config) as luggage:
+        assert (luggage.folder / "run.yaml").read_bytes() == (here / "run.yaml").read_bytes()
+        assert (luggage.folder / "data" / "rows.jsonl").is_file()
+
+
+@pytest.mark.parametrize(("engines", "more"), [(2, ["--cluster", "auto"]), (0, [])])
+def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_on_the_cluster(engines, more):
+    config = load_config(settings(cluster=None, rollout={"engines": engines})).config
+    verb = ["/py", "-m", "posttrain", "train", "run.yaml", "seed=1"]
+    assert job().command(config) == [*verb, *more, "--output", "/shared/run", "--quiet"]
+    assert job(resume=True).command(config) == ["/py", "-m", "posttrain", "resume", "/shared/run", "--quiet"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "given", "message"),
+    [
+        ({"output": "runs/first"}, {}, "output = runs/first, which would be a folder of the job's own"),
+        ({"config": "/etc/run.yaml"}, {}, "/etc/run.yaml does not lie below the present directory"),
+        ({"config": "../run.yaml"}, {}, r"\.\./run\.yaml does not lie below the present directory"),
+        ({}, {"model": {"path": "my-model"}}, "model.path = my-model, a folder of this machine"),
+        ({}, {"rewards": [{"function": "../far.py:f"}]}, r"the reward function \.\./far\.py:f, whose file does not go"),
+    ],
+)
+def test_what_a_job_would_miss_is_refused(here, changed, given, message):
+    tiny_model(Path("my-model"))
+    with pytest.raises(ConfigError, match=message) as raised:
+        refuse_what_stays(job(**changed), load_config(settings(**given)).config)
+    assert raised.value.fix
