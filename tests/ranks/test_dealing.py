@@ -15,6 +15,7 @@ from posttrain.ranks.environment import Place, place_of_process
 from posttrain.types import Batch, Tokens
 
 PROMPT = 24
+STEP = {"SLURM_STEP_NODELIST": "gpu[07-09]", "SLURM_JOB_ID": "77"}
 MEETING = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
 
@@ -94,9 +95,13 @@ def test_an_error_on_one_rank_is_raised_on_all():
     [
         ({}, None),
         ({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", **MEETING}, Place(rank=2, size=4, local=0)),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", **MEETING}, Place(rank=5, size=8, local=1)),
+        (
+            {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", **STEP},
+            Place(rank=5, size=8, local=1),
+        ),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", **MEETING}, None),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}, None),  # a batch script, outside of a step
     ],
 )
 def test_a_process_knows_its_place_from_whoever_started_it(environment, place):

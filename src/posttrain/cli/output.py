@@ -17,6 +17,7 @@ from posttrain.errors import PosttrainError
 if TYPE_CHECKING:
     from posttrain.pipeline.run import Pipeline
     from posttrain.report.terminal import TerminalView
+    from posttrain.train.job import FinishedRun
     from posttrain.train.run import Run
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
@@ -75,10 +76,12 @@ def lines_for(*, quiet: bool, as_json: bool) -> Callable[[str], None]:
     return lambda line: None if quiet else print(line, file=stream, flush=True)
 
 
-def finish(run: Run | Pipeline, *, as_json: bool) -> int:
+def finish(run: Run | FinishedRun | Pipeline, *, as_json: bool) -> int:
     """Print where everything is; the run ended well, or an error would have travelled past here."""
     from posttrain.report.pipeline_page import stage_rows, table_text
 
+    if getattr(run, "followed", False):  # one rank of several speaks
+        return 0
     summary = run.summary()
     staged = "stages" in summary
     first = "pipeline" if staged else "run"

@@ -19,6 +19,7 @@ from posttrain.errors import ConfigError
 from posttrain.models.adapters import Model, apply_lora
 from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
+from posttrain.models.entering import is_sharded
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import shares_prefixes, without_adapters
 from posttrain.models.load import LoadedModel, load_model
@@ -26,6 +27,7 @@ from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
 from posttrain.models.sharding import shard, sharded_beside
+from posttrain.ranks.agreement import ONE
 from posttrain.types import Batch, Outputs
 
 if TYPE_CHECKING:
@@ -98,8 +100,13 @@ class Forward:
     def computing(self) -> Iterator[None]:
         """In the precision and the way that were chosen."""
         dtype, device = self.compute_dtype, next(self.model.parameters()).device
-        with self.compute.scope(), torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+        with self.compute.scope(), self._autocast(device, dtype):
             yield
+
+    def _autocast(self, device: torch.device, dtype: torch.dtype) -> torch.autocast:
+        """Its cache would hold the casts of all weights until the pass is over: of a sharded model nobody has room."""
+        cached = not is_sharded(self.model)
+        return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32, cache_enabled=cached)
 
     def under(
         self,
@@ -158,14 +165,17 @@ def load_frozen(
     settings = config.model.model_copy(
         update={**entry.model_dump(), "gguf_file": None, "chat_template": None, "device": "auto"}
     )
-    with called(f"{section}.path"):
-        frozen = load_model(resolve_model_path(settings, config.seed), device=student.device)
-    check_same_tokens(section, entry.path, student, frozen)
-    check_context(section, config, student, frozen)
-    model = hold_in(frozen.model.requires_grad_(False), forward.compute_dtype)
-    if (ranks := sharded_beside(student.model)) is not None:  # as the policy is, on all ranks
-        with ranks.together(OPEN, section, entry):
-            shard(section, model, ranks)
+    ranks = sharded_beside(student.model)
+    with (ranks or ONE).together(
+        OPEN, section, entry
+    ):  # all ranks load it at the same time, if the policy is on several
+        with called(f"{section}.path"):
+            frozen = load_model(resolve_model_path(settings, config.seed), device=student.device)
+        check_same_tokens(section, entry.path, student, frozen)
+        check_context(section, config, student, frozen)
+        model = hold_in(frozen.model.requires_grad_(False), forward.compute_dtype)
+        if ranks is not None:
+            shard(section, model, ranks, forward.compute_dtype)
     return forward.under(model)
 
 

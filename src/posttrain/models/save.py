@@ -173,7 +173,7 @@ def _merge(weight: Tensor, layers: Iterable[Any]) -> Tensor:
     merged = weight.detach().clone()
     for layer in layers:
         for adapter in layer.active_adapters:
-            merged += layer.get_delta_weight(adapter).to(merged.dtype)
+            merged += layer.get_delta_weight(adapter).to(merged.device, merged.dtype)
     return merged.cpu()
 
 

@@ -110,11 +110,11 @@ def _own(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) and x._is_view() else x
 
 
-def shard(name: str, model: nn.Module, ranks: Ranks, *, heads: Iterable[nn.Module] = ()) -> Sharded:
+def shard(name: str, model: nn.Module, ranks: Ranks, dtype: torch.dtype, *, heads: Iterable[nn.Module] = ()) -> Sharded:
     """Leave this rank its part of every parameter of the model and of the heads; from now on `enter` leads into it.
 
-    All ranks have loaded the same whole weights. Raises ModelError for a model whose passes are not of one form: one
-    that takes only padded rows passes once for each length, which other ranks cannot know.
+    All ranks have loaded the same whole weights; `dtype` is that of the computation. Raises ModelError for a model that
+    takes padded rows only: it passes once for each length, which other ranks cannot know.
     """
     plain = without_adapters(model)
     path = _path_of(plain)
@@ -127,7 +127,7 @@ def shard(name: str, model: nn.Module, ranks: Ranks, *, heads: Iterable[nn.Modul
     device = next(model.parameters()).device
     mesh = _mesh(device.type, ranks.size)
     root = Root(model, heads)
-    before = dict(root.named_parameters())
+    before = {id(parameter): key for key, parameter in root.named_parameters()}
     for block in blocks_of(plain):
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(root, mesh=mesh, reshard_after_forward=True)
@@ -136,8 +136,8 @@ def shard(name: str, model: nn.Module, ranks: Ranks, *, heads: Iterable[nn.Modul
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
     after = dict(root.named_parameters())
-    entry = Sharded(name, root, ranks, partial(_pass_through, path.body, device))
-    entry.replaced = {id(parameter): after[key] for key, parameter in before.items()}
+    entry = Sharded(name, root, ranks, partial(_pass_through, path.body, device, dtype))
+    entry.replaced = {number: after[key] for number, key in before.items()}
     with torch.no_grad():  # FSDP notes what is trained when it first brings weights together: with no adapter off
         _run(root, entry.filler)
     for entered in {id(model): model, id(plain): plain}.values():
@@ -146,16 +146,16 @@ def shard(name: str, model: nn.Module, ranks: Ranks, *, heads: Iterable[nn.Modul
     return entry
 
 
-def shard_policy(model: nn.Module, critic: Critic | None, ranks: Ranks) -> Critic | None:
+def shard_policy(model: nn.Module, critic: Critic | None, ranks: Ranks, dtype: torch.dtype) -> Critic | None:
     """The policy, and the critic with it: in parts of its own where it is a model of its own. Returns the critic."""
     if critic is None:
-        shard("policy", model, ranks)
+        shard("policy", model, ranks, dtype)
         return None
     if critic.trunk is not model:
-        shard("policy", model, ranks)
-        entry = shard("critic", critic.trunk, ranks)
+        shard("policy", model, ranks, dtype)
+        entry = shard("critic", critic.trunk, ranks, dtype)
     else:
-        entry = shard("policy", model, ranks, heads=[critic.head])
+        entry = shard("policy", model, ranks, dtype, heads=[critic.head])
     return replace(critic, parameters={name: entry.replaced[id(one)] for name, one in critic.parameters.items()})
 
 
@@ -178,11 +178,12 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return list(max(alike, key=lambda found: sum(parameter.numel() for parameter in found.parameters())))
 
 
-def _pass_through(body: nn.Module, device: torch.device) -> Tensor:
+def _pass_through(body: nn.Module, device: torch.device, dtype: torch.dtype) -> Tensor:
     ids_12 = torch.zeros(1, 2, dtype=torch.long, device=device)
     places_12 = torch.arange(2, device=device)[None]
     mask = torch.ones_like(ids_12)
-    return body(input_ids=ids_12, position_ids=places_12, attention_mask=mask, use_cache=False).last_hidden_state
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+        return body(input_ids=ids_12, position_ids=places_12, attention_mask=mask, use_cache=False).last_hidden_state
 
 
 # --- what ranks that follow do ---------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from posttrain.errors import ConfigError, DoesNotFit, GuardStop
 from posttrain.export.target import check_place
 from posttrain.pipeline.stage import StageResult, finished, named, train_stage
 from posttrain.pipeline.store import PipelineStore
+from posttrain.ranks.environment import place_of_process
 from posttrain.report.lines import short_line
 from posttrain.report.pipeline_page import write_pipeline_report
 from posttrain.report.spans import show_span
@@ -128,6 +129,7 @@ def go_on(
 
 def train_pipeline(config: PipelineConfig, *, view: TerminalView | None = None) -> Pipeline:
     """Train all stages. Raises as `train` does; the folder then holds everything up to that moment."""
+    refuse_ranks()
     folder = pipeline_folder(config)
     view = view or TerminalView(quiet=True)
     store = PipelineStore.create(folder, to_yaml(config, str(folder)), config.stages)
@@ -141,6 +143,7 @@ def train_pipeline(config: PipelineConfig, *, view: TerminalView | None = None) 
 
 def resume_pipeline(folder: str | PathLike[str], *, view: TerminalView | None = None) -> Pipeline:
     """Go on with a pipeline; one that is finished stays as it is."""
+    refuse_ranks()
     folder = Path(folder)
     config = read_saved(folder / SETTINGS)
     view = view or TerminalView(quiet=True)
@@ -148,6 +151,17 @@ def resume_pipeline(folder: str | PathLike[str], *, view: TerminalView | None = 
     with _recording(store, view):
         look_ahead(config, store)
         return _carry_out(config, store, view)
+
+
+def refuse_ranks() -> None:
+    """Raise ConfigError in a job that torchrun or srun has started: each of its processes would train all stages."""
+    place = place_of_process()
+    if place is not None:
+        raise ConfigError(
+            given=f"a pipeline in a job of {place.size} processes",
+            allowed="a pipeline in one process, which starts the ranks of each stage",
+            fix="Start it without torchrun or srun, with train.devices in its stages.",
+        )
 
 
 def pipeline_folder(config: PipelineConfig) -> Path:

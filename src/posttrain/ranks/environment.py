@@ -7,6 +7,7 @@ SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID srun, inside of an allocation
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from posttrain.errors import ConfigError
 
 _FORMS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
 """Where ranks meet; PyTorch reads both."""
@@ -39,8 +40,11 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
     Place(rank=1, size=4, local=1)
     """
     for form in _FORMS:
-        if form[0] not in environment or "MASTER_ADDR" not in environment:
+        if form[0] not in environment or environment.get(form[1]) == "1":
             continue
+        if form[1] not in environment and MEETING[0] not in environment:
+            continue  # alone, a variable of this name says nothing
+        environment = meeting_of_slurm(environment)
         missing = [name for name in (*form[1:], *MEETING) if name not in environment]
         numbers = [environment.get(name, "") for name in form]
         if missing or not all(number.isdigit() for number in numbers):
@@ -54,3 +58,18 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
         rank, size, local = map(int, numbers)
         return Place(rank=rank, size=size, local=local) if size > 1 else None
     return None
+
+
+def meeting_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same with where the tasks of a step meet, where nothing else says it.
+
+    >>> step = {"SLURM_STEP_NODELIST": "gpu[03-04,9],cpu1", "SLURM_JOB_ID": "1234567"}
+    >>> [meeting_of_slurm(step)[name] for name in MEETING]
+    ['gpu03', '24567']
+    """
+    first = re.match(r"([^\[,]+)(?:\[(\d+))?", environment.get("SLURM_STEP_NODELIST", ""))
+    job = environment.get("SLURM_JOB_ID", "")
+    if first is None or not job.isdigit() or "MASTER_ADDR" in environment:
+        return dict(environment)
+    meeting = {"MASTER_ADDR": first[1] + (first[2] or ""), "MASTER_PORT": str(20_000 + int(job) % 10_000)}
+    return {**environment, **meeting}

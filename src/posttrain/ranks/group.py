@@ -22,7 +22,7 @@ from torch import Tensor
 
 from posttrain.errors import RankLost
 from posttrain.heartbeat import beat
-from posttrain.ranks.environment import Place
+from posttrain.ranks.environment import MEETING, Place, meeting_of_slurm
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=30)
@@ -33,16 +33,18 @@ _LOST = ("Timed out", "timed out", "Connection closed", "Connection reset", "Bro
 class ProcessRanks:
     """Implements `Ranks`."""
 
-    def __init__(self, place: Place, deadline: float) -> None:
-        """`deadline`: seconds after which a rank that does not answer is lost."""
+    def __init__(self, place: Place, deadline: float, *, on_cpu: bool = False) -> None:
+        """`deadline`: seconds after which a rank that does not answer is lost. `on_cpu`: GPUs are left alone."""
         self.place, self.deadline = place, deadline
         self.rank, self.size = place.rank, place.size
         self.inside = place.rank > 0
         """Nothing is announced here: what is done is done by all already."""
         self.broken = False
         """Something that all did together has failed on this one: the others are in the middle of it."""
-        if on_gpus := torch.cuda.is_available():
-            torch.cuda.set_device(place.local)
+        if on_gpus := torch.cuda.is_available() and not on_cpu:
+            torch.cuda.set_device(place.local % torch.cuda.device_count())
+        meeting = meeting_of_slurm(os.environ)
+        os.environ.update({name: meeting[name] for name in MEETING if name in meeting})
         wait = timedelta(seconds=deadline)
         if "MASTER_ADDR" in os.environ and os.environ["MASTER_ADDR"] in ("127.0.0.1", "localhost"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -50,6 +52,7 @@ class ProcessRanks:
             "cpu:gloo,cuda:nccl" if on_gpus else "gloo", rank=self.rank, world_size=self.size, timeout=wait
         )
         self._host, self._control = _group(wait), _group(PATIENCE if self.rank else wait)
+        self.gather(None)  # what cannot work at all ends the job here, and is not taken for a lost rank
 
     @contextmanager
     def together(self, command: str, *args: Any) -> Iterator[None]:

@@ -31,6 +31,7 @@ from posttrain.evaluate.forgetting import read_texts
 from posttrain.evaluate.heldout_scores import in_words
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called, find_source
+from posttrain.ranks.agreement import Ranks
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
@@ -95,10 +96,15 @@ def train_resolved(
     ranks = join(resolved.config)
     if ranks.rank:
         return follow(ranks)
+    with leading(ranks):
+        return _train(resolved, view or TerminalView(quiet=True), files, ranks)
+
+
+def _train(resolved: Resolved, view: TerminalView, files: Mapping[str, bytes], ranks: Ranks) -> Run:
+    """In this process, which leads the ranks."""
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
-    view = view or TerminalView(quiet=True)
     followed = tracking(store.folder, resolved.config.report_to, view)
-    with leading(ranks), followed, recording(store, view), within_memory(), ExitStack() as resources:
+    with followed, recording(store, view), within_memory(), ExitStack() as resources:
         store.event(
             "start",
             f"{resolved.config.algorithm.name} on {resolved.config.model.path}",
@@ -139,8 +145,15 @@ def resume(
     ranks = join(settled.config)
     if ranks.rank:
         return follow(ranks)
-    store = RunStore.open(Path(folder))
-    view = view or TerminalView(quiet=True)
+    with leading(ranks):
+        return _resume(Path(folder), steps, devices, view or TerminalView(quiet=True), restarted, ranks)
+
+
+def _resume(
+    folder: Path, steps: int | None, devices: int | None, view: TerminalView, restarted: str, ranks: Ranks
+) -> Run:
+    """In this process, which leads the ranks."""
+    store = RunStore.open(folder)
     with ExitStack() as unresumed:
         unresumed.push(store)  # whoever cannot resume a run leaves it as it is
         resolved, checkpoint = resumable(store, steps, devices)
@@ -148,7 +161,7 @@ def resume(
         require_optimizer(resolved.config.train.optimizer)
         unresumed.pop_all()
     followed = tracking(store.folder, resolved.config.report_to, view)
-    with leading(ranks), followed, recording(store, view), within_memory(), ExitStack() as resources:
+    with followed, recording(store, view), within_memory(), ExitStack() as resources:
         stage = reward_model_stage(resolved.config, store, view)
         resolved = replace(resolved, config=with_sizes(resolved.config, store, view))
         run = set_up(resolved, store, view, resources, ranks)

@@ -8,7 +8,7 @@ number of the update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from posttrain.data.dataset import examples_batch
 from posttrain.data.order import rows_for_step
 from posttrain.errors import NonFiniteError
 from posttrain.functional.reductions import token_mean
+from posttrain.models.microbatches import Split
 from posttrain.models.transfer import on_the_host, to_device
 from posttrain.types import Batch, Example, Mean, Metrics, Outputs, count_totals
 
@@ -45,7 +46,7 @@ class Auxiliary:
     pad_id: int
     forward: Callable[[Batch], Outputs]
     """At temperature 1."""
-    split: Callable[[Batch], Iterator[tuple[list[int], Batch]]]
+    split: Split
 
     def __call__(self, step: int, number: int) -> Metrics:
         """`ptx/nll`: nats per token of the auxiliary rows, before the update."""
@@ -68,4 +69,4 @@ class Auxiliary:
                     fix="No weight was changed. Lower train.learning_rate, or set model.precision = float32.",
                 )
             nll += loss.item() * totals.tokens
-        return {"ptx/nll": Mean(nll, totals.tokens)}
+        return {"ptx/nll": Mean(nll, float(totals.tokens) if self.split.ranks.rank == 0 else 0.0)}  # each has a part

@@ -33,12 +33,13 @@ END = "end"
 class Follower:
     """One rank of a run, in the order in which the first rank builds and uses its own."""
 
-    folder: Path
     config: RunConfig
     """Of the run, as the first rank says; with the sizes that it has chosen."""
 
     def __init__(self, ranks: ProcessRanks) -> None:
         self.ranks = ranks
+        self.folder: Path | None = None
+        """Of the run, once the first rank has said it."""
         self.commands: Mapping[str, Callable[..., object]] = {
             POLICY: self.make_policy,
             OPEN: self.open,
@@ -64,7 +65,7 @@ class Follower:
 
     def make_policy(self, folder: str, config: RunConfig) -> None:
         self.folder, self.config = Path(folder), config
-        self.policy = Policy.of(config, config.algorithm.build(), self.folder, self.ranks)
+        self.policy = Policy.of(config, config.algorithm.build(), Path(folder), self.ranks)
 
     def open(self, section: str, entry: TeacherConfig | ReferenceConfig) -> None:
         load_frozen(section, entry, self.config, self.policy.loaded, self.policy.forward)
@@ -75,13 +76,14 @@ class Follower:
 
     def make_scorer(self, folder: str, config: RunConfig) -> None:
         self.folder, self.config = Path(folder), config
-        scorer = Scorer.of(config, config.algorithm.build(), self.folder, self.ranks)
+        scorer = Scorer.of(config, config.algorithm.build(), Path(folder), self.ranks)
         self.trainer: Trainer = scorer.trainer(config, **self._beside())
 
     def _beside(self) -> dict[str, Any]:
-        return {"numbers": NonFinite(partial(_evidence, self.folder, self.ranks.rank)), "publish": lambda version: {}}
+        assert self.folder is not None, "the policy was made before"
+        return {"numbers": NonFinite(partial(_evidence, self.folder)), "publish": lambda version: {}}
 
 
-def _evidence(folder: Path, rank: int, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
+def _evidence(folder: Path, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
     """Where the rows are that stop a run is said by the rank that has them; they go into its error, not on file."""
     return folder / "error.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from posttrain.config import to_yaml
+from posttrain.config import check, to_yaml
 from posttrain.errors import ConfigError, RankLost
 from posttrain.models import acceleration
 from posttrain.ranks.agreement import ONE, Ranks
@@ -25,6 +26,7 @@ from posttrain.rewards.load import IN_MEMORY
 from posttrain.train import objects
 from posttrain.train.followers import END, Follower
 from posttrain.train.launch import Job, devices_of
+from posttrain.train.memory import within_memory
 
 if TYPE_CHECKING:
     from posttrain.config import Resolved, RunConfig
@@ -42,8 +44,10 @@ def join(config: RunConfig) -> Ranks:
             allowed=f"{place.size}, or auto",
             fix="Set train.devices = auto, which takes those that there are.",
         )
+    over_all = config.train.model_copy(update={"devices": place.size})
+    check(config.model_copy(update={"train": over_all}))
     acceleration.register(None)  # kernels of the CPU read whole weights, beside the modules that bring them together
-    return ProcessRanks(place, config.train.rank_deadline)
+    return ProcessRanks(place, config.train.rank_deadline, on_cpu=config.model.device == "cpu")
 
 
 @contextmanager
@@ -55,14 +59,20 @@ def leading(ranks: Ranks) -> Iterator[None]:
         if isinstance(ranks, ProcessRanks) and not ranks.broken:
             with suppress(RankLost), ranks.together(END):
                 pass
+            ranks.close()
 
 
 def follow(ranks: Ranks) -> FinishedRun:
-    """Take part in the run until it is over."""
+    """Take part in the run until it is over. The first rank alone decides when a run stops."""
     assert isinstance(ranks, ProcessRanks)
+    with suppress(ValueError):  # not in the main thread: whoever started it handles signals
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     follower = Follower(ranks)
-    follower.run()
-    return FinishedRun(follower.folder)
+    with within_memory():
+        follower.run()
+    ranks.close()
+    return FinishedRun(follower.folder or Path(), followed=True)
 
 
 def launch(
@@ -108,6 +118,8 @@ class FinishedRun:
     """A run that other processes have trained: what its folder says."""
 
     folder: Path
+    followed: bool = False
+    """Another process has led it, and says what became of it."""
 
     def __fspath__(self) -> str:
         return str(self.folder)

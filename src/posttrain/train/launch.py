@@ -107,11 +107,11 @@ class Job:
             port = free_port()
             ranks = [started.enter_context(_rank(self, number, file, port)) for number in range(self.size)]
             with _passing_on(ranks[0]) as passed:
-                return self._watch(ranks, passed)
+                return self._watch(ranks, passed, Path(meeting))
 
-    def _watch(self, ranks: Sequence[subprocess.Popen[bytes]], passed: Sequence[int]) -> str:
+    def _watch(self, ranks: Sequence[subprocess.Popen[bytes]], passed: Sequence[int], meeting: Path) -> str:
         """Wait for the first to end, then for the others, but not for ever. `passed` are signals that were asked to
-        stop the run."""
+        stop the run; in the folder `meeting` ranks say what ended them."""
         while all(rank.poll() is None for rank in ranks):
             time.sleep(WATCHED_EVERY)
         if ranks[0].poll() == 0:
@@ -127,9 +127,9 @@ class Job:
         if codes[0] == 0:
             return ""
         if passed and codes[0] in (-passed[-1], 130, 143):  # before it could finish a step, or after
-            raise _error_of(self.folder, 128 + passed[-1])
+            raise _error_of(self.folder, 128 + passed[-1], meeting)
         if said and not _killed(codes):
-            raise _error_of(self.folder, said[0])
+            raise _error_of(self.folder, said[0], meeting)
         return _reason(codes)
 
     def _say(self, sentence: str) -> None:
@@ -223,17 +223,17 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _error_of(folder: Path, code: int) -> BaseException:
-    """What ended the run, as its folder says."""
+def _error_of(folder: Path, code: int, meeting: Path) -> BaseException:
+    """What ended the run, as the first rank that knows it has said."""
     if code in (130, 143):
         stop = KeyboardInterrupt(f"stopped, with a checkpoint; `posttrain resume {folder}` goes on")
         vars(stop)["exit_code"] = code
         return stop
-    try:
-        found = json.loads((folder / "error.json").read_text(encoding="utf-8"))
-        message = str(found["message"])
-    except (OSError, ValueError, LookupError):
-        message = "a rank has ended with an error, which it has printed"
+    message = "a rank has ended with an error, which it has printed"
+    for file in sorted(meeting.glob("error-*.json")):
+        with suppress(OSError, ValueError, LookupError):
+            message = str(json.loads(file.read_text(encoding="utf-8"))["message"])
+            break
     error = PosttrainError(given=message)
     error.exit_code = code
     return error

@@ -16,6 +16,7 @@ from posttrain.engines.decoding import accepted_arguments
 from posttrain.engines.port import Token
 from posttrain.engines.weights import plain_copy, write_tensors
 from posttrain.functional.readings import nothing_in, number, picked
+from posttrain.models.entering import enter, is_sharded
 from posttrain.models.forward_path import causal_lm
 from posttrain.models.microbatches import plan_microbatches
 from posttrain.models.modes import evaluating
@@ -108,7 +109,7 @@ class Examiner:
         """
         engines, reason = cache(self.engines), ""
         with evaluating(self.loaded.model):
-            for copies in (True, False):
+            for copies in (False,) if is_sharded(self.loaded.model) else (True, False):
                 try:
                     found, reason = tried(partial(self._cause, groups, version, level, engines, copies=copies))
                 except Exception as error:
@@ -213,9 +214,9 @@ def whole_logprobs(model: nn.Module, rows: Sequence[Row]) -> Tensor:
         ids_1T = torch.tensor([(*row.prompt_ids, *row.ids[: row.places[-1] + 1])], device=device)
         before = torch.tensor([len(row.prompt_ids) + place - 1 for place in row.places], device=device)
         if picks:
-            logits_nV = model(input_ids=ids_1T, use_cache=False, logits_to_keep=before).logits[0]
+            logits_nV = enter(model, partial(model, input_ids=ids_1T, use_cache=False, logits_to_keep=before)).logits[0]
         else:
-            logits_nV = model(input_ids=ids_1T, use_cache=False).logits[0, before]
+            logits_nV = enter(model, partial(model, input_ids=ids_1T, use_cache=False)).logits[0, before]
         found.append(logits_nV.float().log_softmax(dim=-1))
     return torch.cat(found)
 

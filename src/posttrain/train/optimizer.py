@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from posttrain.errors import CheckpointError, ConfigError, ModelError
 from posttrain.models.footprint import EIGHT_BIT_TEMPORARIES, eight_bit_bytes, in_eight_bits
-from posttrain.models.sharding import part_of
+from posttrain.models.sharding import local_part, part_of
 from posttrain.types import Max, Mean, Metrics
 
 if TYPE_CHECKING:
@@ -141,8 +141,9 @@ class Updater:
     def _without_moments(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters if parameter not in self.adamw.state]
 
-    def _moment_bytes(self, parameter: nn.Parameter) -> int:
-        """Of both moments."""
+    def _moment_bytes(self, parameter: Tensor) -> int:
+        """Of both moments, as far as this rank holds them."""
+        parameter = local_part(parameter)
         if self.config.optimizer == "adamw_8bit":
             return eight_bit_bytes(parameter.numel())
         return 2 * parameter.nbytes

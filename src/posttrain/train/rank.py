@@ -17,7 +17,7 @@ def main(file: str) -> int:
     end_with_the_parent()
     told: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     leads = os.environ["RANK"] == "0"
-    if not leads:  # the first rank decides when a run stops
+    if not leads:  # from the start on: the first rank decides when a run stops
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     from posttrain.errors import PosttrainError
@@ -33,8 +33,7 @@ def main(file: str) -> int:
     except KeyboardInterrupt as stop:
         return getattr(stop, "exit_code", 130)
     except PosttrainError as error:
-        if not leads or not view.quiet:
-            print(f"error: {error}", file=sys.stderr)
+        Path(file).with_name(f"error-{os.environ['RANK']}.json").write_text(json.dumps({"message": str(error)}))
         return error.exit_code
     return 0
 

@@ -203,7 +203,7 @@ def policy_trainer(
             auxiliary_rows,
             numbers=guards.non_finite,
             publish=publishing(config, loaded, forward, fleet or samplers, probe, ranks),
-            held=HeldWeights(samplers.training) if fleet is None and samplers.training.owns_weights else None,
+            held=HeldWeights(samplers.training) if probe and fleet is None and samplers.training.owns_weights else None,
             say=warn,
         )
     tell("warning", more_notes)
@@ -242,7 +242,7 @@ class Policy:
         if config.lora is not None:
             hold_frozen(loaded, decodes=True)  # when a critic has put its adapter on the same layers
         if ranks.size > 1:
-            critic = shard_policy(loaded.model, critic, ranks)
+            critic = shard_policy(loaded.model, critic, ranks, loaded.compute_dtype)
         forward = policy_forward(config, loaded, algorithm, critic)
         optimizer = Updater(loaded.model.parameters(), config.train, critic_updates(config, critic))
         if config.train.compile:
@@ -477,7 +477,7 @@ class Scorer:
         if config.lora is not None:
             hold_frozen(loaded, decodes=False, keep=score_head(loaded.model))
         if ranks.size > 1:
-            shard("policy", loaded.model, ranks)
+            shard("policy", loaded.model, ranks, loaded.compute_dtype)
         if config.train.compile:
             compile_layers(loaded.model)
         forward, optimizer = ScoringForward(loaded, head.score), Updater(loaded.model.parameters(), config.train)

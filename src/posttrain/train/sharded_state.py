@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from posttrain.ranks.agreement import on_all
 from posttrain.store.shards import Part, save_parts, write_index
 
 if TYPE_CHECKING:
@@ -25,14 +24,23 @@ def save_sharded(trainer: Trainer, state: Path, step: int, plain: Any) -> None:
     """Called by the first rank: all ranks write their parts, then the index."""
     with trainer.ranks.together(SAVE, str(state), step):
         found = save_part(trainer, state, step)
-    write_index(state, found, trainer.tensors(step), plain)
+    for one in found:  # after all are done: a checkpoint that cannot be written ends no rank
+        if isinstance(one, Exception):
+            raise one
+    write_index(state, [one for one in found if isinstance(one, dict)], trainer.tensors(step), plain)
 
 
-def save_part(trainer: Trainer, state: Path, step: int) -> list[dict[str, Any]]:
-    """Write what this rank holds; returns what all ranks have written."""
+def save_part(trainer: Trainer, state: Path, step: int) -> list[dict[str, Any] | Exception]:
+    """Write what this rank holds; returns what all ranks have written, or what kept them from it."""
     ranks = trainer.ranks
     parts = dict(_parts(trainer.tensors(step), "", whole=ranks.rank == 0))
-    return ranks.gather(on_all(ranks, partial(save_parts, state, ranks.rank, parts)))
+    try:
+        found: dict[str, Any] | Exception = save_parts(state, ranks.rank, parts)
+    except OSError as error:
+        found = error
+    except SafetensorError as error:
+        found = OSError(str(error))
+    return ranks.gather(found)
 
 
 def _parts(tree: Mapping[str, Any], prefix: str, *, whole: bool) -> Iterator[tuple[str, Part]]:
