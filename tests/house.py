@@ -16,7 +16,7 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parent.parent / "src" / "posttrain"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("cache", "control_groups", "files", "heartbeat", "importing", "sources", "wire", "engine_environment"),
+    ("cache", "control_groups", "files", "heartbeat", "importing", "plugins", "sources", "wire", "engine_environment"),
     ("functional",),
     ("types",),
     ("algorithms",),

@@ -148,7 +148,7 @@ def _require_data(subject: Subject) -> None:
 
 def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, own_model: bool) -> Evaluation:
     """`own_model`: it goes on being the caller's, and is left as it is."""
-    settings, served = subject.evaluation, subject.rollout.engine == "vllm"
+    settings, served = subject.evaluation, subject.rollout.engine != "local"
     sampler = make_sampler(loaded, "shared" if own_model or served else "taken")
     length = settings.max_completion_length or subject.sampling.max_completion_length
     assert subject.data is not None
@@ -193,6 +193,7 @@ def _served(
         subject.rollout,
         subject.sampling.model_copy(update={"temperature": subject.evaluation.temperature}),
         loaded,
+        subject.model,
         longest=longest,
         probe=[prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
         tolerance=subject.publish_tolerance,
