@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("train",),
     ("export",),
     ("pipeline",),
-    ("lab", "cpu", "gpu"),
+    ("lab", "testing", "cpu", "gpu"),
     ("posttrain", "environment"),
     ("cli",),
     ("__main__",),

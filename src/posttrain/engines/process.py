@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 
@@ -65,7 +65,7 @@ def published_engine(name: str) -> StartEngine:
     start: Any = plugin.load()
     if not callable(start):
         plugin.refuse(f"is {start!r}", "a callable as posttrain.engines.process.StartEngine describes it")
-    return start
+    return cast("StartEngine", start)
 
 
 class EngineProcess:

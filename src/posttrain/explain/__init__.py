@@ -209,8 +209,12 @@ def explain(name: str) -> Explanation:
     """
     if (key := find(name)) == DECOUPLED_KEY:
         return decoupled_ppo()
-    cls = ALGORITHMS[key]
-    card = cls.card
+    return explain_class(ALGORITHMS[key])
+
+
+def explain_class(cls: type[Algorithm]) -> Explanation:
+    """Everything about an algorithm, whether or not it is known by a key."""
+    card, key = cls.card, cls.key
     return Explanation(
         key=cls.key,
         config=f"algorithm: {cls.key}",
