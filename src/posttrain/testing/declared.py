@@ -85,8 +85,7 @@ def _is_dead(cls: type[Algorithm], start: dict[str, Any], name: str, values: dic
     beside = [(other, value) for other in values if other != name for value in values[other]]
     for other, switched in beside:
         found = [_with(cls, start | {other: switched, name: value}) for value in (start[name], *values[name])]
-        tried = [one for one in found if one is not None]
-        if any(one != tried[0] for one in tried):
+        if len({one for one in found if one is not None}) > 1:
             return False
     return bool(tried)
 
