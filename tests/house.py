@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("train",),
     ("export",),
     ("pipeline",),
-    ("lab", "testing", "cpu", "gpu"),
+    ("lab", "testing", "loop", "cpu", "gpu"),
     ("posttrain", "environment"),
     ("cli",),
     ("__main__",),

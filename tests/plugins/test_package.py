@@ -49,7 +49,7 @@ COMMANDS = {
     "explained": ("explain", "Tanh GRPO"),
     "as json": ("explain", "tanh_grpo", "--json"),
     "checked": ("train", "run.yaml", "--dry-run"),
-    "misspelt": ("train", "run.yaml", "algorithm.widht=0.1"),
+    "misspelt": ("train", "run.yaml", "algorithm.widthh=0.1"),
     "refused": ("train", "run.yaml", "algorithm.width=-1"),
     "no reward": ("train", "run.yaml", "rewards=[{name: vowles}]", "--dry-run"),
     "no engine": ("train", "run.yaml", "rollout.engine=count", "--dry-run"),

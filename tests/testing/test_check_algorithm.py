@@ -205,7 +205,7 @@ def test_all_that_failed_is_told_at_once_and_checks_can_be_left_out():
     assert set(check_algorithm(wrong, seeds=1, skip=told.value.failed)) == set(algorithm_checks(wrong)) - set(
         told.value.failed
     )
-    with pytest.raises(ConfigError, match=r"skip = 'paddin'; allowed: settings are a frozen record"):
-        check_algorithm(GRPO, skip=["paddin"])
+    with pytest.raises(ConfigError, match=r"skip = 'paddings'; allowed: settings are a frozen record"):
+        check_algorithm(GRPO, skip=["paddings"])
     with pytest.raises(ConfigError, match="a class derived from"):
         check_algorithm(int)  # type: ignore[arg-type]

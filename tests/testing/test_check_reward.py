@@ -37,5 +37,5 @@ def test_a_reward_that_is_gamed_fails_with_an_example_and_a_check_can_be_left_ou
 
 
 def test_a_check_that_there_is_not_is_refused():
-    with pytest.raises(ConfigError, match="skip = 'noice'; allowed: "):
-        check_reward("numeric", ROWS, skip=["noice"])
+    with pytest.raises(ConfigError, match="skip = 'noises'; allowed: "):
+        check_reward("numeric", ROWS, skip=["noises"])

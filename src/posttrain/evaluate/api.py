@@ -11,6 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from posttrain.config import (
     DataConfig,
     EvaluationConfig,
@@ -43,6 +45,8 @@ from posttrain.models.named import resolve_model_path
 from posttrain.rewards import Reward, RewardSet, build_rewards
 from posttrain.types import Prompt
 
+ModelAndTokenizer = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+"""As transformers loads them; the model's weights are float32."""
 RewardArgument = Any
 """A built-in's name, "path.py:function", a callable, a `Reward` or a mapping of its fields; or a list of them."""
 
@@ -67,7 +71,7 @@ class Subject:
 
 
 def evaluate(
-    model: str | PathLike[str] | ModelConfig | LoadedModel,
+    model: str | PathLike[str] | ModelConfig | LoadedModel | ModelAndTokenizer,
     data: Data | None = None,
     rewards: RewardArgument | Sequence[RewardArgument] | None = None,
     *,
@@ -87,7 +91,7 @@ def evaluate(
 ) -> Evaluation:
     """Answer held-out prompts greedily and `k` times sampled, and judge the answers.
 
-    `model` is a model folder or name, or a run or its folder: then its newest checkpoint that verifies is evaluated,
+    `model` is a model folder or name, `(model, tokenizer)` as transformers loads them, or a run or its folder: then its newest checkpoint that verifies is evaluated,
     and whatever is not given here is as in the run, its held-out prompts, rewards and seed included. Otherwise `data`
     and `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
 
@@ -101,6 +105,8 @@ def evaluate(
 
     Raises the `ConfigError`, `DataError`, `ModelError` or `EngineError` that says what is missing or wrong.
     """
+    if isinstance(model, tuple):
+        model = LoadedModel.of(*model)
     own = _subject(model)
     given = {
         "samples": k,
