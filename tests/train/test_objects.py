@@ -176,9 +176,9 @@ def test_a_loaded_model_and_its_tokenizer_are_a_model(model, tmp_path, from_a_fi
 
 def test_a_model_in_less_than_float32_or_whose_answers_never_end_is_refused(model, tmp_path):
     given = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16), AutoTokenizer.from_pretrained(model)
-    with pytest.raises(ModelError, match="weights of torch.bfloat16; allowed: float32"):
+    with pytest.raises(ModelError, match=r"weights of torch\.bfloat16; allowed: float32"):
         pt.evaluate(given, ROWS, count_a)
-    with pytest.raises(ModelError, match="weights of torch.bfloat16"):
+    with pytest.raises(ModelError, match=r"weights of torch\.bfloat16"):
         pt.train(settings(model, tmp_path / "run"), model=given, data=ROWS, rewards=count_a)
     assert not (tmp_path / "run").exists()
 

@@ -91,9 +91,10 @@ def evaluate(
 ) -> Evaluation:
     """Answer held-out prompts greedily and `k` times sampled, and judge the answers.
 
-    `model` is a model folder or name, `(model, tokenizer)` as transformers loads them, or a run or its folder: then its newest checkpoint that verifies is evaluated,
-    and whatever is not given here is as in the run, its held-out prompts, rewards and seed included. Otherwise `data`
-    and `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
+    `model` is a model folder or name, `(model, tokenizer)` as transformers loads them, or a run or its folder: then its
+    newest checkpoint that verifies is evaluated, and whatever is not given here is as in the run, its held-out prompts,
+    rewards and seed included. Otherwise `data` and `rewards` are needed, and the defaults are those of the config
+    (`evaluation.samples` for `k`, and so on).
 
         evaluate("runs/demo")                # beside what the run measured before training
         evaluate("Qwen/Qwen3-0.6B", "gsm8k_test.jsonl", "math", k=8)

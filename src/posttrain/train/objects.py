@@ -1,9 +1,9 @@
 """A config with Python objects in it: rows and functions, as `evaluate` takes them.
 
 Whatever can be written into config.yaml is: a function that a module defines, by its file and name. Rows, and a model
-with its tokenizer, are written into the run's folder, and the config names that file or folder. A function that no file defines (a lambda, one of a notebook or
-of the script itself, an object) runs in this process; config.yaml holds a name that stands for it, and whoever resumes
-the run gives the function again.
+with its tokenizer, are written into the run's folder, and the config names that file or folder. A function that no file
+defines (a lambda, one of a notebook or of the script itself, an object) runs in this process; config.yaml holds a name
+that stands for it, and whoever resumes the run gives the function again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _plain(key: str, value: Any, files: dict[str, tuple[str, Content]]) -> Any:
 
 
 def _model(value: Any, files: dict[str, tuple[str, Content]]) -> Any:
-    """A model as it is named; of `(model, tokenizer)`, alone or as `path`, a stand-in until the run's folder is known."""
+    """A model as it is named; of `(model, tokenizer)`, also as `path`, a stand-in until the run's folder is."""
     if isinstance(value, Mapping) and isinstance(value.get("path"), tuple):
         return {**value, "path": _model(value["path"], files)}
     if not isinstance(value, tuple):
