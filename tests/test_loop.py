@@ -14,6 +14,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tests.tiny import tiny_model
+from tests.train.letters import count_a
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.algorithms import GRPO
@@ -24,10 +25,6 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 ROWS = [{"prompt": letter, "answer": letter} for letter in "abcdef"]
 SAMPLING = Sampling(group_size=4, max_completion_length=5)
-
-
-def share_of_a(completion: str, answer: str) -> float:
-    return completion.count("a") / 5 + float(answer in completion)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +41,7 @@ def step(policy: Policy, rewards, seed: int):
 
 def test_a_policy_samples_with_the_weights_of_now_and_says_of_its_tokens_what_it_drew_them_with(folder):
     policy = Policy(folder, temperature=0.7)
-    with build_rewards([share_of_a]) as rewards:
+    with build_rewards([count_a]) as rewards:
         for number in range(2):
             groups, experience, batch = step(policy, rewards, seed=number)
             said_BT, mask_BT = policy.logprobs(batch), batch.completion_mask_BT
@@ -52,13 +49,13 @@ def test_a_policy_samples_with_the_weights_of_now_and_says_of_its_tokens_what_it
             with torch.no_grad():  # as an optimizer changes them
                 for parameter in policy.parameters():
                     parameter.add_(0.1 * torch.randn_like(parameter))
-    expected = [[share_of_a(c.text, one["answer"]) for c in g.completions] for g, one in zip(groups, ROWS, strict=True)]
+    expected = [count_a([completion.text for completion in group.completions]) for group in groups]
     torch.testing.assert_close(experience.rewards_PG, torch.tensor(expected))
 
 
 def test_micro_batches_add_up_to_the_gradient_of_the_plain_forward_pass(folder):
     policy = Policy(folder)
-    with build_rewards([share_of_a]) as rewards:
+    with build_rewards([count_a]) as rewards:
         _, _, batch = step(policy, rewards, seed=0)
     totals, micros = count_totals(batch), 0
     for micro in policy.microbatches(batch, tokens=16):

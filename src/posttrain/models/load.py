@@ -117,7 +117,7 @@ class LoadedModel:
                 fix="Load it with dtype=torch.float32, or call model.float().",
             )
         generation = getattr(model, "generation_config", None)
-        size = model.get_input_embeddings().weight.shape[0]
+        size = int(model.get_input_embeddings().weight.shape[0])  # pyright: ignore[reportIndexIssue, reportArgumentType]
         eos_ids = find_eos_ids(tokenizer, generation if isinstance(generation, GenerationConfig) else None, size)
         return LoadedModel(
             model=model.eval(),
