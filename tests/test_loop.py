@@ -49,7 +49,8 @@ def test_a_policy_samples_with_the_weights_of_now_and_says_of_its_tokens_what_it
             with torch.no_grad():  # as an optimizer changes them
                 for parameter in policy.parameters():
                     parameter.add_(0.1 * torch.randn_like(parameter))
-    expected = [count_a([completion.text for completion in group.completions]) for group in groups]
+    texts = [[completion.text for completion in group.completions] for group in groups]
+    expected = [count_a(four, 4 * [row["answer"]]) for four, row in zip(texts, ROWS, strict=True)]
     torch.testing.assert_close(experience.rewards_PG, torch.tensor(expected))
 
 
