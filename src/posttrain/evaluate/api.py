@@ -92,22 +92,20 @@ def evaluate(
     """Answer held-out prompts greedily and `k` times sampled, and judge the answers.
 
     `model` is a model folder or name, `(model, tokenizer)` as transformers loads them, or a run or its folder: then its
-    newest checkpoint that verifies is evaluated, and whatever is not given here is as in the run, its held-out prompts,
-    rewards and seed included. Otherwise `data` and `rewards` are needed, and the defaults are those of the config
-    (`evaluation.samples` for `k`, and so on).
+    newest checkpoint that verifies is evaluated, and whatever is not given here is as in the run. Otherwise `data` and
+    `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
 
         evaluate("runs/demo")                # beside what the run measured before training
         evaluate("Qwen/Qwen3-0.6B", "gsm8k_test.jsonl", "math", k=8)
         evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], Reward(function=my_reward))
         evaluate("runs/demo", rollout={"engine": "vllm"})
 
-    `rollout` says what answers, as that section of a config does: this process, or vLLM servers, which get the weights
-    and prove them as in a run, and end with the call. A run that sampled with servers is evaluated with servers.
+    `rollout` says what answers, as that section of a config does: this process, or servers, which prove the weights as
+    in a run. A run that sampled with servers is evaluated with servers.
 
     Raises the `ConfigError`, `DataError`, `ModelError` or `EngineError` that says what is missing or wrong.
     """
-    if isinstance(model, tuple):
-        model = LoadedModel.of(*model)
+    model = LoadedModel.of(*model) if isinstance(model, tuple) else model
     own = _subject(model)
     given = {
         "samples": k,
