@@ -97,8 +97,7 @@ def evaluate(
 
         evaluate("runs/demo")                # beside what the run measured before training
         evaluate("Qwen/Qwen3-0.6B", "gsm8k_test.jsonl", "math", k=8)
-        evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], Reward(function=my_reward))
-        evaluate("runs/demo", rollout={"engine": "vllm"})
+        evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], my_reward, rollout={"engine": "vllm"})
 
     `rollout` says what answers, as that section of a config does: this process, or servers, which prove the weights as
     in a run. A run that sampled with servers is evaluated with servers.
