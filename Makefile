@@ -8,7 +8,7 @@ FAST := not slow and not gpu and not vllm and not ray
 ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu test-vllm test-ray explore-test check format house docs docs-test docs-serve bench bench-gpu bench-all card clean
+.PHONY: help demo test test-slow test-gpu test-vllm test-ray explore-test check format house dist notebooks docs docs-test docs-serve bench bench-gpu bench-all card clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,8 @@ help:
 	@echo "make explore-test   the explorer in a real browser, which needs chromium, and npm for a checker of accessibility"
 	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
 	@echo "make format         bring the source into the form that make check asks for"
+	@echo "make dist           the wheel and the source archive, in dist/"
+	@echo "make notebooks      run notebooks/ on the CPU, each in a kernel of its own (minutes)"
 	@echo "make house          lines, files and imports of every package, and what a step is read in"
 	@echo "make docs           the site of the documentation, in build/site, with every link checked"
 	@echo "make docs-test      the site in a real browser, which needs chromium, and npm for a checker of accessibility"
@@ -82,6 +84,21 @@ format: $(VENV)/installed-dev
 
 house: $(VENV)/installed-dev
 	$(RUN) -m tests.house
+
+dist: $(VENV)/installed-dev
+	rm -rf dist
+	$(RUN) -m hatchling build
+	@ls -l dist
+
+# The kernel has an environment of its own, in which posttrain is installed as users install it.
+NOTEBOOKS := build/notebooks
+notebooks: $(NOTEBOOKS)/installed
+	$(NOTEBOOKS)/bin/python -m notebooks.execute
+
+$(NOTEBOOKS)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(NOTEBOOKS)
+	$(NOTEBOOKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[notebooks]"
+	@touch $@
 
 # The site is made in an environment of its own, which needs neither torch nor posttrain: pages about the source are
 # written from its text.

@@ -16,7 +16,18 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parent.parent / "src" / "posttrain"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("begin", "cache", "control_groups", "descendants", "files", "heartbeat", "importing", "sources", "wire"),
+    (
+        "begin",
+        "cache",
+        "control_groups",
+        "descendants",
+        "files",
+        "heartbeat",
+        "importing",
+        "plugins",
+        "sources",
+        "wire",
+    ),
     ("child", "engine_environment"),
     ("functional",),
     ("types",),
@@ -35,7 +46,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("train",),
     ("export",),
     ("pipeline",),
-    ("lab", "cpu", "gpu", "cluster"),
+    ("lab", "testing", "loop", "cpu", "gpu", "cluster"),
     ("posttrain", "environment"),
     ("cli",),
     ("__main__",),

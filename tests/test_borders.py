@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "functional": PURE | {"torch", "posttrain.functional"},
     "algorithms": PURE
     | {"torch", "pydantic", "pydantic_core", "importlib", "pathlib", "yaml"}
-    | {f"posttrain.{part}" for part in ("algorithms", "functional", "types", "errors")},
+    | {f"posttrain.{part}" for part in ("algorithms", "functional", "types", "errors", "plugins")},
     "control_groups.py": PURE | {"os", "pathlib"},
     "controller": PURE | {"heapq", "json", "copy", "posttrain.controller"},
     "errors.py": {"__future__"},
@@ -50,6 +50,7 @@ MAY_IMPORT = {
 }
 NO_TORCH_WHEN_IMPORTED = (
     "posttrain.errors",
+    "posttrain.plugins",
     "posttrain.config",
     "posttrain.report",
     "posttrain.cli",

@@ -9,6 +9,7 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from packaging.version import Version
 
 from posttrain.control_groups import cores
 from posttrain.engine_environment import VERSION, folder, installed
+from posttrain.errors import ConfigError
+from posttrain.plugins import Kind, all_published
 
 Level = Literal["OK", "WARN", "FAIL"]
 
@@ -75,8 +78,39 @@ class EnvironmentReport:
 def check_environment() -> EnvironmentReport:
     """Look at the interpreter, the installed versions, the machine and the folders that a run writes to."""
     here = (_imports(), _accelerator(), _memory(), _disk(Path.cwd()), _cache(_cache_folder()), _sandbox())
-    machine = (*here, _engines())
-    return EnvironmentReport(findings=(_python(), *map(_package, TESTED), *machine))
+    found = (_python(), *map(_package, TESTED), *here, _engines())
+    plugins = _plugins() if all(finding.level != "FAIL" for finding in found) else ()
+    return EnvironmentReport(findings=(*found, *plugins))
+
+
+def _plugins() -> Iterator[Finding]:
+    """What other packages publish, each imported once to see whether it works."""
+    from posttrain.algorithms import ALGORITHMS
+    from posttrain.config.sections import ENGINES
+    from posttrain.engines.process import published_engine
+    from posttrain.rewards.load import find_named, load
+    from posttrain.rewards.verifiers import BUILTINS
+    from posttrain.tasks import TASKS, find_task
+
+    tried: dict[Kind, tuple[Collection[str], Callable[[str], object]]] = {
+        "algorithm": (ALGORITHMS.places, ALGORITHMS.__getitem__),
+        "reward": (BUILTINS, lambda name: load(find_named(name))),
+        "task": (TASKS, find_task),
+        "engine": (ENGINES, published_engine),
+    }
+    for plugin in all_published():
+        ours, find = tried[plugin.kind]
+        told = f"{plugin.name} of {plugin.package}"
+        if plugin.name in ours:
+            fix = f"posttrain's own {plugin.name} is used. Ask the author of the package for another name."
+            yield Finding(level="WARN", what=plugin.kind, found=f"{told} is not used: a name of posttrain's", fix=fix)
+            continue
+        try:
+            find(plugin.name)
+        except ConfigError as error:
+            yield Finding(level="WARN", what=plugin.kind, found=error.given, fix=error.fix.partition("\n")[0])
+        else:
+            yield Finding(level="OK", what=plugin.kind, found=told)
 
 
 def _engines() -> Finding:

@@ -37,6 +37,10 @@ class ConfigError(PosttrainError, ValueError):
     exit_code = 2
 
 
+class PluginError(ConfigError):
+    """Something that another package publishes cannot be used; names the package."""
+
+
 class DataError(PosttrainError, ValueError):
     """A dataset that cannot be read, or rows in it that cannot be used; names the file and the line."""
 

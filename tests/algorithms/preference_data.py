@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.base import Algorithm
+from posttrain.testing.steps import NAN as NAN
+from posttrain.testing.steps import random_step as random_step
 from posttrain.types import Batch, Metrics, Outputs, count_totals
-
-NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -137,22 +137,3 @@ class LabelFixture:
 
 
 LABELS = LabelFixture()
-
-
-def random_step(kind: str, seed: int, pairs: int = 6, columns: int = 8) -> tuple[Tensor, Batch]:
-    """Log-probabilities with gradient, and a batch: with holes, one empty row, and nan or infinity around them."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator, dtype=torch.float64)
-
-    mask_BT = uniform(2 * pairs, columns) < 0.6
-    mask_BT[:, 0], mask_BT[:, 1], mask_BT[pairs + 2] = False, True, False
-    logprobs_BT = (-2 * uniform(*mask_BT.shape) - 0.1).masked_fill(~mask_BT, NAN).requires_grad_()
-    ref_BT = (-2 * uniform(*mask_BT.shape) - 0.1).masked_fill(~mask_BT, torch.inf)
-    if kind == "pairs":
-        batch = Batch.from_pairs(mask_BT, ref_BT)
-    else:
-        mismatched_B = (uniform(2 * pairs) - 0.3).where(mask_BT.any(dim=-1), NAN)
-        batch = Batch.from_labels(mask_BT, uniform(2 * pairs) < 0.5, ref_BT, mismatched_B)
-    return logprobs_BT, replace(batch, current_logprobs_BT=logprobs_BT.detach())

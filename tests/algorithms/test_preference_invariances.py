@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.algorithms.preference_data import NAN, Evaluated, evaluate, random_step
-from tests.algorithms.test_invariances import merge
 from tests.catalogue import catalogue, examples
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm
 from posttrain.algorithms.labels import LabelLoss
 from posttrain.algorithms.pairs import PairLoss
+from posttrain.testing.invariances import merge
 from posttrain.types import Batch, Outputs, Totals, count_totals
 
 PREFERENCE_ALGORITHMS = {key: cls for key, cls in ALGORITHMS.items() if issubclass(cls, PairLoss | LabelLoss)}

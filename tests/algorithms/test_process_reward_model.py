@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.algorithms.test_invariances import merge
 from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms.process_reward_model import ProcessRewardModel
 from posttrain.errors import ConfigError
+from posttrain.testing.invariances import merge
 from posttrain.types import Batch, Metrics, Outputs, count_totals
 
 NAN = float("nan")

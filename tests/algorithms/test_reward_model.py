@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.algorithms.test_invariances import merge
 from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms.reward_model import RewardModel
 from posttrain.errors import ConfigError
+from posttrain.testing.invariances import merge
 from posttrain.types import Batch, Metrics, Outputs, Totals, count_totals
 
 CHOSEN, REJECTED = [1.2, -0.3, 0.8], [0.4, 0.1, 0.8]

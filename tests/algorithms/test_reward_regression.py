@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.algorithms.test_invariances import merge
 from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms.reward_regression import RewardRegression
 from posttrain.errors import ConfigError
+from posttrain.testing.invariances import merge
 from posttrain.types import Batch, Metrics, Outputs, count_totals
 
 SCORES, RATINGS = [1.5, -0.5, 0.25], [1.0, 0.0, 1.0]

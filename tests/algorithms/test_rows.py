@@ -6,7 +6,6 @@ Every policy-gradient algorithm is tried, so that a new one is held to its row o
 from dataclasses import fields
 
 import torch
-from tests.algorithms.test_invariances import gradients, make_batch, make_experience, make_outputs
 from tests.algorithms.variants import VARIANTS
 from tests.catalogue import catalogue
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from posttrain.algorithms import ALGORITHMS, ComposedPolicyGradient, PolicyGradient
 from posttrain.algorithms.composition.tables import TABLES
 from posttrain.algorithms.declared import CHOICES
+from posttrain.testing.steps import gradients, make_batch, make_experience, make_outputs
 from posttrain.types import Experience, count_totals
 
 FAMILY = {key: cls for key, cls in ALGORITHMS.items() if issubclass(cls, PolicyGradient)}
@@ -90,7 +90,7 @@ def numbers(algorithm: PolicyGradient, experience: Experience) -> list[Tensor]:
     outputs, batch = make_outputs(experience), make_batch(algorithm, experience)
     loss, _ = algorithm.loss(outputs, batch, count_totals(batch))
     assert batch.advantages_BT is not None
-    return [batch.advantages_BT, batch.completion_mask_BT.double(), loss, gradients(outputs, loss)]
+    return [batch.advantages_BT, batch.completion_mask_BT.double(), loss, *gradients(outputs, loss).values()]
 
 
 @catalogue("seed", [0, 1, 2])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.algorithms.test_invariances import make_batch, make_experience, make_outputs
 from tests.algorithms.test_preference_invariances import VARIANTS as PREFERENCE_LOSSES
 from tests.algorithms.variants import VARIANTS
 from tests.catalogue import catalogue
@@ -17,6 +16,7 @@ from torch import Tensor
 from posttrain.algorithms import GRPO, RLOO, PolicyGradient
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.errors import ConfigError
+from posttrain.testing.steps import make_batch, make_experience, make_outputs
 from posttrain.types import Batch, Experience, Mismatched, Outputs, Tokens, count_totals
 
 B, T, P, G, K = 4, 4, 2, 2, 2

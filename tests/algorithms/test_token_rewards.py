@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.algorithms.test_invariances import make_experience
 from tests.algorithms.variants import VARIANTS
 from tests.catalogue import catalogue
 
 from posttrain.algorithms import REINFORCE, OnlineDPO, PolicyGradient
 from posttrain.algorithms.reinforce import MovingAverage
 from posttrain.errors import ConfigError
+from posttrain.testing.steps import make_experience
 from posttrain.types import Experience
 
 MASK_BT = torch.ones(4, 3)

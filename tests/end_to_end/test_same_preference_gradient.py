@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from tests.algorithms.test_preference_invariances import VARIANTS
-from tests.end_to_end.test_same_gradient import forward, gradient, padded_forward
 from tests.end_to_end.test_same_gradient import model as language_model  # noqa: F401  (a fixture)
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from posttrain.data.collate import collate
 from posttrain.models.compute import Compute
 from posttrain.models.microbatches import microbatches
 from posttrain.models.policy import Forward
+from posttrain.testing.on_a_model import forward, gradient, padded_forward
 from posttrain.train.passes import MismatchedLogRatios
 from posttrain.types import Batch, Experience, Mismatched, Outputs, Tokens, count_totals
 

@@ -13,7 +13,6 @@ from tests.models.tiny_architectures import (
     CONFIGS,
     PADDED,
     VOCAB,
-    exact_norms,
     gradients,
     one_row_at_a_time,
     tiny_model,
@@ -26,6 +25,7 @@ from posttrain.models.adapters import apply_lora
 from posttrain.models.forward import token_logprobs, token_values
 from posttrain.models.forward_path import forward_path
 from posttrain.models.packing import LEAST_SAVING, Family, find_families, make_buckets, pack, pack_whole
+from posttrain.testing.on_a_model import exact_norms
 from posttrain.types import Tokens
 
 EXACT = {

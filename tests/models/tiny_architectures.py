@@ -126,17 +126,3 @@ def gradients(output: Tensor, model: torch.nn.Module) -> list[Tensor]:
     parameters = [p for p in model.parameters() if p.requires_grad]
     found = torch.autograd.grad(output, parameters, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-
-
-def exact_norms(model: torch.nn.Module) -> torch.nn.Module:
-    """The same model with norms that keep to its precision: those of transformers add up in float32, always.
-
-    Then a gradient that several rows sum before a norm and one that they sum behind it differ by 1e-7, not by 1e-16.
-    """
-    for parent in list(model.modules()):
-        for name, norm in parent.named_children():
-            if type(norm).__name__.endswith("RMSNorm") and not type(norm).__name__.startswith("Gemma"):
-                twin = torch.nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon, dtype=norm.weight.dtype)
-                twin.weight = norm.weight
-                setattr(parent, name, twin)
-    return model

@@ -19,9 +19,10 @@ from tests.catalogue import few
 from tests.tiny import tiny_model
 from tests.train import letters
 from tests.train.letters import count_a
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain as pt
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError, DataError, ModelError
 from posttrain.rewards import Reward
 from posttrain.rewards.load import GIVEN
 
@@ -156,6 +157,29 @@ def test_what_is_no_data_is_refused_by_both_in_the_same_words(name, model, tmp_p
         pt.train(settings(model, tmp_path / "run", **part), rewards=[count_a])
     with pytest.raises(DataError, match=said):
         pt.evaluate(str(model), data, count_a)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loaded_model_and_its_tokenizer_are_a_model(model, tmp_path, from_a_file):
+    """Trained and evaluated as its folder is; the caller's own weights stay what they are."""
+    given = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    before = {name: tensor.clone() for name, tensor in given[0].state_dict().items()}
+    plain = settings(model, tmp_path / "run")
+    run = pt.train({**plain, "model": {"path": given, "device": "cpu"}}, data=ROWS, rewards=count_a)
+    assert same_weights(run, from_a_file)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in given[0].state_dict().items())
+    assert f"path: {run.folder / 'start'}" in (run.folder / "config.yaml").read_text()
+    assert pt.resume(run.folder, steps=2).step == 2
+    scored = [pt.evaluate(one, ROWS, count_a, k=1, max_completion_length=4) for one in (given, str(model))]
+    assert [one.greedy.ids for one in scored[0].records] == [one.greedy.ids for one in scored[1].records]
+
+
+def test_a_model_in_less_than_float32_or_whose_answers_never_end_is_refused(model, tmp_path):
+    given = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16), AutoTokenizer.from_pretrained(model)
+    with pytest.raises(ModelError, match=r"weights of torch\.bfloat16; allowed: float32"):
+        pt.evaluate(given, ROWS, count_a)
+    with pytest.raises(ModelError, match=r"weights of torch\.bfloat16"):
+        pt.train(settings(model, tmp_path / "run"), model=given, data=ROWS, rewards=count_a)
     assert not (tmp_path / "run").exists()
 
 

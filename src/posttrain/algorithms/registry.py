@@ -3,25 +3,24 @@
     ALGORITHMS["grpo"](clip_high=0.28)          imports grpo.py and what it needs, nothing else
     ALGORITHMS["mine"] = Mine                   from then on "mine" is an algorithm like the others
 
-A package publishes an algorithm for every process by an entry point of the group `posttrain.algorithms`.
+A package publishes an algorithm for every process by an entry point of the group `posttrain.algorithms`; see
+`posttrain.plugins`.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, PluginError
+from posttrain.plugins import GROUPS, Plugin, published
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from posttrain.algorithms.algorithm import Algorithm
 
-ENTRY_POINTS = "posttrain.algorithms"
+ENTRY_POINTS = GROUPS["algorithm"]
 
 
 class UnknownAlgorithm(ConfigError, KeyError):
@@ -38,20 +37,20 @@ class Registry(MutableMapping[str, "type[Algorithm]"]):
         self.places = places
         self._set: dict[str, type[Algorithm]] = {}
 
-    @functools.cached_property
-    def _published(self) -> dict[str, EntryPoint]:
-        from importlib.metadata import entry_points  # 10 ms that none of ours needs
-
-        return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in self.places}
+    @property
+    def published(self) -> dict[str, Plugin]:
+        """Those of other packages, by key; none of them is imported."""
+        return published("algorithm", self.places)
 
     def __getitem__(self, key: str) -> type[Algorithm]:
         if key in self._set:
             return self._set[key]
+        others = self.published
         if key in self.places:
             module, _, name = self.places[key].partition(":")
             return getattr(importlib.import_module(f"posttrain.algorithms.{module}"), name)
-        if key in self._published:
-            return _checked(key, self._published[key].load())
+        if key in others:
+            return _loaded(others[key])
         close = difflib.get_close_matches(str(key), self)
         raise UnknownAlgorithm(
             given=f"there is no algorithm {key!r}",
@@ -70,16 +69,40 @@ class Registry(MutableMapping[str, "type[Algorithm]"]):
         del self._set[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self.places or key in self._set or key in self._published
+        return key in self.places or key in self._set or key in self.published
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self.places, **self._published, **self._set})
+        return iter({**self.places, **self.published, **self._set})
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __repr__(self) -> str:
         return f"ALGORITHMS({', '.join(self)})"
+
+    def that_load(self) -> Iterator[tuple[str, type[Algorithm]]]:
+        """Every key with its class, but for those of packages that are broken: their keys alone are errors."""
+        for key in self:
+            try:
+                yield key, self[key]
+            except PluginError:
+                continue
+
+
+def _loaded(plugin: Plugin) -> type[Algorithm]:
+    """The class that a package publishes, when it is an algorithm; PluginError names the package otherwise."""
+    from posttrain.algorithms.algorithm import Algorithm
+
+    cls = plugin.load()
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        plugin.refuse(f"is {cls!r}", "a class derived from posttrain.algorithms.Algorithm")
+    try:
+        _checked(plugin.name, cls).card  # noqa: B018  (read: a class without one says so)
+    except ConfigError as error:
+        plugin.refuse(f"is {error.given}", error.allowed, error.fix)
+    except AttributeError as error:
+        plugin.refuse(f"has no card: {error}", "a class that declares card = Card(...)")
+    return cls
 
 
 def _checked(key: str, algorithm: type[Algorithm]) -> type[Algorithm]:

@@ -37,7 +37,7 @@ def explain(
     from posttrain.explain.correction import correction_page, is_correction
 
     if algorithm is None:
-        summaries = {key: cls.card.summary for key, cls in ALGORITHMS.items()}
+        summaries = {key: _summary(key) for key in ALGORITHMS}
         width = max(map(len, summaries))
         answer(summaries, "\n".join(f"{key:<{width}}  {text}" for key, text in summaries.items()), as_json=json)
         return 0
@@ -48,6 +48,17 @@ def explain(
     explanation = explain_algorithm(algorithm)
     answer(explanation.to_json(), explanation.render(), as_json=json)
     return 0
+
+
+def _summary(key: str) -> str:
+    """What the algorithm is about; of a plugin that is broken, why it cannot be loaded."""
+    from posttrain.algorithms import ALGORITHMS
+    from posttrain.errors import PluginError
+
+    try:
+        return ALGORITHMS[key].card.summary
+    except PluginError as error:
+        return f"BROKEN: {error.given}"
 
 
 # --- check -----------------------------------------------------------------------------------------------------------

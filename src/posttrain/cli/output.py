@@ -8,11 +8,13 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posttrain.errors import PosttrainError
+from posttrain.plugins import PluginWarning
 
 if TYPE_CHECKING:
     from posttrain.pipeline.run import Pipeline
@@ -49,11 +51,26 @@ def silence_libraries() -> None:
     """
     if not sys.warnoptions:  # advice to their callers, of whom the user is none
         warnings.filterwarnings("ignore", category=FutureWarning, module=_LIBRARIES)
+    if not isinstance(warnings.showwarning, _SentenceAlone):
+        warnings.showwarning = _SentenceAlone(warnings.showwarning)
     downloads = {} if sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     for name, value in (_QUIET | downloads).items():
         os.environ.setdefault(name, value)
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True)
+class _SentenceAlone:
+    """Shows warnings that are meant for users without the line of code."""
+
+    others: Callable[..., None]
+
+    def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, PluginWarning):
+            print(f"warning    {message}", file=sys.stderr)
+        else:
+            self.others(message, category, *where, **more)
 
 
 def answer(result: Any, text: str, *, as_json: bool) -> None:

@@ -157,7 +157,7 @@ def algorithm_named(section: Any) -> str | None:
 
 
 def _not_of_algorithm(key: str, value: Any, name: str) -> list[Problem]:
-    others, own = [other for other in ALGORITHMS if key in settings_of(other)], Part.setting_names(name)
+    others, own = [other for other, _ in ALGORITHMS.that_load() if key in settings_of(other)], Part.setting_names(name)
     meant = foreign(key, show(value), own)
     if not others or (meant is not None and meant.key.startswith("algorithm.") and meant.key in own):
         return unknown(("algorithm", key), value, own, own)

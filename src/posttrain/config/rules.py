@@ -198,7 +198,8 @@ def _shared_gpus_are_used_in_turns(config: RunConfig, algorithm: Algorithm) -> C
     rollout, train = config.rollout, config.train
     if rollout.placement != "auto" and rollout.engine != "vllm":
         return ConfigError(
-            given=f"rollout.placement = {rollout.placement} with rollout.engine = local, which has no server to place",
+            given=f"rollout.placement = {rollout.placement} with rollout.engine = {rollout.engine}, which has "
+            "no server to place",
             allowed="auto, or rollout.engine = vllm",
             fix="Leave rollout.placement out.",
         )

@@ -125,7 +125,7 @@ def describe_fields() -> tuple[FieldDoc, ...]:
 def setting_names(algorithm: str | None = None) -> list[str]:
     """The dotted paths of all settings, positions in lists left out; with those of one algorithm, or of all."""
     own = ["preset", *(doc.path.replace(".N", "") for doc in describe_fields())]
-    names = ALGORITHMS if algorithm is None else [algorithm]
+    names = [key for key, _ in ALGORITHMS.that_load()] if algorithm is None else [algorithm]
     of_algorithms = [doc.path for name in names for doc in walker_of(name).fields]
     return list(dict.fromkeys([*own, *(f"algorithm.{path}" for path in of_algorithms)]))
 
@@ -138,7 +138,7 @@ def json_schema() -> dict[str, Any]:
     schema = copy.deepcopy(dict(walker().root))
     definitions = schema["$defs"]
     choices: list[dict[str, Any]] = [{"enum": list(ALGORITHMS)}]
-    for name in ALGORITHMS:
+    for name, _ in ALGORITHMS.that_load():
         settings = copy.deepcopy(dict(walker_of(name).root))
         definitions |= settings.pop("$defs", {})
         settings["properties"] = {"name": {"const": name}, **settings.get("properties", {})}

@@ -163,7 +163,7 @@ def _describe(node: Schema, walker: Walker) -> list[str]:
         case "boolean":
             return ["true", "false"]
         case "string":
-            return ["text"]
+            return [node.get("x-said", "text")]
         case "null":
             return ["null"]
         case "array":

@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from posttrain.config.values import (
     BelowOne,
@@ -25,9 +33,25 @@ from posttrain.config.values import (
     expand,
 )
 from posttrain.errors import ConfigError
+from posttrain.plugins import published
 
 MICROBATCH_TOKENS, BATCH_ROWS = 2048, 64
 """What `auto` is where nothing is chosen by what memory there is: on a CPU."""
+ENGINES = ("local", "vllm")
+"""Ours."""
+
+
+def _published_engine(name: str) -> str:
+    if name not in published("engine", ENGINES):
+        raise ValueError("no package publishes it")
+    return name
+
+
+EngineName = Annotated[
+    str,
+    AfterValidator(_published_engine),
+    WithJsonSchema({"type": "string", "x-said": "the name of an engine that a package publishes"}),
+]
 Ratio = Annotated[float, Field(gt=1), BeforeValidator(as_number)]
 
 
@@ -232,9 +256,9 @@ class SamplingConfig(Part):
 class RolloutConfig(Part):
     """Where completions are sampled."""
 
-    engine: Literal["local", "vllm"] = "local"
-    """What samples: the local sampler, or vLLM servers, which have an environment of their own (`posttrain engine
-    install vllm`)."""
+    engine: Literal["local", "vllm"] | EngineName = "local"
+    """What samples: the local sampler, vLLM servers, which have an environment of their own (`posttrain engine install
+    vllm`), or engines that another package publishes (docs/plugins.md)."""
     engines: Natural = 0
     """Processes that sample, each with cores of its own. 0: the trainer's process samples. With `engine: vllm`: servers
     that are started with the run, on this machine."""
@@ -250,7 +274,7 @@ class RolloutConfig(Part):
     @property
     def num_engines(self) -> int:
         """Engines beside the trainer's process."""
-        return len(self.url) or self.engines or int(self.engine == "vllm")
+        return len(self.url) or self.engines or int(self.engine != "local")
 
     keep_cache: bool = False
     """When weights change, let completions that are under way go on with the keys and values that the old weights

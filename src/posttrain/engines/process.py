@@ -11,16 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 
 from posttrain import wire
 from posttrain.child import EngineChild, LocalEngine
+from posttrain.config.sections import ENGINES
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.last_words import last_words
-from posttrain.engines.port import Answer, EngineGone, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
+from posttrain.engines.port import Answer, EngineGone, EnginePort, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
 from posttrain.engines.sampler import Digest
+from posttrain.plugins import published
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,34 @@ class EngineSetup:
     """How the trainer computes: an engine does the same."""
     keep_cache: bool
     threads: int
+    url: str = ""
+    """Of the server that it is, or talks to, where the config names one."""
+
+
+class StartEngine(Protocol):
+    """Starts an engine: `EngineProcess`, or what another package publishes in the group `posttrain.engines`."""
+
+    def __call__(
+        self,
+        name: str,
+        setup: EngineSetup,
+        files: Sequence[int],
+        numbers: Mapping[int, int],
+        proof: DeliveryProof,
+        log: Path,
+    ) -> EnginePort:
+        """Must not wait for the engine. `files` are those of the published weights (`engines.published.Published`),
+        `numbers` says which publication a version is, `log` takes what the engine prints."""
+        ...
+
+
+def published_engine(name: str) -> StartEngine:
+    """What starts the engines of that name of another package. Raises PluginError, which names the package."""
+    plugin = published("engine", ENGINES)[name]
+    start: Any = plugin.load()
+    if not callable(start):
+        plugin.refuse(f"is {start!r}", "a callable as posttrain.engines.process.StartEngine describes it")
+    return cast("StartEngine", start)
 
 
 class EngineProcess:

@@ -11,6 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from posttrain.config import (
     DataConfig,
     EvaluationConfig,
@@ -43,6 +45,8 @@ from posttrain.models.named import resolve_model_path
 from posttrain.rewards import Reward, RewardSet, build_rewards
 from posttrain.types import Prompt
 
+ModelAndTokenizer = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+"""As transformers loads them; the model's weights are float32."""
 RewardArgument = Any
 """A built-in's name, "path.py:function", a callable, a `Reward` or a mapping of its fields; or a list of them."""
 
@@ -67,7 +71,7 @@ class Subject:
 
 
 def evaluate(
-    model: str | PathLike[str] | ModelConfig | LoadedModel,
+    model: str | PathLike[str] | ModelConfig | LoadedModel | ModelAndTokenizer,
     data: Data | None = None,
     rewards: RewardArgument | Sequence[RewardArgument] | None = None,
     *,
@@ -87,20 +91,20 @@ def evaluate(
 ) -> Evaluation:
     """Answer held-out prompts greedily and `k` times sampled, and judge the answers.
 
-    `model` is a model folder or name, or a run or its folder: then its newest checkpoint that verifies is evaluated,
-    and whatever is not given here is as in the run, its held-out prompts, rewards and seed included. Otherwise `data`
-    and `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
+    `model` is a model folder or name, `(model, tokenizer)` as transformers loads them, or a run or its folder: then its
+    newest checkpoint that verifies is evaluated, and whatever is not given here is as in the run. Otherwise `data` and
+    `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
 
         evaluate("runs/demo")                # beside what the run measured before training
         evaluate("Qwen/Qwen3-0.6B", "gsm8k_test.jsonl", "math", k=8)
-        evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], Reward(function=my_reward))
-        evaluate("runs/demo", rollout={"engine": "vllm"})
+        evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], my_reward, rollout={"engine": "vllm"})
 
-    `rollout` says what answers, as that section of a config does: this process, or vLLM servers, which get the weights
-    and prove them as in a run, and end with the call. A run that sampled with servers is evaluated with servers.
+    `rollout` says what answers, as that section of a config does: this process, or servers, which prove the weights as
+    in a run. A run that sampled with servers is evaluated with servers.
 
     Raises the `ConfigError`, `DataError`, `ModelError` or `EngineError` that says what is missing or wrong.
     """
+    model = LoadedModel.of(*model) if isinstance(model, tuple) else model
     own = _subject(model)
     given = {
         "samples": k,
@@ -148,7 +152,7 @@ def _require_data(subject: Subject) -> None:
 
 def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, own_model: bool) -> Evaluation:
     """`own_model`: it goes on being the caller's, and is left as it is."""
-    settings, served = subject.evaluation, subject.rollout.engine == "vllm"
+    settings, served = subject.evaluation, subject.rollout.engine != "local"
     sampler = make_sampler(loaded, "shared" if own_model or served else "taken")
     length = settings.max_completion_length or subject.sampling.max_completion_length
     assert subject.data is not None
@@ -193,6 +197,7 @@ def _served(
         subject.rollout,
         subject.sampling.model_copy(update={"temperature": subject.evaluation.temperature}),
         loaded,
+        subject.model,
         longest=longest,
         probe=[prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
         tolerance=subject.publish_tolerance,

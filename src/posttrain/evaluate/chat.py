@@ -67,12 +67,12 @@ class ChatSession:
         )
         self._resources = ExitStack()
         answering = rollout_of(None if run is None else run.rollout, rollout)
-        self._sampler = make_sampler(loaded) if answering.engine == "local" else self._served(answering, loaded)
+        self._sampler = make_sampler(loaded) if answering.engine == "local" else self._served(answering, loaded, model)
 
-    def _served(self, rollout: RolloutConfig, loaded: LoadedModel) -> Serving:
+    def _served(self, rollout: RolloutConfig, loaded: LoadedModel, model: ModelConfig) -> Serving:
         longest = min(loaded.context_length or SERVED_TOKENS, SERVED_TOKENS)
         one_row = self._sampling.model_copy(update={"max_batch_rows": 1})
-        return self._resources.enter_context(serving(rollout, one_row, loaded, longest=longest, say=tell))
+        return self._resources.enter_context(serving(rollout, one_row, loaded, model, longest=longest, say=tell))
 
     def close(self) -> None:
         """End the server that was started for it."""

@@ -1,4 +1,4 @@
-"""vLLM servers of a model: how each is started or attached to, at first and again."""
+"""The engines of a model beside this process: how each is started or attached to, at first and again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posttrain.engines.port import EnginePort
+from posttrain.engines.process import EngineSetup, StartEngine
 
 if TYPE_CHECKING:
     from posttrain.config import JudgeConfig, RolloutConfig, SamplingConfig
@@ -26,9 +27,21 @@ STARTS = 5
 """Deadlines of a token that loading the model may take, where that is more."""
 
 
+def engine_starts(
+    start: StartEngine, rollout: RolloutConfig, setup: EngineSetup, deliveries: Deliveries, folder: Path
+) -> dict[str, Callable[[], EnginePort]]:
+    """What starts each engine that takes its weights from published files, by name. `folder` takes their logs."""
+
+    def started(name: str, place: int) -> EnginePort:
+        own = replace(setup, url=rollout.url[place]) if rollout.url else setup
+        return start(name, own, deliveries.files, deliveries.numbers, deliveries.proof, log_of(folder, name))
+
+    return {name: partial(started, name, place) for place, name in enumerate(engine_names(rollout.num_engines))}
+
+
 @dataclass(frozen=True)
 class Servers:
-    """Those that the section `rollout` names, or asks to be started."""
+    """The vLLM servers that the section `rollout` names, or asks to be started."""
 
     rollout: RolloutConfig
     sampling: SamplingConfig

@@ -1,4 +1,4 @@
-"""A model that nobody trains, answered by vLLM servers: evaluations of saved weights, conversations, judges.
+"""A model that nobody trains, answered by engines of other processes: evaluations of saved weights, conversations.
 
 The same driver as in a run, with no step to feed: it starts the servers, hands them the weights once, takes no token
 before these are proven, and lets lost rows go on elsewhere.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NoReturn
 from posttrain.control_groups import cores
 from posttrain.controller.messages import Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
+from posttrain.engines.port import EnginePort
+from posttrain.engines.process import EngineSetup, published_engine
 from posttrain.engines.sampler import SamplingSettings
 from posttrain.errors import EngineError
 from posttrain.experience.answers import EngineAnswers, EngineJudge
@@ -23,12 +25,12 @@ from posttrain.experience.deliveries import Deliveries, TrainerScores
 from posttrain.experience.driver import Driver
 from posttrain.experience.group import Group
 from posttrain.experience.schedule import Schedule
-from posttrain.experience.servers import Servers, start_deadline
+from posttrain.experience.servers import Servers, engine_starts, start_deadline
 from posttrain.models.policy import Forward
 from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
-    from posttrain.config import RolloutConfig, SamplingConfig
+    from posttrain.config import ModelConfig, RolloutConfig, SamplingConfig
     from posttrain.models.load import LoadedModel
 
 PROBE_TEXTS, PROBE_TOKENS = 4, 16
@@ -72,18 +74,19 @@ def serving(
     rollout: RolloutConfig,
     sampling: SamplingConfig,
     loaded: LoadedModel,
+    model: ModelConfig,
     *,
     longest: int,
     probe: Sequence[Sequence[int]] | None = None,
     say: Callable[[str], None],
     tolerance: float | None = None,
 ) -> Iterator[Serving]:
-    """Servers of this model while the context lasts; they end with it, and with this process however that ends.
+    """Engines of this model while the context lasts; they end with it, and with this process however that ends.
 
-    `sampling` is how tokens are drawn, `longest` the tokens of the longest row. The weights are proven on `probe`, a
-    few prompts, by default tokens from all over the vocabulary, within `tolerance` nats, by default what their
-    precision allows. `say` is told what is lost and mended. Raises ConfigError or ModelError where no server can be
-    started, EngineError where none is left.
+    `model` is what was `loaded`; `sampling` is how tokens are drawn, `longest` the tokens of the longest row. The
+    weights are proven on `probe`, a few prompts, by default tokens from all over the vocabulary, within `tolerance`
+    nats, by default what their precision allows. `say` is told what is lost and mended. Raises ConfigError or
+    ModelError where no server can be started, EngineError where none is left.
     """
     temperature = sampling.temperature or 1.0
     proof = DeliveryProof.from_prompts(
@@ -100,11 +103,17 @@ def serving(
             deliveries = Deliveries(loaded.model, proof, TrainerScores(forward, loaded.pad_id))
             stack.callback(deliveries.close)
             threads = max(1, cores() // rollout.num_engines)
-            servers = Servers(rollout, sampling, loaded, folder, longest=longest, threads=threads)
-            driver = deliveries.driver = _driver(rollout, servers, deliveries, say)
+            if rollout.engine == "vllm":
+                servers = Servers(rollout, sampling, loaded, folder, longest=longest, threads=threads)
+                starts = servers.starts(deliveries)
+            else:
+                setup = _setup(model, sampling, loaded, threads)
+                starts = engine_starts(published_engine(rollout.engine), rollout, setup, deliveries, folder)
+            driver = deliveries.driver = _driver(rollout, starts, deliveries, say)
             stack.callback(driver.close)
             if not rollout.url:
-                say(f"rollout.engine = vllm: starting {rollout.num_engines} server(s), which takes half a minute")
+                count = f"{rollout.num_engines} server(s)"
+                say(f"rollout.engine = {rollout.engine}: starting {count}, which takes half a minute")
             driver.start()
             driver.launch()
             yield Serving(loaded, longest, driver, deliveries)
@@ -130,11 +139,28 @@ def _of_all_tokens(loaded: LoadedModel) -> list[list[int]]:
     ]
 
 
-def _driver(rollout: RolloutConfig, servers: Servers, deliveries: Deliveries, say: Callable[[str], None]) -> Driver:
+def _setup(model: ModelConfig, sampling: SamplingConfig, loaded: LoadedModel, threads: int) -> EngineSetup:
+    return EngineSetup(
+        model=model.model_dump(mode="json"),
+        lora=None,
+        sampling=sampling.model_dump(mode="json"),
+        seed=0,
+        compute=loaded.compute.to_json(),
+        keep_cache=False,
+        threads=threads,
+    )
+
+
+def _driver(
+    rollout: RolloutConfig,
+    starts: Mapping[str, Callable[[], EnginePort]],
+    deliveries: Deliveries,
+    say: Callable[[str], None],
+) -> Driver:
     """One that has no step to feed."""
     return Driver(
         limits=Limits(prompts_per_step=1, group_size=1, last_version=0),
-        engines=servers.starts(deliveries),
+        engines=starts,
         schedule=Schedule(0, (), prompts_per_step=1),
         max_new_tokens=0,
         rewards=None,

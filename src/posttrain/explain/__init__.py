@@ -107,6 +107,8 @@ class Explanation:
     metrics: dict[str, str]
     options: dict[str, dict[str, str]] = field(default_factory=dict)
     """Choice -> name that it takes -> what that is; only where the choices are settings."""
+    package: str = ""
+    """Name and version of the package that publishes it; empty for ours."""
 
     @property
     def data(self) -> list[str]:
@@ -156,6 +158,7 @@ class Explanation:
         if len(shown) > SHOWN_SETTINGS:
             shown[SHOWN_SETTINGS:] = [f"{len(shown) - SHOWN_SETTINGS} more"]
         lines = {
+            **({"published by": self.package} if self.package else {}),
             "in a config": self.config,
             "learns from": "; ".join(one.partition(";")[0] for one in self.data),
             "computes": ", ".join(f"{need}{condition}" for need, condition in when.items()) or "nothing more",
@@ -174,7 +177,7 @@ class Explanation:
         parts = [
             "<!-- generated from the class: python -m posttrain.explain.page docs/algorithms -->",
             f"# {self.title}",
-            f"`{self.config}` · {self.paper}",
+            f"`{self.config}` · {self.paper}" + (f" · published by {self.package}" if self.package else ""),
             self.summary,
             self.formula,
             f"**Use it when** {_as_clause(self.use_when)}",
@@ -206,8 +209,12 @@ def explain(name: str) -> Explanation:
     """
     if (key := find(name)) == DECOUPLED_KEY:
         return decoupled_ppo()
-    cls = ALGORITHMS[key]
-    card = cls.card
+    return explain_class(ALGORITHMS[key])
+
+
+def explain_class(cls: type[Algorithm]) -> Explanation:
+    """Everything about an algorithm, whether or not it is known by a key."""
+    card, key = cls.card, cls.key
     return Explanation(
         key=cls.key,
         config=f"algorithm: {cls.key}",
@@ -226,6 +233,7 @@ def explain(name: str) -> Explanation:
         differs=card.differs,
         metrics=card.metrics | cls.shared_metrics,
         options=options_of_choices() if cls.open_composition else {},
+        package=ALGORITHMS.published[key].package if key in ALGORITHMS.published else "",
     )
 
 
@@ -267,7 +275,7 @@ def find(name: str) -> str:
     """The key of the algorithm that `name` means."""
     if name in ALGORITHMS:
         return name
-    known = {_plain(alias): key for key, cls in ALGORITHMS.items() for alias in _aliases(key, cls)}
+    known = {_plain(alias): key for key, cls in ALGORITHMS.that_load() for alias in _aliases(key, cls)}
     known |= {_plain(alias): DECOUPLED_KEY for alias in (DECOUPLED_KEY, "decoupled", "AReaL")}
     path = PurePath(name)
     wanted = _plain(path.stem if path.suffix in (".py", ".md") else name)

@@ -1,4 +1,8 @@
-"""The pages of docs/algorithms, written from the classes: `python -m posttrain.explain.page docs/algorithms`."""
+"""The pages of docs/algorithms, written from the classes: `python -m posttrain.explain.page docs/algorithms`.
+
+With keys behind the folder the pages of these alone, as for algorithms of your own:
+`python -m posttrain.explain.page docs spo`.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,15 @@ from posttrain.explain import Explanation, decoupled_ppo, explain, table
 from posttrain.explain.correction import correction_page
 
 
-def write_docs(folder: str | Path) -> list[Path]:
-    """Write one page per algorithm and an index into `folder`; returns the files."""
+def write_docs(folder: str | Path, keys: Sequence[str] = ()) -> list[Path]:
+    """Write one page per algorithm of ours and an index into `folder`, or the pages of `keys`; returns the files."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    explanations = [explain(key) for key in ALGORITHMS]
-    pages = {f"{e.key}.md": e.to_markdown() for e in (*explanations, decoupled_ppo())}
-    pages |= {"README.md": _index(explanations), "correction.md": correction_page()}
+    explanations = [explain(key) for key in keys or ALGORITHMS.places]
+    pages = {f"{e.key}.md": e.to_markdown() for e in explanations}
+    if not keys:
+        pages["decoupled_ppo.md"] = decoupled_ppo().to_markdown()
+        pages |= {"README.md": _index(explanations), "correction.md": correction_page()}
     for name, text in pages.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in pages]
@@ -71,5 +77,5 @@ def _preference_losses(explanations: list[Explanation]) -> str:
 
 
 if __name__ == "__main__":
-    for page in write_docs(sys.argv[1]):
+    for page in write_docs(sys.argv[1], sys.argv[2:]):
         print(page)

@@ -103,6 +103,31 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     """What was decided for the user and is worth a line in the log."""
 
+    @staticmethod
+    def of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
+        """A model that is in memory already, where it is, with its tokenizer. It is put into evaluation mode.
+
+        Raises ModelError where its weights are not float32, or no token ends an answer.
+        """
+        kinds = {parameter.dtype for parameter in model.parameters()} - {torch.float32}
+        if kinds:
+            raise ModelError(
+                given=f"a model with weights of {', '.join(sorted(map(str, kinds)))}",
+                allowed="float32: updates of 1e-6 round to nothing in less, and products run in bfloat16 all the same",
+                fix="Load it with dtype=torch.float32, or call model.float().",
+            )
+        generation = getattr(model, "generation_config", None)
+        size = int(model.get_input_embeddings().weight.shape[0])  # pyright: ignore[reportIndexIssue, reportArgumentType]
+        eos_ids = find_eos_ids(tokenizer, generation if isinstance(generation, GenerationConfig) else None, size)
+        return LoadedModel(
+            model=model.eval(),
+            tokenizer=tokenizer,
+            eos_ids=eos_ids,
+            pad_id=choose_pad_id(tokenizer, (generation, model.config), eos_ids, size),
+            context_length=context_window(model.config),
+            device=model.device,
+        )
+
     @property
     def compute_dtype(self) -> torch.dtype:
         """Of the computation under `autocast()`; the weights stay float32."""

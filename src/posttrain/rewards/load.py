@@ -15,15 +15,16 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from posttrain.errors import ConfigError
+from posttrain.plugins import GROUPS, Plugin, published
 
-ENTRY_POINTS = "posttrain.rewards"
+ENTRY_POINTS = GROUPS["reward"]
 
 
 MOVED = "POSTTRAIN_MOVED"
@@ -56,9 +57,11 @@ class Target:
     module: str = ""
     path: str = ""
     name: str
+    package: str = ""
+    """Name and version of the package that publishes the function under a name; empty for any other."""
 
     def __str__(self) -> str:
-        return f"{self.path or self.module}:{self.name}"
+        return f"{self.path or self.module}:{self.name}" + (f" of the package {self.package}" if self.package else "")
 
     @staticmethod
     def of(text: str) -> Target:
@@ -98,18 +101,24 @@ ELSEWHERE = {
 
 def find_named(name: str) -> Target:
     """The reward that another package publishes under this name; ConfigError with a suggestion when there is none."""
-    from importlib.metadata import entry_points  # 10 ms that no worker needs
-
-    published = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name in published:
-        return Target(module=published[name].module, name=published[name].attr)
-    known = sorted({*_builtins(), *published})
+    found = published_rewards()
+    if name in found:
+        plugin = found[name]
+        if plugin.rival:
+            plugin.load()  # says which two packages publish it
+        return Target(module=plugin.module, name=plugin.attribute, package=plugin.package)
+    known = sorted({*_builtins(), *found})
     meant = f"; here it is {ELSEWHERE[name]!r}" if name in ELSEWHERE else suggestion(name, known)
     raise ConfigError(
         given=f"rewards.name = {name!r}, and there is no such reward{meant}",
         allowed=", ".join(known) + f", or the name of an entry point of group {ENTRY_POINTS}",
         fix="Your own function is given with `function: path/to/file.py:name`.",
     )
+
+
+def published_rewards() -> dict[str, Plugin]:
+    """The rewards of other packages, by name; a warning names those who publish a name of ours."""
+    return published("reward", _builtins())
 
 
 def load(target: Target) -> Callable[..., Any]:
@@ -122,7 +131,7 @@ def load(target: Target) -> Callable[..., Any]:
         there = _functions(module)
         what = "is not a function" if found is not None else "does not exist"
         raise ConfigError(
-            given=f"{target.name!r} {what} in {target.path or target.module}{suggestion(target.name, there)}",
+            given=f"{target.name!r} {what} in {_where(target)}{suggestion(target.name, there)}",
             allowed=f"one of its functions: {', '.join(there)}" if there else "a file that defines a function",
         )
     return found
@@ -134,7 +143,7 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
-def _builtins() -> Iterable[str]:
+def _builtins() -> Collection[str]:
     """The names of the built-in rewards, which a worker need not import to run a function of the user's."""
     from posttrain.rewards.verifiers import BUILTINS
 
@@ -154,6 +163,11 @@ def _find_file(path: str, folder: Path | None) -> Path:
     )
 
 
+def _where(target: Target) -> str:
+    of_package = f" of the package {target.package}" if target.package else ""
+    return f"{target.path or target.module}{of_package}"
+
+
 def _import(target: Target) -> ModuleType:
     try:
         return _import_file(_here(target.path)) if target.path else importlib.import_module(target.module)
@@ -165,7 +179,7 @@ def _import(target: Target) -> ModuleType:
             frames = frames.tb_next
         trace = "".join(traceback.format_exception(type(error), error, frames)).strip()
         raise ConfigError(
-            given=f"importing {target.path or target.module} failed: {type(error).__name__}: {error}", fix=trace[-2000:]
+            given=f"importing {_where(target)} failed: {type(error).__name__}: {error}", fix=trace[-2000:]
         ) from None
 
 

@@ -15,7 +15,7 @@ from posttrain.errors import ConfigError
 from posttrain.rewards.calls import Signature
 from posttrain.rewards.components import GIVEN_NAMES, Component, RewardLike
 from posttrain.rewards.gates import GATE_STATE, Gate
-from posttrain.rewards.load import Target, find_named, resolve, suggestion
+from posttrain.rewards.load import Target, find_named, published_rewards, resolve, suggestion
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.threads import ThreadRunner
 from posttrain.rewards.verifiers import BUILTINS
@@ -57,6 +57,7 @@ def check_names(rewards: Sequence[RewardLike]) -> None:
     """
     for reward in rewards:
         if reward.name in BUILTINS:
+            published_rewards()
             builtin = BUILTINS[reward.name]
             component = Component(
                 label=reward.label or reward.name,
@@ -75,6 +76,7 @@ def check_names(rewards: Sequence[RewardLike]) -> None:
 def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Component:
     common = {"weight": float(reward.weight), "timeout": float(reward.timeout), "settings": dict(reward.settings)}
     if reward.name in BUILTINS:
+        published_rewards()
         builtin = BUILTINS[reward.name]
         return Component(
             label=reward.label or reward.name,

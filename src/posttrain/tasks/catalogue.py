@@ -8,6 +8,7 @@ import string
 from dataclasses import replace
 
 from posttrain.errors import DataError
+from posttrain.plugins import Plugin, published
 from posttrain.sources import RowSource
 from posttrain.tasks.base import Problem, Task, TinyRecipe
 from posttrain.tasks.examples import ExampleTask, JudgementTask
@@ -128,7 +129,8 @@ def find_task(name: str) -> RowSource:
     """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`,
     `environment/NAME` (of the package verifiers); preferences: `pairs/sort`, `labels/sort`, and
     `pairs/taste`, `labels/taste`, in which only the preferences tell what is good;
-    demonstrations: `examples/sort`, `examples/taste`, and of judging, `judgements/sort`.
+    demonstrations: `examples/sort`, `examples/taste`, and of judging, `judgements/sort`; and what other packages
+    publish.
 
     Raises `DataError` for a name or a difficulty that there is not.
 
@@ -154,20 +156,40 @@ def find_task(name: str) -> RowSource:
     if name.startswith("examples/"):
         stem = name.removeprefix("examples/")
         return ExampleTask(task=TasteTask(labelled=False) if stem == "taste" else find_builtin(stem))
-    return find_builtin(name)
+    others = published_tasks()
+    stem = name.partition(":")[0]
+    source = _source(others[stem]) if stem in others else None
+    return find_builtin(name) if source is None or isinstance(source, Task) else source
+
+
+def published_tasks() -> dict[str, Plugin]:
+    """The tasks of other packages, by name; a warning names those who publish a name of ours."""
+    return published("task", TASKS)
+
+
+def _source(plugin: Plugin) -> RowSource:
+    """The task or the source of rows that a package publishes. Raises PluginError, which names the package."""
+    source = plugin.load()
+    if isinstance(source, type) or not callable(getattr(source, "rows", None)):
+        plugin.refuse(f"is {source!r}", "a posttrain.tasks.Task, or an object with rows(n, *, seed, split)")
+    if isinstance(source, Task) and source.name != plugin.name:
+        plugin.refuse(f"calls itself {source.name!r}", "a task of the name under which it is published")
+    return source
 
 
 def find_builtin(name: str) -> Task:
-    """The task of that name, as `sort` or `sort:8`. Raises `DataError`."""
+    """The task of that name, ours or another package's, as `sort` or `sort:8`. Raises `DataError`."""
     stem, colon, level = name.partition(":")
-    if stem not in TASKS:
-        close = difflib.get_close_matches(stem, TASKS, n=1)
+    others = published_tasks()
+    task = TASKS[stem] if stem in TASKS else _source(others[stem]) if stem in others else None
+    if not isinstance(task, Task):
+        close = difflib.get_close_matches(stem, [*TASKS, *others], n=1)
+        what = f"there is no task {stem!r}" if task is None else f"the task {stem!r} is no posttrain.tasks.Task"
         raise DataError(
-            given=f"there is no task {stem!r}",
-            allowed=", ".join(TASKS) + ", environment/NAME, or reasoning_gym/NAME",
-            fix=f"Did you mean {close[0]!r}?" if close else "",
+            given=what,
+            allowed=", ".join([*TASKS, *others]) + ", environment/NAME, or reasoning_gym/NAME",
+            fix=f"Did you mean {close[0]!r}?" if close and task is None else "",
         )
-    task = TASKS[stem]
     if not colon:
         return task
     if not level.isdecimal() or int(level) not in task.difficulties:

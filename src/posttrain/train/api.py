@@ -69,7 +69,8 @@ def train(
 
     `overrides` are settings by section or dotted name: `train(config, seed=1, train={"steps": 5})`, or
     `train(config, **{"train.steps": 5})`. In a mapping and in overrides `data` may hold rows and `rewards` functions,
-    as in `evaluate`: `train(config, data=rows, rewards=[my_reward])`; see `posttrain.train.objects`. Raises a
+    as in `evaluate`, and `model` may be `(model, tokenizer)`: `train(config, data=rows, rewards=[my_reward])`; see
+    `posttrain.train.objects`. Raises a
     `PosttrainError` whose `exit_code` says what kind of failure it was; the run folder then holds `error.json` and
     everything up to that moment.
     """
@@ -84,7 +85,7 @@ def train(
 
 
 def train_resolved(
-    resolved: Resolved, *, view: TerminalView | None = None, files: Mapping[str, bytes] = MappingProxyType({})
+    resolved: Resolved, *, view: TerminalView | None = None, files: Mapping[str, objects.Content] = MappingProxyType({})
 ) -> Run | FinishedRun:
     """The same for a config that is resolved already; `files` are put into the folder of the run."""
     check(resolved.config)

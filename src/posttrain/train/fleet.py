@@ -14,7 +14,7 @@ from posttrain.control_groups import cores
 from posttrain.controller.messages import Lead, Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.port import EnginePort, Token
-from posttrain.engines.process import EngineProcess, EngineSetup
+from posttrain.engines.process import EngineProcess, EngineSetup, StartEngine, published_engine
 from posttrain.engines.sampler import Answers, Judging, Sampler
 from posttrain.errors import GuardStop
 from posttrain.experience.answers import EngineAnswers, EngineJudge
@@ -25,7 +25,7 @@ from posttrain.experience.group import Group, scores_of
 from posttrain.experience.pace import Pace
 from posttrain.experience.schedule import Schedule
 from posttrain.experience.selection import DynamicSampling, informative
-from posttrain.experience.servers import Servers, engine_names, log_of, room_for_judges, start_deadline
+from posttrain.experience.servers import Servers, engine_starts, room_for_judges, start_deadline
 from posttrain.models.policy import Forward
 from posttrain.placement import placement_for
 from posttrain.rewards.scores import enforce_limit
@@ -56,8 +56,8 @@ class Fleet:
     """Bytes that the trainer's optimizer is going to take, and to keep."""
     hosts: Hosts | None = None
     """Where engines are, if not on this machine."""
-    start: ClassVar[Callable[..., EnginePort]] = EngineProcess
-    """Starts an engine: from its name, set-up, files of the weights, numbers of the publications, proof, and log."""
+    start: ClassVar[StartEngine] = EngineProcess
+    """Starts an engine of `rollout.engine: local`."""
 
     @staticmethod
     def of(
@@ -188,15 +188,11 @@ class Fleet:
                 device=self._device,
             )
             return servers.starts(deliveries)
-        start, setup = type(self).start, self._setup()
-        if self.hosts is not None:
+        kind = config.rollout.engine
+        start = type(self).start if kind == "local" else published_engine(kind)
+        if self.hosts is not None and kind == "local":
             start = partial(EngineProcess, start=self.hosts.start_engine)
-        return {
-            name: partial(
-                start, name, setup, deliveries.files, deliveries.numbers, deliveries.proof, log_of(folder, name)
-            )
-            for name in engine_names(config.rollout.num_engines)
-        }
+        return engine_starts(start, config.rollout, self._setup(), deliveries, folder)
 
     def _setup(self) -> EngineSetup:
         config = self.config

@@ -80,7 +80,7 @@ def launch(
     folder: Path,
     view: TerminalView | None,
     *,
-    files: Mapping[str, bytes] = MappingProxyType({}),
+    files: Mapping[str, objects.Content] = MappingProxyType({}),
     resumed: Mapping[str, Any] | None = None,
 ) -> FinishedRun:
     """Train in processes of their own, one for each rank. `resumed` is what a resumed run changes of its settings."""

@@ -104,7 +104,7 @@ class Judges(NamedTuple):
                 fix="Set train.run_ahead = 0, or let the reward return one number per completion.",
             )
         if given and not algorithm.reads_token_rewards:
-            able = [key for key, cls in ALGORITHMS.items() if cls.reads_token_rewards is True]
+            able = [key for key, cls in ALGORITHMS.that_load() if cls.reads_token_rewards is True]
             raise ConfigError(
                 given=f'reward "{given[0]}" gives each token a reward, and {algorithm.key} has one advantage per '
                 "completion",

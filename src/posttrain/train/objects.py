@@ -1,9 +1,9 @@
 """A config with Python objects in it: rows and functions, as `evaluate` takes them.
 
-Whatever can be written into config.yaml is: a function that a module defines, by its file and name. Rows are written
-into the run's folder, and the config names that file. A function that no file defines (a lambda, one of a notebook or
-of the script itself, an object) runs in this process; config.yaml holds a name that stands for it, and whoever resumes
-the run gives the function again.
+Whatever can be written into config.yaml is: a function that a module defines, by its file and name. Rows, and a model
+with its tokenizer, are written into the run's folder, and the config names that file or folder. A function that no file
+defines (a lambda, one of a notebook or of the script itself, an object) runs in this process; config.yaml holds a name
+that stands for it, and whoever resumes the run gives the function again.
 """
 
 from __future__ import annotations
@@ -20,22 +20,28 @@ from posttrain.config.values import Part, place_of
 from posttrain.data.given import as_file, given_rows, is_source
 from posttrain.errors import ConfigError
 from posttrain.files import write_durably
+from posttrain.models.load import LoadedModel
+from posttrain.models.save import save_model
 from posttrain.rewards import Reward
 from posttrain.rewards.load import GIVEN, IN_MEMORY
 
 PARTS = ("train", "eval", "auxiliary")
+START = "start"
+"""The folder of a run that has the model which it was given."""
+Content = bytes | Callable[[Path], object]
+"""Of a file, or what writes the folder of a model."""
 
 
 class Given(NamedTuple):
     """A configuration without objects, and the files that the run's folder is to have."""
 
     resolved: Resolved
-    files: Mapping[str, bytes]
+    files: Mapping[str, Content]
 
 
 def resolve(config: Any, overrides: Mapping[str, Any], folder_of: Callable[[Resolved], Path]) -> Given:
     """`load_config` for what Python code gives; `folder_of` says where the run will be."""
-    files: dict[str, tuple[str, bytes]] = {}
+    files: dict[str, tuple[str, Content]] = {}
     plain = _without_objects(config, files) if isinstance(config, Mapping) else config
     changes = _without_objects(overrides, files)
     resolved = load_config(plain, changes)
@@ -46,10 +52,13 @@ def resolve(config: Any, overrides: Mapping[str, Any], folder_of: Callable[[Reso
     return Given(load_config(plain, {**changes, **placed, "output": str(folder)}), dict(files.values()))
 
 
-def put_files(files: Mapping[str, bytes], folder: Path) -> None:
+def put_files(files: Mapping[str, Content], folder: Path) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        write_durably(folder / name, content)
+        if isinstance(content, bytes):
+            write_durably(folder / name, content)
+        else:
+            content(folder / name)
 
 
 def give_functions(functions: Mapping[str, Any] | Sequence[Any] | None) -> None:
@@ -63,14 +72,16 @@ def give_functions(functions: Mapping[str, Any] | Sequence[Any] | None) -> None:
     GIVEN.update({IN_MEMORY + name: one for name, one in named.items()})
 
 
-def _without_objects(settings: Mapping[str, Any], files: dict[str, tuple[str, bytes]]) -> dict[str, Any]:
+def _without_objects(settings: Mapping[str, Any], files: dict[str, tuple[str, Content]]) -> dict[str, Any]:
     plain = {key: _plain(str(key), value, files) for key, value in settings.items()}
     if "data" in plain and not isinstance(plain["data"], Mapping | Part | type(None)):
         plain["data"] = {"train": _source("train", plain["data"], files)}
     return plain
 
 
-def _plain(key: str, value: Any, files: dict[str, tuple[str, bytes]]) -> Any:
+def _plain(key: str, value: Any, files: dict[str, tuple[str, Content]]) -> Any:
+    if key in ("model", "model.path"):
+        return _model(value, files)
     section, _, setting = key.partition(".")
     if key == "data" and isinstance(value, Mapping):
         return {name: _source(name, one, files) if name in PARTS else one for name, one in value.items()}
@@ -84,7 +95,23 @@ def _plain(key: str, value: Any, files: dict[str, tuple[str, bytes]]) -> Any:
     return value
 
 
-def _source(part: str, data: Any, files: dict[str, tuple[str, bytes]]) -> Any:
+def _model(value: Any, files: dict[str, tuple[str, Content]]) -> Any:
+    """A model as it is named; of `(model, tokenizer)`, also as `path`, a stand-in until the run's folder is."""
+    if isinstance(value, Mapping) and isinstance(value.get("path"), tuple):
+        return {**value, "path": _model(value["path"], files)}
+    if not isinstance(value, tuple):
+        return value
+    model, tokenizer = value
+    loaded = LoadedModel.of(model, tokenizer)
+
+    def write(folder: Path) -> None:
+        save_model(model, tokenizer, folder, eos_ids=loaded.eos_ids, pad_id=loaded.pad_id)
+
+    files["model.path"] = (START, write)
+    return Path(str(model.name_or_path) or "model").name.replace(":", "-")
+
+
+def _source(part: str, data: Any, files: dict[str, tuple[str, Content]]) -> Any:
     """A source as it is; of rows a stand-in, until it is known where their file will be."""
     if is_source(data):
         return data

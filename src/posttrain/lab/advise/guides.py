@@ -219,7 +219,7 @@ def _both_sides(told: Mapping[str, Any], sources: Mapping[str, str]) -> str:
 
 
 def _members(where: Condition) -> Iterator[str]:
-    return (key for key, kind in ALGORITHMS.items() if met(where, _asked(kind)))
+    return (key for key, kind in ALGORITHMS.that_load() if met(where, _asked(kind)))
 
 
 def _asked(kind: type[Algorithm]) -> dict[str, Any]:

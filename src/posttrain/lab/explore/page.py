@@ -66,7 +66,7 @@ def everything() -> dict[str, Any]:
 def content(offered: Mapping[str, Choice], asked: Sequence[Question]) -> dict[str, Any]:
     """Everything that the script looks up."""
     numbers = Numbers(offered)
-    algorithms = [facts_of(kind) | {"shapes": numbers.shapes_of(key)} for key, kind in ALGORITHMS.items()]
+    algorithms = [facts_of(kind) | {"shapes": numbers.shapes_of(key)} for key, kind in ALGORITHMS.that_load()]
     return {
         "algorithms": algorithms,
         "devices": [device_of(key) for key in offered["device"].values],
@@ -77,7 +77,7 @@ def content(offered: Mapping[str, Choice], asked: Sequence[Question]) -> dict[st
 
 def _algorithm_options(chosen: str | None) -> str:
     families: dict[str, list[str]] = {}
-    for key, kind in ALGORITHMS.items():
+    for key, kind in ALGORITHMS.that_load():
         name = kind.card.title.partition(":")[0]
         families.setdefault(family_of(kind), []).append(_option(key, name, key == chosen))
     return "".join(

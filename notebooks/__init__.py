@@ -1,0 +1,1 @@
+"""Three notebooks, stored without outputs; `make notebooks` runs them."""

@@ -1,0 +1,39 @@
+"""`python -m notebooks.execute [NAME ...]`: run notebooks in kernels of their own, and keep what they show in build/.
+
+The first cell that fails ends it, with its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parent
+EXECUTED = FOLDER.parent / "build" / "notebooks" / "executed"
+SECONDS = 600
+"""That one cell may take."""
+
+
+def execute(path: Path) -> float:
+    """Run one notebook in an empty folder; the seconds that it took. Raises CellExecutionError."""
+    place = EXECUTED / path.stem
+    place.mkdir(parents=True, exist_ok=True)
+    notebook = nbformat.read(path, as_version=4)
+    began = time.monotonic()
+    NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(place)}}).execute()
+    nbformat.write(notebook, EXECUTED / path.name)
+    return time.monotonic() - began
+
+
+def main(names: list[str]) -> None:
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        if not names or path.stem in names:
+            print(f"{path.stem:<16} {execute(path):4.0f} s   {EXECUTED / path.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,132 @@
+"""What an algorithm says about itself, and whether that is true: settings, card, needs, metrics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, replace
+from typing import Any, get_args
+
+import torch
+
+from posttrain.algorithms import Algorithm
+from posttrain.algorithms.declared import NEEDS, DataKind
+from posttrain.algorithms.metrics import RATIO_METRICS, SHARED_METRICS, clip_formulas
+from posttrain.algorithms.settings import attributes
+from posttrain.errors import ConfigError
+from posttrain.explain import explain_class, values_to_try
+from posttrain.testing.invariances import Tried, require
+from posttrain.testing.steps import raw_step
+from posttrain.types import Experience
+
+MORE = (0.01, 0.25, 6)
+"""Values that are tried of each setting beside those with which explanations find out what it needs."""
+
+
+def settings_are_a_frozen_record(algorithm: Algorithm) -> None:
+    """Comparable, hashable, and the same after a trip to another process."""
+    cls = type(algorithm)
+    require(bool(getattr(cls, "key", "")), "the class has no key")
+    again = copy.deepcopy(algorithm)
+    require(again == algorithm and hash(again) == hash(algorithm), "a copy is not the same record")
+    for name, value in vars(algorithm).items():
+        try:
+            setattr(algorithm, name, value)
+        except FrozenInstanceError:
+            continue
+        raise AssertionError(f"{name} can be changed: decorate the class with posttrain.algorithms.settings.settings")
+    try:
+        cls(no_such_setting=1)  # type: ignore[call-arg]
+    except ConfigError:
+        return
+    raise AssertionError("an unknown setting is taken: decorate the class with posttrain.algorithms.settings.settings")
+
+
+def the_card_is_complete(algorithm: Algorithm) -> None:
+    """Everything that `posttrain explain` shows is there."""
+    cls = type(algorithm)
+    require(cls.data_kind in get_args(DataKind), f"data_kind = {cls.data_kind!r} is none of {get_args(DataKind)}")
+    require(algorithm.needs <= NEEDS.keys(), f"nobody computes {', '.join(algorithm.needs - NEEDS.keys())}")
+    require(algorithm.group_size_needed >= cls.min_group_size >= 1, "min_group_size is below 1")
+    for name in ("title", "paper", "summary", "use_when", "avoid_when"):
+        require(bool(getattr(cls.card, name)), f"card.{name} is empty")
+    told = explain_class(cls)
+    require(bool(told.formula), "neither the class nor its file has a docstring with the formula")
+    silent = [setting.name for setting in told.settings if not setting.doc]
+    require(not silent, f"no text under the settings {', '.join(silent)}")
+
+
+def each_metric_has_a_formula(algorithm: Algorithm) -> None:
+    """What the loss logs is told in the card, or by the base."""
+    cls = type(algorithm)
+    known = {*cls.card.metrics, *cls.shared_metrics, *cls.metrics, *SHARED_METRICS, *RATIO_METRICS, *clip_formulas()}
+    unknown = sorted(Tried(algorithm, raw_step(algorithm)).metrics.keys() - known)
+    require(not unknown, f"no formula of {', '.join(unknown)} in card.metrics")
+
+
+def every_setting_changes_something(algorithm: Algorithm) -> None:
+    """Of each setting some value, alone or beside another one, changes the loss, its gradient, the state or what is
+    needed. A setting of which no other value can be guessed, as of a text, is not judged."""
+    cls = type(algorithm)
+    if cls.open_composition:  # there, what is read depends on several others at once
+        return
+    start = {name: vars(algorithm)[attribute] for name, attribute in attributes(cls).items()}
+    values = {name: [*tried, *(MORE if tried else ())] for name, tried in values_to_try(cls).items()}
+    before = _learnt(algorithm)
+    dead = [name for name in start if _is_dead(cls, start, name, values, before)]
+    require(not dead, f"nothing changes with {', '.join(dead)}")
+
+
+def _is_dead(cls: type[Algorithm], start: dict[str, Any], name: str, values: dict[str, list[Any]], before: Any) -> bool:
+    """Were other values of this setting tried, and made no difference?"""
+    tried = [found for value in values[name] if (found := _with(cls, start | {name: value})) is not None]
+    if any(found != before for found in tried):
+        return False
+    beside = [(other, value) for other in values if other != name for value in values[other]]
+    for other, switched in beside:
+        found = [_with(cls, start | {other: switched, name: value}) for value in (start[name], *values[name])]
+        if len({one for one in found if one is not None}) > 1:
+            return False
+    return bool(tried)
+
+
+def _with(cls: type[Algorithm], settings: dict[str, Any]) -> Any:
+    try:
+        return _learnt(cls(**settings))
+    except (ConfigError, ValueError):  # a value of another type, or one that goes with another
+        return None
+
+
+def _learnt(algorithm: Algorithm) -> tuple[str, ...]:
+    """As texts, in which nan is nan."""
+    return tuple(f"{one:.12g}" if isinstance(one, float) else repr(one) for one in _numbers(algorithm))
+
+
+def _numbers(algorithm: Algorithm) -> Iterator[Any]:
+    yield sorted(algorithm.needs)
+    yield algorithm.step_reading
+    yield algorithm.auxiliary_coef
+    for seed in (1, 2):
+        raw = raw_step(algorithm, seed)
+        if isinstance(raw, Experience):
+            raw = _with_a_tie_and_cuts(raw)
+            yield from _states(algorithm, raw)
+        tried = Tried(algorithm, raw)
+        yield tried.loss.item()
+        for gradient in tried.gradients.values():
+            yield torch.linalg.vector_norm(gradient).item()
+            yield gradient.flatten()[gradient.flatten().abs().argmax()].item()
+
+
+def _states(algorithm: Algorithm, experience: Experience) -> Iterator[Any]:
+    """What it keeps of two steps, the second with twice the rewards."""
+    state = algorithm.next_state(algorithm.initial_state(), experience)
+    if state is not None:
+        yield from vars(algorithm.next_state(state, replace(experience, rewards_PG=2 * experience.rewards_PG))).values()
+
+
+def _with_a_tie_and_cuts(experience: Experience) -> Experience:
+    """The first prompt has two best completions of one reward; of the others all but the first were cut off."""
+    rewards_PG, truncated_PG = experience.rewards_PG.clone(), torch.zeros_like(experience.scored_PG)
+    rewards_PG[0, :2], truncated_PG[1:, 1:] = 1.0, True
+    return replace(experience, rewards_PG=rewards_PG, truncated_PG=truncated_PG)

@@ -1,0 +1,1 @@
+"""An algorithm, a reward, a task and an engine for posttrain."""

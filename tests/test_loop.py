@@ -1,0 +1,125 @@
+"""`posttrain.loop`: what it samples, scores and differentiates is what a run does, and its page and notebooks run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from tests.tiny import tiny_model
+from tests.train.letters import count_a
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from posttrain.algorithms import GRPO
+from posttrain.errors import ModelError
+from posttrain.loop import Policy, Sampling, build_rewards, count_totals
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+ROWS = [{"prompt": letter, "answer": letter} for letter in "abcdef"]
+SAMPLING = Sampling(group_size=4, max_completion_length=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("loop") / "model")
+
+
+def step(policy: Policy, rewards, seed: int):
+    prompts = policy.prompts(ROWS)
+    groups = policy.sample(prompts, SAMPLING, rewards, seed=seed)
+    experience = policy.experience(groups, rewards)
+    return groups, experience, GRPO().prepare(GRPO().to_batch(experience))
+
+
+def test_a_policy_samples_with_the_weights_of_now_and_says_of_its_tokens_what_it_drew_them_with(folder):
+    policy = Policy(folder, temperature=0.7)
+    with build_rewards([count_a]) as rewards:
+        for number in range(2):
+            groups, experience, batch = step(policy, rewards, seed=number)
+            said_BT, mask_BT = policy.logprobs(batch), batch.completion_mask_BT
+            torch.testing.assert_close(said_BT[mask_BT], batch.sampling_logprobs_BT[mask_BT], rtol=0, atol=1e-4)
+            with torch.no_grad():  # as an optimizer changes them
+                for parameter in policy.parameters():
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+    texts = [[completion.text for completion in group.completions] for group in groups]
+    expected = [count_a(four, 4 * [row["answer"]]) for four, row in zip(texts, ROWS, strict=True)]
+    torch.testing.assert_close(experience.rewards_PG, torch.tensor(expected))
+
+
+def test_micro_batches_add_up_to_the_gradient_of_the_plain_forward_pass(folder):
+    policy = Policy(folder)
+    with build_rewards([count_a]) as rewards:
+        _, _, batch = step(policy, rewards, seed=0)
+    totals, micros = count_totals(batch), 0
+    for micro in policy.microbatches(batch, tokens=16):
+        loss, _ = GRPO().loss(policy(micro), micro, totals)
+        loss.backward()
+        micros += 1
+    found = [parameter.grad.clone() for parameter in policy.parameters()]
+    assert micros > 2
+    policy.model.zero_grad()
+    tokens = batch.tokens
+    attended = torch.arange(tokens.input_ids_BT.shape[1])[None] < tokens.lengths_B[:, None]
+    logits_BTV = policy.model(input_ids=tokens.input_ids_BT, attention_mask=attended.long()).logits[:, :-1]
+    chosen_BT = logits_BTV.log_softmax(-1).gather(-1, tokens.input_ids_BT[:, 1:, None])[..., 0]
+    loss, _ = GRPO().loss(torch.nn.functional.pad(chosen_BT, (1, 0)), batch, totals)
+    loss.backward()
+    for parameter, gradient in zip(policy.parameters(), found, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_a_loaded_model_with_its_tokenizer_and_a_dataset_give_the_same(folder):
+    loaded = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    texts = []
+    for policy, rows in ((Policy(loaded), Dataset.from_list(ROWS)), (Policy(folder), ROWS)):
+        groups = policy.sample(policy.prompts(rows), SAMPLING, seed=3)
+        texts.append([[completion.ids for completion in group.completions] for group in groups])
+    assert texts[0] == texts[1]
+    with pytest.raises(ModelError, match="float32"):
+        Policy((loaded[0].to(torch.bfloat16), loaded[1]))
+
+
+# --- the page and the notebooks --------------------------------------------------------------------------------------
+
+
+def cells(path: Path, kind: str = "code") -> list[str]:
+    read = json.loads(path.read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in read["cells"] if cell["cell_type"] == kind]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_stored_without_outputs_and_their_cells_are_python(path):
+    read = json.loads(path.read_text(encoding="utf-8"))
+    code = [cell for cell in read["cells"] if cell["cell_type"] == "code"]
+    assert len(code) >= 3
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    assert cells(path, "markdown")[0].startswith("# ")
+    for source in cells(path):
+        ast.parse(source)
+
+
+def test_the_loop_of_the_page_is_that_of_the_notebook():
+    page = (ROOT / "docs" / "loop.md").read_text(encoding="utf-8")
+    shown = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert shown is not None
+    assert len(shown[1].strip().splitlines()) <= 30
+    begin, loop = cells(ROOT / "notebooks" / "own_loop.ipynb")[:2]
+    assert shown[1].strip() == f"{begin}\n\n{loop}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_a_notebook_run_as_a_script(path, tmp_path):
+    (tmp_path / "script.py").write_text("\n\n".join(cells(path)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
