@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
 class _Train(ModuleType):
     """The package and the function `train` have one name, so the package is callable."""
 
-    def __call__(self, config: Any, *, view: Any = None, **overrides: Any) -> Run | Pipeline:
+    def __call__(self, config: Any, *, view: Any = None, **overrides: Any) -> Run | FinishedRun | Pipeline:
         """Train a model, or the stages of a pipeline; see `posttrain.train.api.train`."""
         with uncollected():
             from posttrain.pipeline.run import start

@@ -49,7 +49,7 @@ class Host:
     def __init__(self, begin: Begin, moved: Mapping[str, str]) -> None:
         """`moved` says where folders of the trainer's machine are here, from the working directory."""
         os.environ[MOVED] = json.dumps({folder: os.path.abspath(place) for folder, place in moved.items()})
-        sys.path[:] = [place for place in sys.path if not place.startswith(os.path.dirname(ray.__file__))]
+        sys.path[:] = [place for place in sys.path if not place.startswith(os.path.dirname(str(ray.__file__)))]
         self._memory = unnamed_memory()
         self._printed, theirs = os.pipe()
         os.set_blocking(self._printed, False)

@@ -101,7 +101,7 @@ def train_resolved(
         return _train(resolved, view or TerminalView(quiet=True), files, ranks)
 
 
-def _train(resolved: Resolved, view: TerminalView, files: Mapping[str, bytes], ranks: Ranks) -> Run:
+def _train(resolved: Resolved, view: TerminalView, files: Mapping[str, objects.Content], ranks: Ranks) -> Run:
     """In this process, which leads the ranks."""
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
     followed = tracking(store.folder, resolved.config.report_to, view)

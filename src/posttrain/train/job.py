@@ -100,8 +100,9 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="posttrain-job-") as place:
         settings = Path(place, "config.yaml")
         settings.write_text(to_yaml(resolved), encoding="utf-8")
-        if resumed is None:
-            objects.put_files(files, folder)
+        given = Path(place, "given")
+        given.mkdir()
+        objects.put_files(files, given)
         Job(
             config=settings,
             folder=folder,
@@ -109,6 +110,7 @@ def launch(
             restarts=config.train.restarts,
             view=view,
             resumed=resumed,
+            given=given,
         ).run()
     return FinishedRun(folder)
 

@@ -74,6 +74,8 @@ class Job:
     view: TerminalView | None
     resumed: Mapping[str, Any] | None
     """Of a run that is resumed: which settings change. None for a new one."""
+    given: Path
+    """What a new run is to have in its folder from the start."""
 
     def run(self) -> None:
         """Until the run is over. Raises what the first rank raised, or RankLost after the last restart."""
@@ -97,6 +99,7 @@ class Job:
             told = {
                 "config": str(self.config),
                 "folder": str(self.folder),
+                "given": str(self.given),
                 "resumed": (self.resumed or {}) if resumes else None,
                 "restarted": reason,
                 "quiet": self.view is None or self.view.quiet,

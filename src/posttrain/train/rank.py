@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -29,13 +30,23 @@ def main(file: str) -> int:
         if told["resumed"] is not None:
             api.resume(told["folder"], **told["resumed"], view=view, restarted=told["restarted"])
         else:
-            api.train_resolved(api.load_config(told["config"], [f"output={told['folder']}"]), view=view)
+            resolved = api.load_config(told["config"], [f"output={told['folder']}"])
+            api.train_resolved(resolved, view=view, files=given_files(Path(told["given"])))
     except KeyboardInterrupt as stop:
         return getattr(stop, "exit_code", 130)
     except PosttrainError as error:
         Path(file).with_name(f"error-{os.environ['RANK']}.json").write_text(json.dumps({"message": str(error)}))
         return error.exit_code
     return 0
+
+
+def given_files(folder: Path) -> dict[str, Any]:
+    """What `train` was given as objects, by its place in the folder of the run."""
+
+    def copied(source: Path) -> Any:
+        return source.read_bytes() if source.is_file() else lambda place: shutil.copytree(source, place)
+
+    return {source.name: copied(source) for source in folder.iterdir()}
 
 
 def end_with_the_parent() -> None:
