@@ -26,6 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("engines",),
     ("rewards",),
+    ("episodes",),
     ("tasks",),
     ("controller",),
     ("experience",),
