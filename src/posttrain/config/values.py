@@ -114,7 +114,7 @@ class Part(BaseModel):
         )
 
 
-_BARE = {"model": "path", "reference": "path", "teacher": "path", "algorithm": "name"}
+_BARE = {"model": "path", "reference": "path", "teacher": "path", "environment": "function", "algorithm": "name"}
 """Sections that a bare string may stand for, and the key that it gives."""
 
 

@@ -19,6 +19,7 @@ from posttrain.data.split import read_auxiliary, read_split
 from posttrain.data.stream import StreamedRows, streaming_notes
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.held import hold_frozen
+from posttrain.episodes.acting import Acting
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.evaluate.heldout_scores import HeldOutScores
 from posttrain.evaluate.measure import Measure, WithForgetting
@@ -159,7 +160,7 @@ def policy_trainer(
 ) -> Built:
     """The trainer of a policy, its feed, its measure, and what watches its rewards."""
     auxiliary_rows = read_auxiliary(config.data, config.seed)
-    judges = Judges.of(config, store.folder, resources)
+    judges, acting = Judges.of(config, store.folder, resources), Acting.of(config, resources)
     judges.refuse_token_rewards(algorithm, config.train.lead)
     with ranks.together(POLICY, str(store.folder)):
         policy = Policy.of(config, algorithm, store.folder, ranks)
@@ -174,7 +175,7 @@ def policy_trainer(
         say=lambda text: tell("warning", [text]),
         to_come=policy.optimizer.bytes_to_come,
     )
-    samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
+    samplers = Samplers.of(config, loaded, acting, published=algorithm.data_kind == "prompts" and fleet is None)
     judges.bind(samplers.evaluation, config, store.folder)
     read = SOURCES[algorithm.data_kind] if config.sampled_pairs is None else sampled_preferences
     given = Inputs(
