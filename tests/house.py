@@ -38,6 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("engines",),
     ("rewards",),
+    ("episodes",),
     ("tasks",),
     ("controller",),
     ("experience",),
