@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.data.dropped import Unusable
 from posttrain.engines.engine import Request
 from posttrain.engines.row_stream import RowStream
+from posttrain.engines.sampler import rows_together
 from posttrain.episodes.calls import CallFormat, Said
 from posttrain.episodes.play import Play, Stage
 from posttrain.episodes.sessions import Reply
