@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from posttrain.config import check, to_yaml
+from posttrain.config import ModelConfig, check, models_named, to_yaml
 from posttrain.errors import ConfigError, RankLost
 from posttrain.models import acceleration
+from posttrain.models.named import resolve_model_path
 from posttrain.ranks.agreement import ONE, Ranks
 from posttrain.ranks.environment import place_of_process
 from posttrain.ranks.group import ProcessRanks
@@ -46,6 +47,10 @@ def join(config: RunConfig) -> Ranks:
         )
     over_all = config.train.model_copy(update={"devices": place.size})
     check(config.model_copy(update={"train": over_all}))
+    for _, path in models_named(
+        config
+    ):  # while this process is no rank yet: transformers saves models on the first alone
+        resolve_model_path(ModelConfig(path=path), config.seed)
     acceleration.register(None)  # kernels of the CPU read whole weights, beside the modules that bring them together
     return ProcessRanks(place, config.train.rank_deadline, on_cpu=config.model.device == "cpu")
 
