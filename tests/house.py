@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("models",),
     ("engines",),
     ("rewards",),
+    ("episodes",),
     ("tasks",),
     ("controller",),
     ("experience",),

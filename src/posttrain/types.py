@@ -8,6 +8,7 @@ its log-probability is that of this token given the tokens before it. Rows are p
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -49,8 +50,41 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Episode:
+    """What was said in a completion of several turns, and what its environment made of it. Plain JSON."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    """What follows the prompt as chat messages: turns of the policy, and what came back."""
+    turns: int
+    """Turns of the policy."""
+    ended: str
+    """`done` (the environment ended it, or nothing was left to answer), the setting whose limit cut it, or `failed`."""
+    reward: float | None = None
+    """What the environment gave for it; None where it gives none."""
+    calls: tuple[str, ...] = ()
+    """Names of the tools that were called, in their order."""
+    errors: tuple[str, ...] = ()
+    """Names of the tools whose calls came to nothing, once for each such call."""
+    failure: str = ""
+    """How the environment failed in the last attempt: exception, timeout or crash; the completion is unscored."""
+    detail: str = ""
+    """What it said then."""
+    attempts: int = 1
+    """How often it was begun."""
+
+    @staticmethod
+    def from_json(saved: Mapping[str, Any]) -> Episode:
+        """What `dataclasses.asdict` gave, read from JSON."""
+        return Episode(**{**saved, **{name: tuple(saved[name]) for name in ("messages", "calls", "errors")}})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Completion:
-    """What the sampler returns for one completion: token ids, never re-tokenised text."""
+    """What the sampler returns for one completion: token ids, never re-tokenised text.
+
+    A completion of several turns (a trajectory) has pieces that the policy drew and pieces that its environment wrote;
+    an answer is a trajectory of one piece.
+    """
 
     ids: tuple[int, ...]
     """All ids after the prompt, the closing EOS included when there is one."""
@@ -60,9 +94,15 @@ class Completion:
     """The policy version that produced each drawn id."""
     finish_reason: FinishReason
     text: str
-    """Decoded without special tokens; a stop string, when one ended the completion, is not part of it."""
+    """Decoded without special tokens; a stop string, when one ended the completion, is not part of it. Of several turns
+    the last one."""
     given: tuple[tuple[int, int], ...] = ()
     """Stretches (begin, end) of `ids` that the policy did not draw: what an environment wrote, context alone."""
+    starts: tuple[int, ...] = ()
+    """Places in `ids` where the context begins anew: what stands before, the prompt among it, is not seen from there
+    on. Each is the begin of a given stretch."""
+    episode: Episode | None = None
+    """Of a completion in several turns."""
 
     @property
     def truncated(self) -> bool:
@@ -79,13 +119,28 @@ class Completion:
         """
         if not self.given:
             return (True,) * len(self.ids)
-        return tuple(not any(begin <= place < end for begin, end in self.given) for place in range(len(self.ids)))
+        drawn = [True] * len(self.ids)
+        for begin, end in self.given:
+            drawn[begin:end] = [False] * (end - begin)
+        return tuple(drawn)
+
+    @property
+    def drawn_ids(self) -> tuple[int, ...]:
+        """The ids that the policy drew: what its length and its text are measured by."""
+        return tuple(itertools.compress(self.ids, self.drawn)) if self.given else self.ids
+
+    @property
+    def failure(self) -> str:
+        """How its environment failed, where that is why there is no more of it."""
+        return "" if self.episode is None else self.episode.failure
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Completion:
         """What `dataclasses.asdict` gave, read from JSON."""
-        per_token = {name: tuple(saved[name]) for name in ("ids", "logprobs", "versions")}
-        return Completion(**{**saved, **per_token, "given": tuple(map(tuple, saved.get("given", ())))})
+        tuples: dict[str, Any] = {name: tuple(saved[name]) for name in ("ids", "logprobs", "versions")}
+        tuples |= {"given": tuple(map(tuple, saved.get("given", ()))), "starts": tuple(saved.get("starts", ()))}
+        episode = saved.get("episode")
+        return Completion(**{**saved, **tuples, "episode": None if episode is None else Episode.from_json(episode)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,9 +447,13 @@ class Tokens:
     input_ids_BT: Tensor
     lengths_B: Tensor
     """Real tokens of each row, prompt and completion."""
+    starts_BT: Tensor | None = None
+    """True where the context begins anew within a row: a token there and after it sees nothing of what stands before.
+    None: nowhere."""
 
     def rows(self, index: Tensor) -> Tokens:
-        return Tokens(input_ids_BT=self.input_ids_BT[index], lengths_B=self.lengths_B[index])
+        starts_BT = None if self.starts_BT is None else self.starts_BT[index]
+        return Tokens(input_ids_BT=self.input_ids_BT[index], lengths_B=self.lengths_B[index], starts_BT=starts_BT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from posttrain.errors import GuardStop
 from posttrain.experience.group import Group, GroupQueue, groups_of
 from posttrain.rewards import Failure, Scores, Verdict
 from posttrain.rewards.judge.records import Judgement, Reply
-from posttrain.types import Completion, Prompt
+from posttrain.types import Completion, Episode, Prompt
 
 NAN = float("nan")
 
@@ -74,6 +74,8 @@ def test_what_waits_is_the_same_after_a_checkpoint():
                 finish_reason="eos",
                 text="ü\u2028",
                 given=((1, 2),),
+                starts=(1,),
+                episode=Episode(messages=({"role": "user", "content": "ü"},), turns=2, ended="done", reward=0.1),
             ),
             Completion(ids=(), logprobs=(), versions=(), finish_reason="length", text=""),
         ]

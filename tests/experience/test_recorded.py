@@ -19,12 +19,24 @@ from posttrain.experience.group import Group
 from posttrain.experience.recorded import read_rollouts
 from posttrain.experience.rollouts import rollout_table
 from posttrain.rewards import Scores
-from posttrain.types import Completion, Experience, Prompt
+from posttrain.types import Completion, Episode, Experience, Prompt
 
 LABELS = ("plain", "behind a/gate", "of tokens")
 VERSION = 2**31 - 1
 REWARDS = st.floats(-1e6, 1e6)
 FLOAT32 = st.floats(-(2.0**99), 0.0, width=32)
+
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
+EPISODES = st.builds(
+    Episode,
+    messages=st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}), max_size=2).map(tuple),
+    turns=st.integers(0, 9),
+    ended=st.sampled_from(["done", "max_turns", "failed"]),
+    reward=st.none() | st.floats(-1e6, 1e6),
+    calls=st.lists(TEXT, max_size=2).map(tuple),
+    failure=TEXT,
+)
 
 
 @st.composite
@@ -39,8 +51,10 @@ def completions(draw: st.DrawFn) -> Completion:
         logprobs=tuple(draw(st.lists(FLOAT32, min_size=drawn, max_size=drawn))),
         versions=tuple(sorted(versions)),
         finish_reason=draw(st.sampled_from(["eos", "stop", "length"])),
-        text=draw(st.text(st.characters(exclude_categories=("Cs",)), max_size=4)),
+        text=draw(TEXT),
         given=((begin, end),) if end > begin else (),
+        starts=(begin,) if end > begin and draw(st.booleans()) else (),
+        episode=draw(st.none() | EPISODES),
     )
 
 

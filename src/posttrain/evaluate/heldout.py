@@ -150,7 +150,7 @@ def _answers(
         verdicts = {label: given[p][g] for label, given in scores.verdicts.items()}
         return Answer(
             text=completion.text,
-            ids=completion.ids,
+            ids=completion.drawn_ids,
             finish_reason=completion.finish_reason,
             score=scores.rewards_PG[p][g] if scores.scored_PG[p][g] else None,
             parts={label: values[p][g] for label, values in scores.parts.items()},

@@ -53,6 +53,7 @@ def assemble(
         for completion in group.completions
     ]
     tokens, completion_mask_BT = collate_examples(rows, pad_id)
+    tokens = replace(tokens, starts_BT=starts_of(groups, completion_mask_BT))
     completions = completions_of(groups)
     versions_BT = pad_rows([c.versions for c in completions], completion_mask_BT, dtype=torch.long)
     logprobs_BT = pad_rows([c.logprobs for c in completions], completion_mask_BT, dtype=torch.float32)
@@ -68,6 +69,20 @@ def assemble(
         version=version,
         tokens=tokens,
     )
+
+
+def starts_of(groups: Sequence[Group], like_BT: Tensor) -> Tensor | None:
+    """`[B, T]` where the context begins anew within a row; None where it does so nowhere."""
+    places = [
+        (row, len(group.prompt.ids) + start)
+        for row, (group, completion) in enumerate((group, one) for group in groups for one in group.completions)
+        for start in completion.starts
+    ]
+    if not places:
+        return None
+    starts_BT = torch.zeros_like(like_BT)
+    starts_BT[tuple(torch.tensor(places).T)] = True
+    return starts_BT
 
 
 def fresh(versions_BT: Tensor, drawn_BT: Tensor, version: int, max_lag: int | None) -> Tensor:

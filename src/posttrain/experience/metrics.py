@@ -106,11 +106,11 @@ def staleness_metrics(completions: Sequence[Completion], version: int) -> Metric
 
 
 def length_metrics(completions: Sequence[Completion]) -> Metrics:
-    """Lengths in tokens, EOS included, and the share that was truncated; `terminated` are the others."""
+    """Lengths in drawn tokens, EOS included, and the share that was truncated; `terminated` are the others."""
     if not completions:
         return {}
-    lengths = [len(completion.ids) for completion in completions]
-    ended = [len(completion.ids) for completion in completions if not completion.truncated]
+    lengths = [len(completion.drawn_ids) for completion in completions]
+    ended = [len(completion.drawn_ids) for completion in completions if not completion.truncated]
     return {
         "completions/mean_length": Mean(sum(lengths), len(lengths)),
         "completions/min_length": Min(float(min(lengths))),

@@ -19,7 +19,7 @@ from posttrain.experience.group import Group
 from posttrain.experience.rollouts import FACTS, FORMAT, content_hash
 from posttrain.files import names_inside, read_inside
 from posttrain.rewards import Scores
-from posttrain.types import Batch, Completion, Example, Prompt
+from posttrain.types import Batch, Completion, Episode, Example, Prompt
 
 FOLDER, MOST_BYTES = "rollouts", 1 << 34
 _FILE = re.compile(r"step-(\d{6,})\.parquet")
@@ -108,6 +108,8 @@ def _completion(row: Mapping[str, Any]) -> Completion:
         finish_reason=row["finish_reason"],
         text=row["completion"],
         given=tuple(map(tuple, row.get("given") or ())),
+        starts=tuple(row.get("starts") or ()),
+        episode=Episode.from_json(json.loads(row["episode"])) if row.get("episode") else None,
     )
 
 

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -22,12 +23,14 @@ from torch import Tensor
 
 from posttrain.experience.group import Group
 from posttrain.rewards import Scores
+from posttrain.types import Completion
 
 VERDICT_COLUMNS = {"reason": pa.string(), "extracted": pa.string(), "seconds": pa.float64()}
 """What a rollout table keeps of a verdict, beside its score."""
 NUMBERS = pa.list_(pa.float32())
 VERSIONS = pa.list_(pa.int32())
-STRETCHES = pa.list_(pa.list_(pa.int32()))
+TURNS = {"given": pa.list_(pa.list_(pa.int32())), "starts": pa.list_(pa.int32()), "episode": pa.string()}
+"""Columns of completions in several turns."""
 EXACT_NUMBERS = pa.list_(pa.float64())
 """Of what is added up before it is rounded to float32."""
 FACTS, FORMAT = b"posttrain", 1
@@ -54,6 +57,8 @@ def rollout_table(
     token_rewards/<label>     the rewards of single tokens, where a component gives them
     versions, version         the policy version that drew each token, and the last one
     given                     stretches of completion_ids that the policy did not draw, where there are any
+    starts                    places in completion_ids where the context begins anew, where there are any
+    episode                   of completions in several turns: messages, calls and reward (`Episode`), as JSON
     role                      in place of advantages where completions are compared in pairs (`pair_roles`)
     discarded                 of groups that were sampled and not trained: they follow, without advantages
     greedy_completion, _reward  of the greedy answer to the prompt, beside each completion of the group
@@ -79,8 +84,7 @@ def rollout_table(
     more |= {f"reward/{label}/{name}": kind for label in reasons for name, kind in VERDICT_COLUMNS.items()}
     more |= {f"reward/{label}/open": pa.bool_() for scores in judged for label in scores.is_open}
     more |= {f"token_rewards/{label}": EXACT_NUMBERS for scores in judged for label in scores.tokens}
-    if any("given" in row for row in rows):
-        more |= {"given": STRETCHES}
+    more |= {name: kind for name, kind in TURNS.items() if any(name in row for row in rows)}
     if greedy:
         more |= {"greedy_completion": pa.string(), "greedy_reward": pa.float64()}
     table = pa.Table.from_pylist(rows, schema=_rollout_schema(labels, more))
@@ -140,13 +144,20 @@ def _rows(
                 "finish_reason": completion.finish_reason,
                 "version": completion.versions[-1] if completion.versions else None,
                 "versions": completion.versions,
-                **({"given": completion.given} if completion.given else {}),
+                **_turns(completion),
                 **({} if scores is None else {f"reward/{label}": part[0][g] for label, part in scores.parts.items()}),
                 **({} if scores is None else _reasons(scores, g)),
                 **({} if scores is None else {f"reward/{k}/open": part[0][g] for k, part in scores.is_open.items()}),
                 **({} if scores is None else {f"token_rewards/{k}": part[0][g] for k, part in scores.tokens.items()}),
             }
             number += 1
+
+
+def _turns(completion: Completion) -> dict[str, Any]:
+    """Nothing for an answer of one piece."""
+    episode = None if completion.episode is None else json.dumps(asdict(completion.episode))
+    found = {"given": completion.given, "starts": completion.starts, "episode": episode}
+    return {name: value for name, value in found.items() if value}
 
 
 def _reasons(scores: Scores, g: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from posttrain.models.entering import enter
 from posttrain.models.forward_path import ForwardPath, causal_lm, forward_path
 from posttrain.models.packing import Packed
+from posttrain.models.restarts import cut
 from posttrain.models.transfer import to_device
 from posttrain.types import Outputs, Tokens
 
@@ -42,6 +43,8 @@ def token_logprobs(
     `pack(tokens, mask_BT).num_tokens` tokens go through the model: of each row those before its last scored token, of a
     row that scores nothing none, of a beginning that rows have in common one. The head sees the positions before scored
     tokens only, `chunk_tokens` at a time.
+
+    Where the context begins anew within a row (`Tokens.starts_BT`), each part is a sequence of its own.
 
     Token ids, lengths and mask are on the CPU, where rows are packed. The result is where the model is.
 
@@ -77,11 +80,14 @@ def _token_logprobs(
     value_head: nn.Linear | None,
     chunk_tokens: int,
 ) -> Outputs:
+    how: dict[str, Any] = {"with_entropy": with_entropy, "with_top1": with_top1, "value_head": value_head}
+    how |= {"temperature": temperature, "chunk_tokens": chunk_tokens}
+    if tokens.starts_BT is not None:
+        parts = cut(tokens, mask_BT)
+        return parts.outputs(_token_logprobs(lm, parts.tokens, parts.mask_SU, **how))
     path = forward_path(lm)
     packed = path.pack(tokens, mask_BT)
-    how: dict[str, Any] = {"with_entropy": with_entropy, "with_top1": with_top1, "value_head": value_head}
     if packed.num_tokens == 0:
-        how |= {"temperature": temperature, "chunk_tokens": chunk_tokens}
         return _nothing_scored(_token_logprobs(lm, *_filler(tokens), **how), tokens)
     hidden_ND = _hidden_before_targets(path, tokens, packed, lm.device)
     top1_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.bool) if with_top1 else None
@@ -108,6 +114,9 @@ def token_values(path: ForwardPath, head: nn.Linear, tokens: Tokens, mask_BT: Te
     That state is the token before it and all that this one has seen: the hidden state from which the token was sampled.
     The head computes in the precision of its weights, whatever the enclosing autocast says.
     """
+    if tokens.starts_BT is not None:
+        parts = cut(tokens, mask_BT)
+        return parts.joined(token_values(path, head, parts.tokens, parts.mask_SU))
     packed = path.pack(tokens, mask_BT)
     if packed.num_tokens == 0:
         return _zeros(token_values(path, head, *_filler(tokens)), tokens)

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from posttrain.heartbeat import beat
 from posttrain.models.packing import Family, alone, find_families, needed_tokens
+from posttrain.models.restarts import needed_in_parts
 from posttrain.ranks.agreement import ONE, Ranks, deal
-from posttrain.types import Batch
+from posttrain.types import Batch, Tokens
 
 PAIRS_PER_TOKEN = 4096
 """Pairs of tokens, one attending to the other, that cost about as much as all else that is done with one token: six
@@ -191,10 +193,9 @@ def rows_by_rank(batch: Batch, size: int, *, share: bool = True) -> list[list[in
     have a tenth more to do than they have on average. Rows that train nothing are nobody's.
     """
     assert batch.tokens is not None, "a batch without token ids cannot go through the model"
-    needed_B = needed_tokens(batch.completion_mask_BT)
-    trains, needed = batch.completion_mask_BT.any(dim=-1).tolist(), needed_B.tolist()
+    needed, families = _needed(batch.tokens, batch.completion_mask_BT, share=share)
+    trains = batch.completion_mask_BT.any(dim=-1).tolist()
     units = [unit for unit in batch.units if any(trains[row] for row in unit)]
-    families = find_families(batch.tokens.input_ids_BT, needed_B) if share else alone(needed_B)
     prefix_of = {row: family.prefix for family in families for row in family.rows}
     kindred = [
         ([row for unit in kin for row in units[unit]], sum(family.prefix for family in kin_families))
@@ -216,11 +217,20 @@ def microbatches(batch: Batch, tokens_per_microbatch: int, *, share: bool = True
     beginning is computed, and counted, once.
     """
     assert batch.tokens is not None, "a batch without token ids cannot go through the model"
-    needed_B = needed_tokens(batch.completion_mask_BT)
+    needed, families = _needed(batch.tokens, batch.completion_mask_BT, share=share)
     trains = batch.completion_mask_BT.any(dim=-1).tolist()
     units = [unit for unit in batch.units if any(trains[row] for row in unit)]
-    families = find_families(batch.tokens.input_ids_BT, needed_B) if share else alone(needed_B)
-    for part in plan_units(units, families, needed_B.tolist(), tokens_per_microbatch):
+    for part in plan_units(units, families, needed, tokens_per_microbatch):
         beat("a micro-batch began")
         rows = [row for place in part for row in units[place]]
         yield rows, batch.rows(rows)
+
+
+def _needed(tokens: Tokens, mask_BT: Tensor, *, share: bool) -> tuple[list[int], list[Family]]:
+    """How many tokens of each row go through the model, and which rows share some of them. A row whose context begins
+    anew is several sequences, and shares none."""
+    if tokens.starts_BT is not None:
+        needed_B = needed_in_parts(tokens, mask_BT)
+        return needed_B.tolist(), alone(needed_B)
+    needed_B = needed_tokens(mask_BT)
+    return needed_B.tolist(), find_families(tokens.input_ids_BT, needed_B) if share else alone(needed_B)

@@ -297,7 +297,7 @@ class Truncation:
             self.streak = 0
             return None
         self.streak += 1
-        length = sum(len(completion.ids) for completion in completions) / len(completions)
+        length = sum(len(completion.drawn_ids) for completion in completions) / len(completions)
         finding = (
             f"{cut} of {len(completions)} answers ({cut / len(completions):.0%}) were cut at "
             f"sampling.max_completion_length = {self.max_completion_length} tokens; mean length {length:.0f}"

@@ -41,14 +41,15 @@ def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
     some = places[:: -(-len(places) // MOST_ANSWERS)] if places else []
     answers = [groups[p].completions[g] for p, g in some]
     sources = [groups[p].prompt.index for p, _ in some]
-    ratios = [distinct_ngrams(answer.ids, 4) for answer in answers if len(answer.ids) >= 4]
+    drawn = [answer.drawn_ids for answer in answers]
+    ratios = [distinct_ngrams(ids, 4) for ids in drawn if len(ids) >= 4]
     found = {
         "text/length_correlation": length_correlation(groups),
         "text/distinct_4grams": mean(ratios),
         "text/concentration": concentration(groups),
         "text/compression": mean([r for answer in answers if (r := compression(answer)) is not None]),
-        "text/same_start": shared_share([(s, a.ids[:EDGE]) for s, a in zip(sources, answers, strict=True)]),
-        "text/same_end": shared_share([(s, a.ids[-EDGE:]) for s, a in zip(sources, answers, strict=True)]),
+        "text/same_start": shared_share([(s, ids[:EDGE]) for s, ids in zip(sources, drawn, strict=True)]),
+        "text/same_end": shared_share([(s, ids[-EDGE:]) for s, ids in zip(sources, drawn, strict=True)]),
     }
     return {name: value for name, value in found.items() if value == value}
 
@@ -58,7 +59,7 @@ def length_correlation(groups: Sequence[Group]) -> float:
     return spearman_within(
         [
             [
-                (group.scores.rewards_PG[0][g], len(answer.ids))
+                (group.scores.rewards_PG[0][g], len(answer.drawn_ids))
                 for g, answer in enumerate(group.completions)
                 if group.scores.scored_PG[0][g]
             ]
@@ -70,7 +71,7 @@ def length_correlation(groups: Sequence[Group]) -> float:
 
 def spread(group: Group) -> int:
     """Tokens between its shortest and its longest answer."""
-    lengths = [len(answer.ids) for answer in group.completions]
+    lengths = [len(answer.drawn_ids) for answer in group.completions]
     return max(lengths, default=0) - min(lengths, default=0)
 
 
