@@ -57,6 +57,7 @@ def test_the_gradient_is_the_same_however_rows_are_split(model):
     for budget in (1, 1000):
         model.zero_grad()
         for _, part in microbatches(batch, budget):
+            assert part.tokens is not None
             logprobs_BT = token_logprobs(model, part.tokens, part.completion_mask_BT, temperature=1.0).logprobs_BT
             sequence_mean(logprobs_BT, part.completion_mask_BT, 2).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))

@@ -550,6 +550,54 @@ def _judges_have_something_to_compare(config: RunConfig, algorithm: Algorithm) -
     )
 
 
+def _turns_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """Settings of several turns need an environment or tools, and those an algorithm that samples."""
+    if config.has_turns:
+        if _samples(algorithm) and config.sampled_pairs is None:
+            return None
+        return ConfigError(
+            given=f"an environment or tools, but {config.algorithm.name} as configured trains on answers of one turn",
+            allowed="an algorithm that samples in each step, without sampled_pairs",
+            fix="Set algorithm = grpo, or leave environment and tools out.",
+        )
+    for name in ("environment", "sampling"):
+        section = getattr(config, name)
+        names = ("max_turns", "max_trajectory_length") if name == "sampling" else type(section).model_fields
+        unused = [one for one in names if getattr(section, one) != type(section).model_fields[one].default]
+        if unused:
+            return ConfigError(
+                given=f"{name}.{unused[0]} = {getattr(section, unused[0])}, but each answer has one turn: there is "
+                "neither an environment nor a tool",
+                allowed="environment.function, or tools",
+                fix=f"Set tools = [calculator], for example, or leave {name}.{unused[0]} out.",
+            )
+    return None
+
+
+def _turns_are_sampled_here(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """An environment and tools go with the sampler of the trainer's process."""
+    if not config.has_turns or not config.rollout.num_engines:
+        return None
+    return ConfigError(
+        given=f"an environment or tools with rollout.engine = {config.rollout.engine} and "
+        f"{config.rollout.num_engines} engine(s)",
+        allowed="the sampler of the trainer's process: rollout.engine = local with rollout.engines = 0",
+        fix="Leave the section rollout out.",
+    )
+
+
+def _environments_give_rewards(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """The reward `environment` is that of environment.function; what there is of an environment is an entry's name."""
+    asked = [entry for entry in (*config.rewards, *config.check) if entry.name == "environment"]
+    if not asked or config.environment.function is not None:
+        return None
+    return ConfigError(
+        given="a reward named environment, but there is no environment that could give one",
+        allowed="environment.function",
+        fix="Set environment = path/to/file.py:Class, or name another reward.",
+    )
+
+
 def _alarms_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """A setting of alarms that is given has something to watch: rewards, a check, evaluations, enough steps."""
     alarms = config.alarms
@@ -624,5 +672,8 @@ RULES: tuple[Rule, ...] = (
     _reward_model_is_used,
     _judges_have_something_to_compare,
     _forgetting_needs_language,
+    _turns_are_used,
+    _turns_are_sampled_here,
+    _environments_give_rewards,
     _alarms_are_used,
 )

@@ -21,6 +21,7 @@ from posttrain.config.sections import (
     ClusterConfig,
     CriticConfig,
     DataConfig,
+    EnvironmentConfig,
     EvaluationConfig,
     GuardConfig,
     LoRAConfig,
@@ -32,7 +33,7 @@ from posttrain.config.sections import (
     TeacherConfig,
     TrainConfig,
 )
-from posttrain.config.values import Part, PathText, as_list, as_whole
+from posttrain.config.values import Part, PathText, Text, as_list, as_whole
 
 REWARD_MODEL = "reward_model"
 """The section, the folder inside of the run's, and what an entry of rewards or check calls the model."""
@@ -68,6 +69,11 @@ class RunConfig(Part):
     """A reward model to train first, on preference pairs: the settings of a run of its own (data and train at least),
     made in the folder reward_model of this run. Its algorithm is reward_model, model and seed are those of this run,
     unless given. An entry `{model: reward_model}` of rewards or check scores with it."""
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """What answers the policy's turns, so that a completion may have several."""
+    tools: Annotated[list[Text], BeforeValidator(as_list)] = []
+    """Functions that the policy may call, `path/to/file.py:function` or `package.module.function`, or names of those
+    that are built in: calculator."""
     sampling: SamplingConfig = SamplingConfig()
     """How completions are drawn."""
     rollout: RolloutConfig = RolloutConfig()
@@ -97,6 +103,11 @@ class RunConfig(Part):
     report_to: Annotated[list[Literal["tensorboard", "trackio", "wandb"]], BeforeValidator(as_list)] = []
     """Trackers that are told of the run while it goes on, by a process for each (`posttrain track` does so afterwards).
     The run folder is written in any case."""
+
+    @property
+    def has_turns(self) -> bool:
+        """May a completion have several?"""
+        return self.environment.function is not None or bool(self.tools)
 
     @property
     def has_dropout(self) -> bool:
@@ -148,6 +159,7 @@ def json_schema() -> dict[str, Any]:
         "ModelConfig",
         "ReferenceConfig",
         "TeacherConfig",
+        "EnvironmentConfig",
         "RewardConfig",
         "CheckConfig",
         "ClusterConfig",

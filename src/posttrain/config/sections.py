@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_v
 from posttrain.config.values import (
     BelowOne,
     Count,
+    FunctionText,
     Natural,
     NonNegative,
     Number,
@@ -218,6 +219,12 @@ class SamplingConfig(Part):
     """Leave out tokens less likely than this share of the most likely one. 0 is off."""
     stop: list[Text] = []
     """Texts that end a completion. The text is not part of what rewards see."""
+    max_turns: Count = 10
+    """Turns of the policy in a trajectory, with an environment or tools. What is not over then is cut and counted as
+    truncated; max_completion_length is that of each turn."""
+    max_trajectory_length: Count | None = None
+    """Tokens of a trajectory behind its prompt, what came back among them. null: what the context of the model
+    holds."""
     max_batch_rows: Count | Literal["auto"] = "auto"
     """Rows that are decoded together: more is faster and needs more memory for their caches. auto: 64 on a CPU; on a
     GPU as many, from 64 to 512, as its memory has surely room for, by the formulas of `posttrain plan`. A run keeps
@@ -227,6 +234,30 @@ class SamplingConfig(Part):
     def rows_together(self) -> int:
         """`max_batch_rows`; that of a CPU where nothing was chosen."""
         return BATCH_ROWS if self.max_batch_rows == "auto" else self.max_batch_rows
+
+
+class EnvironmentConfig(Part):
+    """What answers the policy's turns. A bare string stands for `{function: string}`."""
+
+    function: FunctionText = None
+    """A class, `path/to/file.py:Class` or `package.module.Class`, with the methods reset(row), step(message), reward()
+    and close(), of which step alone is needed. null: tools alone answer."""
+    settings: dict[str, JsonValue] = {}
+    """Keyword arguments with which it is made for each trajectory."""
+    timeout: Positive = 30.0
+    """Seconds for each request to an environment or to tools. What is late is killed, with all that it has started."""
+    attempts: Count = 3
+    """How often a trajectory is begun whose environment fails. After the last it is unscored, and counted by cause."""
+    history: Literal["auto", "split", "keep"] = "auto"
+    """Of a chat template that rewrites history, such as one that takes reasoning out of earlier turns: split gives each
+    turn the history that the template writes, keep the one that was sampled. auto refuses such a template."""
+    max_result_length: Count = 4000
+    """Characters of the result of a tool; longer ones are cut, and say so."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return expand("environment", given)
 
 
 class RolloutConfig(Part):

@@ -114,7 +114,10 @@ class Part(BaseModel):
         )
 
 
-_BARE = {"model": "path", "reference": "path", "teacher": "path", "algorithm": "name", "cluster": "address"}
+_BARE = {
+    **{"model": "path", "reference": "path", "teacher": "path"},
+    **{"environment": "function", "algorithm": "name", "cluster": "address"},
+}
 """Sections that a bare string may stand for, and the key that it gives."""
 
 

@@ -61,6 +61,8 @@ class Renderer:
     template_kwargs: Mapping[str, Any] | None = None
     train_on: Literal["all", "last"] = "all"
     """Of a conversation: all answers, or the last one."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Schemas of the tools of the run, for prompts that bring none of their own."""
 
     @staticmethod
     def of(
@@ -102,7 +104,7 @@ class Renderer:
         messages = self.messages(prompt)
         if messages is None:
             return (self.system_prompt or "") + str(prompt)
-        return self.render(messages, add_generation_prompt=True, tools=tools)
+        return self.render(messages, add_generation_prompt=True, tools=tools or self.tools)
 
     def render(
         self,

@@ -179,7 +179,7 @@ class LocalSampler:
             check_length(self, request.prompt_ids, request.max_new_tokens, where=where)
         choose = Draw(sampling, seed, self.compute)
         for row in self._run(requests, choose, rows_together(sampling), stop):
-            yield row.number, self._completion(row, stop)
+            yield row.number, self.completion(row, stop)
 
     def score(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
@@ -307,7 +307,8 @@ class LocalSampler:
                 return
             yield from rows_ended
 
-    def _completion(self, row: Row, stop: StopStrings) -> Completion:
+    def completion(self, row: Row, stop: StopStrings) -> Completion:
+        """Of a row that has ended. NonFiniteError where its numbers are none."""
         if not all(map(math.isfinite, row.logprobs)):
             index, g = row.request.stream
             raise NonFiniteError(

@@ -19,7 +19,8 @@ from posttrain.data.collate import collate
 from posttrain.data.dataset import Dataset
 from posttrain.data.order import rows_for_step
 from posttrain.data.stream import StreamedRecords
-from posttrain.engines.sampler import Sampler
+from posttrain.engines.sampler import Answers
+from posttrain.episodes.episodes import Waits
 from posttrain.errors import ConfigError
 from posttrain.experience.assemble import experience_of
 from posttrain.experience.generate import Generated, Generator, sampling_seed, turns
@@ -68,6 +69,8 @@ class StepData:
     time/sample             in the sampler
     time/score              seconds of work in all calls of rewards, most of it while others were sampled
     time/wait_for_rewards   for which the step stood still for rewards
+    time/wait_for_tools     for which it stood still for environments and tools, where there are some
+    time/in_tools           seconds from requests to them to their replies, most of it while others were sampled
     """
 
     @property
@@ -151,6 +154,11 @@ class Feed(Protocol):
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
+def tool_seconds(waits: Waits | None) -> dict[str, float]:
+    """Nothing where nobody waits for environments and tools."""
+    return {} if waits is None else {"time/wait_for_tools": waits.blocked, "time/in_tools": waits.asked}
+
+
 class PromptFeed:
     """Prompts of the data; completions of them are sampled, here or elsewhere."""
 
@@ -189,7 +197,7 @@ class SampledFeed(PromptFeed):
         self,
         config: RunConfig,
         prompts: Sequence[Prompt],
-        sampler: Sampler,
+        sampler: Answers,
         rewards: RewardSet | None,
         *,
         pad_id: int,
@@ -227,6 +235,7 @@ class SampledFeed(PromptFeed):
                 "time/sample": whole.sample_seconds,
                 "time/score": whole.score_seconds,
                 "time/wait_for_rewards": whole.wait_seconds,
+                **tool_seconds(whole.waits),
             },
         )
 

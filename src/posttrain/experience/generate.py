@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from posttrain.engines.sampler import Sampler, SamplingSettings
+from posttrain.engines.sampler import Answers, SamplingSettings
+from posttrain.episodes.episodes import Episodes, Waits
 from posttrain.experience.group import Group, groups_of
 from posttrain.rewards import RewardSet, Scores
 from posttrain.types import Completion, Prompt
@@ -25,6 +26,8 @@ class Generated:
     """Work of the rewards, summed over all that did it side by side."""
     wait_seconds: float = 0.0
     """For rewards: their work less what of it went on while others were sampled."""
+    waits: Waits | None = None
+    """For environments and tools; None where there are none."""
 
     def __add__(self, later: Generated) -> Generated:
         return Generated(
@@ -32,6 +35,7 @@ class Generated:
             sample_seconds=self.sample_seconds + later.sample_seconds,
             score_seconds=self.score_seconds + later.score_seconds,
             wait_seconds=self.wait_seconds + later.wait_seconds,
+            waits=self.waits if later.waits is None else later.waits + self.waits,
         )
 
 
@@ -39,7 +43,7 @@ class Generated:
 class Generator:
     """Sampler and rewards together. `generate` is a pure function of the prompts, the seeds and the weights."""
 
-    sampler: Sampler
+    sampler: Answers
     rewards: RewardSet | None
 
     def generate(
@@ -48,11 +52,13 @@ class Generator:
         """`group_size` completions of each prompt, each prompt's drawn with its own seed."""
         each = self._each(prompts, sampling, group_size, seeds)
         drawn = draw(each, prompts, self.rewards, group_size=group_size)
+        waits = self.sampler.take_waits() if isinstance(self.sampler, Episodes) else None
         return Generated(
             groups=groups_of(prompts, drawn.completions, drawn.scores),
-            sample_seconds=drawn.sample_seconds,
+            sample_seconds=drawn.sample_seconds - (0.0 if waits is None else waits.blocked),
             score_seconds=0.0 if drawn.scores is None else sum(drawn.scores.seconds.values()),
             wait_seconds=drawn.wait_seconds,
+            waits=waits,
         )
 
     def _each(

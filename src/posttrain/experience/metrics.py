@@ -19,7 +19,8 @@ def sampled_metrics(
     sampled: Sequence[Group], trained: Sequence[Group], greedy: Sequence[Group], version: int
 ) -> Metrics:
     """Of all that was sampled, and how stale what is trained is; `version` is that of the policy that learns."""
-    metrics = length_metrics(completions_of(sampled)) | staleness_metrics(completions_of(trained), version)
+    metrics = length_metrics(completions_of(sampled)) | turn_metrics(completions_of(sampled))
+    metrics |= staleness_metrics(completions_of(trained), version)
     if (scores := scores_of(sampled)) is not None:
         metrics |= reward_metrics(*rewards_of(sampled)) | component_metrics(scores.parts)
         metrics |= reason_metrics(scores.verdicts) | gate_metrics(scores.is_open)
@@ -119,6 +120,36 @@ def length_metrics(completions: Sequence[Completion]) -> Metrics:
         "completions/mean_terminated_length": Mean(sum(ended), len(ended)),
         **({"completions/min_terminated_length": Min(float(min(ended)))} if ended else {}),
         **({"completions/max_terminated_length": Max(float(max(ended)))} if ended else {}),
+    }
+
+
+def turn_metrics(completions: Sequence[Completion]) -> Metrics:
+    """Of completions that may have several turns; nothing where they are answers.
+
+    turns/mean, turns/max          turns of the policy in a trajectory
+    turns/cut_by/<limit>           share of the trajectories that ran into this limit
+    environment/failed/<cause>     share whose environment failed for good: exception, timeout, crash or template
+    environment/attempts           how often a trajectory was begun, mean
+    tools/calls                    calls in a trajectory, mean
+    tools/calls/<name>             the same of one tool
+    tools/errors/<name>            share of its calls that came to nothing
+    """
+    episodes = [completion.episode for completion in completions if completion.episode is not None]
+    if not episodes:
+        return {}
+    total, ends = len(episodes), Counter(episode.ended for episode in episodes)
+    failures = Counter(episode.failure for episode in episodes if episode.failure)
+    calls = Counter(name for episode in episodes for name in episode.calls)
+    errors = Counter(name for episode in episodes for name in episode.errors)
+    return {
+        "turns/mean": Mean(sum(episode.turns for episode in episodes), total),
+        "turns/max": Max(float(max(episode.turns for episode in episodes))),
+        **{f"turns/cut_by/{end}": Mean(ends[end], total) for end in sorted(ends.keys() - {"done", "failed"})},
+        **{f"environment/failed/{cause}": Mean(count, total) for cause, count in sorted(failures.items())},
+        "environment/attempts": Mean(sum(episode.attempts for episode in episodes), total),
+        "tools/calls": Mean(calls.total(), total),
+        **{f"tools/calls/{name}": Mean(count, total) for name, count in sorted(calls.items())},
+        **{f"tools/errors/{name}": Mean(errors[name], count) for name, count in sorted(calls.items())},
     }
 
 

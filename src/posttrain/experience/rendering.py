@@ -40,19 +40,21 @@ def context_length(loaded: LoadedModel) -> int:
 
 
 def checked_prompts(
-    config: RunConfig, rows: Split, loaded: LoadedModel, rewards: RewardSet | None
+    config: RunConfig, rows: Split, loaded: LoadedModel, rewards: RewardSet | None, renderer: Renderer | None = None
 ) -> tuple[PromptSet, PromptSet]:
     """The training prompts and the held-out ones. Raises what the rewards find wrong with their columns."""
-    train, heldout = prompt_sets(config, rows, loaded)
+    train, heldout = prompt_sets(config, rows, loaded, renderer)
     for what, part in (("training data", train), (HELD_OUT, heldout)):
         if part.prompts and rewards is not None:
             rewards.check(looked_at(part.prompts), what)
     return train, heldout
 
 
-def prompt_sets(config: RunConfig, rows: Split, loaded: LoadedModel) -> tuple[PromptSet, PromptSet]:
+def prompt_sets(
+    config: RunConfig, rows: Split, loaded: LoadedModel, renderer: Renderer | None = None
+) -> tuple[PromptSet, PromptSet]:
     """The training prompts and the held-out ones, none longer than the context leaves room for."""
-    renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
+    renderer = renderer or Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
     context, longest = context_length(loaded), config.sampling.max_completion_length
     room = context - longest
     if room < 1:

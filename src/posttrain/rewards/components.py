@@ -21,7 +21,12 @@ if TYPE_CHECKING:  # the records import torch, which a reward worker does not ne
     from posttrain.rewards.model import ModelReward
     from posttrain.types import Completion, Prompt
 
-GIVEN_NAMES = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids", "truncated", "groups"})
+GIVEN_NAMES = frozenset(
+    {
+        *("prompt", "prompts", "completion", "completions", "completion_ids"),
+        *("truncated", "groups", "environment_reward"),
+    }
+)
 """Parameters that are filled from the rollout; a column of such a name is not passed on."""
 
 
@@ -177,7 +182,8 @@ class Component:
 
     def trial(self) -> dict[str, Any]:
         """What a call for one short completion gets from the rollout."""
-        one = {"completion": "\\boxed{0}", "completion_ids": [0], "truncated": False, "groups": 0, GATE_STATE: True}
+        one: dict[str, Any] = {"completion": "\\boxed{0}", "completion_ids": [0], "truncated": False, "groups": 0}
+        one |= {"environment_reward": None, GATE_STATE: True}
         if self.signature.batch:
             one = {"completions": [one.pop("completion")]} | {name: [value] for name, value in one.items()}
         return {name: value for name, value in one.items() if name in self.signature.named}
@@ -205,6 +211,7 @@ class Component:
             "completion_ids": lambda row: list(row.completion.ids),
             "truncated": lambda row: row.completion.truncated,
             "groups": lambda row: row.group,
+            "environment_reward": lambda row: row.completion.episode.reward if row.completion.episode else None,
         }
         asked = set(self.signature.named)
         if self.signature.takes_any:
@@ -227,4 +234,7 @@ def _prompt(row: Row) -> Any:
 
 
 def _completion(row: Row) -> Any:
+    """Of several turns all messages behind the prompt, or the last text."""
+    if _is_chat(row) and row.completion.episode is not None:
+        return [dict(message) for message in row.completion.episode.messages]
     return [{"role": "assistant", "content": row.completion.text}] if _is_chat(row) else row.completion.text

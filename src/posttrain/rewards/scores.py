@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import RewardError
 from posttrain.verify.verdict import Verdict
@@ -23,6 +23,10 @@ CORRECT_AT = 1.0 - 1e-9
 something for rewards whose full mark is 1; for any other scale read `score`."""
 
 
+ENVIRONMENT = "the environment"
+"""Stands for the label of a component where it was the environment that failed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """A component that could not score a completion."""
@@ -32,14 +36,16 @@ class Failure:
     """`Prompt.index`: the row of the dataset."""
     completion: int
     """Which completion of the prompt, counted from 0."""
-    kind: Literal["exception", "timeout", "crash"]
+    kind: str
+    """exception, timeout or crash; of an environment also template."""
     message: str
     traceback: str = ""
     """With the first failure of each component: the traceback, or where it hung, or what it printed before it died."""
 
     def __str__(self) -> str:
         where = f"prompt {self.prompt}, completion {self.completion + 1}"
-        return f'reward "{self.label}", {where}: {self.kind}: {self.message}'
+        what = self.label if self.label == ENVIRONMENT else f'reward "{self.label}"'
+        return f"{what}, {where}: {self.kind}: {self.message}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +148,30 @@ class Scores:
             judgements=tuple(judgement for one in each for judgement in one.judgements),
         )
 
+    def with_unscored(self, missing: Mapping[tuple[int, int], Failure]) -> Scores:
+        """With completions that nothing was asked about, because what they came from has failed; by (prompt, number)
+        of the completion, in ascending order."""
+        if not missing:
+            return self
+
+        def wider(rows: Sequence[Sequence[Any]], value: Any) -> list[list[Any]]:
+            found = [list(row) for row in rows]
+            for place, number in missing:
+                found[place].insert(number, value)
+            return found
+
+        verdicts = {label: wider(rows, None) for label, rows in self.verdicts.items()}
+        return replace(
+            self,
+            rewards_PG=wider(self.rewards_PG, math.nan),
+            scored_PG=wider(self.scored_PG, False),
+            parts={label: wider(rows, None) for label, rows in self.parts.items()},
+            verdicts=verdicts,
+            tokens={label: wider(rows, None) for label, rows in self.tokens.items()},
+            is_open={label: wider(rows, None) for label, rows in self.is_open.items()},
+            failures=(*missing.values(), *self.failures),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """For a checkpoint: a reward that is missing is null, a verdict the list of what it says."""
         rewards_PG = [[None if math.isnan(reward) else reward for reward in row] for row in self.rewards_PG]
@@ -222,4 +252,8 @@ def _advice(failures: Sequence[Failure]) -> str:
     first = failures[0]
     trace = "".join(f"\n    {line}" for line in first.traceback.splitlines())
     cure = "raise its timeout" if first.kind == "timeout" else "correct it"
+    if first.label == ENVIRONMENT:
+        return (
+            f"First failure: {first}\n  Correct the environment, or raise environment.timeout or guards.max_unscored."
+        )
     return f"First failure: {first}{trace}\n  Check `{first.label}`: {cure}, or raise guards.max_unscored."

@@ -21,7 +21,7 @@ from posttrain.rewards.call_batch import CallBatch, Read, check_scale, read_all
 from posttrain.rewards.components import Component, Row
 from posttrain.rewards.dispatch import Dispatcher, LastDispatcher, open_dispatcher
 from posttrain.rewards.missing import columns_known
-from posttrain.rewards.scores import Scores, behind_gate, weighted_sum
+from posttrain.rewards.scores import ENVIRONMENT, Failure, Scores, behind_gate, weighted_sum
 
 if TYPE_CHECKING:
     from posttrain.rewards.pool import WorkerPool
@@ -48,6 +48,8 @@ class Scoring:
         self._early = [c for c in self._waves[0] if c.unit != "all" and costs.get(c.label, HANDOVER) >= HANDOVER]
         self._names = columns_known(prompts)
         self._groups: dict[int, dict[int, Row]] = {}
+        self._failed: dict[tuple[int, int], Failure] = {}
+        """Completions whose environment failed, by (prompt, number): no component is asked about them."""
         self._sizes: dict[int, int] = {}
         """Completions that each prompt has, or will have."""
         self._parts: dict[str, dict[tuple[int, int], tuple[Sequence[Row], CallBatch]]] = {
@@ -98,23 +100,29 @@ class Scoring:
                 check_scale(component.label, read[component.label].values, rows)
             self._note_costs(wave)
         scores = self._combine(rows, [len(group) for group in groups], read)
+        scores = scores.with_unscored(dict(sorted(self._failed.items())))
         self._finished = True
         return scores
 
     def _take(self, place: int, size: int, rows: Sequence[Row]) -> None:
         known = self._groups.setdefault(place, {})
-        if not 0 <= place < len(self._prompts) or any(row.number in known for row in rows) or self._is_complete(place):
+        there = {*known, *(number for one, number in self._failed if one == place)}
+        if not 0 <= place < len(self._prompts) or any(r.number in there for r in rows) or self._is_complete(place):
             raise ValueError(f"a completion of prompt {place} of {len(self._prompts)} came twice, or from nowhere")
         self._sizes[place] = size
+        self._failed |= {(place, row.number): _failure_of(row) for row in rows if row.completion.failure}
+        rows = [row for row in rows if not row.completion.failure]
         known.update((row.number, row) for row in rows)
-        for component in self._early if rows else ():
+        for component in self._early:
             if component.unit == "row":
-                self._begin(component, rows)
-            elif self._is_complete(place):
+                if rows:
+                    self._begin(component, rows)
+            elif self._is_complete(place) and known:
                 self._begin(component, self._group(place))
 
     def _is_complete(self, place: int) -> bool:
-        return len(self._groups.get(place, ())) == self._sizes.get(place)
+        failed = sum(one == place for one, _ in self._failed)
+        return len(self._groups.get(place, ())) + failed == self._sizes.get(place)
 
     def _group(self, place: int) -> list[Row]:
         return [row for _, row in sorted(self._groups[place].items(), key=lambda item: item[0])]
@@ -189,6 +197,18 @@ class Scoring:
         for _ in self._components:
             found |= {c.label for c in self._components if c.gate and c.gate.label in found}
         return found
+
+
+def _failure_of(row: Row) -> Failure:
+    episode = row.completion.episode
+    assert episode is not None, "only what has an environment fails with it"
+    return Failure(
+        label=ENVIRONMENT,
+        prompt=row.prompt.index,
+        completion=row.number,
+        kind=episode.failure,
+        message=episode.detail,
+    )
 
 
 def is_open(component: Component, read: Mapping[str, Read]) -> list[bool | None]:

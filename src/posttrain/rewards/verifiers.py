@@ -69,6 +69,14 @@ def regex(completion: str, *, pattern: str, whole: bool = True, ignore_case: boo
     return correct(match is not None, match[0] if match else None)
 
 
+def environment(completion: str, environment_reward: float | None) -> Verdict:
+    """What the environment of a trajectory gave for it; not applicable where it gave nothing."""
+    if environment_reward is None:
+        return Verdict(None, "not_applicable")
+    reason = "correct" if environment_reward >= 1 else "partial" if environment_reward > 0 else "wrong"
+    return Verdict(environment_reward, reason)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Builtin:
     """How the machinery runs a verifier."""
@@ -103,6 +111,7 @@ _HERE, _ALGEBRA = "posttrain.rewards.verifiers", "posttrain.verify.mathematics.a
 BUILTINS: dict[str, Builtin] = {
     "exact_match": Builtin(function=exact_match, target=f"{_HERE}:exact_match", quick=_exact_match_quick),
     "regex": Builtin(function=regex, target=f"{_HERE}:regex"),
+    "environment": Builtin(function=environment, target=f"{_HERE}:environment", quick=environment),
     "fuzzy_match": Builtin(
         function=fuzzy.fuzzy_match, target="posttrain.rewards.fuzzy:fuzzy_match", quick=fuzzy.fuzzy_match_quick
     ),

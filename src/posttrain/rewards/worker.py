@@ -28,7 +28,7 @@ from posttrain.rewards.load import Target, load
 
 
 def main() -> None:
-    _die_with_parent(os.dup(0))
+    die_with_parent(os.dup(0))
     keep_orphans()
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -87,7 +87,7 @@ def _serve(
     )
 
 
-def _die_with_parent(lifeline: int) -> None:
+def die_with_parent(lifeline: int) -> None:
     """Kill this process group when the parent's end of the pipe closes, however the parent ended.
 
     On Linux the kernel does it: SIGKILL is made the signal of asynchronous I/O on the pipe, so that it works while user

@@ -21,6 +21,7 @@ from posttrain.watch.check import IndependentCheck
 
 if TYPE_CHECKING:
     from posttrain.config import CheckConfig, RewardConfig, RunConfig
+    from posttrain.episodes.acting import Acting
     from posttrain.train.fleet import Fleet
 
 
@@ -39,6 +40,8 @@ class Samplers(NamedTuple):
     """With the present weights."""
     notes: Sequence[str] = ()
     """What the user should be warned of."""
+    acting: Acting | None = None
+    """The environment and the tools; None where each completion is one answer."""
 
     @property
     def decoding_notes(self) -> list[str]:
@@ -46,7 +49,7 @@ class Samplers(NamedTuple):
         return list(dict.fromkeys(sampler.note for sampler in (self.training, self.evaluation) if sampler.note))
 
     @staticmethod
-    def of(config: RunConfig, loaded: LoadedModel, *, published: bool) -> Samplers:
+    def of(config: RunConfig, loaded: LoadedModel, acting: Acting | None = None, *, published: bool) -> Samplers:
         """`published`: does the sampler for training get every version, so that it may decode with a copy?"""
         if is_sharded(loaded.model):
             follows = published and config.train.publish_every == 1
@@ -57,12 +60,12 @@ class Samplers(NamedTuple):
         if published and loaded.compute.sampler == "packed":
             try:
                 copy = make_sampler(loaded, "copied")
-                return Samplers(copy, copy if every == 1 else make_sampler(loaded))
+                return Samplers(copy, copy if every == 1 else make_sampler(loaded), acting=acting)
             except ModelError as error:
                 notes = [f"sampling is slower than it could be: {error.given}"]
         loaded = replace(loaded, compute=replace(loaded.compute, sampler="shared"))
         present = make_sampler(loaded)
-        return Samplers(present if every == 1 else make_sampler(loaded, "copied"), present, notes)
+        return Samplers(present if every == 1 else make_sampler(loaded, "copied"), present, notes, acting)
 
 
 class Judges(NamedTuple):

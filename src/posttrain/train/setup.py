@@ -19,6 +19,7 @@ from posttrain.data.split import read_auxiliary, read_split
 from posttrain.data.stream import StreamedRows, streaming_notes
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.held import hold_frozen
+from posttrain.episodes.acting import Acting
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.evaluate.heldout_scores import HeldOutScores
 from posttrain.evaluate.measure import Measure, WithForgetting
@@ -166,7 +167,7 @@ def policy_trainer(
 
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     hosts = hosts_of(config, resources, lambda text: tell("compute", [text]), warn)
-    judges = Judges.of(config, store.folder, resources, hosts)
+    judges, acting = Judges.of(config, store.folder, resources, hosts), Acting.of(config, resources)
     judges.refuse_token_rewards(algorithm, config.train.lead)
     with ranks.together(POLICY, str(store.folder), config):
         policy = Policy.of(config, algorithm, store.folder, ranks)
@@ -175,7 +176,7 @@ def policy_trainer(
     fleet = Fleet.of(
         config, loaded, forward, store, resources, say=warn, to_come=policy.optimizer.bytes_to_come, hosts=hosts
     )
-    samplers = Samplers.of(config, loaded, published=algorithm.data_kind == "prompts" and fleet is None)
+    samplers = Samplers.of(config, loaded, acting, published=algorithm.data_kind == "prompts" and fleet is None)
     judges.bind(samplers.evaluation, config, store.folder, fleet)
     read = SOURCES[algorithm.data_kind] if config.sampled_pairs is None else sampled_preferences
     given = Inputs(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -51,6 +51,8 @@ from posttrain.types import Example, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
+    from posttrain.engines.local import LocalSampler
+    from posttrain.engines.sampler import Answers, Sampler
     from posttrain.train.fleet import Fleet
     from posttrain.train.judges import Judges, Samplers
 
@@ -87,6 +89,20 @@ class Inputs:
     """Tells the user how far sampling for pairs has come."""
     fleet: Fleet | None = None
     """Engines that sample in processes of their own; None where this process does."""
+
+    @property
+    def prompt_renderer(self) -> Renderer:
+        """How prompts become ids, with the tools that the model is told of."""
+        renderer = Renderer.of(self.config.data, self.loaded.tokenizer, self.config.model.chat_template_kwargs)
+        acting = self.samplers.acting
+        return renderer if acting is None else replace(renderer, tools=acting.schemas)
+
+    def in_turns(self, sampler: Sampler) -> Answers:
+        """Who answers with this sampler: in several turns, where there is an environment or tools."""
+        acting = self.samplers.acting
+        if acting is None:
+            return sampler
+        return acting.around(cast("LocalSampler", sampler), self.prompt_renderer, self.loaded.eos_ids)
 
     def rendered(self, render: Callable[..., Any]) -> tuple[Any, Any]:
         """The training rows and the held-out ones, or None where there are none of those."""
@@ -133,7 +149,7 @@ def online(inputs: Inputs) -> Source:
         feed = SampledFeed(
             config,
             train.prompts,
-            samplers.training,
+            inputs.in_turns(samplers.training),
             rewards,
             pad_id=inputs.loaded.pad_id,
             needs=algorithm.needs,
@@ -151,12 +167,12 @@ def online(inputs: Inputs) -> Source:
 def prompts_and_measure(inputs: Inputs, rows: Split) -> tuple[PromptSet, PromptSet, HeldOutAnswers, list[str]]:
     """The prompts of a run, what judges its answers to the held-out ones, and what the user should know."""
     config, (rewards, check) = inputs.config, inputs.judges
-    train, heldout = checked_prompts(config, rows, inputs.loaded, rewards)
+    train, heldout = checked_prompts(config, rows, inputs.loaded, rewards, inputs.prompt_renderer)
     if check is not None and heldout.prompts:
         check.require(heldout.prompts, HELD_OUT)
     judges = None if check is None else check.in_evaluations
     local = inputs.samplers.evaluation
-    answers = local if inputs.fleet is None else inputs.fleet.answers(local)
+    answers = inputs.in_turns(local) if inputs.fleet is None else inputs.fleet.answers(local)
     measure = HeldOutAnswers(config, answers, heldout.prompts, rewards, judges)
     notes = [*inputs.samplers.decoding_notes, *prompt_notes(train, heldout, config.data.system_prompt)]
     return train, heldout, measure, notes

@@ -1,0 +1,235 @@
+"""The ids between two turns, from any chat template, and the proof that they are right.
+
+What a template writes behind a turn is found by rendering a short conversation that ends with a stand-in for the turn
+and with what came back, and looking behind the end of the stand-in:
+
+    user: Q <end> assistant: STANDIN <end> tool: 18 <end> assistant:
+                                          ^~~~~ the bridge ~~~~~~~~~
+
+What was drawn is not rendered, so it cannot be changed. The proof, when a run starts, renders whole conversations of
+several turns and compares: does the template, too, go on from the very text of the turns before? One that takes out
+reasoning does not: it rewrites history. Then a run has two choices, `split` and `keep`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from posttrain.data.dropped import Unusable
+from posttrain.data.special import eos_pattern
+from posttrain.episodes.literal import Literal as LiteralText
+from posttrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from posttrain.data.prompts import Renderer
+
+Message = Mapping[str, Any]
+History = Literal["append", "keep", "split"]
+"""append: the template only appends. Of one that rewrites history: keep goes on from what was drawn all the same; split
+gives each turn the history that the template writes for it."""
+
+_STANDIN = "\ue010standin\ue010"
+"""Characters of Unicode's private use area: no data has them."""
+_SAID = ("Two.", "<think>\nTwo and two.\n</think>\n\nFour.")
+"""What the policy says in the conversations of the proof: with reasoning and without."""
+_SHOWN = 70
+"""Characters of a rendering that an error shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bridge:
+    """What a chat template writes between the turns of a trajectory."""
+
+    renderer: Renderer
+    eos_ids: frozenset[int]
+    literal: LiteralText
+    tools: tuple[Message, ...] = ()
+    """Schemas, as the template writes them into the prompt."""
+    history: History = "append"
+    one_result: bool = False
+    """The template writes the result of one call behind a turn, and refuses several."""
+
+    @staticmethod
+    def of(
+        renderer: Renderer,
+        eos_ids: Collection[int],
+        *,
+        tools: Sequence[Message] = (),
+        roles: Collection[str] = ("user",),
+        history: Literal["auto", "keep", "split"] = "auto",
+    ) -> Bridge:
+        """Proven for messages of these roles. ConfigError where a template cannot continue a conversation, writes what
+        is not wanted, or rewrites history and `history` does not say what to do then."""
+        if not renderer.tokenizer.chat_template:
+            raise ConfigError(
+                given="turns of an environment or of tools, but the tokenizer has no chat template",
+                allowed="a chat template",
+                fix="Give model.chat_template the path of a Jinja file.",
+            )
+        literal = LiteralText.of(renderer.tokenizer, eos_ids)
+        bridge = Bridge(renderer=renderer, eos_ids=frozenset(eos_ids), literal=literal, tools=tuple(tools))
+        bridge = replace(bridge, one_result=bridge._takes_one_result())
+        for role in roles:
+            bridge.prove(role)
+        rewritten = next((what for role in roles if (what := bridge.rewritten(role))), "")
+        if not rewritten:
+            return bridge
+        if history == "auto":
+            raise ConfigError(
+                given=f"the chat template rewrites history: {rewritten}",
+                allowed="environment.history = split (each turn sees, and is trained with, the history that the "
+                "template writes for it) or keep (each turn sees what was sampled before)",
+                fix="Set environment.history = split to train what the model will see when it is served with this "
+                "template; keep is quicker, as history is computed once.",
+            )
+        return replace(bridge, history=history)
+
+    def between(self, messages: Sequence[Message], *, last: int | None) -> tuple[int, ...]:
+        """The ids behind a turn, up to where the next one begins; `last` is the turn's last id.
+
+        Where that is no EOS, as when a stop string ended the turn, they begin with the template's own.
+        """
+        hidden, known = self.literal.hide(messages)
+        end, rest = self._behind(hidden)
+        if last in self.eos_ids:
+            return self.literal.ids(rest, known, after=last)
+        return self.literal.ids(end + rest, known)
+
+    def whole(self, messages: Sequence[Message], outside: Sequence[int]) -> tuple[int, ...]:
+        """The ids of a conversation that asks for an answer; the messages at `outside` came from outside."""
+        hidden, known = self.literal.hide([messages[place] for place in outside])
+        shown = dict(zip(outside, hidden, strict=True))
+        text = self._render([shown.get(place, message) for place, message in enumerate(messages)], prompted=True)
+        return self.literal.ids(text, known)
+
+    # --- the proof ---------------------------------------------------------------------------------------------------
+
+    def prove(self, role: str) -> None:
+        """ConfigError unless the bridge is what the template writes, and text from outside stays text."""
+        plain = [{"role": role, "content": "Three?"}]
+        if role == "tool" and not self.one_result:
+            plain.append({"role": role, "content": "3"})
+        injected = [{**plain[0], "content": "Three?" + " ".join(self.literal.names)}, *plain[1:]]
+        last = min(self.eos_ids, default=None)
+        try:
+            _, rest = self._behind(plain)
+            if "Three?" not in rest:
+                raise Unusable("nothing ends the answer before it")
+            ids, hostile = self.between(plain, last=last), self.between(injected, last=last)
+        except Unusable as refused:
+            raise ConfigError(
+                given=f"the chat template writes no message of the role {role} behind an answer: {refused}",
+                allowed="a template that continues conversations" + (" with tools" if role == "tool" else ""),
+                fix="Name another template in model.chat_template.",
+            ) from None
+        if self.literal.special(ids) != self.literal.special(hostile) or not self._spells(ids, rest):
+            raise ConfigError(
+                given="text that stands behind an answer would not reach the model as it is: the tokenizer cannot "
+                "spell the names of its own special tokens, or changes what the chat template writes",
+                allowed="a tokenizer whose ids are read back as the text that they were made of",
+                fix="Use the fast tokenizer of the model, or another chat template (model.chat_template).",
+            )
+
+    def _spells(self, ids: Sequence[int], text: str) -> bool:
+        """Do the ids read back as the text, but for white space? Of letters that the tokenizer does not know nobody
+        can say."""
+        tokenizer = self.renderer.tokenizer
+        if tokenizer.unk_token_id in ids:
+            return True
+        read = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return _squeezed(str(read)) == _squeezed(text)
+
+    def _takes_one_result(self) -> bool:
+        try:
+            self._behind([{"role": "tool", "content": "3"}])
+        except Unusable:
+            return False  # it takes none
+        try:
+            self._behind([{"role": "tool", "content": "3"}] * 2)
+        except Unusable:
+            return True
+        return False
+
+    def rewritten(self, role: str) -> str:
+        """Where the template does not go on from the text of the turns before, in words; empty where it always does."""
+        beside_calls = self._writes_beside_calls() if role == "tool" else True
+        for conversation in _conversations(role):
+            answers = [place for place, message in enumerate(conversation) if message["role"] == "assistant"]
+            asked = [self._render(conversation[:place], prompted=True) for place in [*answers, len(conversation)]]
+            for place, before, after in zip(answers, asked[:-1], asked[1:], strict=True):
+                expected = before + (conversation[place]["content"] if beside_calls else "")
+                if not _squeezed(after).startswith(_squeezed(expected)):  # white space may be trimmed
+                    return _difference(expected, after)
+        return ""
+
+    def _writes_beside_calls(self) -> bool:
+        """Does the template write what a turn says beside its calls? In some formats a turn is text, or calls."""
+        talk = next(_conversations("tool"))
+        return str(talk[1]["content"]) in self._render(talk[:3], prompted=True)
+
+    def _behind(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """(what ends a turn, what follows up to the next one) where these came back."""
+        turn: dict[str, Any] = {"role": "assistant", "content": _STANDIN}
+        called = sum(message["role"] == "tool" for message in messages)
+        if called:
+            turn["tool_calls"] = [call(_STANDIN, {_STANDIN: _STANDIN}, number) for number in range(called)]
+            messages = [{**message, **_named(message, number)} for number, message in enumerate(messages)]
+        text = self._render([{"role": "user", "content": "One?"}, turn, *messages], prompted=True)
+        at = text.rfind(_STANDIN)
+        if at < 0:
+            raise Unusable("the chat template leaves out what the model said")
+        names, said = eos_pattern(self.renderer.tokenizer, self.eos_ids), at + len(_STANDIN)
+        end = None if names is None else names.search(text, said)
+        if end is None and called:
+            raise Unusable("nothing ends a turn with tool calls")
+        if end is None:
+            return "", text[said:]
+        return end[0] if called else text[said : end.end()], text[end.end() :]
+
+    def _render(self, messages: Sequence[Message], *, prompted: bool) -> str:
+        return self.renderer.render(messages, add_generation_prompt=prompted, tools=self.tools or None)
+
+
+def call(name: str, arguments: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A tool call as templates read it; the identifier has the nine letters that Mistral's ask for."""
+    return {"type": "function", "id": call_id(number), "function": {"name": name, "arguments": dict(arguments)}}
+
+
+def call_id(number: int) -> str:
+    return f"call{number % 100_000:05d}"
+
+
+def _named(message: Message, number: int) -> dict[str, Any]:
+    if message["role"] != "tool":
+        return {}
+    return {"tool_call_id": message.get("tool_call_id", call_id(number)), "name": message.get("name", _STANDIN)}
+
+
+def _conversations(role: str) -> Iterator[list[dict[str, Any]]]:
+    """Of several turns, with a system turn and without, with reasoning and without."""
+    for system in ([], [{"role": "system", "content": "Be brief."}]):
+        for said in _SAID:
+            for other in _SAID:
+                talk: list[dict[str, Any]] = [*system, {"role": "user", "content": "One?"}]
+                for number, content in enumerate((said, other)):
+                    talk.append({"role": "assistant", "content": content})
+                    back: dict[str, Any] = {"role": role, "content": f"{number} is there."}
+                    if role == "tool":
+                        talk[-1]["tool_calls"] = [call("look", {"at": str(number)}, number)]
+                        back |= {"tool_call_id": call_id(number), "name": "look"}
+                    talk.append(back)
+                yield talk
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _difference(before: str, after: str) -> str:
+    same = next(
+        (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+    )
+    start = max(0, same - 20)
+    return f"it writes {after[start : start + _SHOWN]!r} where {before[start : start + _SHOWN]!r} had been sampled"

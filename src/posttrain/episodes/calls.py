@@ -1,0 +1,159 @@
+"""Tool calls in what a policy writes: the formats of the big families, recognised from the chat template.
+
+    hermes     <tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>          Hermes, Qwen
+    llama      {"name": "look", "parameters": {"at": "x"}}, the whole turn                 Llama 3
+    mistral    [TOOL_CALLS][{"name": "look", "arguments": {"at": "x"}}]
+    deepseek   <｜tool▁call▁begin｜>function<｜tool▁sep｜>look ```json {"at": "x"} ```<｜tool▁call▁end｜>
+
+What begins as a call and cannot be read is a call, too: its result says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from posttrain.errors import ConfigError
+
+MOST_CALLS = 16
+"""Of one turn; the others are not made."""
+
+
+class Call(NamedTuple):
+    """One call; `problem` says why it cannot be made."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    problem: str = ""
+
+
+class Said(NamedTuple):
+    """A turn: its text beside calls, and these."""
+
+    content: str
+    calls: list[Call]
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a family writes calls."""
+
+    name: str
+    marks: tuple[str, ...]
+    """Where all of these stand in a chat template, it writes this format."""
+    find: Callable[[str], Said] = field(repr=False)
+
+    def read(self, text: str) -> Said:
+        """The calls of a turn; `text` has its special tokens, but not the one that ends it."""
+        said = self.find(text)
+        return said._replace(content=said.content.strip() if said.calls else text, calls=said.calls[:MOST_CALLS])
+
+
+def recognised(template: str) -> CallFormat:
+    """The format that a chat template writes. ConfigError where it is none of those that are known here."""
+    for known in FORMATS.values():
+        if all(mark in template for mark in known.marks):
+            return known
+    raise ConfigError(
+        given="tools, but the chat template writes calls in no format that is known here",
+        allowed=", ".join(FORMATS),
+        fix="Name the template of a model that calls tools in model.chat_template.",
+    )
+
+
+def _hermes(text: str) -> Said:
+    content, *rest = text.split("<tool_call>")
+    return Said(content, [_of_json(part.partition("</tool_call>")[0]) for part in rest])
+
+
+def _llama(text: str) -> Said:
+    body = text.strip().removeprefix("<|python_tag|>").removesuffix("<|eom_id|>").strip()
+    if not body.startswith("{"):
+        return Said(text, [])
+    found = list(_objects(body))
+    is_call = text.strip().startswith("<|python_tag|>") or any(isinstance(one, dict) and "name" in one for one in found)
+    if not is_call and re.match(r'\{\s*"(name|type)"', body) is None:
+        return Said(text, [])
+    return Said("", [_call(one) for one in found] or [_of_json(body)])
+
+
+def _mistral(text: str) -> Said:
+    content, mark, rest = text.partition("[TOOL_CALLS]")
+    if not mark:
+        return Said(text, [])
+    if "[ARGS]" in rest:
+        calls = [part.partition("[ARGS]") for part in rest.split("[TOOL_CALLS]")]
+        return Said(content, [_named(name.strip(), arguments) for name, _, arguments in calls])
+    try:
+        found = json.loads(rest)
+    except (ValueError, RecursionError) as error:
+        return Said(content, [Call("", {}, f"the calls are no JSON list: {error}")])
+    return Said(content, [_call(one) for one in (found if isinstance(found, list) else [found])])
+
+
+def _deepseek(text: str) -> Said:
+    content, mark, rest = text.partition("<｜tool▁calls▁begin｜>")
+    if not mark:
+        content, mark, rest = text.partition("<｜tool▁call▁begin｜>")
+        rest = mark + rest
+    calls = []
+    for part in rest.split("<｜tool▁call▁begin｜>")[1:]:
+        head, _, body = part.partition("<｜tool▁call▁end｜>")[0].partition("<｜tool▁sep｜>")
+        name, _, arguments = body.strip().partition("\n")
+        fenced = arguments.strip().removeprefix("```json").removesuffix("```")
+        calls.append(_named((name or head).strip(), fenced))
+    return Said(content, calls)
+
+
+FORMATS: Mapping[str, CallFormat] = {
+    known.name: known
+    for known in (
+        CallFormat("deepseek", ("<｜tool▁call▁begin｜>",), _deepseek),
+        CallFormat("mistral", ("[TOOL_CALLS]",), _mistral),
+        CallFormat("hermes", ("<tool_call>", "arguments"), _hermes),
+        CallFormat("llama", ("tools", "parameters", "ipython"), _llama),
+    )
+}
+
+
+def _named(name: str, arguments: str) -> Call:
+    """Of a call whose name stands apart from its arguments."""
+    try:
+        return _call({"name": name, "arguments": json.loads(arguments)})
+    except (ValueError, RecursionError) as error:
+        return Call(name, {}, f"the arguments are no JSON object: {error}")
+
+
+def _of_json(text: str) -> Call:
+    try:
+        return _call(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        name = re.search(r'"name"\s*:\s*"([^"\\]{1,64})"', text)
+        return Call(name[1] if name else "", {}, f"the call is no JSON object: {error}")
+
+
+def _call(found: Any) -> Call:
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return Call("", {}, 'a call is a JSON object with "name" and "arguments"')
+    arguments = found.get("arguments", found.get("parameters", {}))
+    if isinstance(arguments, str):  # some models write them as text
+        return _named(found["name"], arguments)
+    if not isinstance(arguments, dict):
+        return Call(found["name"], {}, "the arguments are no JSON object")
+    return Call(found["name"], arguments)
+
+
+def _objects(text: str) -> Iterator[Any]:
+    """JSON objects one after the other, with semicolons between them; up to where there is none."""
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        try:
+            found, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return
+        yield found
+        while at < len(text) and text[at] in "; \n":
+            at += 1

@@ -1,0 +1,129 @@
+"""One trajectory's environment and tools, in the process that is theirs alone.
+
+An environment is a class. It is made for each trajectory with its settings, and asked:
+
+    reset(row) -> messages      at the start, with the row of the data; what it returns follows the row's prompt, None
+                                is nothing. One that has a parameter `seed` gets a number of the trajectory's own.
+    step(message) -> messages   after each turn of the policy; None: the conversation is over
+    reward() -> number          once, at the end; None or no such method: it gives no reward
+    close()                     at the very end; may be missing
+
+Each of them may be async. Messages are a text, which is one message of the user, a dict with role and content, or a
+list of these. With tools, a turn that calls some is answered by their results, and never reaches `step`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from posttrain.episodes.tools import UNKNOWN, as_text
+
+ROLES = ("user", "tool", "system")
+
+
+class Conduct:
+    """What a trajectory asks for, one request after the other."""
+
+    def __init__(
+        self,
+        environment: Callable[..., Any] | None,
+        settings: Mapping[str, Any],
+        tools: Mapping[str, Callable[..., Any]],
+        *,
+        most_characters: int,
+        seed: int,
+    ) -> None:
+        """`seed` is that of this trajectory: modules that draw random numbers start from it."""
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+        self._runner = asyncio.Runner()
+        self._seed, self._tools, self._most = seed, tools, most_characters
+        self._environment = None if environment is None else environment(**settings)
+
+    def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What follows the prompt."""
+        reset = getattr(self._environment, "reset", None)
+        if reset is None:
+            return {"messages": []}
+        asked = {"seed": self._seed} if "seed" in inspect.signature(reset).parameters else {}
+        return {"messages": as_messages(self._call(reset, dict(row), **asked))}
+
+    def step(self, message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """What came back, whether it is over, and how the calls went; `calls` are (name, arguments, problem)."""
+        if calls and self._tools:
+            results = [self._result(*call) for call in calls]
+            return {"messages": [message for message, _ in results], "errors": [wrong for _, wrong in results]}
+        if self._environment is None:
+            return {"done": True}
+        answer = self._call(self._environment.step, dict(message))
+        return {"messages": as_messages(answer)} if answer is not None else {"done": True, **self.finish()}
+
+    def finish(self) -> dict[str, Any]:
+        """What it was worth."""
+        given = self._call(getattr(self._environment, "reward", None))
+        if given is None:
+            return {}
+        reward = float(given)
+        if not math.isfinite(reward):
+            raise ValueError(f"reward() returned {given}, and a reward is a finite number or None")
+        return {"reward": reward}
+
+    def close(self) -> dict[str, Any]:
+        """Whether processes are left that the environment has started."""
+        self._call(getattr(self._environment, "close", None))
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return {"leaves": False}
+        return {"leaves": True}
+
+    def _call(self, function: Callable[..., Any] | None, *arguments: Any, **named: Any) -> Any:
+        """The same for functions that are async; None of none."""
+        if function is None:
+            return None
+        found = function(*arguments, **named)
+        return self._runner.run(_awaited(found)) if inspect.isawaitable(found) else found
+
+    def _result(self, name: str, arguments: Mapping[str, Any], problem: str) -> tuple[dict[str, Any], bool]:
+        """The result of a call as a message, and whether it came to nothing."""
+        if not problem and name not in self._tools:
+            problem = f"there is no tool {name!r}; there are {', '.join(self._tools)}"
+        try:
+            text = f"error: {problem}" if problem else as_text(self._call(self._tools[name], **arguments), self._most)
+        except Exception as error:
+            problem = text = as_text(f"error: {type(error).__name__}: {error}", self._most)
+        known = name if name in self._tools else UNKNOWN
+        return {"role": "tool", "name": known, "content": text}, bool(problem)
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+def as_messages(given: Any) -> list[dict[str, Any]]:
+    """What an environment returned, as messages. TypeError for what is none.
+
+    >>> as_messages("warmer"), as_messages(None)
+    ([{'role': 'user', 'content': 'warmer'}], [])
+    """
+    if given is None:
+        return []
+    found = []
+    for one in given if isinstance(given, list | tuple) else [given]:
+        message = {"role": "user", "content": one} if isinstance(one, str) else one
+        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+            raise TypeError(
+                f"{one!r:.80} is no message: a text, or a dict with content and a role of {', '.join(ROLES)}"
+            )
+        content = message.get("content")
+        text = as_text("" if content is None else content, sys.maxsize)
+        found.append({**message, "content": text})
+    return found

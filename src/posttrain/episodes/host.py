@@ -1,0 +1,131 @@
+"""The process from which those of trajectories are forked: `python -m posttrain.episodes.host FD`.
+
+It imports the user's file once, says what it found, and forks for each byte that comes over the socket FD with another
+socket: to that one the fork answers, until it closes. A fork costs milliseconds, shares what was imported, and has a
+state of its own. It is killed with this process, and this one with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from posttrain import wire
+from posttrain.episodes.conduct import Conduct
+from posttrain.episodes.tools import schema_of
+from posttrain.errors import ConfigError, PosttrainError
+from posttrain.rewards.calls import failed
+from posttrain.rewards.descendants import MARK, keep_orphans
+from posttrain.rewards.load import Target, load
+from posttrain.rewards.worker import die_with_parent
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    die_with_parent(os.dup(0))
+    with open(os.devnull, "r+b") as nothing:
+        for descriptor in range(3):
+            os.dup2(nothing.fileno(), descriptor)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    setup = next(_requests(control))
+    try:
+        environment = None if setup["environment"] is None else load(Target(**setup["environment"]))
+        tools = [load(Target(**target)) for target in setup["tools"]]
+        if environment is not None:
+            _check(environment, setup["environment"]["name"], setup["settings"])
+        named = {tool.__name__: tool for tool in tools}
+        control.sendall(wire.encode({"schemas": _in_a_fork(lambda: [schema_of(t, n) for n, t in named.items()])}))
+    except PosttrainError as error:
+        control.sendall(wire.encode({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}}))
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end are reaped by the kernel
+    while True:
+        byte, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not byte:
+            return
+        if os.fork() == 0:
+            control.close()
+            _serve(socket.socket(fileno=descriptors[0]), environment, setup, named)
+            os._exit(0)
+        os.close(descriptors[0])
+
+
+def _check(environment: Callable[..., Any], name: str, settings: Mapping[str, Any]) -> None:
+    missing = [method for method in ("step",) if not callable(getattr(environment, method, None))]
+    if missing or not isinstance(environment, type):
+        raise ConfigError(
+            given=f"the environment {name} " + ("has no method step" if missing else "is no class"),
+            allowed="a class with the methods reset(row), step(message), reward() and close(); step alone is needed",
+            fix="docs/environments.md shows one.",
+        )
+    try:
+        environment(**settings)
+    except Exception as error:
+        raise ConfigError(
+            given=f"{name}(**environment.settings) raised {type(error).__name__}: {error}",
+            allowed="settings that its __init__ takes",
+            fix="Correct environment.settings.",
+        ) from None
+
+
+def _in_a_fork(function: Callable[[], Any]) -> Any:
+    """What a function returns that imports what no trajectory needs; raises the ConfigError that it raises."""
+    ours, theirs = socket.socketpair()
+    process = os.fork()
+    if process == 0:
+        try:
+            message = {"value": function()}
+        except PosttrainError as error:
+            message = {"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}}
+        except BaseException as error:
+            message = {"failed": {"given": failed(error).message}}
+        theirs.sendall(wire.encode(message))
+        os._exit(0)
+    theirs.close()
+    found = next(_requests(ours), {"failed": {"given": "the process that reads the tools ended"}})
+    os.waitpid(process, 0)
+    if "failed" in found:
+        raise ConfigError(**found["failed"])
+    return found["value"]
+
+
+def _requests(channel: socket.socket) -> Iterator[Any]:
+    buffer = bytearray()
+    while received := channel.recv(1 << 20):
+        buffer += received
+        yield from wire.decode(buffer)
+
+
+def _serve(
+    channel: socket.socket, environment: Callable[..., Any] | None, setup: Mapping[str, Any], tools: Mapping[str, Any]
+) -> None:
+    """Answer the requests of one trajectory."""
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    keep_orphans()
+    conduct: Conduct | None = None
+    for request in _requests(channel):
+        try:
+            if conduct is None:
+                os.environ[MARK] = request["mark"]
+                channel.sendall(wire.encode({"pid": os.getpid()}))
+                how = {"most_characters": setup["most_characters"], "seed": request["seed"]}
+                conduct = Conduct(environment, setup["settings"], tools, **how)
+            answer = {"value": getattr(conduct, request["do"])(**request["with"])}
+        except BaseException as error:  # SystemExit too: an environment does not end the run
+            outcome = failed(error)
+            answer = {"failed": outcome.message, "traceback": outcome.traceback}
+        channel.sendall(wire.encode(answer))
+
+
+if __name__ == "__main__":
+    main()

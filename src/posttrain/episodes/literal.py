@@ -1,0 +1,96 @@
+"""Text that came from outside, in a rendered conversation: its letters, whatever they spell.
+
+A tokenizer reads "<|im_end|>" in the result of a tool as the end of the turn. Names of such tokens are taken out of the
+text before it is rendered, each replaced by a character that stands for it, and come back as letters when the rendered
+text is tokenised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FIRST = 0xF0000
+"""Of Unicode's supplementary private use area, from which the characters are taken."""
+
+
+@dataclass(frozen=True)
+class Literal:
+    """The names of a tokenizer's special tokens, and of all that it adds to its vocabulary but white space."""
+
+    tokenizer: PreTrainedTokenizerBase
+    names: Mapping[str, int]
+    _pattern: re.Pattern[str] | None = field(repr=False)
+
+    @staticmethod
+    def of(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int] = ()) -> Literal:
+        ids = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids, *eos_ids}
+        named = {str(tokenizer.convert_ids_to_tokens(token)): token for token in ids}
+        names = {name: token for name, token in named.items() if name.strip(" \t\r\n▁") and name != tokenizer.unk_token}
+        longest_first = sorted(names, key=lambda name: (-len(name), name))
+        pattern = re.compile("|".join(map(re.escape, longest_first))) if names else None
+        return Literal(tokenizer, names, pattern)
+
+    def hide(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """The messages with a character in place of each name in their contents, and what each stands for.
+
+        >>> from posttrain.tasks.tiny import build_tokenizer
+        >>> hidden, known = Literal.of(build_tokenizer()).hide([{"role": "tool", "content": "a<eos>b"}])
+        >>> len(hidden[0]["content"]), list(known.values())
+        (3, ['<eos>'])
+        """
+        known: dict[str, str] = {}
+        if self._pattern is None:
+            return [dict(message) for message in messages], known
+        texts = [message["content"] for message in messages]
+        taken = {letter for text in texts for letter in text if ord(letter) >= _FIRST}
+        free = (chr(code) for code in range(_FIRST, 0x10FFFE) if chr(code) not in taken)
+        for text in texts:
+            for name in self._pattern.findall(text):
+                if name not in known.values():
+                    known[next(free)] = name
+        stands_for = {name: letter for letter, name in known.items()}
+        hidden = [self._pattern.sub(lambda match: stands_for[match[0]], text) for text in texts]
+        return [{**one, "content": text} for one, text in zip(messages, hidden, strict=True)], known
+
+    def ids(self, text: str, known: Mapping[str, str], *, after: int | None = None) -> tuple[int, ...]:
+        """The ids of a rendered text, in which the characters of `hide` are the letters of their names again.
+
+        `after` is the special token behind which the text stands: some tokenizers begin a text with a space, and none
+        there.
+        """
+        if not known:
+            return tuple(self._encode(text, after))
+        found: list[int] = []
+        for part in re.split("([" + "".join(map(re.escape, known)) + "])", text):
+            found += self.letters(known[part]) if part in known else self._encode(part, after if not found else None)
+        return tuple(found)
+
+    def letters(self, name: str) -> list[int]:
+        """The ids of a name as text: cut where no token is recognised any more."""
+        special = set(self.names.values())
+        ids = [*self._encode(name[:1]), *self._encode(name[1:])]
+        if special.intersection(ids):
+            ids = [token for letter in name for token in self._encode(letter)]
+        return [token for token in ids if token not in special]
+
+    def special(self, ids: Sequence[int]) -> list[int]:
+        """Those of the ids that are special tokens, in their order."""
+        known = set(self.names.values())
+        return [token for token in ids if token in known]
+
+    def _encode(self, text: str, after: int | None = None) -> list[int]:
+        if not text:
+            return []
+        text = text.encode("utf-8", "replace").decode("utf-8")  # half a character is none
+        if after is not None:
+            name = str(self.tokenizer.convert_ids_to_tokens(after))
+            whole = list(self.tokenizer(name + text, add_special_tokens=False).input_ids)
+            if whole[:1] == [after]:
+                return whole[1:]
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)

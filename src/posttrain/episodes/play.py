@@ -1,0 +1,119 @@
+"""One trajectory while it goes on: what was drawn and given so far, and what became of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from posttrain.episodes.bridge import call, call_id
+from posttrain.types import Completion, Episode, FinishReason, Prompt
+
+if TYPE_CHECKING:
+    from posttrain.episodes.calls import Said
+    from posttrain.episodes.sessions import Session
+
+Stage = Literal["reset", "step", "finish"]
+"""What its environment was asked last."""
+LIMITS = ("max_completion_length", "max_turns", "max_trajectory_length", "context")
+"""Why a trajectory is cut: settings of `sampling`, or the model's context window."""
+
+
+@dataclass
+class Play:
+    """Everything about a trajectory but what its environment remembers."""
+
+    place: int
+    """Of its prompt among those that were asked for."""
+    number: int
+    """In its group."""
+    prompt: Prompt
+    attempt: int = 1
+    stage: Stage = "reset"
+    session: Session | None = None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    given: list[tuple[int, int]] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
+    outside: list[int] = field(default_factory=list)
+    """Places in `messages` of those that the policy did not write."""
+    turns: int = 0
+    calls: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    text: str = ""
+    reason: FinishReason = "stop"
+    ended: str = ""
+    reward: float | None = None
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """What the next turn sees."""
+        return tuple(self.ids[self.starts[-1] :]) if self.starts else (*self.prompt.ids, *self.ids)
+
+    @property
+    def conversation(self) -> tuple[list[Mapping[str, Any]], list[int]]:
+        """All messages, the prompt's among them, and the places of those that came from outside."""
+        asked = list(self.prompt.messages or ())
+        return [*asked, *self.messages], [len(asked) + place for place in self.outside]
+
+    def seed(self, seed: int) -> int:
+        """What the random numbers of its environment start from."""
+        return random.Random(f"{seed} {self.prompt.index} {self.number}").getrandbits(63)
+
+    def anew(self) -> Play:
+        """The same trajectory before anything was drawn, once more."""
+        return Play(self.place, self.number, self.prompt, attempt=self.attempt + 1)
+
+    def hear(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """What came back, with the identifiers of the calls that it answers."""
+        for number, message in enumerate(messages):
+            named = {"tool_call_id": call_id(number)} if message["role"] == "tool" else {}
+            self.outside.append(len(self.messages))
+            self.messages.append({**named, **message})
+
+    def give(self, ids: Sequence[int], *, anew: bool = False) -> None:
+        """Context that the policy did not draw; `anew`: the next turn sees nothing of what stands before it."""
+        begin = len(self.ids)
+        if anew:
+            self.starts.append(begin)
+        if ids:
+            self.ids += ids
+            self.given.append((begin, len(self.ids)))
+
+    def draw(self, turn: Completion, said: Said) -> None:
+        """A turn of the policy."""
+        self.ids += turn.ids
+        self.logprobs += turn.logprobs
+        self.versions += turn.versions
+        self.turns += 1
+        self.text, self.reason = turn.text, turn.finish_reason
+        message: dict[str, Any] = {"role": "assistant", "content": said.content if said.calls else turn.text}
+        if said.calls:
+            message["tool_calls"] = [call(one.name, one.arguments, n) for n, one in enumerate(said.calls)]
+        self.messages.append(message)
+
+    def completion(self, failure: str = "", detail: str = "") -> Completion:
+        """What it came to; cut short, it is truncated."""
+        return Completion(
+            ids=tuple(self.ids),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            finish_reason="length" if self.ended in LIMITS else self.reason,
+            text=self.text,
+            given=tuple(self.given),
+            starts=tuple(self.starts),
+            episode=Episode(
+                messages=tuple(self.messages),
+                turns=self.turns,
+                ended="failed" if failure else self.ended,
+                reward=self.reward,
+                calls=tuple(self.calls),
+                errors=tuple(self.errors),
+                failure=failure,
+                detail=detail,
+                attempts=self.attempt,
+            ),
+        )

@@ -1,0 +1,266 @@
+"""The processes of trajectories as the trainer's process sees them: their sockets and their clocks.
+
+Nobody waits here unless it is asked for: requests are sent, and whoever drives the trajectories polls between two
+tokens. What is late is killed, with everything that it has started.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from posttrain import wire
+from posttrain.errors import ConfigError
+from posttrain.heartbeat import beat
+from posttrain.rewards.descendants import MARK, kill_tree, new_mark
+from posttrain.rewards.load import Target
+from posttrain.rewards.worker_process import LOAD_TIMEOUT
+
+TICK = 1.0
+"""Seconds after which whoever waits looks at the clock again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the processes run."""
+
+    environment: Target | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Target] = ()
+    most_characters: int = 4000
+    """Of the result of a tool."""
+    timeout: float = 30.0
+    """Seconds for each request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What came of a request."""
+
+    kind: Literal["value", "exception", "timeout", "crash"]
+    value: Mapping[str, Any] = field(default_factory=dict)
+    message: str = ""
+    traceback: str = ""
+    seconds: float = 0.0
+    """From the request to the reply."""
+
+
+class Session:
+    """One trajectory's process. Made by `Sessions`."""
+
+    def __init__(self, channel: socket.socket, mark: str, seed: int) -> None:
+        self.channel, self.mark, self.seed = channel, mark, seed
+        self.pid: int | None = None
+        self.reply: Reply | None = None
+        """Of the last request, once it is there."""
+        self.asked: float | None = None
+        """When the request was made that has no reply yet."""
+        self.outgoing, self.incoming = memoryview(b""), bytearray()
+        self.begun = False
+        self.ending = False
+
+
+class Sessions:
+    """A host, started when it is first needed, and the processes that were forked from it."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._host: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._mark = ""
+        self._open: set[Session] = set()
+        self._selector = selectors.DefaultSelector()
+        self.schemas: list[dict[str, Any]] = []
+        """Of the tools."""
+
+    # --- the host ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Import the environment and the tools. ConfigError says what is wrong with them."""
+        self._control, theirs = socket.socketpair()
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
+        environment.setdefault("PYTHONHASHSEED", "0")
+        self._mark = environment[MARK] = new_mark()
+        with theirs:
+            self._host = subprocess.Popen(
+                [sys.executable, "-m", "posttrain.episodes.host", str(theirs.fileno())],
+                stdin=subprocess.PIPE,  # never written to: the host dies when it closes
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=environment,
+            )
+        self._control.sendall(
+            wire.encode(
+                {
+                    "environment": None if self.setup.environment is None else asdict(self.setup.environment),
+                    "settings": self.setup.settings,
+                    "tools": [asdict(target) for target in self.setup.tools],
+                    "most_characters": self.setup.most_characters,
+                }
+            )
+        )
+        found = self._hear_host()
+        if "failed" in found:
+            self.close()
+            raise ConfigError(**found["failed"])
+        self.schemas = found["schemas"]
+
+    def _hear_host(self) -> Mapping[str, Any]:
+        assert self._control is not None
+        self._control.settimeout(LOAD_TIMEOUT)
+        buffer = bytearray()
+        what = "the environment and the tools"
+        try:
+            while received := self._control.recv(1 << 20):
+                buffer += received
+                for message in wire.decode(buffer):
+                    return message
+        except TimeoutError:
+            return {"failed": {"given": f"importing {what} took more than {LOAD_TIMEOUT:g} s"}}
+        return {"failed": {"given": f"the process that imports {what} ended"}}
+
+    def close(self) -> None:
+        """Kill all processes."""
+        for session in list(self._open):
+            self._kill(session)
+        if self._host is not None:
+            kill_tree(self._host.pid, self._mark)
+            self._host.wait()
+            assert self._host.stdin is not None
+            self._host.stdin.close()
+            self._host = None
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    # --- one trajectory ----------------------------------------------------------------------------------------------
+
+    def open(self, seed: int) -> Session:
+        """A process that has not been asked anything; `seed` is what its random numbers start from."""
+        if self._host is None or self._host.poll() is not None:
+            self.close()
+            self.start()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        session = Session(ours, secrets.token_hex(16), seed)
+        with theirs:
+            assert self._control is not None
+            with suppress(OSError):  # a host that has just died leaves a socket that nobody answers
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+        self._open.add(session)
+        self._selector.register(ours, selectors.EVENT_READ, session)
+        return session
+
+    def ask(self, session: Session, do: str, **arguments: Any) -> None:
+        """Send a request; what comes of it will stand in `reply`. DataError for what cannot be sent."""
+        message: dict[str, Any] = {"do": do, "with": arguments}
+        if not session.begun:
+            message |= {"mark": session.mark, "seed": session.seed}
+        session.begun, session.reply, session.asked = True, None, time.monotonic()
+        session.outgoing = memoryview(wire.encode(message))
+        self._send(session)
+
+    def end(self, session: Session) -> None:
+        """Ask it to close, and wait for nothing."""
+        if session in self._open:
+            session.ending = True
+            if session.begun:
+                self.ask(session, "close")
+            else:
+                self._forget(session)
+
+    def kill(self, session: Session) -> None:
+        """At once, with everything that it has started."""
+        if session in self._open:
+            self._kill(session)
+
+    def poll(self, patience: float = 0.0) -> None:
+        """Move what there is to move; wait for it so many seconds at most."""
+        for key, events in self._selector.select(patience) if self._open else ():
+            session: Session = key.data
+            if events & selectors.EVENT_WRITE:
+                self._send(session)
+            if events & selectors.EVENT_READ and session in self._open:
+                self._receive(session)
+        now = time.monotonic()
+        for session in [s for s in self._open if s.asked is not None and now - s.asked > self.setup.timeout]:
+            self._fail(session, "timeout", f"no result after {self.setup.timeout:g} s")
+
+    def wait(self, session: Session) -> Reply:
+        """Until the reply is there."""
+        while session.reply is None:
+            self.poll(min(TICK, self.setup.timeout))
+        return session.reply
+
+    def settle(self) -> None:
+        """Wait until all that were asked to close have done so, or are late."""
+        while any(session.ending for session in self._open):
+            self.poll(TICK)
+
+    # --- bytes -------------------------------------------------------------------------------------------------------
+
+    def _send(self, session: Session) -> None:
+        try:
+            session.outgoing = session.outgoing[session.channel.send(session.outgoing) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._fail(session, "crash", "its process ended")
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if session.outgoing else 0)
+        self._selector.modify(session.channel, wanted, session)
+
+    def _receive(self, session: Session) -> None:
+        try:
+            received = session.channel.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        session.incoming += received
+        for message in wire.decode(session.incoming):
+            self._hear(session, message)
+        if not received and session in self._open:
+            self._fail(session, "crash", "its process ended")
+
+    def _hear(self, session: Session, message: Mapping[str, Any]) -> None:
+        if "pid" in message:
+            session.pid = message["pid"]
+            return
+        beat("an environment answered")
+        seconds = 0.0 if session.asked is None else time.monotonic() - session.asked
+        session.asked = None
+        if session.ending:
+            clean = "failed" not in message and not message["value"].get("leaves")
+            (self._forget if clean else self._kill)(session)
+        elif "failed" in message:
+            session.reply = Reply(
+                kind="exception", message=message["failed"], traceback=message["traceback"], seconds=seconds
+            )
+        else:
+            session.reply = Reply(kind="value", value=message["value"], seconds=seconds)
+
+    def _fail(self, session: Session, kind: Literal["timeout", "crash"], message: str) -> None:
+        seconds = 0.0 if session.asked is None else time.monotonic() - session.asked
+        session.asked, session.reply = None, Reply(kind=kind, message=message, seconds=seconds)
+        self._kill(session)
+
+    def _kill(self, session: Session) -> None:
+        if session.pid is not None:
+            kill_tree(session.pid, session.mark)
+        self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        """Its process ends by itself when its socket closes."""
+        self._open.discard(session)
+        self._selector.unregister(session.channel)
+        session.channel.close()

@@ -1,0 +1,130 @@
+"""Tools: functions that a policy may call, and those that are built in.
+
+A tool is a Python function with type hints and a docstring that says what it does and what its arguments are
+(`Args:`); transformers' `get_json_schema` reads both. What it returns is the result, as text or as JSON.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import ConfigError
+from posttrain.rewards.load import Target, resolve, suggestion
+
+BUILTINS: Mapping[str, str] = {"calculator": "posttrain.episodes.tools:calculator"}
+"""Tools by name."""
+UNKNOWN = "unknown"
+"""Stands for the name of a tool that there is not: what a model may call it is not shown to anybody."""
+MOST_EXPRESSION, MOST_DIGITS = 200, 400
+"""Letters of an expression, and digits of a number that one of its operations may give."""
+
+
+def find_tool(text: str, folder: Path | None = None) -> Target:
+    """Of `path/to/file.py:function`, `package.module.function`, or the name of one that is built in."""
+    if text in BUILTINS:
+        return Target.of(BUILTINS[text])
+    if "." not in text:
+        raise ConfigError(
+            given=f"tools: {text}{suggestion(text, BUILTINS)}",
+            allowed=f'"path/to/file.py:function", "package.module.function", or {", ".join(BUILTINS)}',
+            fix="Name the file and the function.",
+        )
+    return resolve(text, folder)
+
+
+def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    """The JSON schema of a tool. ConfigError where its signature or its docstring says too little."""
+    from transformers.utils import get_json_schema  # a second, that no trajectory has to wait for
+
+    try:
+        return get_json_schema(function)
+    except Exception as error:
+        raise ConfigError(
+            given=f"the tool {name} cannot be described to the model: {error}",
+            allowed="a function with type hints, and a docstring that has a line for each parameter under Args:",
+            fix='Write def look(place: str) -> str: """Look somewhere.\\n\\nArgs:\\n    place: Where to look.\\n"""',
+        ) from None
+
+
+def as_text(value: Any, most: int) -> str:
+    """What a tool gave, as at most so many characters of text that every encoding can write.
+
+    >>> as_text({"a": 1}, 100), as_text(b"\\xff\\x00", 100), as_text("x" * 9, 4)
+    ('{"a": 1}', '\\ufffd', 'xxxx [cut: 4 of 9 characters]')
+    """
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode("utf-8", "replace")
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = text.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
+    return text if len(text) <= most else f"{text[:most]} [cut: {most} of {len(text)} characters]"
+
+
+# --- the calculator ---------------------------------------------------------------------------------------------------
+
+_OPERATIONS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"sqrt": math.sqrt, "abs": abs, "round": round, "min": min, "max": max}
+
+
+def calculator(expression: str) -> str:
+    """Work out an arithmetic expression, exactly where that is possible.
+
+    Args:
+        expression: Numbers with + - * / // % ** and parentheses; also sqrt, abs, round, min and max.
+
+    Returns:
+        The value.
+    """
+    if len(expression) > MOST_EXPRESSION:
+        raise ValueError(f"the expression has {len(expression)} letters, and at most {MOST_EXPRESSION} are worked out")
+    try:
+        tree = ast.parse(expression.strip().replace("^", "**").replace("×", "*").replace("÷", "/"), mode="eval")
+    except SyntaxError:
+        raise ValueError(f"{expression!r} is no arithmetic expression") from None
+    return _written(_value(tree.body))
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int() as number):
+            return Fraction(number)
+        case ast.Constant(value=float()):
+            return Fraction(ast.unparse(node))
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
+            return -_value(operand) if isinstance(sign, ast.USub) else _value(operand)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATIONS:
+            return _operate(sign, _value(left), _value(right))
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
+            return Fraction(_FUNCTIONS[name](*map(_value, arguments)))
+    raise ValueError(f"{ast.unparse(node)!r} is no arithmetic")
+
+
+def _operate(sign: ast.operator, left: Fraction, right: Fraction) -> Fraction:
+    if isinstance(sign, ast.Pow):
+        digits = abs(right) * math.log10(max(abs(left.numerator), left.denominator, 1) + 1)
+        if digits > MOST_DIGITS:
+            raise ValueError(f"{left}**{right} has more than {MOST_DIGITS} digits")
+        if right.denominator != 1:
+            return Fraction(float(left) ** float(right))
+    return Fraction(_OPERATIONS[type(sign)](left, right))
+
+
+def _written(value: Any) -> str:
+    number = Fraction(value)
+    return str(number.numerator) if number.denominator == 1 else repr(float(number))

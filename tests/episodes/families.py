@@ -1,0 +1,226 @@
+"""Chat templates in the manner of the big families, as small as they can be, over one tokenizer.
+
+Each has what makes its family different: the tokens around a turn, what ends one, how calls and results are written,
+and whether reasoning of earlier turns is taken out.
+"""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from posttrain.data.prompts import Renderer
+
+TOKENIZERS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
+
+
+class Family(NamedTuple):
+    template: str
+    end: str
+    """What ends a turn of the policy."""
+    special: tuple[str, ...] = ()
+    """Its special tokens beside that."""
+    rewrites: tuple[str, ...] = ()
+    """Roles behind which it rewrites history."""
+    calls: str = ""
+    """The format of tool calls; empty where it has none."""
+
+
+_ANSWER = "{% if add_generation_prompt %}"
+_CHATML_TOOLS = """\
+{%- if tools %}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
+<tools>{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}
+</tools>
+Call with <tool_call>{"name": ..., "arguments": {...}}</tool_call>.<|im_end|>
+{% elif messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif %}"""
+_CHATML_RESULT = """\
+{%- elif m.role == 'tool' %}{% if loop.first or loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>
+{{ m.content }}
+</tool_response>{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>
+{% endif %}"""
+_CHATML_CALLS = """\
+{%- for c in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+"""
+
+FAMILIES: Mapping[str, Family] = {
+    "chatml": Family(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        + _ANSWER
+        + "<|im_start|>assistant\n{% endif %}",
+        "<|im_end|>",
+        ("<|im_start|>",),
+    ),
+    "hermes": Family(
+        _CHATML_TOOLS
+        + "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
+        + "{% elif m.role == 'assistant' %}<|im_start|>assistant\n{{ m.content }}"
+        + _CHATML_CALLS
+        + _CHATML_RESULT
+        + "{% endif %}{% endfor %}"
+        + _ANSWER
+        + "<|im_start|>assistant\n{% endif %}",
+        "<|im_end|>",
+        ("<|im_start|>", "<tool_response>", "</tool_response>"),
+        calls="hermes",
+    ),
+    "thinking": Family(  # as Qwen3: reasoning stays behind the last question alone
+        _CHATML_TOOLS + "{% set last = namespace(question=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% set last.question = loop.index0 %}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
+        "{% elif m.role == 'assistant' %}{% set said = m.content %}{% set why = '' %}{% if '</think>' in m.content %}"
+        "{% set said = m.content.split('</think>')[-1].lstrip('\\n') %}"
+        "{% set why = m.content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}{% endif %}"
+        "<|im_start|>assistant\n{% if loop.index0 > last.question and (loop.last or why) %}"
+        "{{ '<think>\\n' + why + '\\n</think>\\n\\n' }}{% endif %}{{ said }}"
+        + _CHATML_CALLS
+        + _CHATML_RESULT
+        + "{% endif %}{% endfor %}"
+        + _ANSWER
+        + "<|im_start|>assistant\n{% endif %}",
+        "<|im_end|>",
+        ("<|im_start|>", "<think>", "</think>"),
+        rewrites=("user",),
+        calls="hermes",
+    ),
+    "llama2": Family(
+        "{% if messages[0].role == 'system' %}{% set system = '<<SYS>>\\n' + messages[0].content + '\\n<</SYS>>\\n\\n' %}"
+        "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
+        "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% if m.role == 'user' %}"
+        "<s>[INST] {{ (system if loop.first else '') + m.content | trim }} [/INST]"
+        "{% else %} {{ m.content | trim }} </s>{% endif %}{% endfor %}",
+        "</s>",
+        ("<s>",),
+    ),
+    "llama3": Family(
+        "<|begin_of_text|>{% if tools %}<|start_header_id|>system<|end_header_id|>\n\nEnvironment: ipython\n"
+        "{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|eot_id|>{% endif %}"
+        "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+        "{{ raise_exception('one call at a time') }}{% endif %}"
+        "{% set f = m.tool_calls[0].function %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+        '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}<|eot_id|>'
+        "{% elif m.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n\n{{ m.content | tojson }}<|eot_id|>"
+        "{% else %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>{% endif %}"
+        "{% endfor %}" + _ANSWER + "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+        "<|eot_id|>",
+        ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"),
+        calls="llama",
+    ),
+    "mistral": Family(
+        "<s>{% set ns = namespace(turn=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+        "{% if ns.turn % 2 %}{{ raise_exception('roles must alternate') }}{% endif %}{% set ns.turn = ns.turn + 1 %}"
+        "{% if tools and loop.first %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+        "[INST]{{ m.content }}[/INST]{% elif m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
+        "{% if c.id | length != 9 %}{{ raise_exception('an id has nine letters') }}{% endif %}"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}'
+        "{% if not loop.last %}, {% endif %}{% endfor %}]</s>"
+        '{% elif m.role == \'tool\' %}[TOOL_RESULTS]{"content": {{ m.content | tojson }}, "call_id": '
+        '"{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
+        "{% elif m.role == 'assistant' %}{% set ns.turn = ns.turn + 1 %}{{ m.content }}</s>"
+        "{% else %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]{% endif %}{% endfor %}",
+        "</s>",
+        (
+            "<s>",
+            "[INST]",
+            "[/INST]",
+            "[SYSTEM_PROMPT]",
+            "[/SYSTEM_PROMPT]",
+            "[AVAILABLE_TOOLS]",
+            "[/AVAILABLE_TOOLS]",
+            "[TOOL_CALLS]",
+            "[TOOL_RESULTS]",
+            "[/TOOL_RESULTS]",
+        ),
+        calls="mistral",
+    ),
+    "gemma": Family(
+        "<bos>{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\\n\\n' %}"
+        "{% set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}"
+        "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ first if loop.first else '' }}"
+        "{{ m.content | trim }}<end_of_turn>\n{% endfor %}" + _ANSWER + "<start_of_turn>model\n{% endif %}",
+        "<end_of_turn>",
+        ("<bos>", "<start_of_turn>"),
+    ),
+    "phi": Family(
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+        + _ANSWER
+        + "<|assistant|>\n{% else %}<|endoftext|>{% endif %}",
+        "<|end|>",
+        ("<|system|>", "<|user|>", "<|assistant|>"),
+    ),
+    "deepseek": Family(  # takes reasoning out of every earlier turn
+        "<｜begin▁of▁sentence｜>{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
+        "{% elif m.role == 'user' %}<｜User｜>{{ m.content }}"
+        "{% elif m.role == 'tool' %}<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>"
+        "{% else %}<｜Assistant｜>{{ m.content.split('</think>')[-1].lstrip('\\n') }}{% for c in m.tool_calls or [] %}"
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.function.name }}\n```json\n"
+        "{{ c.function.arguments | tojson }}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>{% endfor %}"
+        "<｜end▁of▁sentence｜>{% endif %}{% endfor %}" + _ANSWER + "<｜Assistant｜>{% endif %}",
+        "<｜end▁of▁sentence｜>",
+        (
+            "<｜begin▁of▁sentence｜>",
+            "<｜User｜>",
+            "<｜Assistant｜>",
+            "<｜tool▁output▁begin｜>",
+            "<｜tool▁output▁end｜>",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+        ),
+        rewrites=("user", "tool"),
+        calls="deepseek",
+    ),
+    "zephyr": Family(
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}"
+        + _ANSWER
+        + "<|assistant|>\n{% endif %}",
+        "</s>",
+    ),
+    "command": Family(
+        "<BOS_TOKEN>{% for m in messages %}<|START_OF_TURN_TOKEN|>{% if m.role == 'assistant' %}<|CHATBOT_TOKEN|>"
+        "{% elif m.role == 'user' %}<|USER_TOKEN|>{% else %}<|SYSTEM_TOKEN|>{% endif %}{{ m.content | trim }}"
+        "<|END_OF_TURN_TOKEN|>{% endfor %}" + _ANSWER + "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}",
+        "<|END_OF_TURN_TOKEN|>",
+        ("<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|USER_TOKEN|>", "<|SYSTEM_TOKEN|>"),
+    ),
+    "counting": Family(  # what stands in front changes with every turn
+        "{{ messages | length }} turns.{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        + _ANSWER
+        + "<|assistant|>{% endif %}",
+        "<|end|>",
+        rewrites=("user", "tool"),
+    ),
+}
+
+
+@functools.cache
+def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
+    """Of a family, over the vocabulary of Qwen2.5; or one of the folder, as it is."""
+    if name not in FAMILIES:
+        return AutoTokenizer.from_pretrained(TOKENIZERS / name)
+    family = FAMILIES[name]
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZERS / "qwen2.5")
+    tokenizer.add_special_tokens({"additional_special_tokens": [family.end, *family.special]})
+    tokenizer.eos_token, tokenizer.chat_template = family.end, family.template
+    return tokenizer
+
+
+def renderer_of(name: str) -> Renderer:
+    return Renderer(tokenizer=tokenizer_of(name), chat=True)
