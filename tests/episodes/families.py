@@ -212,15 +212,27 @@ FAMILIES: Mapping[str, Family] = {
 
 @functools.cache
 def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
-    """Of a family, over the vocabulary of Qwen2.5; or one of the folder, as it is."""
+    """Of the folder, as it is; for all families one, over the vocabulary of SmolLM2, with the special tokens of all."""
     if name not in FAMILIES:
         return AutoTokenizer.from_pretrained(TOKENIZERS / name)
-    family = FAMILIES[name]
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZERS / "qwen2.5")
-    tokenizer.add_special_tokens({"additional_special_tokens": [family.end, *family.special]})
-    tokenizer.eos_token, tokenizer.chat_template = family.end, family.template
+    return _of_all_families()
+
+
+@functools.cache
+def _of_all_families() -> PreTrainedTokenizerBase:
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZERS / "smollm2")
+    names = {name for family in FAMILIES.values() for name in (family.end, *family.special)}
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted(names)})
     return tokenizer
 
 
+def eos_of(name: str) -> int:
+    """What ends a turn of the policy."""
+    tokenizer = tokenizer_of(name)
+    end = FAMILIES[name].end if name in FAMILIES else tokenizer.eos_token
+    return int(tokenizer.convert_tokens_to_ids(end))  # pyright: ignore
+
+
 def renderer_of(name: str) -> Renderer:
-    return Renderer(tokenizer=tokenizer_of(name), chat=True)
+    own = {"chat_template": FAMILIES[name].template} if name in FAMILIES else None
+    return Renderer(tokenizer=tokenizer_of(name), chat=True, template_kwargs=own)
