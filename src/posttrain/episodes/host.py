@@ -8,6 +8,7 @@ state of its own. It is killed with this process, and this one with its parent.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -45,6 +46,7 @@ def main() -> None:
     except PosttrainError as error:
         control.sendall(wire.encode({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}}))
         return
+    gc.freeze()  # no fork copies pages because their objects are counted
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end are reaped by the kernel
     while True:
         byte, descriptors, _, _ = socket.recv_fds(control, 1, 1)

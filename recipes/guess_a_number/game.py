@@ -1,0 +1,37 @@
+"""A number from 1 to 7 is to be found in three guesses; after each the game says whether the number is higher or lower.
+
+Whoever halves what is left finds every number: 8, then 4 or 12, and so on. Whoever guesses blindly finds about one in
+four.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+NUMBERS = range(1, 8)
+GUESSES = 3
+
+
+class Game:
+    """The environment of one game."""
+
+    def reset(self, row: dict[str, Any]) -> None:
+        self.secret, self.found = int(row["secret"]), False
+
+    def step(self, message: dict[str, Any]) -> str | None:
+        """`higher`, `lower`, or nothing more to say."""
+        said = message["content"].strip()
+        if not said.isdecimal() or int(said) not in NUMBERS:
+            return None
+        self.found = int(said) == self.secret
+        if self.found:
+            return None
+        return "higher" if int(said) < self.secret else "lower"
+
+    def reward(self) -> float:
+        return float(self.found)
+
+
+def rows() -> list[dict[str, Any]]:
+    """Every game that there is."""
+    return [{"prompt": "guess", "secret": secret} for secret in NUMBERS]
