@@ -6,6 +6,7 @@ four.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 NUMBERS = range(1, 8)
@@ -16,7 +17,7 @@ class Game:
     """The environment of one game."""
 
     def reset(self, row: dict[str, Any]) -> None:
-        self.secret, self.found = int(row["secret"]), False
+        self.secret, self.found = random.choice(NUMBERS), False
 
     def step(self, message: dict[str, Any]) -> str | None:
         """`higher`, `lower`, or nothing more to say."""
@@ -30,8 +31,3 @@ class Game:
 
     def reward(self) -> float:
         return float(self.found)
-
-
-def rows() -> list[dict[str, Any]]:
-    """Every game that there is."""
-    return [{"prompt": "guess", "secret": secret} for secret in NUMBERS]

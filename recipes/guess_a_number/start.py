@@ -1,6 +1,6 @@
 """Makes the model that the recipe starts with, in seconds: a tiny Llama that has learned to name numbers, any of them.
 
-    python recipes/guess_a_number/start.py        writes recipes/guess_a_number/model and games.jsonl beside this file
+python recipes/guess_a_number/start.py        writes recipes/guess_a_number/model and games.jsonl beside this file
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from posttrain.types import Example
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from game import GUESSES, NUMBERS, rows  # noqa: E402
+from game import GUESSES, NUMBERS  # noqa: E402
 
 WORDS = ("<pad>", "<bos>", "<eos>", "<unk>", "guess", "higher", "lower", *map(str, NUMBERS))
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% else %} {% endif %}{% endfor %}"
@@ -60,4 +60,4 @@ def make(folder: Path, *, seed: int = 0) -> Path:
 
 if __name__ == "__main__":
     make(HERE / "model")
-    (HERE / "games.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    (HERE / "games.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [{"prompt": "guess"}] * 128))

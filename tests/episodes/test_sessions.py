@@ -103,7 +103,7 @@ def test_what_fails_says_how_and_leaves_nothing(opened, tmp_path, fault, kind, m
     opened.append(sessions)
     bad, good = sessions.open(1), sessions.open(2)
     for session, own in ((bad, fault), (good, "")):
-        ask(sessions, session, "reset", row={"fault": own, "times": 9, "count": str(tmp_path / own)})
+        ask(sessions, session, "reset", row={"fault": own, "times": 9, "begun": str(tmp_path / own)})
     reply = ask(sessions, bad, "step", **say("x"))
     assert reply.kind == kind
     assert re.search(message, reply.message)

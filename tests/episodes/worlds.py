@@ -59,7 +59,7 @@ class Faulty:
 
     def reset(self, row: dict[str, Any]) -> None:
         self.fault = row["fault"]
-        begun = Path(row["count"])
+        begun = Path(row["begun"])
         with begun.open("a") as file:
             file.write("x")
         if len(begun.read_text()) > row["times"]:

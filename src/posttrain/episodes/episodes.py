@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from posttrain.engines.local import LocalSampler
     from posttrain.engines.sampler import SamplingSettings
     from posttrain.episodes.bridge import Bridge
-    from posttrain.episodes.sessions import Session, Sessions
+    from posttrain.episodes.sessions import Sessions
     from posttrain.types import Completion, Prompt
 
 DRAWING = 0.75
 """Share of the open trajectories that is drawn: when fewer are, the one that has waited longest comes back. So a tool
 may take a third of the time in which a turn is drawn before anybody waits for it."""
 MOST_CHARACTERS = 64
-"""For each token that there is room for: a longer text is not tokenised, as it cannot fit."""
+"""Of each token that a trajectory may have."""
 
 
 @dataclass
@@ -110,7 +111,6 @@ class Round:
         self.finishing: list[Play] = []
         """For their reward, which nothing else waits for."""
         self.done: list[tuple[int, int, Completion]] = []
-        self.open: set[Session] = set()
 
     def run(self) -> Iterator[tuple[int, int, Completion]]:
         try:
@@ -128,8 +128,7 @@ class Round:
                 yield from self._taken()
             self.sessions.settle()
         finally:
-            for session in self.open:
-                self.sessions.kill(session)
+            self.sessions.kill_all()
 
     def _taken(self) -> list[tuple[int, int, Completion]]:
         taken, self.done = self.done, []
@@ -183,18 +182,22 @@ class Round:
 
     def _submit(self, play: Play) -> None:
         """Draw the next turn, if there is room for one token."""
-        context, limits = play.context, self.own.limits
-        rooms = {"max_completion_length": self.sampling.max_completion_length}
-        if limits.max_length is not None:
-            rooms["max_trajectory_length"] = limits.max_length - max(0, len(context) - len(play.prompt.ids))
-        if self.own.sampler.context_length is not None:
-            rooms["context"] = self.own.sampler.context_length - len(context)
-        play.ended, room = min(rooms.items(), key=lambda item: item[1])  # where the turn fills all of it
+        context = play.context
+        play.ended, room = self._room(play, len(context))  # where the turn fills all of it
         if room < 1:
             self._end(play)
             return
         request = Request(prompt_ids=context, max_new_tokens=room, stream=(play.prompt.index, play.number))
         self.stream.submit(play, request, drawn=len(play.versions))
+
+    def _room(self, play: Play, used: int) -> tuple[str, int]:
+        """Which limit the next turn would run into, and after how many tokens, behind a context of `used` tokens."""
+        rooms = {"max_completion_length": self.sampling.max_completion_length}
+        if self.own.limits.max_length is not None:
+            rooms["max_trajectory_length"] = self.own.limits.max_length - max(0, used - len(play.prompt.ids))
+        if self.own.sampler.context_length is not None:
+            rooms["context"] = self.own.sampler.context_length - used
+        return min(rooms.items(), key=lambda item: item[1])
 
     def _turn_ended(self, play: Play, turn: Completion) -> None:
         said = self._read(turn)
@@ -202,7 +205,9 @@ class Round:
         play.calls += [self._known(one.name) for one in said.calls]
         if turn.truncated:
             self._end(play)
-        elif self.own.has_environment or said.calls:
+            return
+        play.ended = ""
+        if self.own.has_environment or said.calls:
             self._ask(play, "step", message=play.messages[-1], calls=[list(one) for one in said.calls])
         else:
             play.ended = "done"
@@ -224,7 +229,6 @@ class Round:
     def _ask(self, play: Play, do: Stage, **arguments: Any) -> None:
         if play.session is None:
             play.session = self.sessions.open(play.seed(self.seed))
-            self.open.add(play.session)
         play.stage = do
         self.sessions.ask(play.session, do, **arguments)
         (self.finishing if do == "finish" else self.waiting).append(play)
@@ -257,21 +261,29 @@ class Round:
             self._failed(play, "template", str(refused))
 
     def _give(self, play: Play, messages: Sequence[Mapping[str, Any]]) -> None:
-        """The ids of what came back, and then the next turn."""
-        if not self._may_fit(play, messages):
-            play.ended = "max_trajectory_length"
+        """The ids of what came back, and then the next turn; neither where there is no room for both."""
+        anew = play.stage == "reset" or self.bridge.history == "split"
+        seen = 0 if anew else len(play.context)
+        play.ended = "max_trajectory_length" if self.own.limits.max_length is not None else "context"
+        if sum(len(one["content"]) for one in messages) > self._most_characters:
             self._end(play)
-        elif play.stage == "reset" or self.bridge.history == "split":
-            play.give(self.bridge.whole(*play.conversation), anew=True)
-            self._submit(play)
+            return
+        if anew:
+            ids = self.bridge.whole(*play.conversation)
         else:
-            last = play.ids[-1] if play.ids else None
-            play.give(self.bridge.between(play.messages[-len(messages) :], last=last))
-            self._submit(play)
+            ids = self.bridge.between(play.messages[-len(messages) :], last=play.ids[-1] if play.ids else None)
+        play.ended, room = self._room(play, seen + len(ids))
+        if room < 1:
+            self._end(play)
+            return
+        play.give(ids, anew=anew)
+        self._submit(play)
 
-    def _may_fit(self, play: Play, messages: Sequence[Mapping[str, Any]]) -> bool:
-        most = [room for room in (self.own.limits.max_length, self.own.sampler.context_length) if room is not None]
-        return not most or sum(len(one["content"]) for one in messages) <= MOST_CHARACTERS * min(most)
+    @property
+    def _most_characters(self) -> float:
+        """Of what comes back: more cannot fit, and is not tokenised."""
+        limits = (self.own.limits.max_length, self.own.sampler.context_length)
+        return MOST_CHARACTERS * min((limit for limit in limits if limit is not None), default=math.inf)
 
     def _late(self, play: Play, reply: Reply) -> dict[str, Any]:
         """What the model is told of tools that hung or took their process down."""
@@ -316,7 +328,6 @@ class Round:
     def _leave(self, play: Play, *, kill: bool = False) -> None:
         if play.session is not None:
             (self.sessions.kill if kill else self.sessions.end)(play.session)
-            self.open.discard(play.session)
             play.session = None
 
 

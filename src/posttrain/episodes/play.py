@@ -101,7 +101,7 @@ class Play:
             ids=tuple(self.ids),
             logprobs=tuple(self.logprobs),
             versions=tuple(self.versions),
-            finish_reason="length" if self.ended in LIMITS else self.reason,
+            finish_reason="length" if self.ended in LIMITS and not failure else self.reason,
             text=self.text,
             given=tuple(self.given),
             starts=tuple(self.starts),

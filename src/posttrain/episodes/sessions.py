@@ -130,8 +130,7 @@ class Sessions:
 
     def close(self) -> None:
         """Kill all processes."""
-        for session in list(self._open):
-            self._kill(session)
+        self.kill_all()
         if self._host is not None:
             kill_tree(self._host.pid, self._mark)
             self._host.wait()
@@ -181,6 +180,11 @@ class Sessions:
     def kill(self, session: Session) -> None:
         """At once, with everything that it has started."""
         if session in self._open:
+            self._kill(session)
+
+    def kill_all(self) -> None:
+        """Whatever trajectories they are of."""
+        for session in list(self._open):
             self._kill(session)
 
     def poll(self, patience: float = 0.0) -> None:

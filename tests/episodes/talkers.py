@@ -1,0 +1,136 @@
+"""A model in whose small vocabulary whole tool calls are single words, so that even random weights call tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.engines.policies import Settings
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
+
+from posttrain.data.prompts import Renderer
+from posttrain.engines.local import LocalSampler
+from posttrain.episodes.bridge import Bridge
+from posttrain.episodes.calls import FORMATS
+from posttrain.episodes.episodes import Episodes, Limits
+from posttrain.episodes.sessions import Sessions, Setup
+from posttrain.episodes.tools import find_tool
+from posttrain.rewards.load import Target
+from posttrain.types import Completion, Prompt
+
+WORLDS = str(Path(__file__).with_name("worlds.py"))
+EOS = 2
+
+
+def calling(name: str, **arguments: Any) -> str:
+    """A call as one word."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, separators=(',', ':'))}</tool_call>"
+
+
+WORDS = (
+    *("<pad>", "<bos>", "<eos>", "<unk>", "user", "assistant", "tool", "<", ">", *"abcdefgh"),
+    calling("look", place="x"),
+    calling("look", place="end"),
+    calling("look", place="long"),
+    calling("broken", place="x"),
+    "<tool_call>{broken</tool_call>",
+)
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+    "{% for m in messages %}{{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %} {{ c.function.name }} "
+    "{{ c.function.arguments | tojson }}{% endfor %}{% if m.role == 'assistant' %}<eos>{% endif %} {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}{# <tool_call> arguments #}"
+)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per word; what it does not know is <unk>."""
+    found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    made = PreTrainedTokenizerFast(tokenizer_object=found, **names)
+    made.chat_template = TEMPLATE
+    return made
+
+
+def talker(folder: Path | None = None, *, context: int = 256, seed: int = 0) -> PhiForCausalLM:
+    """Random weights that end a turn after three words or so; with its tokenizer in a folder, where there is one."""
+    torch.manual_seed(seed)
+    config = PhiConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=context,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        pad_token_id=0,
+        initializer_range=0.2,
+    )
+    model = PhiForCausalLM(config).eval()
+    with torch.no_grad():
+        bias = model.lm_head.bias
+        bias.fill_(0.0)
+        bias[EOS], bias[:EOS], bias[EOS + 1] = 2.5, -30.0, -30.0
+    if folder is not None:
+        model.save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+    return model
+
+
+@contextmanager
+def episodes(
+    environment: str | None = None,
+    *,
+    tools: Sequence[str] = (),
+    max_turns: int = 4,
+    max_length: int | None = None,
+    attempts: int = 3,
+    history: Any = "auto",
+    context: int = 256,
+    **setup: Any,
+) -> Iterator[Episodes]:
+    """Of the random model, with what worlds.py has."""
+    target = None if environment is None else Target(path=WORLDS, name=environment)
+    found = [find_tool(tool if tool == "calculator" else f"{WORLDS}:{tool}") for tool in tools]
+    sessions = Sessions(Setup(environment=target, tools=found, **setup))
+    try:
+        sessions.start()
+        words = tokenizer()
+        renderer = Renderer(tokenizer=words, chat=True)
+        roles = [*(["user"] if environment else []), *(["tool"] if tools else [])]
+        yield Episodes(
+            sampler=LocalSampler(talker(context=context), words, {EOS}, shared=True),
+            bridge=Bridge.of(renderer, {EOS}, tools=sessions.schemas, roles=roles, history=history),
+            sessions=sessions,
+            limits=Limits(max_turns=max_turns, max_length=max_length, attempts=attempts),
+            calls=FORMATS["hermes"] if tools else None,
+        )
+    finally:
+        sessions.close()
+
+
+def prompts(count: int, **columns: Any) -> list[Prompt]:
+    """Of one word each, and a letter that is to be guessed."""
+    words = tokenizer()
+    found = []
+    for index in range(count):
+        asked = ({"role": "user", "content": "abcdefgh"[index % 8]},)
+        text = words.apply_chat_template(list(asked), add_generation_prompt=True, tokenize=False)
+        ids = tuple(words(text, add_special_tokens=False).input_ids)
+        own = {"secret": "abcdefgh"[index % 8], **columns}
+        found.append(Prompt(index=index, ids=ids, text=str(text), messages=asked, columns=own))
+    return found
+
+
+def play(one: Episodes, asked: Sequence[Prompt], *, group_size: int = 1, **sampling: Any) -> list[list[Completion]]:
+    """All completions, in the order of their prompts."""
+    settings = Settings(**{"max_completion_length": 30, **sampling})
+    found = {(place, g): c for place, g, c in one.each(asked, settings, group_size=group_size, seed=3)}
+    return [[found[place, g] for g in range(group_size)] for place in range(len(asked))]
