@@ -31,6 +31,7 @@ from tests.algorithms.test_settings import SHOWN_ELSEWHERE
 from tests.catalogue import catalogue
 from tests.end_to_end.judging import HERE, KEY, LOSSES, ONCE, SERVED, VERDICTS, verdicts_by_hash
 from tests.end_to_end.recorded import Place, Record
+from tests.end_to_end.turns import CALLS, ENVIRONMENT, REWRITES, TALKER, TURNS, write_turns
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
@@ -329,6 +330,17 @@ CASES = [
     Case("sampling.top_k", 5, refused="ConfigError: sampling.top_k = 5 in training"),
     Case("sampling.min_p", 0.1, refused="ConfigError: sampling.min_p = 0.1 in training"),
     Case("sampling.stop", ["7"], "rollouts/finish_reason"),
+    Case("sampling.max_turns", 2, "rollouts/episode", given=TURNS),
+    Case("sampling.max_turns", 2, refused="ConfigError: sampling.max_turns = 2, but each answer has one turn"),
+    Case("sampling.max_trajectory_length", 20, "rollouts/episode", given=TURNS),
+    Case("environment.function", "worlds.py:Chatty", "rollouts/episode", given=TURNS),
+    Case("environment.settings", {"word": "b"}, "rollouts/completion_ids", given=TURNS),
+    Case("environment.timeout", 0.1, "rollouts/episode", given=LIFTED | ENVIRONMENT["slow"]),
+    Case("environment.attempts", 1, "rollouts/episode", given=LIFTED | ENVIRONMENT["broken"]),
+    Case("environment.history", "split", "rollouts/completion_ids", given=REWRITES),
+    Case("environment.history", "auto", refused="ConfigError: the chat template rewrites history", given=REWRITES),
+    Case("environment.max_result_length", 3, "rollouts/completion_ids", given=CALLS),
+    Case("tools", ["worlds.py:look"], "rollouts/prompt", given=TALKER),
     Case("sampling.max_batch_rows", 2, "effort/decoded_rows", keeps="rollouts/completion"),
     Case("train.steps", 1, "metrics/step"),
     Case("train.stop_after_tokens", 1, "metrics/step"),
@@ -805,6 +817,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
     cache_dataset(folder, "numbers", splits=("train", "validation", "test"))
     (folder / "rewards.py").write_text(REWARDS)
     (folder / "chat.jinja").write_text(TEMPLATE)
+    write_turns(folder)
     (folder / "text.txt").write_text("3 1 4 1 5 9 2 6 5 3 5 8 9 7 9")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder / "hub"))

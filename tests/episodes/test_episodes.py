@@ -118,7 +118,7 @@ def test_a_conversation_that_the_environment_opens_begins_with_it():
         assert completion.starts == (0,)
         begin, end = completion.given[0]
         assert (begin, completion.ids[:end][: len(prompt.ids) - 1]) == (0, prompt.ids[:-1])
-        assert completion.episode.reward == (0.5 if completion.episode.ended == "done" else 0.5)
+        assert completion.episode.reward == 0.5
 
 
 def test_split_gives_each_turn_its_own_history():

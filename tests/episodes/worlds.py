@@ -47,6 +47,21 @@ class Opens:
         return 0.5
 
 
+class Says:
+    """Never ends; always says the same."""
+
+    def __init__(self, word: str = "a") -> None:
+        self.word = word
+
+    def step(self, message: dict[str, Any]) -> str:
+        return self.word
+
+
+class Broken:
+    def step(self, message: dict[str, Any]) -> str:
+        raise RuntimeError("the box is gone")
+
+
 class Chatty:
     """Never ends; says what random numbers it has."""
 

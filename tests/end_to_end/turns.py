@@ -1,0 +1,39 @@
+"""What runs in several turns need in the table of settings: a model that ends turns and calls tools, and a world."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.episodes.talkers import TEMPLATE, WORLDS, talker
+
+TALKER: Mapping[str, Any] = {
+    "model": {"path": "talker", "device": "cpu"},
+    "data.train": "guesses.jsonl",
+    "rewards": [{"function": "rewards.py:length"}],
+    "sampling.max_completion_length": 30,
+}
+TURNS = {**TALKER, "environment": {"function": "worlds.py:Says"}}
+CALLS = {**TALKER, "tools": ["worlds.py:look"], "train.prompts_per_step": 8}
+ENVIRONMENT = {
+    name: {**TALKER, "environment": {"function": f"worlds.py:{world}", **settings}}
+    for name, world, settings in (
+        ("slow", "Guess", {"settings": {"pause": 0.5}, "attempts": 1}),
+        ("broken", "Broken", {}),
+        ("keep", "Says", {"history": "keep"}),
+    )
+}
+REWRITES = {**ENVIRONMENT["keep"], "model": {"path": "talker", "device": "cpu", "chat_template": "rewrites.jinja"}}
+
+
+def write_turns(folder: Path) -> None:
+    """The files that these settings name."""
+    talker(folder / "talker")
+    shutil.copy(WORLDS, folder / "worlds.py")
+    more = "{{ 'b ' if m.role == 'assistant' and not loop.last else '' }}{{ m.content }}"
+    (folder / "rewrites.jinja").write_text(TEMPLATE.replace("{{ m.content }}", more))
+    rows = [{"prompt": letter, "secret": letter} for letter in "abcdefgh" * 3]
+    (folder / "guesses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
