@@ -122,10 +122,10 @@ def prompts(count: int, **columns: Any) -> list[Prompt]:
     found = []
     for index in range(count):
         asked = ({"role": "user", "content": "abcdefgh"[index % 8]},)
-        text = words.apply_chat_template(list(asked), add_generation_prompt=True, tokenize=False)
+        text = str(words.apply_chat_template(list(asked), add_generation_prompt=True, tokenize=False))
         ids = tuple(words(text, add_special_tokens=False).input_ids)
         own = {"secret": "abcdefgh"[index % 8], **columns}
-        found.append(Prompt(index=index, ids=ids, text=str(text), messages=asked, columns=own))
+        found.append(Prompt(index=index, ids=ids, text=text, messages=asked, columns=own))
     return found
 
 

@@ -59,7 +59,7 @@ class Everything:
         torch.manual_seed(0)
         config = GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=32, initializer_range=0.3)
         model = GPT2LMHeadModel(config).double().eval().requires_grad_(False)  # all of it in float64, norms too
-        self.weights: Tensor = model.transformer.h[0].mlp.c_proj.weight.requires_grad_()
+        self.weights = dict(model.named_parameters())["transformer.h.0.mlp.c_proj.weight"].requires_grad_()
         paths = [(END,), *itertools.product(WORDS, ANSWERS, (*WORDS, END))]
         self.trajectories = [trajectory(*path, anew=anew) for path in paths]
         chances = [chance(*path[:2]) if len(path) > 1 else 1.0 for path in paths]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from posttrain.data.prompts import Renderer
+from posttrain.engines.local import LocalSampler
 from posttrain.episodes.bridge import Bridge
 from posttrain.episodes.calls import recognised
 from posttrain.episodes.episodes import Episodes, Limits
@@ -17,8 +18,19 @@ from posttrain.errors import ConfigError
 from posttrain.rewards.load import resolve
 
 if TYPE_CHECKING:
-    from posttrain.config import EnvironmentConfig, RunConfig
-    from posttrain.engines.local import LocalSampler
+    from posttrain.config import EnvironmentConfig, SamplingConfig
+    from posttrain.engines.sampler import Sampler
+
+
+class Asked(Protocol):
+    """Where the settings stand: the config of a run, for example."""
+
+    @property
+    def environment(self) -> EnvironmentConfig: ...
+    @property
+    def tools(self) -> Sequence[str]: ...
+    @property
+    def sampling(self) -> SamplingConfig: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +42,17 @@ class Acting:
     limits: Limits
 
     @staticmethod
-    def of(config: RunConfig, resources: ExitStack) -> Acting | None:
+    def of(asked: Asked, resources: ExitStack) -> Acting | None:
         """None without an environment and without tools. ConfigError says what is wrong with them; `resources` ends
         their processes."""
-        settings, sampling = config.environment, config.sampling
-        if not config.has_turns:
+        settings, sampling = asked.environment, asked.sampling
+        if settings.function is None and not asked.tools:
             return None
         sessions = Sessions(
             Setup(
                 environment=None if settings.function is None else resolve(settings.function),
                 settings=settings.settings,
-                tools=[find_tool(tool) for tool in config.tools],
+                tools=[find_tool(tool) for tool in asked.tools],
                 most_characters=settings.max_result_length,
                 timeout=settings.timeout,
             )
@@ -57,7 +69,7 @@ class Acting:
         """Of the tools, as a chat template writes them."""
         return list(self.sessions.schemas)
 
-    def around(self, sampler: LocalSampler, renderer: Renderer, eos_ids: Collection[int]) -> Episodes:
+    def around(self, sampler: Sampler, renderer: Renderer, eos_ids: Collection[int]) -> Episodes:
         """Completions of several turns from this sampler. ConfigError where the chat template does not allow them."""
         if not renderer.chat:
             raise ConfigError(
@@ -70,6 +82,7 @@ class Acting:
         calls = recognised(template_of(renderer)) if self.schemas else None
         if calls is not None:
             self._require_tools_in_prompt(renderer)
+        assert isinstance(sampler, LocalSampler), "the rules of the config: turns are sampled in this process"
         return Episodes(sampler=sampler, bridge=bridge, sessions=self.sessions, limits=self.limits, calls=calls)
 
     def _require_tools_in_prompt(self, renderer: Renderer) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from posttrain.config import (
     DataConfig,
+    EnvironmentConfig,
     EvaluationConfig,
     ModelConfig,
     RolloutConfig,
@@ -26,6 +27,7 @@ from posttrain.data.read import Row
 from posttrain.data.split import read_split
 from posttrain.engines import make_sampler
 from posttrain.engines.sampler import Answers
+from posttrain.episodes.acting import Acting
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
@@ -59,6 +61,8 @@ class Subject:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    tools: Sequence[str] = ()
     seed: int = 0
     max_unscored: float = 0.2
     publish_tolerance: float | None = None
@@ -153,15 +157,18 @@ def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, 
     length = settings.max_completion_length or subject.sampling.max_completion_length
     assert subject.data is not None
     assert subject.rows is not None
-    prompts = _prompts(subject.rows, subject.data, loaded, subject.model, length)[: settings.prompts]
     with ExitStack() as stack:
+        acting = Acting.of(subject, stack)
+        renderer = Renderer.of(subject.data, loaded.tokenizer, subject.model.chat_template_kwargs)
+        renderer = renderer if acting is None else replace(renderer, tools=acting.schemas)
+        prompts = _prompts(subject.rows, subject.data, loaded, renderer, length)[: settings.prompts]
         rewards = stack.enter_context(_reward_set(subject.rewards, subject.folder))
         check = stack.enter_context(_reward_set(subject.check, subject.folder)) if subject.check else None
         scorers = [scorer for scorer in (rewards, check) if scorer is not None]
         for scorer in scorers:
             scorer.bind(sampler, subject.model.chat_template_kwargs)
             scorer.check(prompts)
-        answers: Answers = sampler
+        answers: Answers = sampler if acting is None else acting.around(sampler, renderer, loaded.eos_ids)
         if served:
             longest = max(len(prompt.ids) for prompt in prompts) + length
             judges = [one.judge.settings for scorer in scorers for one in scorer.components if one.judge is not None]
@@ -223,6 +230,8 @@ def _run_subject(folder: Path) -> Subject:
         sampling=config.sampling,
         evaluation=config.evaluation,
         rollout=config.rollout,
+        environment=config.environment,
+        tools=config.tools,
         publish_tolerance=config.guards.publish_tolerance,
         seed=config.seed + EVALUATION_SEED,
         max_unscored=config.guards.max_unscored,
@@ -247,7 +256,7 @@ def _data_config(
 
 
 def _prompts(
-    rows: Sequence[Row], config: DataConfig, loaded: LoadedModel, model: ModelConfig, max_completion_length: int
+    rows: Sequence[Row], config: DataConfig, loaded: LoadedModel, renderer: Renderer, max_completion_length: int
 ) -> Sequence[Prompt]:
     if not rows:
         raise DataError(
@@ -263,7 +272,6 @@ def _prompts(
             allowed="less than the context, with room for the prompts",
             fix=f"Set max_completion_length = {(loaded.context_length or 2) // 2}.",
         )
-    renderer = Renderer.of(config, loaded.tokenizer, model.chat_template_kwargs)
     return render_prompts(rows, config, renderer, max_prompt_length=room, what=loaded.named("held-out data")).prompts
 
 

@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import compress
 from typing import Any
 
 import pyarrow as pa
@@ -50,7 +51,7 @@ def rollout_table(
 ) -> pa.Table:
     """One row per completion, in the order of the batch (row = p * G + g); text, ids, and every number behind its loss.
 
-    advantages, logprobs      one entry per completion token, and one per drawn token; `advantage` is the mean
+    advantages, logprobs      one entry per completion token, and one per drawn token; `advantage` is the mean of these
     reward, reward/<label>    null where there is none
     reward/<label>/reason     why it is what it is; /extracted: which answer was found; /seconds: how long that took
     reward/<label>/open       of a reward behind a gate: was it open?
@@ -122,9 +123,10 @@ def _rows(
         prompt, scores = group.prompt, group.scores
         for g, completion in enumerate(group.completions):
             start = len(prompt.ids)
-            advantages = None
+            advantages, drawn = None, []
             if advantages_BT is not None:
                 advantages = advantages_BT[number, start : start + len(completion.ids)].tolist()
+                drawn = list(compress(advantages, completion.drawn))
             yield {
                 "step": step,
                 "prompt_index": prompt.index,
@@ -138,7 +140,7 @@ def _rows(
                 "reward": _reward(group, g),
                 "scored": None if scores is None else bool(scores.scored_PG[0][g]),
                 "discarded": False,
-                "advantage": math.fsum(advantages) / len(advantages) if advantages else None,
+                "advantage": math.fsum(drawn) / len(drawn) if drawn else None,
                 "advantages": advantages,
                 "logprobs": completion.logprobs,
                 "finish_reason": completion.finish_reason,

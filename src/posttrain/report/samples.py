@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import Counter
@@ -197,6 +198,7 @@ def _row_html(row: Mapping[str, Any], times: int, scale: float, decode: Decode |
         f"{times} × the same answer" if times > 1 else "",
         f"advantage {_signed(number(row.get('advantage')))}",
         f"{len(_ids(row))} tokens",
+        *_turns(row),
     ]
     facts.append(_ENDS.get(str(row.get("finish_reason")), ""))
     if list(parts.values()) != [row.get("reward")]:
@@ -223,19 +225,46 @@ def _tokens_html(row: Mapping[str, Any], scale: float, decode: Decode | None) ->
     if not ids:
         text, note = cut(str(row.get("completion") or ""), MAX_CHARACTERS)
         return escaped(text) or '<span class="empty">(empty)</span>', note
-    advantages, logprobs = _advantages(row), _floats(row.get("logprobs"))
-    pieces = _pieces(ids[:MAX_TOKENS], decode)
+    advantages, logprobs = _advantages(row), iter(_floats(row.get("logprobs")))
+    pieces, given = _pieces(ids[:MAX_TOKENS], decode), _given(row, len(ids))
     spans, used, shown = [], 0, 0
     for i, piece in enumerate(pieces):
         if used + len(piece) > MAX_CHARACTERS:
             break
+        if given[i] != (i > 0 and given[i - 1]):
+            spans.append('<br><i class="given">environment</i> ' if given[i] else '<br><i class="given">model</i> ')
         advantage = advantages[i] if i < len(advantages) else 0.0
-        logprob = f"{logprobs[i]:.3f}" if i < len(logprobs) else ""
-        values = f"{ids[i]}|{advantage:.3f}|{logprob}"
-        spans.append(f'<span class="{shade(advantage, scale)}" data-t="{values}">{escaped(piece)}</span>')
+        logprob = None if given[i] else next(logprobs, None)
+        values = f"{ids[i]}|{advantage:.3f}|{'' if logprob is None else f'{logprob:.3f}'}"
+        kind = "given" if given[i] else shade(advantage, scale)
+        spans.append(f'<span class="{kind}" data-t="{values}">{escaped(piece)}</span>')
         used, shown = used + len(piece), shown + 1
     note = f"cut here: {shown:,} of {len(ids):,} tokens shown" if shown < len(ids) else ""
     return "".join(spans), note
+
+
+def _given(row: Mapping[str, Any], length: int) -> list[bool]:
+    """For each id whether an environment wrote it."""
+    found = [False] * length
+    for stretch in row.get("given") or []:
+        if isinstance(stretch, list) and len(stretch) == 2 and all(isinstance(edge, int) for edge in stretch):
+            begin, end = (min(max(0, edge), length) for edge in stretch)
+            found[begin:end] = [True] * (end - begin)
+    return found
+
+
+def _turns(row: Mapping[str, Any]) -> list[str]:
+    """Of a trajectory: its turns, its calls and how it ended."""
+    try:
+        episode = json.loads(row.get("episode") or "null")
+        calls = Counter(map(str, episode["calls"]))
+        turns = f"{int(episode['turns'])} turns"
+        ended = str(episode["failure"] or ("" if episode["ended"] == "done" else episode["ended"]))
+        wrong = len(episode["errors"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
+    named = [f"{escaped(cut(name, MAX_SAID)[0])} × {times}" for name, times in calls.most_common(MAX_ROWS)]
+    return [turns, *named, f"{wrong} calls in vain" if wrong else "", escaped(ended)]
 
 
 def shade(advantage: float, scale: float) -> str:

@@ -35,7 +35,7 @@ _ORIGIN = re.compile(r"^(?P<line>.*?\S)\s+# (?P<origin>[^'\"]*)$")
 _ROLLOUT_COLUMNS = (
     "prompt_index", "group", "row", "prompt", "completion", "completion_ids", "reward", "scored", "discarded",
     "advantage",
-    "advantages", "logprobs", "finish_reason", "version", "answer",
+    "advantages", "logprobs", "finish_reason", "version", "answer", "given", "episode",
 )  # fmt: skip
 
 

@@ -208,7 +208,7 @@ class Component:
         makers: dict[str, Callable[[Row], Any]] = {
             prompt: _prompt,
             completion: _completion if self.builtin is None else lambda row: row.completion.text,
-            "completion_ids": lambda row: list(row.completion.ids),
+            "completion_ids": self._ids,
             "truncated": lambda row: row.completion.truncated,
             "groups": lambda row: row.group,
             "environment_reward": lambda row: row.completion.episode.reward if row.completion.episode else None,
@@ -217,6 +217,10 @@ class Component:
         if self.signature.takes_any:
             asked |= {prompt, completion}
         return {name: [make(row) for row in rows] for name, make in makers.items() if name in asked}
+
+    def _ids(self, row: Row) -> list[int]:
+        """Those that the policy drew; for a function that gives each token a number all, what came back among them."""
+        return list(row.completion.ids if self.signature.per_token else row.completion.drawn_ids)
 
     def _gate_state(self, is_open: Sequence[bool | None]) -> dict[str, list[Any]]:
         return {GATE_STATE: list(is_open)} if self.receives_gate else {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,7 +51,6 @@ from posttrain.types import Example, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-    from posttrain.engines.local import LocalSampler
     from posttrain.engines.sampler import Answers, Sampler
     from posttrain.train.fleet import Fleet
     from posttrain.train.judges import Judges, Samplers
@@ -102,7 +101,7 @@ class Inputs:
         acting = self.samplers.acting
         if acting is None:
             return sampler
-        return acting.around(cast("LocalSampler", sampler), self.prompt_renderer, self.loaded.eos_ids)
+        return acting.around(sampler, self.prompt_renderer, self.loaded.eos_ids)
 
     def rendered(self, render: Callable[..., Any]) -> tuple[Any, Any]:
         """The training rows and the held-out ones, or None where there are none of those."""
