@@ -832,6 +832,19 @@ BROKEN = {
         "allowed: an integer of at least 2.\n"
         "  Set sampling.group_size = 8, or use algorithm.name = reinforce, which needs no group.",
     ),
+    "_turns_are_used": (
+        ["environment.attempts=2"],
+        "environment.attempts = 2, but each answer has one turn: there is neither an environment nor a tool; "
+        "allowed: environment.function, or tools.\n",
+    ),
+    "_turns_are_sampled_here": (
+        ["tools=calculator", "rollout.engines=2"],
+        "an environment or tools with rollout.engine = local and 2 engine(s); allowed: the sampler of the trainer's",
+    ),
+    "_environments_give_rewards": (
+        ["rewards=[environment]", "tools=calculator"],
+        "a reward named environment, but there is no environment that could give one; allowed: environment.function.",
+    ),
     "_there_is_a_reward": (
         ["rewards=[]"],
         "rewards is empty, but grpo learns from rewards; allowed: at least one reward",
