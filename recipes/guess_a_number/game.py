@@ -1,7 +1,7 @@
-"""A number from 1 to 7 is to be found in three guesses; after each the game says whether the number is higher or lower.
+"""A number from 1 to 7 is to be found in three guesses; after each the game says whether it is higher or lower.
 
-Whoever halves what is left finds every number: 8, then 4 or 12, and so on. Whoever guesses blindly finds about one in
-four.
+Whoever halves what is left finds every number: 4, then 2 or 6, and so on. Whoever guesses blindly finds one in three.
+Which number it is, the game draws by lot, for each trajectory another.
 """
 
 from __future__ import annotations

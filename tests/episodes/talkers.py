@@ -58,26 +58,35 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def talker(folder: Path | None = None, *, context: int = 256, seed: int = 0) -> PhiForCausalLM:
-    """Random weights that end a turn after three words or so; with its tokenizer in a folder, where there is one."""
+def talker(
+    folder: Path | None = None,
+    *,
+    context: int = 256,
+    seed: int = 0,
+    width: int = 32,
+    layers: int = 2,
+    ends: float = 2.5,
+) -> PhiForCausalLM:
+    """Random weights that end a turn after three words or so, more where `ends` is smaller; with its tokenizer in a
+    folder, where there is one."""
     torch.manual_seed(seed)
     config = PhiConfig(
         vocab_size=len(WORDS),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
+        hidden_size=width,
+        intermediate_size=width * 3 // 2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         max_position_embeddings=context,
         bos_token_id=1,
         eos_token_id=EOS,
         pad_token_id=0,
-        initializer_range=0.2,
+        initializer_range=0.2 if width == 32 else 0.02,
     )
     model = PhiForCausalLM(config).eval()
     with torch.no_grad():
         bias = model.lm_head.bias
         bias.fill_(0.0)
-        bias[EOS], bias[:EOS], bias[EOS + 1] = 2.5, -30.0, -30.0
+        bias[EOS], bias[:EOS], bias[EOS + 1] = ends, -30.0, -30.0
     if folder is not None:
         model.save_pretrained(folder)
         tokenizer().save_pretrained(folder)
@@ -94,6 +103,7 @@ def episodes(
     attempts: int = 3,
     history: Any = "auto",
     context: int = 256,
+    model: PhiForCausalLM | None = None,
     **setup: Any,
 ) -> Iterator[Episodes]:
     """Of the random model, with what worlds.py has."""
@@ -106,7 +116,7 @@ def episodes(
         renderer = Renderer(tokenizer=words, chat=True)
         roles = [*(["user"] if environment else []), *(["tool"] if tools else [])]
         yield Episodes(
-            sampler=LocalSampler(talker(context=context), words, {EOS}, shared=True),
+            sampler=LocalSampler(model or talker(context=context), words, {EOS}, shared=True),
             bridge=Bridge.of(renderer, {EOS}, tools=sessions.schemas, roles=roles, history=history),
             sessions=sessions,
             limits=Limits(max_turns=max_turns, max_length=max_length, attempts=attempts),

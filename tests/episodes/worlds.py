@@ -65,7 +65,11 @@ class Broken:
 class Chatty:
     """Never ends; says what random numbers it has."""
 
+    def __init__(self, pause: float = 0.0) -> None:
+        self.pause = pause
+
     def step(self, message: dict[str, Any]) -> str:
+        time.sleep(self.pause)
         return random.choice("abcdefgh")
 
 
