@@ -143,7 +143,7 @@ def test_a_host_that_was_killed_is_started_again(opened):
     [
         ("NoStep", {}, (), "has no method step"),
         ("look", {}, (), "has no method step"),
-        ("NeedsMore", {"sise": 3}, (), r"NeedsMore\(\*\*environment.settings\) raised TypeError"),
+        ("NeedsMore", {"length": 3}, (), r"NeedsMore\(\*\*environment.settings\) raised TypeError"),
         ("Gues", {}, (), "'Gues' does not exist"),
         (None, {}, (f"{WORLDS}:undescribed",), "the tool undescribed cannot be described"),
     ],

@@ -8,6 +8,7 @@ would have stopped.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -283,6 +284,13 @@ class Unmoved:
         self.streak, self.warned = state["streak"], state["warned"]
 
 
+def other_limits(completions: Sequence[Completion]) -> str:
+    """Of trajectories: the other limits at which some were cut, with how many; nothing of answers."""
+    ends = (completion.episode.ended for completion in completions if completion.episode and completion.truncated)
+    found = Counter(end for end in ends if end != "max_completion_length")
+    return "".join(f" or {limit} ({count} of them)" for limit, count in found.most_common())
+
+
 class Truncation:
     """Answers that are cut before they end: what would be rewarded was never said."""
 
@@ -300,7 +308,8 @@ class Truncation:
         length = sum(len(completion.drawn_ids) for completion in completions) / len(completions)
         finding = (
             f"{cut} of {len(completions)} answers ({cut / len(completions):.0%}) were cut at "
-            f"sampling.max_completion_length = {self.max_completion_length} tokens; mean length {length:.0f}"
+            f"sampling.max_completion_length = {self.max_completion_length} tokens{other_limits(completions)}; mean "
+            f"length {length:.0f}"
         )
         if self.streak >= self.steps:
             raise GuardStop(
