@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from posttrain.episodes.sessions import Sessions
     from posttrain.types import Completion, Prompt
 
-DRAWING = 0.75
-"""Share of the open trajectories that is drawn: when fewer are, the one that has waited longest comes back. So a tool
-may take a third of the time in which a turn is drawn before anybody waits for it."""
+DRAWING = 0.5
+"""Share of the open trajectories that is drawn: when no more are, the one that has waited longest comes back. So a tool
+may take as long as a turn is drawn before anybody waits for it, and a step with fewer trajectories than rows is drawn
+in batches of half of them."""
 MOST_CHARACTERS = 64
 """Of each token that a trajectory may have."""
 
