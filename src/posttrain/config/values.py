@@ -115,8 +115,12 @@ class Part(BaseModel):
 
 
 _BARE = {
-    **{"model": "path", "reference": "path", "teacher": "path"},
-    **{"environment": "function", "algorithm": "name", "cluster": "address"},
+    "model": "path",
+    "reference": "path",
+    "teacher": "path",
+    "environment": "function",
+    "algorithm": "name",
+    "cluster": "address",
 }
 """Sections that a bare string may stand for, and the key that it gives."""
 

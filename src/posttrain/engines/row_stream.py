@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from posttrain.engines.engine import Draw, Request, Row
 from posttrain.engines.local import LocalSampler
-from posttrain.engines.sampler import SamplingSettings, check_length
+from posttrain.engines.sampler import SamplingSettings, check_length, rows_together
 from posttrain.engines.sampling import StopStrings, UniformStream
 from posttrain.types import Completion
 
@@ -24,7 +24,7 @@ class RowStream(Generic[Name]):
         self.stop = StopStrings(sampler.tokenizer, sampling.stop)
         self._call = sampler.begin()
         draw = Draw(sampling, seed, sampler.compute)
-        self._engine = sampler.open(self._call, draw, sampling.max_batch_rows, self.stop)
+        self._engine = sampler.open(self._call, draw, rows_together(sampling), self.stop)
         self._names: dict[int, Name] = {}
         self._next = 0
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.data.dropped import Unusable
 from posttrain.engines.engine import Request
 from posttrain.engines.row_stream import RowStream
+from posttrain.engines.sampler import rows_together
 from posttrain.episodes.calls import CallFormat, Said
 from posttrain.episodes.play import Play, Stage
 from posttrain.episodes.sessions import Reply
@@ -139,7 +140,7 @@ class Round:
 
     def _begin(self) -> None:
         """Begin as many as there is room for: rows that are drawn, and as many again that wait."""
-        rows = self.sampling.max_batch_rows
+        rows = rows_together(self.sampling)
         while self.pending and len(self.stream) < rows and len(self.stream) + len(self.waiting) < 2 * rows:
             play = self.pending.popleft()
             if self.own.has_environment:
@@ -153,14 +154,14 @@ class Round:
             self._resume(play, self._wait(play))
         if not self.own.patient:
             for play in [play for play in self.waiting if play.session is not None and play.session.reply is not None]:
-                if len(self.stream) < self.sampling.max_batch_rows:
+                if len(self.stream) < rows_together(self.sampling):
                     self.waiting.remove(play)
                     self._resume(play, self._wait(play))
 
     def _due(self) -> bool:
         """Does the one that has waited longest come back now? One that has not begun does as soon as there is room."""
         drawing = len(self.stream)
-        if drawing >= self.sampling.max_batch_rows:
+        if drawing >= rows_together(self.sampling):
             return False
         return self.waiting[0].stage == "reset" or drawing <= DRAWING * (drawing + len(self.waiting))
 
