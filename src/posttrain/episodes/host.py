@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from posttrain import wire
+from posttrain.descendants import MARK, keep_orphans
 from posttrain.episodes.conduct import Conduct
 from posttrain.episodes.tools import schema_of
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.rewards.calls import failed
-from posttrain.rewards.descendants import MARK, keep_orphans
 from posttrain.rewards.load import Target, load
 from posttrain.rewards.worker import die_with_parent
 

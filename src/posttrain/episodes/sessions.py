@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from posttrain import wire
+from posttrain.descendants import MARK, kill_tree, new_mark
 from posttrain.errors import ConfigError
 from posttrain.heartbeat import beat
-from posttrain.rewards.descendants import MARK, kill_tree, new_mark
 from posttrain.rewards.load import Target
 from posttrain.rewards.worker_process import LOAD_TIMEOUT
 
