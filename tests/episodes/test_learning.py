@@ -48,6 +48,7 @@ def test_a_tiny_model_learns_to_find_a_number(tmp_path: Path):
     assert after["mean"] >= 0.5
 
 
+@pytest.mark.slow
 def test_a_run_in_turns_goes_on_bit_for_bit(tmp_path: Path):
     """Resumed after its second step, it makes the third step of the run that was never stopped."""
     small = {"steps": 3, "schedule": "constant", "warmup_steps": 0}
