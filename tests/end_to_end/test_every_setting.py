@@ -365,6 +365,9 @@ CASES = [
         "train.compile", True, given={"train.gradient_checkpointing": True}, refused="train.compile = true with"
     ),
     Case("train.mask_truncated", True, "weights"),
+    Case(  # what it does where it is not refused: tests/ranks
+        "train.devices", 2, given={"train.optimizer": "adamw_8bit"}, refused="adamw_8bit with train.devices = 2"
+    ),
     Case(  # what it does where it is not refused: tests/engines/test_vllm.py
         "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"
     ),
@@ -720,6 +723,8 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
 
 ENDS_THE_PROCESS = {"guards.stalled_minutes"}
 """tests/faults/test_stalls.py shows it, in processes of its own."""
+SHOWN_WITH_RANKS = {"train.restarts", "train.rank_deadline"}
+"""In tests/ranks/test_jobs.py."""
 SHOWN_WITH_ENGINES = {"rollout.keep_cache", "rollout.deadline"}
 """tests/engines/test_continuous.py and tests/faults/test_engines.py show them: they take a change of weights under way,
 and an engine that hangs."""
@@ -732,7 +737,8 @@ def test_every_setting_has_a_case():
     settings = {doc.path for doc in describe_fields() if not doc.path.startswith("check.N.judge.")}
     settings |= {f"{key}.{name}" for key, algorithm in ALGORITHMS.items() for name in attributes(algorithm)}
     settings |= {f"algorithm.correction.{setting.name}" for setting in fields(Correction)}
-    assert {case.setting for case in CASES} | ENDS_THE_PROCESS | SHOWN_WITH_ENGINES | SHOWN_ON_A_CLUSTER == settings
+    elsewhere = ENDS_THE_PROCESS | SHOWN_WITH_ENGINES | SHOWN_ON_A_CLUSTER | SHOWN_WITH_RANKS
+    assert {case.setting for case in CASES} | elsewhere == settings
 
 
 def test_without_a_change_nothing_differs(place):

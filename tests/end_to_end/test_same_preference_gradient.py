@@ -17,7 +17,7 @@ from posttrain.algorithms import KTO, Algorithm, OnlineDPO, RewardModel
 from posttrain.algorithms.kto import reference_point
 from posttrain.data.collate import collate
 from posttrain.models.compute import Compute
-from posttrain.models.microbatches import microbatches
+from posttrain.models.microbatches import Split
 from posttrain.models.policy import Forward
 from posttrain.testing.on_a_model import forward, gradient, padded_forward
 from posttrain.train.passes import MismatchedLogRatios
@@ -129,8 +129,7 @@ def test_the_reference_point_of_kto_is_the_same_packed_or_padded_whole_or_in_par
     batch = replace(batch, mismatched=replace(other, completion_mask_BT=mask_BT), offsets_B=None)
 
     def ratios(way: Any, tokens_at_once: int) -> Tensor:
-        split = partial(microbatches, tokens_per_microbatch=tokens_at_once)
-        found = MismatchedLogRatios(way, split)(batch, moved=False).mismatched_log_ratios_B
+        found = MismatchedLogRatios(way, Split(way, tokens_at_once))(batch, moved=False).mismatched_log_ratios_B
         assert found is not None
         return found
 

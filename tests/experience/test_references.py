@@ -116,7 +116,7 @@ class Passes:
             self.tokens[torch.is_grad_enabled()] += int(tokens.lengths_B.sum())
             return token_logprobs(model, tokens, mask_BT, **settings)
 
-        monkeypatch.setattr("posttrain.models.forward.token_logprobs", counted)
+        monkeypatch.setattr("posttrain.models.policy.token_logprobs", counted)
 
     def watch(self, model: torch.nn.Module) -> None:
         """Counts the token ids that the model's embedding is asked for: padding would be among them."""

@@ -60,11 +60,10 @@ class ProcessRanks:
         if self.inside:
             yield
             return
-        with lost_ranks(self.deadline):
-            dist.broadcast_object_list([(command, args)], src=0, group=self._control)
         self.inside = True
         try:
             with lost_ranks(self.deadline):
+                dist.broadcast_object_list([(command, args)], src=0, group=self._control)
                 yield
         except BaseException:
             self.broken = True
