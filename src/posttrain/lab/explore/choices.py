@@ -13,6 +13,7 @@ import yaml
 
 from posttrain.algorithms import ALGORITHMS, Algorithm
 from posttrain.config import load_config
+from posttrain.config.sections import BATCH_ROWS, MICROBATCH_TOKENS
 from posttrain.config.text import show
 from posttrain.lab.advise.guides import from_rewards, samples
 from posttrain.lab.advise.starter import defaults_of
@@ -120,8 +121,13 @@ def _lengths(kind: type[Algorithm], tokens: int) -> Settings:
 
 
 def settings_of(key: str, chosen: Selection) -> dict[str, Any]:
-    """What a selection sets beside model and algorithm, as `posttrain plan` takes it."""
-    told: dict[str, Any] = {}
+    """What a selection sets beside model and algorithm, as `posttrain plan` takes it.
+
+    The sizes are those of a CPU: with `auto`, of which a run takes what surely fits, each device would have its own.
+    """
+    told: dict[str, Any] = {"train.tokens_per_microbatch": MICROBATCH_TOKENS}
+    if samples(ALGORITHMS[key]):
+        told["sampling.max_batch_rows"] = BATCH_ROWS
     for choice, values in settings_by_value(ALGORITHMS[key]).items():
         told |= values.get(chosen[choice], {})
     return yaml.safe_load(yaml.safe_dump(told).replace("SIZE", chosen["model"]))
