@@ -366,7 +366,7 @@ CASES = [
     ),
     Case("train.mask_truncated", True, "weights"),
     Case(  # what it does where it is not refused: tests/ranks
-        "train.devices", 2, given={"train.optimizer": "adamw_8bit"}, refused="adamw_8bit with train.devices = 2"
+        "train.devices", 2, given=TURNS, refused="an environment or tools with train.devices = 2"
     ),
     Case(  # what it does where it is not refused: tests/engines/test_vllm.py
         "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"

@@ -34,8 +34,8 @@ def submit(
     cpus: Annotated[int, typer.Option(min=1, help="Processors of the trainer.")] = 1,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of the trainer.")] = 0,
     python: Annotated[
-        str, typer.Option(help="The cluster's Python.", show_default="the path of this one")
-    ] = sys.executable,
+        str | None, typer.Option(help="The cluster's Python.", show_default="the path of this one")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --output, by the settings that it has.")
     ] = False,
@@ -64,7 +64,7 @@ def submit(
         output=output or resolved.output or "",
         cpus=cpus,
         gpus=gpus,
-        python=python,
+        python=python or sys.executable,
         resume=resume,
     )
     submitted = hand_in(job, resolved, cluster)
