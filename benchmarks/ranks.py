@@ -144,14 +144,14 @@ def kills(place: Path, times: int = 10) -> Iterator[dict[str, Any]]:
     """Each kill takes one rank of a run at a random moment. What it ends with is what the undisturbed run ends with."""
     settings, dice = config("grpo", place, 2, restarts=50), random.Random(1)
     settings["checkpoint"] = {"every": 2}
-    whole, folder, done = place / "undisturbed", place / "killed-0", 0
+    whole, runs, done = place / "undisturbed", 0, 0
     run(whole, settings)
     while done < times:
-        folder = place / f"killed-{done}"
+        folder, runs = place / f"killed-{runs}", runs + 1
         started, began = start(folder, settings), time.monotonic()
         victims: list[str] = []
         while started.poll() is None and done + len(victims) < times:
-            time.sleep(dice.uniform(4, 25))
+            time.sleep(dice.uniform(4, 14))
             ranks = ranks_of(started)
             if len(ranks) == 2:
                 number, how = dice.randrange(2), dice.choice([signal.SIGKILL, signal.SIGABRT])
