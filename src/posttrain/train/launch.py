@@ -218,12 +218,15 @@ def _passing_on(first: subprocess.Popen[bytes]) -> Iterator[list[int]]:
 
 
 def free_port() -> int:
-    """One on which nobody listens now."""
+    """One on which nobody listens now, below those that connections take by themselves."""
+    import random
     import socket
 
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 def _error_of(folder: Path, code: int, meeting: Path) -> BaseException:
