@@ -8,13 +8,14 @@ FAST := not slow and not gpu and not vllm and not ray
 ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu test-vllm test-ray explore-test check format house dist notebooks docs docs-test docs-serve bench bench-gpu bench-all card clean
+.PHONY: help demo test test-slow test-gpu test-vllm test-ray test-ranks explore-test check format house dist notebooks docs docs-test docs-serve bench bench-gpu bench-all card clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo [SEED=1]  a tiny model learns on the CPU, and the run proves it (minutes)"
 	@echo "make test           the tests, examples in docstrings included, on three processes"
 	@echo "make test-slow      the tests that take minutes rather than seconds"
+	@echo "make test-ranks     steps, kills and resumes of several ranks on the CPU (a quarter of an hour)"
 	@echo "make test-gpu       the tests that need a card, in an environment with CUDA that it makes (minutes)"
 	@echo "make test-vllm      the tests with real vLLM servers, which are installed first (4 GB)"
 	@echo "make test-ray       the tests with a Ray cluster of three nodes on this machine, which is installed first (minutes)"
@@ -37,6 +38,9 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(ALONE) $(RUN) -m pytest -n 3 --dist worksteal -m "$(FAST)" tests
+
+test-ranks: $(VENV)/installed-dev
+	$(ALONE) $(RUN) -m pytest -m "not gpu" tests/ranks
 
 test-slow: $(VENV)/installed-dev
 	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu and not vllm and not ray" tests

@@ -71,3 +71,9 @@ def beginning(page: Path) -> str:
 @pytest.mark.parametrize("page", [p for p in PAGES if p.parent.name != "audit"], ids=lambda page: page.name)
 def test_a_page_begins_with_something_to_run(page):
     assert re.search(r"^(```|    \S)|`(posttrain|make|python|algorithm:|pip) ?[^`]*`", beginning(page), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_every_target_of_make_that_is_named_is_there(page):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", page.read_text(encoding="utf-8"))) <= targets

@@ -1065,7 +1065,7 @@ def test_a_gpu_is_shared_by_one_server_of_a_synchronous_run(overrides, message):
     [
         (
             ["cluster=ray", "rollout={engine: vllm, engines: 2}"],
-            "cluster with rollout.engine = vllm, whose servers are started on the trainer's machine; allowed: rollout"
+            "cluster with rollout.engine = vllm, which is started on the trainer's machine; allowed: rollout"
             ".engine = local.",
         ),
         (["cluster=a/b", "rollout.engines=1"], "cluster.address = 'a/b'"),

@@ -94,11 +94,13 @@ def test_a_killed_rank_starts_the_job_again_and_the_run_ends_as_if_nothing_had_b
 def test_a_rank_that_hangs_is_lost_after_its_deadline(tmp_path):
     started = launched(config(tmp_path / "run", 2, steps=50, restarts=0, rank_deadline=15))
     wait_for(tmp_path / "run" / "metrics.jsonl")
-    os.kill(ranks_of(started)[1], signal.SIGSTOP)
+    ranks = ranks_of(started)
+    os.kill(ranks[1], signal.SIGSTOP)
     began = time.monotonic()
     assert started.wait(timeout=300) == 5
     assert time.monotonic() - began < 90
-    assert not ranks_left()
+    assert len(ranks) == 2
+    assert not left_of(ranks)
 
 
 @pytest.mark.slow
@@ -106,12 +108,14 @@ def test_a_rank_that_hangs_is_lost_after_its_deadline(tmp_path):
 def test_a_launcher_that_is_stopped_leaves_nobody_behind(tmp_path, kind):
     started = launched(config(tmp_path / "run", 2, steps=1000))
     wait_for(tmp_path / "run" / "metrics.jsonl")
+    ranks = ranks_of(started)
+    assert len(ranks) == 2
     started.send_signal(kind)
     assert started.wait(timeout=300) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[kind]
     until = time.monotonic() + 30
-    while ranks_left() and time.monotonic() < until:
+    while left_of(ranks) and time.monotonic() < until:
         time.sleep(0.2)
-    assert not ranks_left()
+    assert not left_of(ranks)
     if kind != signal.SIGKILL:
         done = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").open()]
         assert (tmp_path / "run" / "checkpoints" / f"step-{done[-1]:06d}").is_dir()
@@ -135,5 +139,6 @@ def ranks_of(launcher: subprocess.Popen[bytes]) -> list[int]:
     return sorted(child.pid for child in children if "posttrain.train.rank" in child.cmdline())
 
 
-def ranks_left() -> list[int]:
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if "posttrain.train.rank" in (p.info["cmdline"] or [])]
+def left_of(ranks: list[int]) -> list[int]:
+    """Those of the job that still run."""
+    return [pid for pid in ranks if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]

@@ -68,6 +68,9 @@ def differences(name: str, one: dict[str, Any], many: dict[str, Any]) -> list[st
     for key, gradient in ours.items():
         off = float((gradient - theirs[key]).norm()) / norm
         found += [f"gradient {key} is off by {off:.1e} of the norm"] if off > bound else []
+    for key, weight in one["weights"].items():
+        off = float((weight - many["weights"][key]).abs().max())
+        found += [f"weight {key} is off by {off:.1e} after the step"] if off > 10 * bound else []
     for key in one["metrics"].keys() | many["metrics"].keys():
         x, y = one["metrics"].get(key), many["metrics"].get(key)
         near = x is not None and y is not None and (x == y or abs(x - y) <= 100 * bound * max(1.0, abs(x)))

@@ -88,5 +88,7 @@ def _read(arguments: list[str]) -> tuple[str, list[str], RunConfig]:
             fix="posttrain submit my_run.yaml --output /shared/runs/first",
         )
     resolved = load_config(configs[0], overrides, checks=[names_are_known])
+    if resolved.config.rollout.engines:  # as the job is going to train it
+        resolved = load_config(configs[0], [*overrides, "cluster=auto"], checks=[names_are_known])
     check(resolved, names_are_known)
     return configs[0], overrides, resolved.config

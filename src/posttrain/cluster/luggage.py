@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from posttrain import errors
-from posttrain.config import RunConfig
+from posttrain.config import RunConfig, functions_named
 from posttrain.errors import ConfigError
 from posttrain.rewards.load import IN_MEMORY, resolve
 
@@ -41,12 +41,12 @@ class Luggage:
 
     @staticmethod
     def of(config: RunConfig) -> Luggage:
-        """What the rewards of a run need. Raises ConfigError where it is too much, or not there."""
+        """What rewards, environment and tools of a run need. Raises ConfigError where it is too much, or not there."""
         luggage = Luggage()
         try:
-            for entry in (*config.rewards, *config.check):
-                if entry.function is not None and not entry.function.startswith(IN_MEMORY):
-                    luggage.add_function(entry.function)
+            for _, function in functions_named(config):
+                if not function.startswith(IN_MEMORY):
+                    luggage.add_function(function)
         except BaseException:
             luggage.close()
             raise

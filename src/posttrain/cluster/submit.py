@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.cluster.luggage import Luggage
-from posttrain.config import RunConfig, models_named
+from posttrain.config import RunConfig, functions_named, models_named
 from posttrain.config.pipeline import MARK
 from posttrain.errors import ConfigError
 
@@ -124,11 +124,11 @@ def refuse_what_stays(job: Job, config: RunConfig) -> None:
                 allowed="an absolute path on storage that the cluster sees, or a name on the Hub",
                 fix=f"Copy it there, and set {setting} to its absolute path.",
             )
-    for entry in (*config.rewards, *config.check):
-        file = (entry.function or "").rpartition(":")[0]
+    for setting, function in functions_named(config):
+        file = function.rpartition(":")[0]
         if file.endswith(".py") and (Path(file).is_absolute() or ".." in Path(file).parts):
             raise ConfigError(
-                given=f"the reward function {entry.function}, whose file does not go to the cluster",
+                given=f"{setting} = {function}, whose file does not go to the cluster",
                 allowed="a path below the present directory",
                 fix="Write it relative to the present directory.",
             )

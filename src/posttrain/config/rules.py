@@ -178,9 +178,9 @@ def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) 
     """cluster holds local engines, rollout.engines of them; vLLM servers stay on the trainer's machine."""
     if config.cluster is None:
         return None
-    if config.rollout.engine == "vllm":
+    if config.rollout.engine != "local":
         return ConfigError(
-            given="cluster with rollout.engine = vllm, whose servers are started on the trainer's machine",
+            given=f"cluster with rollout.engine = {config.rollout.engine}, which is started on the trainer's machine",
             allowed="rollout.engine = local",
             fix="Set rollout.engine = local, or leave cluster out.",
         )
@@ -279,12 +279,13 @@ def _the_policy_judges_in_turns(config: RunConfig, algorithm: Algorithm) -> Conf
 def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """What nobody has shown to come to the same over ranks."""
     train = config.train
-    if train.devices == 1:
+    if train.devices in (1, "auto"):  # how many those are is asked again when the run starts
         return None
     alone = {
         "train.compile = true": (train.compile, "train.compile = false"),
         f"train.optimizer = {train.optimizer}": (train.optimizer != "adamw", "train.optimizer = adamw"),
         "an environment or tools": (config.has_turns, "one answer to each prompt"),
+        "rollout.engine = vllm": (config.rollout.engine == "vllm", "rollout.engine = local"),
         "a Ray cluster": (config.cluster is not None, "engines of this machine"),
     }
     wrong = next(((given, right) for given, (asked, right) in alone.items() if asked), None)

@@ -187,6 +187,17 @@ def models_named(config: RunConfig) -> Iterator[tuple[str, str]]:
                 yield f"{name}.{place}.{setting}", path
 
 
+def functions_named(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(dotted setting, function or class) of all code of the user's: of rewards, checks, the environment and tools."""
+    for name in ("rewards", "check"):
+        for place, entry in enumerate(getattr(config, name)):
+            if entry.function is not None:
+                yield f"{name}.{place}.function", entry.function
+    if config.environment.function is not None:
+        yield "environment.function", config.environment.function
+    yield from ((f"tools.{place}", tool) for place, tool in enumerate(config.tools) if "." in tool)
+
+
 def _of_entry(entry: Scorer) -> tuple[str, str | None]:
     judge = entry.judge
     if judge is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from posttrain.config import ModelConfig, check, models_named, to_yaml
+from posttrain.config import ModelConfig, models_named, to_yaml
 from posttrain.errors import ConfigError, RankLost
 from posttrain.models import acceleration
 from posttrain.models.named import resolve_model_path
@@ -26,7 +26,7 @@ from posttrain.report.verdict import in_brief
 from posttrain.rewards.load import IN_MEMORY
 from posttrain.train import objects
 from posttrain.train.followers import END, Follower
-from posttrain.train.launch import Job, devices_of
+from posttrain.train.launch import Job, check_over, devices_of
 from posttrain.train.memory import within_memory
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def join(config: RunConfig) -> Ranks:
             allowed=f"{place.size}, or auto",
             fix="Set train.devices = auto, which takes those that there are.",
         )
-    over_all = config.train.model_copy(update={"devices": place.size})
-    check(config.model_copy(update={"train": over_all}))
+    check_over(config, place.size)
     for _, path in models_named(
         config
     ):  # while this process is no rank yet: transformers saves models on the first alone

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ALONE = (
     "the first rank samples by itself, from a whole copy of the model, while the others wait; with rollout.engines = N "
-    "or rollout.engine = vllm, engines do"
+    "engines do"
 )
 
 

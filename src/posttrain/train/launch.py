@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from posttrain.config import check
 from posttrain.control_groups import cores
 from posttrain.errors import ConfigError, PosttrainError, RankLost
 from posttrain.ranks.environment import place_of_process
@@ -58,8 +59,16 @@ def devices_of(config: RunConfig) -> int:
 
 
 def to_be_launched(config: RunConfig) -> bool:
-    """Is this process to start the ranks? Not where it is one of them."""
-    return place_of_process() is None and devices_of(config) > 1
+    """Is this process to start the ranks? Not where it is one of them. Raises ConfigError for what ranks cannot do."""
+    size = 1 if place_of_process() is not None else devices_of(config)
+    if size > 1:
+        check_over(config, size)
+    return size > 1
+
+
+def check_over(config: RunConfig, size: int) -> None:
+    """Raises ConfigError for what so many ranks cannot do, also where `train.devices` leaves the number open."""
+    check(config.model_copy(update={"train": config.train.model_copy(update={"devices": size})}))
 
 
 @dataclass

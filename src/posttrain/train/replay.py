@@ -240,7 +240,7 @@ class _Replaying:
         device = trainer.loaded.device
         if start is not None and device.type == "cpu" and "threads" in start.facts:
             torch.set_num_threads(int(start.facts["threads"]))
-        here, found = computed_on(device), list[str]()
+        here, found = {"ranks": 1, **computed_on(device)}, list[str]()
         for checkpoint in (*([start] if start is not None else []), *self.checkpoints.values()):
             now = {**versions(), **here}
             then = {**checkpoint.versions, **{name: checkpoint.facts.get(name) for name in here}}

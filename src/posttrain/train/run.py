@@ -228,7 +228,7 @@ class Run:
         self.checkpoints.pinned = self.watch.needs(self.checkpoints)
         size = size_of(trainer.tensors(self.step), trainer.weights())
         try:
-            facts = {"step": self.step, **computed_on(trainer.loaded.device)}
+            facts = {"step": self.step, "ranks": trainer.ranks.size, **computed_on(trainer.loaded.device)}
             with self.store.timeline.span("trainer", "checkpoint", step=self.step):
                 self.checkpoints.save(self.step, write, facts, size=size, wait=required)
         except CheckpointError as error:

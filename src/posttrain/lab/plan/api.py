@@ -110,6 +110,16 @@ class Plan:
         return verdict_on(predict(alone), self.target)
 
     @property
+    def start_bytes(self) -> int:
+        """Of the whole model in float32, which each of several ranks reads onto its device before it keeps its part."""
+        return 4 * self.workload.architecture.parameters if self.workload.ranks > 1 else 0
+
+    @property
+    def too_large_to_start(self) -> bool:
+        """Does that alone not fit?"""
+        return self.workload.device == "cuda" and self.start_bytes > self.verdict.available
+
+    @property
     def step_seconds(self) -> float:
         return self.cost.seconds
 

@@ -24,7 +24,7 @@ from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Workload
-from posttrain.lab.plan.target import gpu_here, processor_here
+from posttrain.lab.plan.target import gpu_here, over_ranks, processor_here
 from posttrain.lab.plan.verdict import Verdict, size
 from posttrain.models.load import choose_device
 from posttrain.models.reading import HUB_NAME
@@ -122,7 +122,8 @@ def target_here(config: RunConfig) -> Target:
     """This machine, as the run will use it."""
     device = choose_device(config.model.device)
     cards = torch.cuda.device_count() if device.type == "cuda" else 1
-    return Target(hardware=_hardware(device), cards=cards)
+    hardware = over_ranks(_hardware(device), cards, config)
+    return Target(hardware=hardware, cards=cards, sharding="full" if hardware.count > 1 else "none")
 
 
 def _hardware(device: torch.device) -> Hardware:
@@ -159,6 +160,13 @@ def refuse(plan: Plan, least: Verdict, folder: Path) -> None:
             f"least, and {size(least.available)} are there",
             allowed=f"what fits, the estimate being off by at most {least.error:.0%}",
             fix=_way_out(plan),
+        )
+    if plan.too_large_to_start:
+        raise DoesNotFit(
+            given=f"each rank reads the whole model before it keeps its part: {size(plan.start_bytes)} in float32, and "
+            f"a device has {size(plan.verdict.available)}",
+            allowed="a model that fits on one device while the run starts",
+            fix="Take a smaller model; docs/devices.md says what several devices help with.",
         )
     first, free = plan.disk.first_save, plan.disk.free
     if free is not None and first * (1 - DISK_ERROR) > free:

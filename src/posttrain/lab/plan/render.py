@@ -153,6 +153,10 @@ def _memory(plan: Plan) -> list[str]:
     verdict = plan.verdict
     head = f"{verdict.sentence(plan.hardware.count)} (±{verdict.error:.0%})"
     alone = [f"but {alone}"] if (alone := _on_one_device(plan)) else []
+    if plan.too_large_to_start:
+        alone.append(
+            f"but each rank reads the whole model before it keeps its part: {size(plan.start_bytes)} in float32"
+        )
     rows = [_phase(phase, max(verdict.available, verdict.needed)) for phase in plan.memory.phases]
     peak = plan.memory.peak
     parts = sorted(peak.parts, key=lambda part: -part.bytes)

@@ -36,6 +36,7 @@ from posttrain.lab.plan.hardware import Hardware, find_hardware, known_device, p
 from posttrain.lab.plan.records import Engine, MemoryPlan, Phase, Sharding
 from posttrain.lab.plan.workload import RowLengths
 from posttrain.placement import visible_count
+from posttrain.ranks.environment import place_of_process
 
 MEASURED = Path(__file__).with_name("measured.json")
 EXACT = ("weights", "adapters", "gradients", "optimizer state", "copy of the weights")
@@ -225,9 +226,26 @@ class Target:
         return self.hardware.free_memory is not None
 
 
+def over_ranks(hardware: Hardware, cards: int, config: RunConfig) -> Hardware:
+    """As many of these GPUs as the run trains on: those of the job that this process belongs to, else `train.devices`.
+
+    Ranks on a CPU share its memory, and are for trials: they are planned as one.
+    """
+    if hardware.device.key == "cpu":
+        return hardware
+    place, asked = place_of_process(), config.train.devices
+    count = place.size if place is not None else cards if asked == "auto" else asked
+    return replace(hardware, count=max(1, count))
+
+
 def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     """`gpus` by name, several of one kind sharded fully unless said otherwise; this machine without a name."""
-    hardware = this_machine(config.model.device) if gpus is None else as_measured(find_hardware(gpus))
+    seen = visible_count(len(_reported_gpus()))
+    hardware = (
+        over_ranks(this_machine(config.model.device), seen, config)
+        if gpus is None
+        else as_measured(find_hardware(gpus))
+    )
     known = [field.name for field in fields(Target) if field.name not in ("hardware", "cards", "lengths")]
     if unknown := how.keys() - set(known):
         raise ConfigError(
@@ -241,7 +259,7 @@ def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
         given.setdefault("sharding", "full")
     if "network" in given:
         hardware = replace(hardware, device=replace(hardware.device, network=1e9 * given["network"]))
-    cards = visible_count(len(_reported_gpus())) if gpus is None else hardware.count
+    cards = seen if gpus is None else hardware.count
     return Target(hardware=hardware, cards=cards, **given)
 
 

@@ -1,0 +1,57 @@
+"""What `train.devices` comes to on the GPUs of a machine: planned as the run will use them, refused where it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from posttrain.config import load_config
+from posttrain.errors import DoesNotFit
+from posttrain.lab.plan.api import Target, from_flags, plan_for
+from posttrain.lab.plan.before_run import least_verdict, refuse
+from posttrain.lab.plan.hardware import find_hardware
+from posttrain.lab.plan.target import over_ranks, processor_here
+
+
+def config(model: str, devices: int | str):
+    return load_config(from_flags(model, "sft"), {"train.devices": devices}).config
+
+
+@pytest.mark.parametrize(("devices", "count"), [(1, 1), (4, 4), ("auto", 8)])
+def test_a_run_is_planned_on_as_many_gpus_as_it_trains_on(devices, count):
+    assert over_ranks(find_hardware("h100"), 8, config("7b", devices)).count == count
+
+
+def test_the_ranks_of_a_job_are_those_that_were_started(monkeypatch):
+    for name, value in {"RANK": "3", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "MASTER_ADDR": "h"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert over_ranks(find_hardware("h100"), 8, config("7b", "auto")).count == 16
+
+
+def test_ranks_on_a_cpu_are_planned_as_one():
+    assert over_ranks(processor_here(), 1, config("7b", 4)).count == 1
+
+
+def planned(model: str, devices: int):
+    resolved = config(model, devices)
+    hardware = over_ranks(find_hardware("h100"), 8, resolved)
+    return plan_for(resolved, Target(hardware=hardware, cards=8, sharding="full" if devices > 1 else "none"))
+
+
+def test_what_one_gpu_cannot_hold_fits_on_eight():
+    alone, together = planned("7b", 1), planned("7b", 8)
+    with pytest.raises(DoesNotFit):
+        refuse(alone, least_verdict(alone), Path())
+    refuse(together, least_verdict(together), Path())
+    assert together.workload.ranks == 8
+
+
+def test_a_model_that_no_device_can_read_whole_is_refused_and_the_plan_says_so():
+    plan = planned("32b", 8)
+    assert plan.start_bytes == 4 * plan.workload.architecture.parameters
+    with pytest.raises(DoesNotFit, match="each rank reads the whole model before it keeps its part"):
+        refuse(replace(plan), least_verdict(plan), Path())
+    assert "but each rank reads the whole model before it keeps its part" in " ".join(plan.render().split())
