@@ -158,6 +158,8 @@ def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_on_the_clus
         (
             {},
             {"rewards": [{"function": "../far.py:f"}]},
+        ({}, {"tools": ["../far.py:look"]}, r"tools\.0 = \.\./far\.py:look, whose file does not go"),
+        ({}, {"environment": "/far/game.py:Game"}, r"environment\.function = /far/game\.py:Game, whose file"),
             r"rewards\.0\.function = \.\./far\.py:f, whose file does not go",
         ),
     ],
