@@ -155,13 +155,9 @@ def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_on_the_clus
         ({"config": "/etc/run.yaml"}, {}, "/etc/run.yaml does not lie below the present directory"),
         ({"config": "../run.yaml"}, {}, r"\.\./run\.yaml does not lie below the present directory"),
         ({}, {"model": {"path": "my-model"}}, "model.path = my-model, a folder of this machine"),
-        (
-            {},
-            {"rewards": [{"function": "../far.py:f"}]},
+        ({}, {"rewards": [{"function": "../far.py:f"}]}, r"rewards\.0\.function = \.\./far\.py:f, whose file"),
         ({}, {"tools": ["../far.py:look"]}, r"tools\.0 = \.\./far\.py:look, whose file does not go"),
         ({}, {"environment": "/far/game.py:Game"}, r"environment\.function = /far/game\.py:Game, whose file"),
-            r"rewards\.0\.function = \.\./far\.py:f, whose file does not go",
-        ),
     ],
 )
 def test_what_a_job_would_miss_is_refused(here, changed, given, message):
