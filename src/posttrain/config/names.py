@@ -154,6 +154,8 @@ def suggest(path: str, value: str, known: Iterable[str], own: Collection[str] = 
     "TRL's num_generations is sampling.group_size here. Set sampling.group_size = 8."
     >>> suggest("group_size", "8", ["sampling.group_size"]).text
     'It belongs to sampling. Set sampling.group_size = 8.'
+    >>> suggest("train.device", "2", ["train.devices", "model.device"]).text
+    'Did you mean train.devices or model.device?'
     >>> suggest("beta", "0.2", [], own=["algorithm.kl_coef"]).key
     'algorithm.kl_coef'
     """
@@ -228,6 +230,10 @@ def _misplaced(path: str, value: str, known: list[str]) -> Hint | None:
     found = [key for key in found if not key.startswith(_BESIDE)] or found
     if path in known:
         return Hint(f"Write it as two levels: {section}: {{{name}: {value}}}.", path)
+    siblings = {key.rpartition(".")[2]: key for key in known if section and key.rpartition(".")[0] == section}
+    near = [siblings[one] for one in difflib.get_close_matches(name, siblings, n=1, cutoff=0.9)] if found else []
+    if near:  # a letter is missing, or the section is another one
+        return Hint(f"Did you mean {' or '.join([*near, *found])}?")
     if len(found) == 1:
         home = found[0].rpartition(".")[0] or "the top level"
         return Hint(f"It belongs to {home}. Set {found[0]} = {value}.", found[0])
