@@ -2,9 +2,10 @@
 
     python -m benchmarks.servers
 
-Both decode the same prompts to the same lengths, 64 rows at once, in float32, and take turns. The server gets its rows
-through the engine port; directly is `vllm.LLM.generate` in a process of vLLM's own environment. A publication is timed
-from the order to load until hashes and probe are there; beside it a copy of as many bytes.
+Both decode the same prompts to the same lengths, 64 rows at once, in float32, and take turns round by round, so that
+what else the machine does meets both; the share is the median of the rounds' ratios. The server gets its rows through
+the engine port; directly is `vllm.LLM.generate` in a process of vLLM's own environment. A publication is timed from the
+order to load until hashes and probe are there, and until rows may go on; beside it a copy of as many bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from posttrain.engine_environment import interpreter
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.port import Piece, Ready, Task, WeightsLoaded
 from posttrain.engines.published import Published, new_files
-from posttrain.engines.vllm.port import VllmEngine
+from posttrain.engines.vllm.port import ServerSetup, VllmEngine
 from posttrain.engines.vllm.served import server_setup
 from posttrain.engines.weights import merged_tensors
 from posttrain.models.load import load_model
@@ -38,7 +40,7 @@ from posttrain.models.named import resolve_model_path
 
 RESULT = Path(__file__).parent / "results" / "servers.json"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "models"
-ROWS, PROMPT, TOKENS, ROUNDS, LOADS = 64, 32, 128, 3, 5
+ROWS, PROMPT, TOKENS, ROUNDS, LOADS = 64, 32, 128, 5, 5
 DIRECT = """
 import json, sys, time
 from vllm import LLM, SamplingParams
@@ -51,14 +53,14 @@ def main():
               generation_config="vllm")
     prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
     same = dict(max_tokens=asked["tokens"], ignore_eos=True, logprobs=0, detokenize=False)
-    seconds = []
-    for number in range(asked["rounds"] + 1):
+    print("READY", flush=True)
+    for number, _ in enumerate(sys.stdin):
         how = [SamplingParams(seed=number * 1000 + g, **same) for g in range(len(prompts))]
         began = time.perf_counter()
         answers = llm.generate(prompts, how, use_tqdm=False)
-        seconds.append(time.perf_counter() - began)
+        seconds = time.perf_counter() - began
         assert all(len(one.outputs[0].token_ids) == asked["tokens"] for one in answers)
-    json.dump(seconds[1:], open(sys.argv[2], "w"))
+        print("SECONDS", seconds, flush=True)
 
 
 if __name__ == "__main__":
@@ -66,8 +68,57 @@ if __name__ == "__main__":
 """
 
 
-def through_the_port(name: str, model: Path, folder: Path) -> dict[str, Any]:
-    """Tokens per second, and seconds of a publication."""
+@dataclass
+class Directly:
+    """vLLM itself, in a process of its own that decodes when it is told to."""
+
+    process: subprocess.Popen[str]
+    log: Path
+
+    @classmethod
+    def start(cls, setup: ServerSetup, prompts: list[list[int]], folder: Path) -> Directly:
+        assert setup.launch
+        asked, script, log = folder / "asked.json", folder / "direct.py", folder / "direct.log"
+        script.write_text(DIRECT)
+        told = {"model": str(setup.launch.model), "length": setup.launch.max_model_len}
+        asked.write_text(json.dumps(told | {"prompts": prompts, "tokens": TOKENS}))
+        cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+        cpu |= {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                [str(interpreter()), str(script), str(asked)],
+                env=os.environ | cpu,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        direct = cls(process, log)
+        direct.said("READY")
+        return direct
+
+    def rate(self) -> float:
+        """Tokens per second of one round."""
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return ROWS * TOKENS / float(self.said("SECONDS"))
+
+    def said(self, word: str) -> str:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith(word):
+                return line.removeprefix(word)
+        raise SystemExit(self.log.read_text()[-3000:])
+
+    def end(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measured(name: str, model: Path, folder: Path) -> dict[str, Any]:
+    """Tokens per second of both, and seconds of a publication."""
     given = {
         "model": {"path": str(model), "device": "cpu", "precision": "float32"},
         "algorithm": {"name": "grpo"},
@@ -86,51 +137,63 @@ def through_the_port(name: str, model: Path, folder: Path) -> dict[str, Any]:
     prompts = [[dice.randrange(10, setup.vocabulary) for _ in range(PROMPT)] for _ in range(ROWS)]
     proof = DeliveryProof.from_prompts(prompts[:4], tolerance=1e-3)
     files, numbers = new_files(), dict[int, int]()
-    setup = type(setup)(**{**vars(setup), "eos_ids": ()})
+    setup = replace(setup, eos_ids=())
     engine = VllmEngine(name, setup, files, numbers, proof, folder / "server.log")
+    direct: Directly | None = None
     try:
         [ready] = heard(engine)
         assert isinstance(ready, Ready)
-        published, loads, copies = Published(files, ready.tensors, write=True), list[float](), list[float]()
+        published = Published(files, ready.tensors, write=True)
+        loads, waits, copies = list[float](), list[float](), list[float]()
         for version in range(LOADS):
             numbers[version] = version
-            began = time.perf_counter()
             published.write(version, merged_tensors(loaded.model))
             copies.append(copied(loaded.model))
             began = time.perf_counter()
             engine.load(version)
+            waits.append(rows_waited(engine, began))
             [told] = heard(engine)
             assert isinstance(told, WeightsLoaded)
             loads.append(time.perf_counter() - began)
-        rates = list[float]()
-        for number in range(ROUNDS + 1):
-            began = time.perf_counter()
-            tasks = [
-                Task(
-                    row=(number, g), attempt=1, prompt_ids=tuple(ids), seed=number, stream=(g, 0), max_new_tokens=TOKENS
-                )
-                for g, ids in enumerate(prompts)
-            ]
-            engine.submit(tasks)
-            drawn = ended = 0
-            while ended < ROWS:
-                for piece in heard(engine):
-                    assert isinstance(piece, Piece)
-                    drawn, ended = drawn + len(piece.ids), ended + (piece.reason is not None)
-            rates.append(drawn / (time.perf_counter() - began))
+        direct = Directly.start(setup, prompts, folder)
+        rates = [(through_the_port(engine, prompts, number), direct.rate()) for number in range(ROUNDS + 1)][1:]
     finally:
         engine.kill()
-    size = sum(tensor.numel() * 4 for tensor in loaded.model.parameters())
+        if direct:
+            direct.end()
     return {
-        "megabytes": size / 1e6,
-        "port": statistics.median(rates[1:]),
-        "ports": rates[1:],
+        "megabytes": sum(tensor.numel() * 4 for tensor in loaded.model.parameters()) / 1e6,
+        "port": [port for port, _ in rates],
+        "direct": [alone for _, alone in rates],
+        "share": statistics.median(port / alone for port, alone in rates),
         "publication": statistics.median(loads[1:]),
+        "rows_wait": statistics.median(waits[1:]),
         "copy": statistics.median(copies),
-        "prompts": prompts,
-        "served": str(setup.launch.model) if setup.launch else "",
-        "length": setup.launch.max_model_len if setup.launch else 0,
     }
+
+
+def rows_waited(engine: VllmEngine, began: float) -> float:
+    """Seconds until rows may go on after an order to load."""
+    for closed in (False, True):
+        while engine._open.is_set() is not closed:
+            time.sleep(0.001)
+    return time.perf_counter() - began
+
+
+def through_the_port(engine: VllmEngine, prompts: list[list[int]], number: int) -> float:
+    """Tokens per second of one round."""
+    began = time.perf_counter()
+    tasks = [
+        Task(row=(number, g), attempt=1, prompt_ids=tuple(ids), seed=number, stream=(g, 0), max_new_tokens=TOKENS)
+        for g, ids in enumerate(prompts)
+    ]
+    engine.submit(tasks)
+    drawn = ended = 0
+    while ended < ROWS:
+        for piece in heard(engine):
+            assert isinstance(piece, Piece)
+            drawn, ended = drawn + len(piece.ids), ended + (piece.reason is not None)
+    return drawn / (time.perf_counter() - began)
 
 
 def copied(model: torch.nn.Module) -> float:
@@ -148,31 +211,6 @@ def heard(engine: VllmEngine) -> list[Any]:
             return found
 
 
-def directly(found: dict[str, Any], folder: Path) -> float:
-    """Tokens per second of vLLM itself."""
-    asked, answer, script = folder / "asked.json", folder / "answer.json", folder / "direct.py"
-    script.write_text(DIRECT)
-    asked.write_text(
-        json.dumps(
-            {
-                "model": found["served"],
-                "length": found["length"],
-                "prompts": found["prompts"],
-                "tokens": TOKENS,
-                "rounds": ROUNDS,
-            }
-        )
-    )
-    cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
-    cpu |= {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
-    command = [str(interpreter()), str(script), str(asked), str(answer)]
-    with (folder / "direct.log").open("w") as log:
-        ended = subprocess.run(command, env=os.environ | cpu, check=False, stdout=log, stderr=log)
-    if ended.returncode:
-        raise SystemExit((folder / "direct.log").read_text()[-3000:])
-    return ROWS * TOKENS / statistics.median(json.loads(answer.read_text()))
-
-
 def main() -> None:
     result: dict[str, Any] = {"rows": ROWS, "tokens": TOKENS, "models": {}}
     for name in sys.argv[1:] or ("stories15M", "110M"):
@@ -181,10 +219,7 @@ def main() -> None:
             path = SHARED / name
             if name == "110M":
                 path = workload.write(folder, "large", next(iter(workload.SHAPES))) / "model"
-            found = through_the_port(name, path, folder)
-            found["direct"] = directly(found, folder)
-        line = {key: found[key] for key in ("megabytes", "port", "ports", "direct", "publication", "copy")}
-        line["share"] = line["port"] / line["direct"]
+            line = measured(name, path, folder)
         result["models"][name] = line
         print(json.dumps({name: line}), flush=True)
     RESULT.write_text(json.dumps(result | {"origin": origin()}, indent=1) + "\n")

@@ -34,7 +34,7 @@ class Heard:
                 if isinstance(answer, kind) and also(answer):
                     return answer
             time.sleep(0.01)
-        raise AssertionError(f"no {kind.__name__}")
+        raise AssertionError(f"no {kind}")
 
 
 @contextmanager

@@ -246,7 +246,7 @@ class StubServer:
 
     def on_collective_rpc(self, body: Any, request: Request) -> Any:
         if body["method"] == "posttrain_digests":
-            return {"results": [self.digests()]}
+            return {"results": [{"digests": self.digests(), "done": True}]}
         if body["method"] == "posttrain_held":
             return {"results": [{"bytes": self.held()}]}
         if body["method"] == "posttrain_reset":

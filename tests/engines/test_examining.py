@@ -107,6 +107,24 @@ def test_hashes_are_those_of_the_version_that_is_asked_about(place):
         assert {name: (str(one.dtype)[6:], one.sha256) for name, one in second.digests.items()} == server.digests()
 
 
+def test_rows_go_on_while_it_hashes_and_their_tokens_are_held_back(place):
+    server = Busy(place / "model")
+    with server.serving() as url, engine_of(place, server, url) as engine:
+        heard = loaded(engine)
+        server.hashing = 0.3
+        server.calls.clear()
+        engine.load(1)
+        wait_for(lambda: "hashes" in server.calls)
+        engine.submit([Task(row=(0, 0), attempt=1, prompt_ids=(3, 4), seed=1, stream=(0, 0), max_new_tokens=4)])
+        said = []
+        while not said or not getattr(said[-1], "reason", None):
+            said.append(heard.until(Piece | WeightsLoaded))
+        proof = next(at for at, one in enumerate(said) if isinstance(one, WeightsLoaded))
+        assert proof > 0, "no row went on before the hashes were there"
+        assert not any(one.ids for one in said[:proof]), "tokens came before the proof of their weights"
+        assert len(said[-1].ids) == 4
+
+
 def test_it_falls_asleep_when_it_is_told_to(place):
     server = Busy(place / "model")
     with server.serving() as url, engine_of(place, server, url) as engine:

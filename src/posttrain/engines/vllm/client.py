@@ -61,9 +61,9 @@ class Client:
             raise ServerError(f"{path} at {self.url} answered {answer.status_code}: {answer.text[:LONGEST_ERROR]}")
         return answer.json() if answer.content else None
 
-    async def rpc(self, method: str) -> list[Any]:
+    async def rpc(self, method: str, **arguments: Any) -> list[Any]:
         """What each worker of the server answers to a method of our extension."""
-        answer = await self.call("/collective_rpc", {"method": method})
+        answer = await self.call("/collective_rpc", {"method": method, "kwargs": arguments})
         return answer["results"]
 
     async def abort(self, names: Sequence[str]) -> None:

@@ -11,7 +11,8 @@ drawn, and go on afterwards from there. When a request ends, the server says whi
 Only then are the tokens passed on; if it says anything but the version that was proven, the engine is lost.
 
 **Proof.** The server says the SHA-256 of every tensor that it decodes with, and the log-probabilities of the probe,
-each by a request that draws one token. Rows go on after both; the driver compares both before it takes a token.
+each by a request that draws one token. Rows go on after the probe, while the server hashes; their tokens are held back
+until all hashes have been told, and the driver compares both before it takes one.
 """
 
 from __future__ import annotations
@@ -152,6 +153,10 @@ class VllmEngine:
         self._places = asyncio.Semaphore(ROWS_FOR_EACH * rows_together(setup.sampling))
         self._open = asyncio.Event()
         """Set while requests may be made: weights are there, and none are being loaded."""
+        self._loads = self._proven = 0
+        """How many loads there were, and of how many of them all hashes have been told."""
+        self._proof = asyncio.Event()
+        """Set for a moment when they have."""
         self._weights = asyncio.Lock()
         """Held by whoever changes the weights, or needs that they stay."""
         self._changes = 0
@@ -332,7 +337,7 @@ class VllmEngine:
         while not self._open.is_set():
             await self._open.wait()
         flight.request = number = f"{self._own}-{next(self._count)}"
-        version = self._version
+        version, load = self._version, self._loads
         assert version is not None
         ids, logprobs, reason, spans = list[int](), list[float](), None, ()
         ended: FinishReason | None = None
@@ -350,6 +355,8 @@ class VllmEngine:
             reason, spans = drawn.reason, drawn.spans
         if reason is None:
             raise ServerError("a stream of tokens ended without a reason")
+        while self._proven < load:
+            await self._proof.wait()
         if wrong := self._wrong_in(spans, len(ids), version):
             raise ServerError(wrong)
         if ended is None and reason != "abort":
@@ -451,22 +458,25 @@ class VllmEngine:
         await client.call("/start_weight_update")
         await client.call("/update_weights", {"update_info": where})
         await client.call("/finish_weight_update", {"weight_version": self._label(version)})
-        digests = await self._digests()
         if asleep:
             await asleep.wake_cache()
         await client.call("/resume")
         self._version = version
         told = await client.call("GET /weight_info")
         probe = await self._probe(version)
+        self._loads += 1
+        self._open.set()
         self._say(
             WeightsLoaded(
                 version=version if told["weight_version"] == self._label(version) else -1,
-                digests=digests,
+                digests=await self._digests(),
                 probe=probe,
                 seconds=time.perf_counter() - started,
             )
         )
-        self._open.set()
+        self._proven = self._loads
+        self._proof.set()
+        self._proof.clear()
 
     async def _sleep(self) -> None:
         """Rows that are submitted meanwhile wait here, as before an update. The server would keep their requests, and
@@ -503,10 +513,12 @@ class VllmEngine:
     async def _probe(self, version: int) -> list[list[float]]:
         """What the server says of the tokens of the proof, each drawn as the next one after those before it."""
         proof = self.proof
-        return [
-            await asyncio.gather(*(self._logprob((*prompt, *ids[:at]), ids[at], version) for at in range(len(ids))))
-            for prompt, ids in zip(proof.prompt_ids, proof.completion_ids, strict=True)
-        ]
+        return await asyncio.gather(
+            *(
+                asyncio.gather(*(self._logprob((*prompt, *ids[:at]), ids[at], version) for at in range(len(ids))))
+                for prompt, ids in zip(proof.prompt_ids, proof.completion_ids, strict=True)
+            )
+        )
 
     async def _examine(self, number: int, tokens: Sequence[Token]) -> None:
         """Its hashes, and the tokens twice: once in a place of the cache of their own, once in that of the rows.
@@ -547,8 +559,12 @@ class VllmEngine:
                 await self._client.abort(names)
 
     async def _digests(self) -> dict[str, Digest]:
-        [digests] = await self._client.rpc("posttrain_digests")
-        return {name: Digest(getattr(torch, dtype), sha) for name, (dtype, sha) in digests.items()}
+        found, [part] = dict[str, Digest](), await self._client.rpc("posttrain_digests", begin=True)
+        while True:
+            found |= {name: Digest(getattr(torch, dtype), sha) for name, (dtype, sha) in part["digests"].items()}
+            if part["done"]:
+                return found
+            [part] = await self._client.rpc("posttrain_digests")
 
     async def _logprob(self, ids: Sequence[int], token: int, version: int, *, salt: str = "", name: str = "") -> float:
         """Of one token as the next one, of the whole distribution; `salt` in place of that of the version, and `name`

@@ -16,6 +16,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 BACKEND = "posttrain"
 HEAD = "lm_head.weight"
 """Some models have no such tensor in vLLM: they multiply with their embeddings."""
+PART = 16 * 2**20
+"""Bytes that are taken for hashing at once: decoding waits for so long."""
+HASHED_AT_ONCE = min(4, os.cpu_count() or 1)
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """What tells this machine from others since it was started."""
 
@@ -119,6 +123,29 @@ class MemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 WeightTransferEngineFactory.register_engine(BACKEND, MemoryEngine)
 
 
+class Hashing:
+    """A pass over all tensors of a model: threads hash what a call has taken, while rows are decoded until the next."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.newest, MemoryEngine.newest = MemoryEngine.newest, None  # else the trainer's memory lives on in here
+        self.tensors = held(model)
+        self.threads = ThreadPoolExecutor(HASHED_AT_ONCE)
+        self.taken: dict[str, Future[list[str]]] = {}
+
+    def part(self) -> dict[str, Any]:
+        """The hashes of what the last call has taken off the device; done when there was nothing left to take."""
+        digests = {name: hashed.result() for name, hashed in self.taken.items()}
+        self.taken, size = {}, 0
+        while size < PART and (one := next(self.tensors, None)):
+            name, tensor = one
+            plain = as_sent(tensor, name, self.newest).detach().cpu()
+            self.taken[name] = self.threads.submit(digest, plain)
+            size += plain.numel() * plain.element_size()
+        if not self.taken:
+            self.threads.shutdown()
+        return {"digests": digests, "done": not self.taken}
+
+
 class Extension:
     """Methods of each worker, for `/collective_rpc`."""
 
@@ -127,6 +154,7 @@ class Extension:
     vllm_config: Any
     _weight_update_active: bool
     finish_weight_update: Any
+    hashing: Hashing | None = None
 
     def posttrain_facts(self) -> dict[str, Any]:
         """What decides on the meaning of log-probabilities."""
@@ -144,10 +172,15 @@ class Extension:
         }
 
     @torch.no_grad()
-    def posttrain_digests(self) -> dict[str, list[str]]:
-        """Of each tensor that decoding reads, under the name that it has in the model's folder: precision, SHA-256."""
-        newest, MemoryEngine.newest = MemoryEngine.newest, None  # else the trainer's memory lives on in here
-        return {name: digest(as_sent(tensor, name, newest)) for name, tensor in held(self.model_runner.model)}
+    def posttrain_digests(self, begin: bool = False) -> dict[str, Any]:
+        """Of each tensor that decoding reads, under the name that it has in the model's folder: precision, SHA-256.
+
+        In parts, each the answer to a call of its own; `begin` with the first. The weights must stay meanwhile.
+        """
+        if begin:
+            Extension.hashing = Hashing(self.model_runner.model)
+        assert Extension.hashing, "the first call says begin"
+        return Extension.hashing.part()
 
     def posttrain_held(self) -> dict[str, int]:
         """Bytes of its device that this worker would give back if it slept: none where it sleeps, or cannot."""
@@ -246,7 +279,7 @@ def as_sent(tensor: torch.Tensor, name: str, newest: Memory | None) -> torch.Ten
 
 def digest(tensor: torch.Tensor) -> list[str]:
     """As the trainer computes it: of shape and content."""
-    plain = tensor.detach().cpu().contiguous()
+    plain = tensor.contiguous()
     content = hashlib.sha256(str(list(plain.shape)).encode())
     content.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return [str(plain.dtype).removeprefix("torch."), content.hexdigest()]
