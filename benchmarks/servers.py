@@ -40,7 +40,8 @@ from posttrain.models.named import resolve_model_path
 
 RESULT = Path(__file__).parent / "results" / "servers.json"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "models"
-ROWS, PROMPT, TOKENS, ROUNDS, LOADS = 64, 32, 128, 5, 5
+ROWS, PROMPT, TOKENS, LOADS = 64, 32, 64, 4
+ROUNDS = {"stories15M": 15, "110M": 5}
 DIRECT = """
 import json, sys, time
 from vllm import LLM, SamplingParams
@@ -156,7 +157,7 @@ def measured(name: str, model: Path, folder: Path) -> dict[str, Any]:
             assert isinstance(told, WeightsLoaded)
             loads.append(time.perf_counter() - began)
         direct = Directly.start(setup, prompts, folder)
-        rates = [(through_the_port(engine, prompts, number), direct.rate()) for number in range(ROUNDS + 1)][1:]
+        rates = [(through_the_port(engine, prompts, number), direct.rate()) for number in range(ROUNDS[name] + 1)][1:]
     finally:
         engine.kill()
         if direct:
@@ -213,7 +214,7 @@ def heard(engine: VllmEngine) -> list[Any]:
 
 def main() -> None:
     result: dict[str, Any] = {"rows": ROWS, "tokens": TOKENS, "models": {}}
-    for name in sys.argv[1:] or ("stories15M", "110M"):
+    for name in sys.argv[1:] or ROUNDS:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             path = SHARED / name

@@ -146,6 +146,13 @@ GOALS = [
     *_steps("small", "2.7M", 4, 3.5, 3),
     *_steps("large", "110M", 8, 5.5, 5),
     *(goal for case in OTHERS for goal in _other(case.name, case.model)),
+    Goal(
+        what="GRPO step, 110M, sampled by a vLLM server, both float32",
+        part="served",
+        model="large",
+        pair="posttrain with a server float32 / TRL float32",
+        bound=1.5,
+    ),
     *_sampling("small", "2.7M", 3),
     *_sampling("large", "110M", 6),
     Goal(what="DPO step, 2.7M, TRL's default", part="dpo", model="small", pair="posttrain / TRL", bound=2.5),

@@ -30,7 +30,9 @@ text { font: 11.5px ui-sans-serif, system-ui, sans-serif; fill: #6b7280 } .value
 Result = dict[str, Any]
 REMARKS = {
     "one_batch": " All four sides stay loaded beside each other: the seconds are no measure, and a side may be killed "
-    "that alone would have had enough memory."
+    "that alone would have had enough memory.",
+    "served": " The server is vLLM's CPU build, started with the run, each publication proven; memory is that of "
+    "trainer and server together. TRL draws with transformers.",
 }
 """What has to be known of a part before its tables are read."""
 
@@ -48,6 +50,7 @@ def measured(result: Result) -> str:
     titles = {
         "grpo": "A GRPO step, end to end",
         "one_batch": "A GRPO step that TRL takes as one batch",
+        "served": "A GRPO step that a vLLM server samples",
         "sampling": "Sampling alone",
         "dpo": "A DPO step: 16 pairs",
         "sft": "An SFT step: 32 examples",
@@ -115,7 +118,7 @@ def _case(part: str, case: Result) -> str:
     )
     lines = [
         f"### {_size(case)} parameters, {case['case']}\n",
-        shape + ".\n" if part in ("grpo", "one_batch", "others") else "",
+        shape + ".\n" if part in ("grpo", "one_batch", "served", "others") else "",
     ]
     table = [head, "|" + "---|" * (head.count("|") - 1), *rows]
     return "\n".join([line for line in lines if line] + table + [*(["", *failed] if failed else []), "", ratios, "\n"])

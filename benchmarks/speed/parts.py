@@ -22,6 +22,7 @@ TRL_WHOLE_STEP = {"per_device_train_batch_size": 64, "gradient_checkpointing": F
 2.9 GB that the goal for memory was set against."""
 
 OURS, OURS_32, OURS_16 = "posttrain", "posttrain float32", "posttrain bfloat16"
+SERVED_32 = "posttrain with a server float32"
 TRL, TRL_32, TRL_FAST, TRL_FAST_32 = "TRL", "TRL float32", "TRL best", "TRL best float32"
 TRL_WHOLE_32, TRL_WHOLE_16 = "TRL one batch float32", "TRL one batch bfloat16"
 
@@ -166,6 +167,17 @@ def whole_steps(case: Case) -> list[Side]:
     ]
 
 
+def served(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
+    """GRPO steps whose completions a vLLM server draws; of these models its CPU build serves the large one."""
+    sides = [
+        Side(name=SERVED_32, side="posttrain", task="grpo", settings=FLOAT32 | {"rollout.engine": "vllm"}),
+        Side(name=TRL_32, side="trl", task="grpo", settings=TRL_FLOAT32, rounds=1),
+        Side(name=TRL_FAST, side="trl", task="grpo", settings=TRL_BEST, rounds=1),
+    ]
+    compared = [(SERVED_32, TRL_32), (SERVED_32, TRL_FAST)]
+    return [measured(case, sides, compared, folder) for case in [LARGE] if case.model in models]
+
+
 def dpo(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
     return _trained("dpo", [SMALL, LARGE], folder, models)
 
@@ -260,6 +272,7 @@ PARTS: dict[str, Callable[[Path, Sequence[str]], Any]] = {
     "check": check,
     "grpo": grpo,
     "one_batch": one_batch,
+    "served": served,
     "sampling": sampling,
     "training_pass": training_pass,
     "dpo": dpo,

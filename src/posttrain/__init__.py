@@ -22,7 +22,7 @@ from posttrain.train.before import BEFORE
 from posttrain.train.hosts import CLUSTERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
     from os import PathLike
     from pathlib import Path
@@ -49,16 +49,13 @@ def _rows_of_task(name: str) -> sources.RowSource:
     return find_task(name)
 
 
-def _tiny_model(name: str, seed: int, experts: int = 0) -> Path:
-    from posttrain.tasks.tiny import tiny_model_path
+def _tiny_model(form: str) -> Callable[[str, int], Path]:
+    def model(name: str, seed: int) -> Path:
+        from posttrain.tasks.tiny import tiny_model_path
 
-    return tiny_model_path(name, seed=seed, experts=experts)
+        return tiny_model_path(name, seed=seed, form=form)
 
-
-def _tiny_mixture(name: str, seed: int) -> Path:
-    from posttrain.tasks.base import EXPERTS
-
-    return _tiny_model(name, seed, EXPERTS)
+    return model
 
 
 def _ray_cluster(config: RunConfig, say: Say, warn: Say) -> AbstractContextManager[Hosts]:
@@ -68,7 +65,7 @@ def _ray_cluster(config: RunConfig, say: Say, warn: Say) -> AbstractContextManag
 
 
 sources.ROWS["task"] = _rows_of_task
-sources.MODELS |= {"tiny": _tiny_model, "tiny-moe": _tiny_mixture}
+sources.MODELS |= {form: _tiny_model(form) for form in ("tiny", "tiny-moe", "tiny-wide")}
 CLUSTERS["ray"] = _ray_cluster
 
 __version__ = "0.1.0"

@@ -185,6 +185,16 @@ def test_a_mixture_of_experts_is_another_model_of_the_same_task(tmp_path, monkey
     assert 4 * model.config.moe_intermediate_size == quick.tiny.intermediate_size
 
 
+def test_wide_heads_are_those_that_a_server_has_attention_for(tmp_path, monkeypatch, quick):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
+    wide = resolve_model_path(ModelConfig(path="tiny-wide:sort"), seed=0)
+    assert Path(wide.path).name.startswith("wide-sort-seed0-")
+    plain = resolve_model_path(ModelConfig(path="tiny:sort"), seed=0)
+    model, other = (AutoModelForCausalLM.from_pretrained(found.path) for found in (wide, plain))
+    assert (model.config.num_attention_heads, other.config.num_attention_heads) == (2, 4)
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in other.parameters())
+
+
 def test_the_cache_folder_can_be_chosen(monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", "/somewhere")
     assert cache_folder() == Path("/somewhere")

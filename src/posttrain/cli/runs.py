@@ -261,6 +261,7 @@ def replay(
 def demo(
     seed: Annotated[int, typer.Option(help="Seed of data, model and sampling.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Run folder.", show_default="the next free runs/...")] = None,
+    engine: Annotated[str, typer.Option(help="What samples: local, or vllm: a server that the run starts.")] = "local",
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
@@ -270,13 +271,14 @@ def demo(
     Examples:
       posttrain demo
       posttrain demo --seed 1 --output runs/second
+      posttrain demo --engine vllm
     """
     from posttrain.tasks.demo import demo_config, require_improvement, verdict
 
     with uncollected():
         from posttrain.train.api import train
 
-    run = train(demo_config(seed=seed, output=output), view=view_for(quiet=quiet, as_json=json))
+    run = train(demo_config(seed=seed, output=output, engine=engine), view=view_for(quiet=quiet, as_json=json))
     typer.echo(verdict(run.evaluation), err=json)
     require_improvement(run.evaluation)
     return finish(run, as_json=json)

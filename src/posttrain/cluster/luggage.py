@@ -37,7 +37,11 @@ class Luggage:
         self.moved: dict[str, str] = {}
         """Where a folder of this machine is on a node, relative to the working directory there."""
         self.files = self.bytes = 0
-        self._pack(Path(errors.__file__).parent, "posttrain")
+        try:
+            self._pack(Path(errors.__file__).parent, "posttrain")
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def of(config: RunConfig) -> Luggage:

@@ -70,7 +70,7 @@ class ModelConfig(ByPath):
 
     path: PathText = Field(examples=["Qwen/Qwen3-0.6B"])
     """A Hugging Face folder or name, or `tiny:TASK` for the built-in tiny model of a task, which learns on a CPU
-    (`tiny-moe:TASK`: a mixture of experts)."""
+    (`tiny-moe:TASK`: a mixture of experts; `tiny-wide:TASK`: with wider heads, for a vLLM server)."""
     gguf_file: Text | None = None
     """Read the weights from this GGUF file inside `path`; they are dequantised."""
     revision: Text | None = None

@@ -13,6 +13,7 @@ from posttrain.config import (
     EvaluationConfig,
     ModelConfig,
     RewardConfig,
+    RolloutConfig,
     RunConfig,
     SamplingConfig,
     TrainConfig,
@@ -24,10 +25,16 @@ from posttrain.tasks.catalogue import TASKS
 TASK = TASKS["sort"]
 
 
-def demo_config(*, seed: int = 0, output: Path | str | None = None, steps: int = 300) -> RunConfig:
-    """GRPO on `task:sort`, with held-out words that training never sees and a check that it never scores."""
+def demo_config(
+    *, seed: int = 0, output: Path | str | None = None, steps: int = 300, engine: str = "local"
+) -> RunConfig:
+    """GRPO on `task:sort`, with held-out words that training never sees and a check that it never scores.
+
+    `engine` is `rollout.engine`; a vLLM server samples from the model with wider heads.
+    """
+    form = "tiny-wide" if engine == "vllm" else "tiny"
     return RunConfig(
-        model=ModelConfig(path=f"tiny:{TASK.name}", device="cpu"),
+        model=ModelConfig(path=f"{form}:{TASK.name}", device="cpu"),
         algorithm={"name": "grpo"},  # pyright: ignore[reportArgumentType]
         data=DataConfig(train=f"task:{TASK.name}"),
         rewards=[RewardConfig(name="exact_match")],
@@ -42,6 +49,7 @@ def demo_config(*, seed: int = 0, output: Path | str | None = None, steps: int =
         ),
         evaluation=EvaluationConfig(prompts=256, samples=4),
         checkpoint=CheckpointConfig(every=100),
+        rollout=RolloutConfig(engine=engine),
         output=None if output is None else str(output),
         seed=seed,
     )

@@ -4,7 +4,8 @@ short supervised training that leaves it weak on purpose.
     build_tiny_model(find_builtin("sort"), Path("model"), seed=0)     a Hugging Face folder, in seconds
     tiny_model_path("sort", seed=0)                                   the same, built once
 
-`tiny:sort` names the Llama, `tiny-moe:sort` a mixture of experts (Qwen3-MoE) that learned the same.
+`tiny:sort` names the Llama, `tiny-moe:sort` a mixture of experts (Qwen3-MoE) that learned the same, and
+`tiny-wide:sort` a Llama with fewer and wider heads, which a vLLM server can read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -141,14 +142,15 @@ def imitate(model: PreTrainedModel, examples: Sequence[Example], recipe: TinyRec
 # --- built once, then reused -----------------------------------------------------------------------------------------
 
 
-def tiny_model_path(name: str, *, cache: Path | None = None, seed: int = 0, experts: int = 0) -> Path:
-    """The folder of a task's tiny model, by default in `cache_folder()`, built where it is missing.
+def tiny_model_path(name: str, *, cache: Path | None = None, seed: int = 0, form: str = "tiny") -> Path:
+    """The folder of the model `FORM:NAME` of a task, by default in `cache_folder()`, built where it is missing.
 
     Its name tells all that the weights depend on, hashed.
     """
-    cache, task = cache or cache_folder(), find_builtin(name)
-    task = replace(task, tiny=replace(task.tiny, experts=experts))
-    folder = cache / f"{'moe-' if experts else ''}{name.replace(':', '-')}-seed{seed}-{content_key(task, seed)}"
+    cache, task = cache or cache_folder(), find_builtin(name).in_form(form)
+    prefix = form.removeprefix("tiny").removeprefix("-")
+    named = "-".join(filter(None, [prefix, name.replace(":", "-")]))
+    folder = cache / f"{named}-seed{seed}-{content_key(task, seed)}"
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)

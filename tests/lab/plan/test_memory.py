@@ -275,13 +275,12 @@ def test_a_configuration_becomes_the_workload_of_its_run() -> None:
     assert workload_of(config, computing=Compute(dtype=DTYPES["bfloat16"], sampler="packed")).engine == "copy"
 
 
-@pytest.mark.parametrize("name", ["tiny:sort", "tiny-moe:sort"])
+@pytest.mark.parametrize("name", ["tiny:sort", "tiny-moe:sort", "tiny-wide:sort"])
 def test_built_in_models_are_counted_without_being_built(name: str) -> None:
-    from posttrain.tasks.base import EXPERTS
     from posttrain.tasks.catalogue import find_builtin
     from posttrain.tasks.tiny import build_model, build_tokenizer
 
     form, _, task = name.partition(":")
-    recipe = replace(find_builtin(task).tiny, experts=EXPERTS if form == "tiny-moe" else 0)
+    recipe = find_builtin(task).in_form(form).tiny
     model = build_model(build_tokenizer(), recipe, seed=0)
     assert model_architecture(name).parameters == sum(p.numel() for p in model.parameters())

@@ -17,6 +17,7 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.errors import PosttrainError
 from posttrain.lab.advise.guides import Condition, met
 from posttrain.lab.plan.architecture import read_architecture
+from posttrain.tasks.base import FORMS
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 FILE = Path(__file__).with_name("ranges.yaml")
 FROM_SCRATCH = 0.01
 """Billions of parameters below which a model has not learnt a language."""
-BUILT_IN = ("tiny:", "tiny-moe:")
+BUILT_IN = tuple(f"{form}:" for form in FORMS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +11,7 @@ from posttrain.config import REWARD_MODEL, RunConfig
 from posttrain.lab.plan.architecture import Architecture, architecture_of, read_architecture
 from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
 from posttrain.models.compute import DTYPES, SMALL, Compute, dtype_name
-from posttrain.tasks.base import EXPERTS
+from posttrain.tasks.base import FORMS
 from posttrain.tasks.catalogue import find_builtin
 
 if TYPE_CHECKING:
@@ -96,10 +96,9 @@ def workload_of(
 def model_architecture(path: str) -> Architecture:
     """As `read_architecture`, and of the built-in tiny models, which may not have been built yet."""
     form, colon, name = path.partition(":")
-    experts = {"tiny": 0, "tiny-moe": EXPERTS}
-    if not colon or form not in experts:
+    if not colon or form not in FORMS:
         return read_architecture(path)
-    recipe = replace(find_builtin(name).tiny, experts=experts[form])
+    recipe = find_builtin(name).in_form(form).tiny
     return architecture_of({"model_type": recipe.model_type, **recipe.shape()}, name=path)
 
 
@@ -254,7 +253,7 @@ def _read(config: RunConfig, context: int | None) -> RowLengths | None:
 def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
     """That of a folder, of a model in the cache of the Hub, or of the built-in models; nothing is downloaded."""
     form, colon, _ = config.model.path.partition(":")
-    if colon and form in ("tiny", "tiny-moe"):
+    if colon and form in FORMS:
         from posttrain.tasks.tiny import build_tokenizer
 
         return build_tokenizer()
