@@ -12,6 +12,8 @@ import pytest
 from tests.engines.policies import Settings
 from tests.episodes.talkers import EOS, episodes, play, prompts, tokenizer
 
+from posttrain.episodes.episodes import Round
+from posttrain.episodes.play import Play
 from posttrain.rewards import Reward, build_rewards
 from posttrain.types import Completion
 
@@ -167,9 +169,6 @@ def test_a_tool_that_hangs_or_dies_is_told_to_the_model():
         assert broken.name == "broken"
         play_ = play(one, prompts(1))
         assert play_
-        from posttrain.episodes.episodes import Round
-        from posttrain.episodes.play import Play
-
         round_ = Round(one, [], Settings(max_completion_length=6), 3)
         for place, expected in (("hang", "error: no result after 0.3 s"), ("die", "error: its process ended")):
             trial = Play(0, 0, prompts(1)[0])
@@ -207,6 +206,24 @@ def test_what_fails_is_begun_anew_and_then_unscored(tmp_path: Path, fault: str):
     assert scores.rewards_PG[0][1] == 2.0
     assert [(f.label, f.completion, f.kind) for f in scores.failures] == [("the environment", 0, failing.failure)]
     assert scores.parts == {"environment": [[None, 1.0]], "any": [[None, 1.0]]}
+
+
+def test_an_environment_that_dies_while_its_policy_draws_is_begun_anew():
+    with episodes("Guess", attempts=2) as one:
+        round_ = Round(one, [], Settings(max_completion_length=6), 3)
+        trial = Play(0, 0, prompts(1)[0])
+        round_._ask(trial, "reset", row={"secret": "b"})
+        round_._wait(round_.waiting.popleft())
+        assert trial.session is not None
+        assert trial.session.pid is not None
+        psutil.Process(trial.session.pid).kill()
+        while trial.session in one.sessions._open:
+            one.sessions.poll(0.05)
+        round_._ask(trial, "step", message={"role": "assistant", "content": "b"}, calls=[])
+        round_._resume(round_.waiting.popleft(), round_._wait(trial))
+        again = round_.waiting.popleft()
+        assert (again.attempt, again.stage, again.session is trial.session) == (2, "reset", False)
+        assert round_._wait(again).kind == "value"
 
 
 @pytest.mark.parametrize("sessions", [60, pytest.param(1000, marks=pytest.mark.slow)])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +139,69 @@ def test_a_host_that_was_killed_is_started_again(opened):
     assert ask(sessions, first, "step", **say("c")).kind == "crash"
     again = sessions.open(1)
     assert ask(sessions, again, "reset", row={"secret": "b"}).kind == "value"
+
+
+def die(sessions: Sessions, session: Session) -> None:
+    """Between two requests, and seen."""
+    assert session.pid is not None
+    os.kill(session.pid, signal.SIGKILL)
+    until = time.monotonic() + 5
+    while session in sessions._open and time.monotonic() < until:
+        sessions.poll(0.05)
+    assert session not in sessions._open
+
+
+def test_a_process_that_dies_between_two_requests_replies_with_a_crash(opened):
+    sessions = world("Guess")
+    opened.append(sessions)
+    dead, other = sessions.open(1), sessions.open(2)
+    for session in (dead, other):
+        ask(sessions, session, "reset", row={"secret": "b"})
+    die(sessions, dead)
+    assert dead.pid is None
+    assert ask(sessions, dead, "step", **say("c")) == Reply(kind="crash", message="its process ended")
+    for end in (sessions.kill, sessions.end, sessions._kill, sessions._forget):
+        end(dead)
+    sessions.settle()
+    assert ask(sessions, other, "step", **say("b")).value == {"done": True, "reward": 1.0}
+
+
+def test_a_reply_that_nobody_has_read_outlives_its_process(opened):
+    sessions = world("Guess")
+    opened.append(sessions)
+    session = sessions.open(1)
+    ask(sessions, session, "reset", row={"secret": "b"})
+    sessions.ask(session, "step", **say("b"))
+    while session.reply is None:
+        sessions.poll(0.05)
+    die(sessions, session)
+    assert sessions.wait(session).value == {"done": True, "reward": 1.0}
+
+
+def test_whoever_waits_when_the_host_ends_is_told(opened):
+    sessions = world("Guess", settings={"pause": 20.0})
+    opened.append(sessions)
+    asked, idle = sessions.open(1), sessions.open(2)
+    for session in (asked, idle):
+        ask(sessions, session, "reset", row={"secret": "b"})
+    sessions.ask(asked, "step", **say("b"))
+    idle.reply = None
+    assert sessions._host is not None
+    sessions._host.kill()
+    sessions._host.wait()
+    again = sessions.open(3)
+    assert asked.reply is not None
+    assert (asked.reply.kind, asked.reply.message) == ("crash", "the host ended")
+    replies: list[Reply] = []
+    waiter = threading.Thread(target=lambda: replies.append(sessions.wait(idle)), daemon=True)
+    waiter.start()
+    waiter.join(5)
+    assert [reply.message for reply in replies] == ["the host ended"]
+    assert ask(sessions, idle, "step", **say("b")) == Reply(kind="crash", message="the host ended")
+    assert ask(sessions, again, "reset", row={"secret": "b"}).kind == "value"
+    sessions.kill_all()
+    assert sessions.wait(again).kind == "value", "what it has replied last"
+    assert ask(sessions, again, "step", **say("b")).kind == "crash"
 
 
 @pytest.mark.parametrize(

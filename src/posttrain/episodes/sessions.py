@@ -67,6 +67,8 @@ class Session:
         self.outgoing, self.incoming = memoryview(b""), bytearray()
         self.begun = False
         self.ending = False
+        self.ended = "its process ended"
+        """Why it is over, once it is: what is asked then gets this as a reply."""
 
 
 class Sessions:
@@ -146,6 +148,8 @@ class Sessions:
     def open(self, seed: int) -> Session:
         """A process that has not been asked anything; `seed` is what its random numbers start from."""
         if self._host is None or self._host.poll() is not None:
+            for session in list(self._open):  # a host that ended has taken its forks with it
+                self._fail(session, "crash", "the host ended")
             self.close()
             self.start()
         ours, theirs = socket.socketpair()
@@ -160,7 +164,13 @@ class Sessions:
         return session
 
     def ask(self, session: Session, do: str, **arguments: Any) -> None:
-        """Send a request; what comes of it will stand in `reply`. DataError for what cannot be sent."""
+        """Send a request; what comes of it will stand in `reply`. DataError for what cannot be sent.
+
+        A process that has ended since the last request replies with a crash.
+        """
+        if session not in self._open:
+            session.reply = _over(session)
+            return
         message: dict[str, Any] = {"do": do, "with": arguments}
         if not session.begun:
             message |= {"mark": session.mark, "seed": session.seed}
@@ -200,10 +210,10 @@ class Sessions:
             self._fail(session, "timeout", f"no result after {self.setup.timeout:g} s")
 
     def wait(self, session: Session) -> Reply:
-        """Until the reply is there."""
-        while session.reply is None:
+        """Until the reply is there: a crash where none can come, because the process is gone."""
+        while session.reply is None and session in self._open:
             self.poll(min(TICK, self.setup.timeout))
-        return session.reply
+        return session.reply or _over(session)
 
     def settle(self) -> None:
         """Wait until all that were asked to close have done so, or are late."""
@@ -254,17 +264,26 @@ class Sessions:
             session.reply = Reply(kind="value", value=message["value"], seconds=seconds)
 
     def _fail(self, session: Session, kind: Literal["timeout", "crash"], message: str) -> None:
-        seconds = 0.0 if session.asked is None else time.monotonic() - session.asked
-        session.asked, session.reply = None, Reply(kind=kind, message=message, seconds=seconds)
+        """End it. A reply that is there already stays: nobody may have read it yet."""
+        if session.reply is None:
+            seconds = 0.0 if session.asked is None else time.monotonic() - session.asked
+            session.reply = Reply(kind=kind, message=message, seconds=seconds)
+        session.asked, session.ended = None, message
         self._kill(session)
 
     def _kill(self, session: Session) -> None:
         if session.pid is not None:
             kill_tree(session.pid, session.mark)
+            session.pid = None  # the number may be another process's from now on
         self._forget(session)
 
     def _forget(self, session: Session) -> None:
         """Its process ends by itself when its socket closes."""
-        self._open.discard(session)
-        self._selector.unregister(session.channel)
-        session.channel.close()
+        if session in self._open:
+            self._open.remove(session)
+            self._selector.unregister(session.channel)
+            session.channel.close()
+
+
+def _over(session: Session) -> Reply:
+    return Reply(kind="crash", message=session.ended)
