@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -202,6 +204,82 @@ def test_whoever_waits_when_the_host_ends_is_told(opened):
     sessions.kill_all()
     assert sessions.wait(again).kind == "value", "what it has replied last"
     assert ask(sessions, again, "step", **say("b")).kind == "crash"
+
+
+def test_an_end_is_seen_at_once_though_a_child_holds_every_file(opened):
+    sessions = world("LeavesAtDeath", timeout=20.0)
+    opened.append(sessions)
+    session = sessions.open(1)
+    reply = ask(sessions, session, "step", **say("x"))
+    assert (reply.kind, reply.message) == ("crash", "its process ended")
+
+
+def test_one_that_is_killed_before_anybody_knows_its_number_ends(opened, tmp_path):
+    """The number lies unread in the socket, or was not sent yet."""
+    sessions = world("StartsSlowly", settings={"begun": str(tmp_path / "begun")})
+    opened.append(sessions)
+    sessions.start()
+    host = psutil.Process(sessions._host.pid if sessions._host else 0)
+    for waits in (True, False):
+        session = sessions.open(1)
+        sessions.ask(session, "reset", row={})
+        while waits and not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        assert session.pid is None
+        sessions.kill(session)
+        until = time.monotonic() + 5
+        while (host.children() or orphans()) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not host.children()
+        assert not orphans()
+
+
+TRAINER = """
+import sys, time
+from posttrain.episodes.sessions import Sessions, Setup
+from posttrain.rewards.load import Target
+sessions = Sessions(Setup(environment=Target(path=sys.argv[1], name="StartsSlowly"), settings={"begun": sys.argv[2]}))
+sessions.ask(sessions.open(1), "reset", row={})
+time.sleep(600)
+"""
+
+
+def test_nothing_outlives_a_trainer_that_was_killed(tmp_path):
+    begun = tmp_path / "begun"
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, WORLDS, str(begun)], start_new_session=True)
+    try:
+        until = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        below = psutil.Process(trainer.pid).children(recursive=True)
+        assert len(below) == 3, "the host, the trajectory, and what it has started"
+    finally:
+        trainer.kill()
+        trainer.wait()
+    _, left = psutil.wait_procs(below, timeout=5)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def test_an_environment_is_tried_in_a_process_of_its_own_and_closed(opened, tmp_path):
+    sessions = world("StartsWhenMade", settings={"ended": str(tmp_path / "ended")})
+    opened.append(sessions)
+    sessions.start()
+    assert sessions._host is not None
+    assert int((tmp_path / "ended").read_text()) != sessions._host.pid
+    assert not orphans()
+
+
+@pytest.mark.parametrize(("what", "message"), [("a key", "keys must be str"), ("a value", "of type object")])
+def test_an_observation_that_no_message_can_hold_is_an_error(opened, what, message):
+    sessions = world("Unportable")
+    opened.append(sessions)
+    session = sessions.open(1)
+    ask(sessions, session, "reset", row={"what": what})
+    reply = ask(sessions, session, "step", **say("x"))
+    assert reply.kind == "exception"
+    assert message in reply.message
 
 
 @pytest.mark.parametrize(

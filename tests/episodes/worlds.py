@@ -144,3 +144,48 @@ def broken(place: str) -> bytes:
 
 def undescribed(place):
     return place
+
+
+class LeavesAtDeath:
+    """Starts a process that inherits every file, and dies."""
+
+    def step(self, message: dict[str, Any]) -> None:
+        subprocess.Popen(SLEEPER, close_fds=False)
+        os._exit(7)
+
+
+class StartsSlowly:
+    """Starts a process, says so in a file, and is never ready."""
+
+    def __init__(self, begun: str) -> None:
+        self.begun = begun
+
+    def reset(self, row: dict[str, Any]) -> None:
+        subprocess.Popen(SLEEPER)
+        Path(self.begun).touch()
+        time.sleep(600)
+
+    def step(self, message: dict[str, Any]) -> None: ...
+
+
+class StartsWhenMade:
+    """Holds a process from its beginning to close()."""
+
+    def __init__(self, ended: str) -> None:
+        self.ended, self.process = ended, subprocess.Popen(SLEEPER, start_new_session=True)
+
+    def step(self, message: dict[str, Any]) -> None: ...
+
+    def close(self) -> None:
+        Path(self.ended).write_text(str(os.getpid()))
+
+
+class Unportable:
+    """Says what no other process can be given."""
+
+    def reset(self, row: dict[str, Any]) -> dict[str, Any] | None:
+        self.what = row["what"]
+
+    def step(self, message: dict[str, Any]) -> Any:
+        extra: Any = {(1, 2): 3} if self.what == "a key" else object()
+        return {"role": "user", "content": "x", "extra": extra}

@@ -272,10 +272,21 @@ class Sessions:
         self._kill(session)
 
     def _kill(self, session: Session) -> None:
+        if session in self._open and session.pid is None:
+            self._hear_pid(session)
         if session.pid is not None:
             kill_tree(session.pid, session.mark)
             session.pid = None  # the number may be another process's from now on
         self._forget(session)
+
+    def _hear_pid(self, session: Session) -> None:
+        """A process that has said which it is may have begun what never ends; one that cannot say so any more ends."""
+        with suppress(OSError):
+            session.channel.shutdown(socket.SHUT_RD)  # from now on it can send nothing, and what it sent can be read
+            while received := session.channel.recv(1 << 20):
+                session.incoming += received
+        for message in wire.decode(session.incoming):
+            session.pid = message.get("pid", session.pid)
 
     def _forget(self, session: Session) -> None:
         """Its process ends by itself when its socket closes."""
