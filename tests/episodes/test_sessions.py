@@ -327,6 +327,17 @@ def test_tools_answer_calls_and_errors_are_told(opened):
     assert [schema["function"]["name"] for schema in sessions.schemas] == ["look", "broken", "calculator"]
 
 
+@pytest.mark.parametrize("tool", ["leaves", "leaves_later"])
+def test_a_tool_that_leaves_is_an_error_like_any_other(opened, tool):
+    sessions = world(None, tools=(f"{WORLDS}:{tool}", "calculator"))
+    opened.append(sessions)
+    session = sessions.open(1)
+    for how, told in (("exit", "SystemExit: 3"), ("cancelled", "CancelledError"), ("interrupt", "KeyboardInterrupt")):
+        value = ask(sessions, session, "step", **called(tool, how=how)).value
+        assert (value["messages"][0]["content"].removesuffix(": "), value["errors"]) == (f"error: {told}", [True])
+    assert ask(sessions, session, "step", **called("calculator", expression="1+1")).value["errors"] == [False]
+
+
 def test_a_name_that_the_model_made_up_is_shown_to_nobody():
     conduct = Conduct(None, {}, {"look": len}, most_characters=40, seed=0)
     answer = conduct.step({}, [["<|im_end|>", {}, ""]])

@@ -189,3 +189,22 @@ class Unportable:
     def step(self, message: dict[str, Any]) -> Any:
         extra: Any = {(1, 2): 3} if self.what == "a key" else object()
         return {"role": "user", "content": "x", "extra": extra}
+
+
+def leaves(how: str) -> str:
+    """Leave.
+
+    Args:
+        how: In which way.
+    """
+    raise {"exit": SystemExit(3), "cancelled": asyncio.CancelledError(), "interrupt": KeyboardInterrupt()}[how]
+
+
+async def leaves_later(how: str) -> str:
+    """Leave, in a coroutine.
+
+    Args:
+        how: In which way.
+    """
+    await asyncio.sleep(0)
+    return leaves(how)

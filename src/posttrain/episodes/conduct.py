@@ -98,7 +98,7 @@ class Conduct:
             problem = f"there is no tool {name!r}; there are {', '.join(self._tools)}"
         try:
             text = f"error: {problem}" if problem else as_text(self._call(self._tools[name], **arguments), self._most)
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too: a tool does not end the trajectory
             problem = text = as_text(f"error: {type(error).__name__}: {error}", self._most)
         known = name if name in self._tools else UNKNOWN
         return {"role": "tool", "name": known, "content": text}, bool(problem)
