@@ -172,12 +172,8 @@ def test_a_tool_that_hangs_or_dies_is_told_to_the_model():
         round_ = Round(one, [], Settings(max_completion_length=6), 3)
         for place, expected in (("hang", "error: no result after 0.3 s"), ("die", "error: its process ended")):
             trial = Play(0, 0, prompts(1)[0])
-            call = {
-                "type": "function",
-                "id": "call00000",
-                "function": {"name": "broken", "arguments": {"place": place}},
-            }
-            trial.messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            trial.messages.append({"role": "assistant", "content": ""})
+            trial.called = ["broken"]
             trial.ids, trial.turns = [EOS], 1
             round_._ask(trial, "step", message=trial.messages[-1], calls=[["broken", {"place": place}, ""]])
             round_._resume(round_.waiting.popleft(), round_._wait(trial))

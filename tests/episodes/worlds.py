@@ -58,6 +58,13 @@ class Says:
 
 
 class Broken:
+class Demands:
+    """Says something that a template may not write where it stands."""
+
+    def step(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "system", "content": "a"}
+
+
     def step(self, message: dict[str, Any]) -> str:
         raise RuntimeError("the box is gone")
 

@@ -26,6 +26,7 @@ from typing import Any
 from posttrain.episodes.tools import UNKNOWN, as_text
 
 ROLES = ("user", "tool", "system")
+"""Of messages that an environment may return."""
 
 
 class Conduct:

@@ -263,7 +263,9 @@ class Round:
             self._failed(play, "template", str(refused))
 
     def _give(self, play: Play, messages: Sequence[Mapping[str, Any]]) -> None:
-        """The ids of what came back, and then the next turn; neither where there is no room for both."""
+        """The ids of what came back, and then the next turn; neither where there is no room for both.
+
+        Unusable where the chat template cannot write it."""
         anew = play.stage == "reset" or self.bridge.history == "split"
         seen = 0 if anew else len(play.context)
         play.ended = "max_trajectory_length" if self.own.limits.max_length is not None else "context"
@@ -281,6 +283,7 @@ class Round:
         play.give(ids, anew=anew)
         self._submit(play)
 
+        self.bridge.check(messages)
     @property
     def _most_characters(self) -> float:
         """Of what comes back: more cannot fit, and is not tokenised."""
@@ -290,8 +293,7 @@ class Round:
     def _late(self, play: Play, reply: Reply) -> dict[str, Any]:
         """What the model is told of tools that hung or took their process down."""
         self._leave(play)
-        calls = play.messages[-1]["tool_calls"]
-        names = [self._known(one["function"]["name"]) for one in calls]
+        names = [self._known(name) for name in play.called]
         messages = [{"role": "tool", "name": name, "content": f"error: {reply.message}"} for name in names]
         return {"messages": messages, "errors": [True] * len(names)}
 

@@ -31,7 +31,7 @@ class Literal:
     def of(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int] = ()) -> Literal:
         ids = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids, *eos_ids}
         named = {str(tokenizer.convert_ids_to_tokens(token)): token for token in ids}
-        names = {name: token for name, token in named.items() if name.strip(" \t\r\n▁") and name != tokenizer.unk_token}
+        names = {name: token for name, token in named.items() if name.strip(" \t\r\n▁")}
         longest_first = sorted(names, key=lambda name: (-len(name), name))
         pattern = re.compile("|".join(map(re.escape, longest_first))) if names else None
         return Literal(tokenizer, names, pattern)
@@ -72,12 +72,26 @@ class Literal:
         return tuple(found)
 
     def letters(self, name: str) -> list[int]:
-        """The ids of a name as text: cut where no token is recognised any more."""
+        """The ids of a name as text: cut where no token is recognised any more.
+
+        A letter that the tokenizer does not know is the token for what is unknown, as it would be anywhere.
+        """
         special = set(self.names.values())
         ids = [*self._encode(name[:1]), *self._encode(name[1:])]
         if special.intersection(ids):
             ids = [token for letter in name for token in self._encode(letter)]
-        return [token for token in ids if token not in special]
+        return [token for token in ids if token not in special or token == self._unknown]
+
+    def knows_its_letters(self) -> bool:
+        """Has every letter of every name a token of its own?"""
+        letters = {letter for name in self.names for letter in name} - set(self.names)
+        return all(self._unknown not in self._encode(letter) for letter in letters)
+
+    @property
+    def _unknown(self) -> int | None:
+        """Of a tokenizer that never needs it, such as one of bytes, this may be any other special token."""
+        unknown = self.tokenizer.unk_token_id
+        return int(unknown) if isinstance(unknown, int) else None
 
     def special(self, ids: Sequence[int]) -> list[int]:
         """Those of the ids that are special tokens, in their order."""

@@ -41,6 +41,8 @@ class Play:
     outside: list[int] = field(default_factory=list)
     """Places in `messages` of those that the policy did not write."""
     turns: int = 0
+    called: list[str] = field(default_factory=list)
+    """What the last turn called, as it named it."""
     calls: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     text: str = ""
@@ -91,11 +93,12 @@ class Play:
         self.turns += 1
         self.text, self.reason = turn.text, turn.finish_reason
         message: dict[str, Any] = {"role": "assistant", "content": said.content if said.calls else turn.text}
-        if said.calls:
+        if said.calls and said.readable:
             message["tool_calls"] = [call(one.name, one.arguments, n) for n, one in enumerate(said.calls)]
         self.messages.append(message)
 
     def completion(self, failure: str = "", detail: str = "") -> Completion:
+        self.called = [one.name for one in said.calls]
         """What it came to; cut short, it is truncated."""
         return Completion(
             ids=tuple(self.ids),
