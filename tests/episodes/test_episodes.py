@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -140,6 +141,17 @@ def test_split_gives_each_turn_its_own_history():
         assert drawn(one) == drawn(other), "this template only appends: both see the same"
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
         assert len(other.starts) == len(other.given) == len(one.given)
+@pytest.mark.parametrize("limit", [30, 60])
+def test_a_limit_of_the_whole_counts_all_histories_of_split(limit: int):
+    with episodes("Chatty", max_turns=50, max_length=limit) as one:
+        split = replace(one, bridge=replace(one.bridge, history="split"))
+        found = [group[0] for group in play(split, prompts(16))]
+    assert sum(len(completion.starts) > 1 for completion in found) >= 2
+    assert {len(completion.ids) <= limit for completion in found} == {True}
+    ends = Counter(completion.episode.ended for completion in found if completion.episode)
+    assert ends["max_trajectory_length"] >= 2
+
+
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------

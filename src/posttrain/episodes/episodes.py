@@ -77,6 +77,11 @@ class Episodes:
         return self.sessions.setup.environment is not None
 
     @property
+    def context_length(self) -> int | None:
+        """That of the sampler."""
+        return self.sampler.context_length
+
+    @property
     def patient(self) -> bool:
         """Who comes back when is found by counting, not by the clock: see the package."""
         return self.sampler.device.type == "cpu"
@@ -192,11 +197,12 @@ class Round:
         request = Request(prompt_ids=context, max_new_tokens=room, stream=(play.prompt.index, play.number))
         self.stream.submit(play, request, drawn=len(play.versions))
 
-    def _room(self, play: Play, used: int) -> tuple[str, int]:
-        """Which limit the next turn would run into, and after how many tokens, behind a context of `used` tokens."""
+    def _room(self, play: Play, used: int, more: int = 0) -> tuple[str, int]:
+        """Which limit the next turn would run into, and after how many tokens, behind a context of `used` tokens, of
+        which `more` are not in the trajectory yet."""
         rooms = {"max_completion_length": self.sampling.max_completion_length}
         if self.own.limits.max_length is not None:
-            rooms["max_trajectory_length"] = self.own.limits.max_length - max(0, used - len(play.prompt.ids))
+            rooms["max_trajectory_length"] = self.own.limits.max_length - play.length - more
         if self.own.sampler.context_length is not None:
             rooms["context"] = self.own.sampler.context_length - used
         return min(rooms.items(), key=lambda item: item[1])
@@ -276,7 +282,8 @@ class Round:
             ids = self.bridge.whole(*play.conversation)
         else:
             ids = self.bridge.between(play.messages[-len(messages) :], last=play.ids[-1] if play.ids else None)
-        play.ended, room = self._room(play, seen + len(ids))
+        more = len(ids) - (len(play.prompt.ids) if anew and not play.ids else 0)
+        play.ended, room = self._room(play, seen + len(ids), more)
         if room < 1:
             self._end(play)
             return

@@ -56,6 +56,12 @@ class Play:
         return tuple(self.ids[self.starts[-1] :]) if self.starts else (*self.prompt.ids, *self.ids)
 
     @property
+    def length(self) -> int:
+        """Tokens behind the prompt: all that were drawn and given. Where each turn has a history of its own, histories
+        count as often as they are given."""
+        return len(self.ids) - (len(self.prompt.ids) if self.starts[:1] == [0] else 0)
+
+    @property
     def conversation(self) -> tuple[list[Mapping[str, Any]], list[int]]:
         """All messages, the prompt's among them, and the places of those that came from outside."""
         asked = list(self.prompt.messages or ())
