@@ -130,8 +130,9 @@ class Round:
                         self._turn_ended(play, turn)
                     self._look()
                 elif self.finishing and not self.waiting:
-                    play = self.finishing.pop(0)
-                    self._finish(play, self._wait(play))
+                    finishing, self.finishing = self.finishing, []
+                    for play in finishing:
+                        self._finish(play, self._wait(play))
                 yield from self._taken()
             self.sessions.settle()
         finally:
@@ -173,7 +174,8 @@ class Round:
     def _look(self) -> None:
         """Move messages, and finish those whose reward is there."""
         self.sessions.poll()
-        for play in [play for play in self.finishing if play.session is not None and play.session.reply is not None]:
+        replies = [(play, play.session.reply) for play in self.finishing if play.session is not None]
+        for play in [p for p, reply in replies if reply and not (self.own.patient and reply.kind != "value")]:
             self.finishing.remove(play)
             self._finish(play, self._wait(play))
 
