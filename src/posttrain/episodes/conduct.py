@@ -43,7 +43,7 @@ class Conduct:
     ) -> None:
         """`seed` is that of this trajectory: modules that draw random numbers start from it."""
         random.seed(seed)
-        if "numpy" in sys.modules:
+        if "numpy" in sys.modules:  # the host has imported it where there is one
             sys.modules["numpy"].random.seed(seed % 2**32)
         self._runner = asyncio.Runner()
         self._seed, self._tools, self._most = seed, tools, most_characters

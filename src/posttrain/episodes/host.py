@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -39,6 +40,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     setup = next(_requests(control))
+    with suppress(ImportError):
+        importlib.import_module("numpy")  # once: forks seed the numbers of modules that are imported
     try:
         environment = None if setup["environment"] is None else load(Target(**setup["environment"]))
         tools = [load(Target(**target)) for target in setup["tools"]]
@@ -108,7 +111,9 @@ def _in_a_fork(lifeline: int, function: Callable[[], Any]) -> Any:
         os._exit(0)
     theirs.close()
     with ours:
-        found = next(_requests(ours), {"failed": {"given": "the process that tries the environment and the tools ended"}})
+        found = next(
+            _requests(ours), {"failed": {"given": "the process that tries the environment and the tools ended"}}
+        )
     kill_tree(process, mark)
     os.waitpid(process, 0)
     if "failed" in found:
