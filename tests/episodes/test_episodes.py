@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,7 +14,6 @@ from tests.episodes.talkers import EOS, episodes, play, prompts, tokenizer
 
 from posttrain.episodes.episodes import Round
 from posttrain.episodes.play import Play
-from posttrain.rewards import Reward, build_rewards
 from posttrain.types import Completion
 
 
@@ -141,6 +139,8 @@ def test_split_gives_each_turn_its_own_history():
         assert drawn(one) == drawn(other), "this template only appends: both see the same"
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
         assert len(other.starts) == len(other.given) == len(one.given)
+
+
 @pytest.mark.parametrize("limit", [30, 60])
 def test_a_limit_of_the_whole_counts_all_histories_of_split(limit: int):
     with episodes("Chatty", max_turns=50, max_length=limit) as one:
@@ -150,8 +150,6 @@ def test_a_limit_of_the_whole_counts_all_histories_of_split(limit: int):
     assert {len(completion.ids) <= limit for completion in found} == {True}
     ends = Counter(completion.episode.ended for completion in found if completion.episode)
     assert ends["max_trajectory_length"] >= 2
-
-
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------
@@ -191,79 +189,3 @@ def test_a_tool_that_hangs_or_dies_is_told_to_the_model():
             round_._resume(round_.waiting.popleft(), round_._wait(trial))
             assert trial.messages[-1]["content"] == expected
             assert trial.errors == ["broken"]
-
-
-# --- faults ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fault", ["raises", "dies", "gives nan", "speaks nonsense"])
-def test_what_fails_is_begun_anew_and_then_unscored(tmp_path: Path, fault: str):
-    with episodes("Faulty", attempts=2) as one:
-        passing = play(one, prompts(1, fault=fault, times=1, begun=str(tmp_path / "one")))[0][0]
-        failing = play(one, prompts(1, fault=fault, times=9, begun=str(tmp_path / "other")))[0][0]
-    assert passing.episode is not None
-    assert failing.episode is not None
-    assert (passing.episode.attempts, passing.failure, passing.episode.reward) == (2, "", 1.0)
-    assert drawn(passing)[: len(drawn(failing))] == drawn(failing), "the same random numbers"
-    assert (failing.episode.attempts, failing.episode.ended) == (2, "failed")
-    assert failing.failure == ("crash" if fault == "dies" else "exception")
-    assert (tmp_path / "other").read_text() == "xx"
-    with build_rewards([Reward(name="environment"), Reward(function=lambda completion: 1.0, label="any")]) as rewards:
-        scores = rewards.score(prompts(1), [[failing, passing]])
-    assert scores.scored_PG == [[False, True]]
-    assert scores.rewards_PG[0][1] == 2.0
-    assert [(f.label, f.completion, f.kind) for f in scores.failures] == [("the environment", 0, failing.failure)]
-    assert scores.parts == {"environment": [[None, 1.0]], "any": [[None, 1.0]]}
-
-
-def test_an_environment_that_dies_while_its_policy_draws_is_begun_anew():
-    with episodes("Guess", attempts=2) as one:
-        round_ = Round(one, [], Settings(max_completion_length=6), 3)
-        trial = Play(0, 0, prompts(1)[0])
-        round_._ask(trial, "reset", row={"secret": "b"})
-        round_._wait(round_.waiting.popleft())
-        assert trial.session is not None
-        assert trial.session.pid is not None
-        psutil.Process(trial.session.pid).kill()
-        while trial.session in one.sessions._open:
-            one.sessions.poll(0.05)
-        round_._ask(trial, "step", message={"role": "assistant", "content": "b"}, calls=[])
-        round_._resume(round_.waiting.popleft(), round_._wait(trial))
-        again = round_.waiting.popleft()
-        assert (again.attempt, again.stage, again.session is trial.session) == (2, "reset", False)
-        assert round_._wait(again).kind == "value"
-
-
-@pytest.mark.parametrize("sessions", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_of_many_sessions_none_is_lost_and_none_is_scored_zero(tmp_path: Path, sessions: int):
-    """One in twenty fails in every attempt, and as many in the first alone."""
-    asked = []
-    for place, prompt in enumerate(prompts(sessions)):
-        times = 9 if place % 20 == 0 else 1 if place % 20 == 1 else 0
-        fault = ("dies", "raises")[place % 40 >= 20]
-        own = {"fault": fault, "times": times, "begun": str(tmp_path / str(place))}
-        asked.append(type(prompt)(**{**vars(prompt), "columns": own}))
-    before = set(psutil.Process().children(recursive=True))
-    with episodes("Faulty", attempts=3) as one:
-        found = [group[0] for group in play(one, asked, max_completion_length=30)]
-    with build_rewards([Reward(name="environment")]) as rewards:
-        scores = rewards.score(asked, [[completion] for completion in found])
-    cut = {place for place, completion in enumerate(found) if completion.truncated}
-    for place, completion in enumerate(found):
-        assert completion.episode is not None
-        if place % 20 == 0 and place not in cut:
-            assert (completion.failure, completion.episode.attempts) == (("crash", "exception")[place % 40 >= 20], 3)
-            assert scores.scored_PG[place] == [False]
-        else:
-            assert (completion.failure, scores.rewards_PG[place]) == ("", [1.0])
-    assert len(scores.failures) == scores.scored_PG.count([False])
-    time.sleep(0.1)
-    assert not [p for p in psutil.Process().children(recursive=True) if p not in before]
-
-
-def test_whoever_stops_listening_leaves_no_process():
-    with episodes("Guess", settings={"pause": 0.05}) as one:
-        answers = one.each(prompts(8), Settings(max_completion_length=6), group_size=2, seed=3)
-        next(answers)
-        answers.close()  # type: ignore[attr-defined]
-        assert not one.sessions._open

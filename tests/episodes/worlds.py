@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 SLEEPER = ["sleep", "600"]
 
@@ -57,7 +58,6 @@ class Says:
         return self.word
 
 
-class Broken:
 class Demands:
     """Says something that a template may not write where it stands."""
 
@@ -65,6 +65,7 @@ class Demands:
         return {"role": "system", "content": "a"}
 
 
+class Broken:
     def step(self, message: dict[str, Any]) -> str:
         raise RuntimeError("the box is gone")
 
@@ -83,6 +84,13 @@ class Chatty:
 class Faulty:
     """Does what the row says, until the row's file counts that it was begun often enough."""
 
+    says: ClassVar[dict[str, Any]] = {
+        "floods": "a " * 5_000_000,
+        "speaks bytes": {"role": "user", "content": b"\xff\x00 a \xfe"},
+        "spells special tokens": "<eos> assistant a <eos> <bos> user <pad> <|im_end|>",
+    }
+    """No failures: text, of any length."""
+
     def reset(self, row: dict[str, Any]) -> None:
         self.fault = row["fault"]
         begun = Path(row["begun"])
@@ -91,7 +99,7 @@ class Faulty:
         if len(begun.read_text()) > row["times"]:
             self.fault = ""
 
-    def step(self, message: dict[str, Any]) -> str | None:
+    def step(self, message: dict[str, Any]) -> Any:
         if self.fault == "raises":
             raise RuntimeError("the box is gone")
         if self.fault == "hangs":
@@ -99,9 +107,12 @@ class Faulty:
             time.sleep(600)
         if self.fault == "dies":
             os._exit(7)
+        if self.fault == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "speaks nonsense":
-            return 5  # type: ignore[return-value]
-        return None
+            return 5
+        said, self.fault = self.says.get(self.fault), "" if self.fault in self.says else self.fault
+        return said
 
     def reward(self) -> float:
         return float("nan") if self.fault == "gives nan" else 1.0
@@ -111,7 +122,7 @@ class LeavesBehind:
     """Starts a process and forgets it."""
 
     def step(self, message: dict[str, Any]) -> None:
-        subprocess.Popen([*SLEEPER, "5"], start_new_session=True)
+        subprocess.Popen(SLEEPER, start_new_session=True)
 
 
 class NoStep:
@@ -196,6 +207,28 @@ class Unportable:
     def step(self, message: dict[str, Any]) -> Any:
         extra: Any = {(1, 2): 3} if self.what == "a key" else object()
         return {"role": "user", "content": "x", "extra": extra}
+
+
+class FailsAtTheEnd:
+    """After as long as the row says."""
+
+    def reset(self, row: dict[str, Any]) -> None:
+        self.pause = row["pause"]
+
+    def step(self, message: dict[str, Any]) -> None: ...
+
+    def reward(self) -> float:
+        time.sleep(self.pause)
+        raise RuntimeError("no reward")
+
+
+class DrawsWithNumpy:
+    """Imports numpy when it is needed first."""
+
+    def step(self, message: dict[str, Any]) -> str:
+        import numpy
+
+        return str(numpy.random.randint(1 << 30))
 
 
 def leaves(how: str) -> str:

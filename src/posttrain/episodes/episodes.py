@@ -172,7 +172,10 @@ class Round:
         return self.waiting[0].stage == "reset" or drawing <= DRAWING * (drawing + len(self.waiting))
 
     def _look(self) -> None:
-        """Move messages, and finish those whose reward is there."""
+        """Move messages, and finish those whose reward is there.
+
+        One whose environment failed is begun anew, and when that is must be counted, too: after all others.
+        """
         self.sessions.poll()
         replies = [(play, play.session.reply) for play in self.finishing if play.session is not None]
         for play in [p for p, reply in replies if reply and not (self.own.patient and reply.kind != "value")]:
@@ -280,6 +283,7 @@ class Round:
         if sum(len(one["content"]) for one in messages) > self._most_characters:
             self._end(play)
             return
+        self.bridge.check(messages)
         if anew:
             ids = self.bridge.whole(*play.conversation)
         else:
@@ -292,7 +296,6 @@ class Round:
         play.give(ids, anew=anew)
         self._submit(play)
 
-        self.bridge.check(messages)
     @property
     def _most_characters(self) -> float:
         """Of what comes back: more cannot fit, and is not tokenised."""

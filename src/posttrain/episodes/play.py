@@ -98,13 +98,13 @@ class Play:
         self.versions += turn.versions
         self.turns += 1
         self.text, self.reason = turn.text, turn.finish_reason
+        self.called = [one.name for one in said.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said.content if said.calls else turn.text}
         if said.calls and said.readable:
             message["tool_calls"] = [call(one.name, one.arguments, n) for n, one in enumerate(said.calls)]
         self.messages.append(message)
 
     def completion(self, failure: str = "", detail: str = "") -> Completion:
-        self.called = [one.name for one in said.calls]
         """What it came to; cut short, it is truncated."""
         return Completion(
             ids=tuple(self.ids),
