@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from posttrain.data.prompts import Renderer
+from posttrain.episodes.bridge import Bridge
 
 TOKENIZERS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
 
@@ -209,6 +210,18 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
+OF_THE_FOLDER = ("qwen2.5", "smollm2")
+"""Models whose tokenizers and templates are as they were published."""
+WITH_TOOLS = ("qwen2.5", *(name for name, family in FAMILIES.items() if family.calls))
+LOOK: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look somewhere.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string", "description": "Where."}}},
+    },
+}
+
 
 @functools.cache
 def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
@@ -236,3 +249,24 @@ def eos_of(name: str) -> int:
 def renderer_of(name: str) -> Renderer:
     own = {"chat_template": FAMILIES[name].template} if name in FAMILIES else None
     return Renderer(tokenizer=tokenizer_of(name), chat=True, template_kwargs=own)
+
+
+def special_of(name: str) -> dict[str, int]:
+    """What the tokenizer itself reads as one token, whatever stands around it; but white space."""
+    tokenizer = tokenizer_of(name)
+    added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
+    added |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    return {text: number for text, number in added.items() if text.strip()}
+
+
+def template_of(name: str) -> str:
+    return FAMILIES[name].template if name in FAMILIES else str(tokenizer_of(name).chat_template)
+
+
+def eos_text(name: str) -> str:
+    return str(tokenizer_of(name).convert_ids_to_tokens(eos_of(name)))
+
+
+def bridge_of(name: str, role: str = "user", history: Any = "keep") -> Bridge:
+    tools = [LOOK] if role == "tool" else []
+    return Bridge.of(renderer_of(name), {eos_of(name)}, tools=tools, roles=[role], history=history)

@@ -42,9 +42,10 @@ WORDS = (
 )
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
-    "{% for m in messages %}{{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %} {{ c.function.name }} "
-    "{{ c.function.arguments | tojson }}{% endfor %}{% if m.role == 'assistant' %}<eos>{% endif %} {% endfor %}"
-    "{% if add_generation_prompt %}assistant {% endif %}{# <tool_call> arguments #}"
+    "{% for m in messages %}{{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %} <tool_call>"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson(separators=(',', ':')) }}</tool_call>"
+    "{% endfor %}{% if m.role == 'assistant' %}<eos>{% endif %} {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
 )
 
 

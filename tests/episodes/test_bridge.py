@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.catalogue import catalogue
-from tests.episodes.families import FAMILIES, eos_of, renderer_of, tokenizer_of
+from tests.episodes.families import (
+    FAMILIES,
+    OF_THE_FOLDER,
+    WITH_TOOLS,
+    bridge_of,
+    eos_of,
+    special_of,
+    tokenizer_of,
+)
+from tests.episodes.talkers import tokenizer as toy_tokenizer
 
+from posttrain.data.dropped import Unusable
 from posttrain.data.prompts import Renderer
 from posttrain.episodes.bridge import Bridge
-from posttrain.episodes.calls import Said, recognised
+from posttrain.episodes.calls import Call, Said
+from posttrain.episodes.literal import Literal
 from posttrain.episodes.play import Play
 from posttrain.errors import ConfigError
 from posttrain.experience.assemble import assemble
 from posttrain.experience.group import Group
 from posttrain.types import Completion, Prompt
-
-LOOK: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look somewhere.",
-        "parameters": {"type": "object", "properties": {"at": {"type": "string", "description": "Where."}}},
-    },
-}
-OF_THE_FOLDER = ("qwen2.5", "smollm2")
-WITH_TOOLS = tuple(name for name, family in FAMILIES.items() if family.calls)
-
-
-def bridge_of(name: str, role: str = "user", history: Any = "keep") -> Bridge:
-    tools = [LOOK] if role == "tool" else []
-    return Bridge.of(renderer_of(name), {eos_of(name)}, tools=tools, roles=[role], history=history)
 
 
 def words(dice: random.Random, names: list[str]) -> str:
@@ -43,49 +36,105 @@ def words(dice: random.Random, names: list[str]) -> str:
     return "".join(dice.choices(parts, k=dice.randint(0, 12)))
 
 
-def play_one(bridge: Bridge, role: str, dice: random.Random) -> tuple[Play, list[tuple[int, ...]], list[str]]:
-    """A trajectory of random ids: what was drawn, turn by turn, and what came back."""
+class Drawn(NamedTuple):
+    """A random trajectory, and what was drawn in it, turn by turn."""
+
+    play: Play
+    turns: list[tuple[int, ...]]
+    plain: list[tuple[int, ...]]
+    """What would have been given, had no text come from outside."""
+
+
+def random_trajectory(name: str, bridge: Bridge, role: str, dice: random.Random) -> Drawn:
+    """Turns of any ids, few of which are text; what comes back spells special tokens."""
     tokenizer, eos = bridge.renderer.tokenizer, min(bridge.eos_ids)
-    names, size = list(bridge.literal.names), len(tokenizer)
-    prompt = Prompt(index=0, ids=bridge.whole([{"role": "user", "content": "One?"}], []), text="")
-    play, drawn, back = Play(0, 0, prompt), [], []
+    names, split = list(special_of(name)), bridge.history == "split"
+    asked = ({"role": "user", "content": "One?"},)
+    one = Drawn(Play(0, 0, Prompt(index=0, ids=bridge.whole(asked, []), text="", messages=asked)), [], [])
+    play = one.play
     for turn in range(dice.randint(1, 5)):
         if turn:
-            back.append(words(dice, names))
-            play.hear([{"role": role, "content": back[-1]}])
-            play.give(bridge.between(play.messages[-1:], last=play.ids[-1]))
-        ids = tuple(dice.randrange(size) for _ in range(dice.randint(0, 8)))
+            before = play.context
+            play.hear([{"role": role, "name": "look", "content": words(dice, names)}])
+            talk, outside = play.conversation
+            empty = [{**said, "content": ""} if place in outside else said for place, said in enumerate(talk)]
+            if split:
+                play.give(bridge.whole(talk, outside), anew=True)
+                one.plain.append(bridge.whole(empty, []))
+            else:
+                play.give(bridge.between(play.messages[-1:], last=play.ids[-1]))
+                one.plain.append(bridge.between(empty[-1:], last=one.turns[-1][-1]))
+                assert play.context[: len(before)] == before, "a turn begins with the very ids of those before it"
+        ids = [dice.randrange(len(tokenizer)) for _ in range(dice.randint(0, 8))]
         ids = (*(one for one in ids if one not in bridge.eos_ids), *([eos] if dice.random() < 0.9 else [5]))
-        numbers = tuple(-float(n) for n in range(len(ids)))
-        piece = Completion(ids=ids, logprobs=numbers, versions=(turn,) * len(ids), finish_reason="eos", text="")
-        before = play.context
-        play.draw(piece, Said("", []))
-        drawn.append(ids)
-        assert play.context[: len(before)] == before, "a turn begins with the very ids of those before it"
-    return play, drawn, back
+        piece = Completion(
+            ids=ids,
+            logprobs=tuple(-float(place) for place in range(len(ids))),
+            versions=(turn,) * len(ids),
+            finish_reason="eos",
+            text=str(tokenizer.decode(ids, skip_special_tokens=True)),
+        )
+        play.draw(piece, Said(piece.text, [Call("look", {"at": "x"})] if role == "tool" else []))
+        one.turns.append(ids)
+    return one
 
 
-@pytest.mark.parametrize("trajectories", [50, pytest.param(1000, marks=pytest.mark.slow)])
-@catalogue("name", [*OF_THE_FOLDER, *FAMILIES])
-def test_trained_ids_are_those_that_were_sampled_bit_for_bit(name: str, trajectories: int):
-    """Of random trajectories of every family; their text from outside spells its special tokens."""
-    bridge, dice = bridge_of(name), random.Random(0)
-    special = set(bridge.literal.names.values())
-    plays = [play_one(bridge, "user", dice) for _ in range(trajectories)]
-    group = Group(prompt=plays[0][0].prompt, completions=tuple(play.completion() for play, _, _ in plays))
+def ways(name: str) -> list[tuple[str, str]]:
+    """(role, history) of all trajectories that its template allows."""
+    rewrites = FAMILIES[name].rewrites if name in FAMILIES else ()
+    roles = ("user", "tool") if name in WITH_TOOLS else ("user",)
+    return [(role, history) for role in roles for history in ("keep", *(["split"] if role in rewrites else []))]
+
+
+@pytest.mark.parametrize("trajectories", [25, pytest.param(1000, marks=pytest.mark.slow)])
+@catalogue("name, role, history", [(name, *way) for name in (*OF_THE_FOLDER, *FAMILIES) for way in ways(name)])
+def test_trained_ids_are_those_that_were_sampled_bit_for_bit(name: str, role: str, history: Any, trajectories: int):
+    """Of random trajectories of every family, with an environment and with tools; no text from outside is a token."""
+    bridge, dice, special = bridge_of(name, role, history), random.Random(0), set(special_of(name).values())
+    found = [random_trajectory(name, bridge, role, dice) for _ in range(trajectories)]
+    group = Group(prompt=found[0].play.prompt, completions=tuple(one.play.completion() for one in found))
     experience = assemble([group], pad_id=0)
     assert experience.tokens is not None
     assert experience.sampling_logprobs_BT is not None
-    plain = bridge.between([{"role": "user", "content": ""}], last=min(bridge.eos_ids))
-    for row, (play, drawn, _) in enumerate(plays):
+    for row, (play, turns, plain) in enumerate(found):
         mask_T = experience.completion_mask_BT[row]
-        sampled = [token for ids in drawn for token in ids]
-        assert experience.tokens.input_ids_BT[row][mask_T].tolist() == sampled
+        assert experience.tokens.input_ids_BT[row][mask_T].tolist() == [token for ids in turns for token in ids]
         assert experience.sampling_logprobs_BT[row][mask_T].tolist() == play.logprobs
         given = [play.ids[begin:end] for begin, end in play.given]
-        ends = [ids[-1] in bridge.eos_ids for ids in drawn]
-        for ids in compress(given, ends):
-            assert [one for one in ids if one in special] == [one for one in plain if one in special]
+        assert len(given) == len(plain) == len(turns) - 1
+        for ids, expected in zip(given, plain, strict=True):
+            assert [token for token in ids if token in special] == [token for token in expected if token in special]
+
+
+@catalogue("name", [*OF_THE_FOLDER, *FAMILIES])
+def test_each_special_token_from_outside_is_letters(name: str):
+    """The token for what is unknown among them, which for tokenizers of bytes is one like any other."""
+    bridge, tokenizer, special = bridge_of(name), tokenizer_of(name), special_of(name)
+    text = "a" + "b".join(special) + "c"
+    plain, ids = (bridge.between([{"role": "user", "content": one}], last=eos_of(name)) for one in ("abc", text))
+    expected, found = ([token for token in one if token in special.values()] for one in (plain, ids))
+    assert found == expected
+    assert text in str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def test_the_token_for_what_is_unknown_is_hidden_and_stands_for_unknown_letters_alone():
+    smollm2, toy = tokenizer_of("smollm2"), toy_tokenizer()
+    assert smollm2.unk_token == "<|endoftext|>"
+    assert smollm2.unk_token_id not in Literal.of(smollm2).letters("<|endoftext|>")
+    literal = Literal.of(toy)
+    known = [int(toy.convert_tokens_to_ids(letter)) for letter in "<e>"]  # pyright: ignore
+    unknown = toy.unk_token_id
+    assert literal.letters("<eos>") == [known[0], known[1], unknown, unknown, known[2]]
+    assert not literal.knows_its_letters()
+
+
+@pytest.mark.parametrize("reads", ["<unk>", "left out"])
+def test_a_tokenizer_that_reads_text_as_something_else_is_refused(monkeypatch, reads: str):
+    bridge = bridge_of("smollm2")
+    unknown = [bridge.renderer.tokenizer.unk_token_id] if reads == "<unk>" else []
+    monkeypatch.setattr(Literal, "letters", lambda self, name: unknown)
+    with pytest.raises(ConfigError, match="would not reach the model as it is"):
+        bridge.prove("user")
 
 
 @catalogue("name", [*OF_THE_FOLDER, *FAMILIES])
@@ -108,7 +157,7 @@ def test_what_stands_between_reads_as_the_template_writes_it(name: str):
 @catalogue("name", [*OF_THE_FOLDER, *FAMILIES])
 def test_each_template_that_rewrites_history_is_recognised(name: str):
     rewrites = FAMILIES[name].rewrites if name in FAMILIES else ()
-    for role in ("user", *(["tool"] if name in WITH_TOOLS else [])):
+    for role in ("user", "tool") if name in WITH_TOOLS else ("user",):
         assert bridge_of(name, role).history == ("keep" if role in rewrites else "append"), role
 
 
@@ -117,14 +166,37 @@ def test_a_template_that_rewrites_history_asks_what_to_do():
         bridge_of("thinking", history="auto")
 
 
-@catalogue("name", WITH_TOOLS)
-def test_the_format_of_calls_is_recognised_and_results_are_context(name: str):
-    bridge, tokenizer = bridge_of(name, "tool"), tokenizer_of(name)
-    assert recognised(FAMILIES[name].template).name == FAMILIES[name].calls
-    results = [{"role": "tool", "content": "found", "name": "look"}] * (1 if bridge.one_result else 2)
-    text = str(tokenizer.decode(list(bridge.between(results, last=eos_of(name)))))
-    assert text.count("found") == len(results)
-    assert "standin" not in text
+LEAVES_OUT_LATER_SYSTEM = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LIFTS_SYSTEM = (
+    "{% for m in messages if m.role == 'system' %}<|im_start|>system\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (LEAVES_OUT_LATER_SYSTEM, "writes no message of the role system behind an answer"),
+        (LIFTS_SYSTEM, "writes no message of the role system behind an answer"),
+        (FAMILIES["gemma"].template, "writes no message of the role system behind an answer"),
+        (FAMILIES["chatml"].template, ""),
+    ],
+)
+def test_only_messages_of_proven_roles_may_come_back(template: str, why: str):
+    """An environment may return any; what the template leaves out or moves, the model would not see where it came."""
+    renderer = Renderer(tokenizer=tokenizer_of("chatml"), chat=True, template_kwargs={"chat_template": template})
+    bridge = Bridge.of(renderer, {eos_of("gemma" if "end_of_turn" in template else "chatml")})
+    bridge.check([{"role": "user", "content": "x"}])
+    back = [{"role": "user", "content": "x"}, {"role": "system", "content": "Be brief."}]
+    if why:
+        with pytest.raises(Unusable, match=f"a message of the role system came back, but .*{why}"):
+            bridge.check(back)
+    else:
+        bridge.check(back)
 
 
 def test_a_turn_that_a_stop_string_ended_gets_the_end_that_the_template_writes():

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import psutil
 import pytest
 from tests.engines.policies import Settings
 from tests.episodes.talkers import EOS, episodes, play, prompts, tokenizer
 
-from posttrain.rewards import Reward, build_rewards
+from posttrain.episodes.episodes import Round
+from posttrain.episodes.play import Play
 from posttrain.types import Completion
 
 
@@ -140,6 +141,17 @@ def test_split_gives_each_turn_its_own_history():
         assert len(other.starts) == len(other.given) == len(one.given)
 
 
+@pytest.mark.parametrize("limit", [30, 60])
+def test_a_limit_of_the_whole_counts_all_histories_of_split(limit: int):
+    with episodes("Chatty", max_turns=50, max_length=limit) as one:
+        split = replace(one, bridge=replace(one.bridge, history="split"))
+        found = [group[0] for group in play(split, prompts(16))]
+    assert sum(len(completion.starts) > 1 for completion in found) >= 2
+    assert {len(completion.ids) <= limit for completion in found} == {True}
+    ends = Counter(completion.episode.ended for completion in found if completion.episode)
+    assert ends["max_trajectory_length"] >= 2
+
+
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
@@ -167,78 +179,13 @@ def test_a_tool_that_hangs_or_dies_is_told_to_the_model():
         assert broken.name == "broken"
         play_ = play(one, prompts(1))
         assert play_
-        from posttrain.episodes.episodes import Round
-        from posttrain.episodes.play import Play
-
         round_ = Round(one, [], Settings(max_completion_length=6), 3)
         for place, expected in (("hang", "error: no result after 0.3 s"), ("die", "error: its process ended")):
             trial = Play(0, 0, prompts(1)[0])
-            call = {
-                "type": "function",
-                "id": "call00000",
-                "function": {"name": "broken", "arguments": {"place": place}},
-            }
-            trial.messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            trial.messages.append({"role": "assistant", "content": ""})
+            trial.called = ["broken"]
             trial.ids, trial.turns = [EOS], 1
             round_._ask(trial, "step", message=trial.messages[-1], calls=[["broken", {"place": place}, ""]])
             round_._resume(round_.waiting.popleft(), round_._wait(trial))
             assert trial.messages[-1]["content"] == expected
             assert trial.errors == ["broken"]
-
-
-# --- faults ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fault", ["raises", "dies", "gives nan", "speaks nonsense"])
-def test_what_fails_is_begun_anew_and_then_unscored(tmp_path: Path, fault: str):
-    with episodes("Faulty", attempts=2) as one:
-        passing = play(one, prompts(1, fault=fault, times=1, begun=str(tmp_path / "one")))[0][0]
-        failing = play(one, prompts(1, fault=fault, times=9, begun=str(tmp_path / "other")))[0][0]
-    assert passing.episode is not None
-    assert failing.episode is not None
-    assert (passing.episode.attempts, passing.failure, passing.episode.reward) == (2, "", 1.0)
-    assert drawn(passing)[: len(drawn(failing))] == drawn(failing), "the same random numbers"
-    assert (failing.episode.attempts, failing.episode.ended) == (2, "failed")
-    assert failing.failure == ("crash" if fault == "dies" else "exception")
-    assert (tmp_path / "other").read_text() == "xx"
-    with build_rewards([Reward(name="environment"), Reward(function=lambda completion: 1.0, label="any")]) as rewards:
-        scores = rewards.score(prompts(1), [[failing, passing]])
-    assert scores.scored_PG == [[False, True]]
-    assert scores.rewards_PG[0][1] == 2.0
-    assert [(f.label, f.completion, f.kind) for f in scores.failures] == [("the environment", 0, failing.failure)]
-    assert scores.parts == {"environment": [[None, 1.0]], "any": [[None, 1.0]]}
-
-
-@pytest.mark.parametrize("sessions", [60, pytest.param(1000, marks=pytest.mark.slow)])
-def test_of_many_sessions_none_is_lost_and_none_is_scored_zero(tmp_path: Path, sessions: int):
-    """One in twenty fails in every attempt, and as many in the first alone."""
-    asked = []
-    for place, prompt in enumerate(prompts(sessions)):
-        times = 9 if place % 20 == 0 else 1 if place % 20 == 1 else 0
-        fault = ("dies", "raises")[place % 40 >= 20]
-        own = {"fault": fault, "times": times, "begun": str(tmp_path / str(place))}
-        asked.append(type(prompt)(**{**vars(prompt), "columns": own}))
-    before = set(psutil.Process().children(recursive=True))
-    with episodes("Faulty", attempts=3) as one:
-        found = [group[0] for group in play(one, asked, max_completion_length=30)]
-    with build_rewards([Reward(name="environment")]) as rewards:
-        scores = rewards.score(asked, [[completion] for completion in found])
-    cut = {place for place, completion in enumerate(found) if completion.truncated}
-    for place, completion in enumerate(found):
-        assert completion.episode is not None
-        if place % 20 == 0 and place not in cut:
-            assert (completion.failure, completion.episode.attempts) == (("crash", "exception")[place % 40 >= 20], 3)
-            assert scores.scored_PG[place] == [False]
-        else:
-            assert (completion.failure, scores.rewards_PG[place]) == ("", [1.0])
-    assert len(scores.failures) == scores.scored_PG.count([False])
-    time.sleep(0.1)
-    assert not [p for p in psutil.Process().children(recursive=True) if p not in before]
-
-
-def test_whoever_stops_listening_leaves_no_process():
-    with episodes("Guess", settings={"pause": 0.05}) as one:
-        answers = one.each(prompts(8), Settings(max_completion_length=6), group_size=2, seed=3)
-        next(answers)
-        answers.close()  # type: ignore[attr-defined]
-        assert not one.sessions._open

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ from posttrain.errors import ConfigError
 from posttrain.rewards.load import Target
 
 WORLDS = str(Path(__file__).with_name("worlds.py"))
+Started = Callable[[], list[psutil.Process]]
 
 
 def world(name: str | None, *, tools: tuple[str, ...] = (), **how: Any) -> Sessions:
@@ -26,25 +32,27 @@ def world(name: str | None, *, tools: tuple[str, ...] = (), **how: Any) -> Sessi
 
 
 @pytest.fixture
-def opened() -> Iterator[list[Sessions]]:
+def opened(started: Started) -> Iterator[list[Sessions]]:
     """What is closed at the end; nothing may be left of it."""
-    before, kept = {child.pid for child in psutil.Process().children(recursive=True)}, list[Sessions]()
+    kept = list[Sessions]()
     yield kept
     for one in kept:
         one.close()
-    until = time.monotonic() + 2
-    while time.monotonic() < until:
-        left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-        if not left and not orphans():
-            return
+    assert not lasting(started)
+
+
+def lasting(living: Started, seconds: float = 30.0) -> list[psutil.Process]:
+    """Those that have not ended after so many seconds: who is killed is gone when its kernel has time for it."""
+    until = time.monotonic() + seconds
+    while (found := living()) and time.monotonic() < until:
         time.sleep(0.02)
-    raise AssertionError(f"processes are left: {left} {orphans()}")
+    return found
 
 
-def orphans() -> list[int]:
-    """Processes that worlds.py starts."""
-    found = (process.info for process in psutil.process_iter(["pid", "cmdline"]))
-    return [info["pid"] for info in found if (info["cmdline"] or [])[:2] == ["sleep", "600"]]
+@pytest.fixture
+def sleepers(started: Started) -> Started:
+    """The processes that worlds.py has started."""
+    return lambda: [process for process in started() if process.cmdline()[:1] == ["sleep"]]
 
 
 def ask(sessions: Sessions, session: Session, do: str, **arguments: Any) -> Reply:
@@ -111,18 +119,15 @@ def test_what_fails_says_how_and_leaves_nothing(opened, tmp_path, fault, kind, m
     assert ask(sessions, good, "step", **say("x")).value == {"done": True, "reward": 1.0}, "nobody else is hurt"
 
 
-def test_what_an_environment_has_started_ends_with_it(opened):
+def test_what_an_environment_has_started_ends_with_it(opened, sleepers):
     sessions = world("LeavesBehind")
     opened.append(sessions)
     session = sessions.open(1)
     ask(sessions, session, "step", **say("x"))
-    assert orphans()
+    assert sleepers()
     sessions.end(session)
     sessions.settle()
-    until = time.monotonic() + 2
-    while orphans() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not orphans()
+    assert not lasting(sleepers)
 
 
 def test_a_host_that_was_killed_is_started_again(opened):
@@ -131,11 +136,153 @@ def test_a_host_that_was_killed_is_started_again(opened):
     first = sessions.open(1)
     ask(sessions, first, "reset", row={"secret": "b"})
     assert sessions._host is not None
-    sessions._host.kill()
-    sessions._host.wait()
+    sessions._host.process.kill()
+    sessions._host.process.wait()
     assert ask(sessions, first, "step", **say("c")).kind == "crash"
     again = sessions.open(1)
     assert ask(sessions, again, "reset", row={"secret": "b"}).kind == "value"
+
+
+def die(sessions: Sessions, session: Session) -> None:
+    """Between two requests, and seen."""
+    assert session.pid is not None
+    os.kill(session.pid, signal.SIGKILL)
+    until = time.monotonic() + 5
+    while session in sessions._open and time.monotonic() < until:
+        sessions.poll(0.05)
+    assert session not in sessions._open
+
+
+def test_a_process_that_dies_between_two_requests_replies_with_a_crash(opened):
+    sessions = world("Guess")
+    opened.append(sessions)
+    dead, other = sessions.open(1), sessions.open(2)
+    for session in (dead, other):
+        ask(sessions, session, "reset", row={"secret": "b"})
+    die(sessions, dead)
+    assert dead.pid is None
+    assert ask(sessions, dead, "step", **say("c")) == Reply(kind="crash", message="its process ended")
+    for end in (sessions.kill, sessions.end, sessions._kill, sessions._forget):
+        end(dead)
+    sessions.settle()
+    assert ask(sessions, other, "step", **say("b")).value == {"done": True, "reward": 1.0}
+
+
+def test_a_reply_that_nobody_has_read_outlives_its_process(opened):
+    sessions = world("Guess")
+    opened.append(sessions)
+    session = sessions.open(1)
+    ask(sessions, session, "reset", row={"secret": "b"})
+    sessions.ask(session, "step", **say("b"))
+    while session.reply is None:
+        sessions.poll(0.05)
+    die(sessions, session)
+    assert sessions.wait(session).value == {"done": True, "reward": 1.0}
+
+
+def test_whoever_waits_when_the_host_ends_is_told(opened):
+    sessions = world("Guess", settings={"pause": 20.0})
+    opened.append(sessions)
+    asked, idle = sessions.open(1), sessions.open(2)
+    for session in (asked, idle):
+        ask(sessions, session, "reset", row={"secret": "b"})
+    sessions.ask(asked, "step", **say("b"))
+    idle.reply = None
+    assert sessions._host is not None
+    sessions._host.process.kill()
+    sessions._host.process.wait()
+    again = sessions.open(3)
+    assert asked.reply is not None
+    assert (asked.reply.kind, asked.reply.message) == ("crash", "the host ended")
+    replies: list[Reply] = []
+    waiter = threading.Thread(target=lambda: replies.append(sessions.wait(idle)), daemon=True)
+    waiter.start()
+    waiter.join(5)
+    assert [reply.message for reply in replies] == ["the host ended"]
+    assert ask(sessions, idle, "step", **say("b")) == Reply(kind="crash", message="the host ended")
+    assert ask(sessions, again, "reset", row={"secret": "b"}).kind == "value"
+    sessions.kill_all()
+    assert sessions.wait(again).kind == "value", "what it has replied last"
+    assert ask(sessions, again, "step", **say("b")).kind == "crash"
+
+
+def test_an_end_is_seen_at_once_though_a_child_holds_every_file(opened):
+    sessions = world("LeavesAtDeath", timeout=20.0)
+    opened.append(sessions)
+    session = sessions.open(1)
+    reply = ask(sessions, session, "step", **say("x"))
+    assert (reply.kind, reply.message) == ("crash", "its process ended")
+
+
+def test_one_that_is_killed_before_anybody_knows_its_number_ends(opened, started, tmp_path):
+    """The number lies unread in the socket, or was not sent yet."""
+    sessions = world("StartsSlowly", settings={"begun": str(tmp_path / "begun")})
+    opened.append(sessions)
+    sessions.start()
+    host = psutil.Process(sessions._host.process.pid if sessions._host else 0)
+    for waits in (True, False):
+        session = sessions.open(1)
+        sessions.ask(session, "reset", row={})
+        while waits and not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        assert session.pid is None
+        sessions.kill(session)
+        assert not lasting(lambda: [process for process in started() if process != host])
+
+
+TRAINER = """
+import sys, time
+from posttrain.episodes.sessions import Sessions, Setup
+from posttrain.rewards.load import Target
+sessions = Sessions(Setup(environment=Target(path=sys.argv[1], name="StartsSlowly"), settings={"begun": sys.argv[2]}))
+sessions.ask(sessions.open(1), "reset", row={})
+time.sleep(600)
+"""
+
+
+def test_nothing_outlives_a_trainer_that_was_killed(tmp_path):
+    begun = tmp_path / "begun"
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, WORLDS, str(begun)], start_new_session=True)
+    try:
+        until = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        below = psutil.Process(trainer.pid).children(recursive=True)
+        assert len(below) == 3, "the host, the trajectory, and what it has started"
+    finally:
+        trainer.kill()
+        trainer.wait()
+    _, left = psutil.wait_procs(below, timeout=5)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def test_an_environment_is_tried_in_a_process_of_its_own_and_closed(opened, sleepers, tmp_path):
+    sessions = world("StartsWhenMade", settings={"ended": str(tmp_path / "ended")})
+    opened.append(sessions)
+    sessions.start()
+    assert sessions._host is not None
+    assert int((tmp_path / "ended").read_text()) != sessions._host.process.pid
+    assert not lasting(sleepers)
+
+
+@pytest.mark.parametrize(("what", "message"), [("a key", "keys must be str"), ("a value", "of type object")])
+def test_an_observation_that_no_message_can_hold_is_an_error(opened, what, message):
+    sessions = world("Unportable")
+    opened.append(sessions)
+    session = sessions.open(1)
+    ask(sessions, session, "reset", row={"what": what})
+    reply = ask(sessions, session, "step", **say("x"))
+    assert reply.kind == "exception"
+    assert message in reply.message
+
+
+def test_numpy_draws_the_numbers_of_the_trajectory_whenever_it_is_imported(opened):
+    sessions = world("DrawsWithNumpy")
+    opened.append(sessions)
+    drawn = [ask(sessions, sessions.open(seed), "step", **say("x")).value for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +328,17 @@ def test_tools_answer_calls_and_errors_are_told(opened):
     assert result("loook", place="x")[0].startswith("error: there is no tool 'loook'; there are look, ")
     assert result("look", problem="the call is no JSON object") == ("error: the call is no JSON object", True)
     assert [schema["function"]["name"] for schema in sessions.schemas] == ["look", "broken", "calculator"]
+
+
+@pytest.mark.parametrize("tool", ["leaves", "leaves_later"])
+def test_a_tool_that_leaves_is_an_error_like_any_other(opened, tool):
+    sessions = world(None, tools=(f"{WORLDS}:{tool}", "calculator"))
+    opened.append(sessions)
+    session = sessions.open(1)
+    for how, told in (("exit", "SystemExit: 3"), ("cancelled", "CancelledError"), ("interrupt", "KeyboardInterrupt")):
+        value = ask(sessions, session, "step", **called(tool, how=how)).value
+        assert (value["messages"][0]["content"].removesuffix(": "), value["errors"]) == (f"error: {told}", [True])
+    assert ask(sessions, session, "step", **called("calculator", expression="1+1")).value["errors"] == [False]
 
 
 def test_a_name_that_the_model_made_up_is_shown_to_nobody():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 SLEEPER = ["sleep", "600"]
 
@@ -57,6 +58,13 @@ class Says:
         return self.word
 
 
+class Demands:
+    """Says something that a template may not write where it stands."""
+
+    def step(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "system", "content": "a"}
+
+
 class Broken:
     def step(self, message: dict[str, Any]) -> str:
         raise RuntimeError("the box is gone")
@@ -76,6 +84,13 @@ class Chatty:
 class Faulty:
     """Does what the row says, until the row's file counts that it was begun often enough."""
 
+    says: ClassVar[dict[str, Any]] = {
+        "floods": "a " * 5_000_000,
+        "speaks bytes": {"role": "user", "content": b"\xff\x00 a \xfe"},
+        "spells special tokens": "<eos> assistant a <eos> <bos> user <pad> <|im_end|>",
+    }
+    """No failures: text, of any length."""
+
     def reset(self, row: dict[str, Any]) -> None:
         self.fault = row["fault"]
         begun = Path(row["begun"])
@@ -84,7 +99,7 @@ class Faulty:
         if len(begun.read_text()) > row["times"]:
             self.fault = ""
 
-    def step(self, message: dict[str, Any]) -> str | None:
+    def step(self, message: dict[str, Any]) -> Any:
         if self.fault == "raises":
             raise RuntimeError("the box is gone")
         if self.fault == "hangs":
@@ -92,9 +107,12 @@ class Faulty:
             time.sleep(600)
         if self.fault == "dies":
             os._exit(7)
+        if self.fault == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "speaks nonsense":
-            return 5  # type: ignore[return-value]
-        return None
+            return 5
+        said, self.fault = self.says.get(self.fault), "" if self.fault in self.says else self.fault
+        return said
 
     def reward(self) -> float:
         return float("nan") if self.fault == "gives nan" else 1.0
@@ -104,7 +122,7 @@ class LeavesBehind:
     """Starts a process and forgets it."""
 
     def step(self, message: dict[str, Any]) -> None:
-        subprocess.Popen([*SLEEPER, "5"], start_new_session=True)
+        subprocess.Popen(SLEEPER, start_new_session=True)
 
 
 class NoStep:
@@ -144,3 +162,89 @@ def broken(place: str) -> bytes:
 
 def undescribed(place):
     return place
+
+
+class LeavesAtDeath:
+    """Starts a process that inherits every file, and dies."""
+
+    def step(self, message: dict[str, Any]) -> None:
+        subprocess.Popen(SLEEPER, close_fds=False)
+        os._exit(7)
+
+
+class StartsSlowly:
+    """Starts a process, says so in a file, and is never ready."""
+
+    def __init__(self, begun: str) -> None:
+        self.begun = begun
+
+    def reset(self, row: dict[str, Any]) -> None:
+        subprocess.Popen(SLEEPER)
+        Path(self.begun).touch()
+        time.sleep(600)
+
+    def step(self, message: dict[str, Any]) -> None: ...
+
+
+class StartsWhenMade:
+    """Holds a process from its beginning to close()."""
+
+    def __init__(self, ended: str) -> None:
+        self.ended, self.process = ended, subprocess.Popen(SLEEPER, start_new_session=True)
+
+    def step(self, message: dict[str, Any]) -> None: ...
+
+    def close(self) -> None:
+        Path(self.ended).write_text(str(os.getpid()))
+
+
+class Unportable:
+    """Says what no other process can be given."""
+
+    def reset(self, row: dict[str, Any]) -> dict[str, Any] | None:
+        self.what = row["what"]
+
+    def step(self, message: dict[str, Any]) -> Any:
+        extra: Any = {(1, 2): 3} if self.what == "a key" else object()
+        return {"role": "user", "content": "x", "extra": extra}
+
+
+class FailsAtTheEnd:
+    """After as long as the row says."""
+
+    def reset(self, row: dict[str, Any]) -> None:
+        self.pause = row["pause"]
+
+    def step(self, message: dict[str, Any]) -> None: ...
+
+    def reward(self) -> float:
+        time.sleep(self.pause)
+        raise RuntimeError("no reward")
+
+
+class DrawsWithNumpy:
+    """Imports numpy when it is needed first."""
+
+    def step(self, message: dict[str, Any]) -> str:
+        import numpy
+
+        return str(numpy.random.randint(1 << 30))
+
+
+def leaves(how: str) -> str:
+    """Leave.
+
+    Args:
+        how: In which way.
+    """
+    raise {"exit": SystemExit(3), "cancelled": asyncio.CancelledError(), "interrupt": KeyboardInterrupt()}[how]
+
+
+async def leaves_later(how: str) -> str:
+    """Leave, in a coroutine.
+
+    Args:
+        how: In which way.
+    """
+    await asyncio.sleep(0)
+    return leaves(how)

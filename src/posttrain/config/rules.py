@@ -581,11 +581,15 @@ def _turns_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | No
 
 def _turns_are_sampled_here(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """An environment and tools go with the sampler of the trainer's process."""
-    if not config.has_turns or not config.rollout.num_engines:
+    return turns_elsewhere(config.rollout) if config.has_turns else None
+
+
+def turns_elsewhere(rollout: RolloutConfig) -> ConfigError | None:
+    """What is wrong with sampling turns of an environment or of tools so; None where nothing is."""
+    if not rollout.num_engines:
         return None
     return ConfigError(
-        given=f"an environment or tools with rollout.engine = {config.rollout.engine} and "
-        f"{config.rollout.num_engines} engine(s)",
+        given=f"an environment or tools with rollout.engine = {rollout.engine} and {rollout.num_engines} engine(s)",
         allowed="the sampler of the trainer's process: rollout.engine = local with rollout.engines = 0",
         fix="Leave the section rollout out.",
     )

@@ -247,8 +247,8 @@ class SamplingConfig(Part):
     """Turns of the policy in a trajectory, with an environment or tools. What is not over then is cut and counted as
     truncated; max_completion_length is that of each turn."""
     max_trajectory_length: Count | None = None
-    """Tokens of a trajectory behind its prompt, what came back among them. null: what the context of the model
-    holds."""
+    """Tokens of a trajectory behind its prompt, drawn and given; with environment.history = split the history that a
+    turn is given counts each time. null: what the context of the model holds."""
     max_batch_rows: Count | Literal["auto"] = "auto"
     """Rows that are decoded together: more is faster and needs more memory for their caches. auto: 64 on a CPU; on a
     GPU as many, from 64 to 512, as its memory has surely room for, by the formulas of `posttrain plan`. A run keeps

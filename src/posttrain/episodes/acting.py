@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from posttrain.data.prompts import Renderer
 from posttrain.engines.local import LocalSampler
 from posttrain.episodes.bridge import Bridge
-from posttrain.episodes.calls import recognised
+from posttrain.episodes.calls import proven
 from posttrain.episodes.episodes import Episodes, Limits
 from posttrain.episodes.sessions import Sessions, Setup
 from posttrain.episodes.tools import find_tool
@@ -79,7 +79,7 @@ class Acting:
             )
         roles = [*(["user"] if self.settings.function is not None else []), *(["tool"] if self.schemas else [])]
         bridge = Bridge.of(renderer, eos_ids, tools=self.schemas, roles=roles, history=self.settings.history)
-        calls = recognised(template_of(renderer)) if self.schemas else None
+        calls = proven(template_of(renderer), bridge) if self.schemas else None
         if calls is not None:
             self._require_tools_in_prompt(renderer)
         assert isinstance(sampler, LocalSampler), "the rules of the config: turns are sampled in this process"

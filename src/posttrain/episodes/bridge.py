@@ -14,11 +14,12 @@ reasoning does not: it rewrites history. Then a run has two choices, `split` and
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.data.dropped import Unusable
 from posttrain.data.special import eos_pattern
+from posttrain.episodes.conduct import ROLES
 from posttrain.episodes.literal import Literal as LiteralText
 from posttrain.errors import ConfigError
 
@@ -50,6 +51,8 @@ class Bridge:
     history: History = "append"
     one_result: bool = False
     """The template writes the result of one call behind a turn, and refuses several."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Roles whose messages cannot stand behind a turn, and why."""
 
     @staticmethod
     def of(
@@ -74,9 +77,7 @@ class Bridge:
         for role in roles:
             bridge.prove(role)
         rewritten = next((what for role in roles if (what := bridge.rewritten(role))), "")
-        if not rewritten:
-            return bridge
-        if history == "auto":
+        if rewritten and history == "auto":
             raise ConfigError(
                 given=f"the chat template rewrites history: {rewritten}",
                 allowed="environment.history = split (each turn sees, and is trained with, the history that the "
@@ -84,7 +85,15 @@ class Bridge:
                 fix="Set environment.history = split to train what the model will see when it is served with this "
                 "template; keep is quicker, as history is computed once.",
             )
-        return replace(bridge, history=history)
+        if rewritten and history != "auto":
+            bridge = replace(bridge, history=history)
+        return replace(bridge, refused={role: why for role in ROLES if (why := bridge._why_not(role))})
+
+    def check(self, messages: Sequence[Message]) -> None:
+        """Unusable where one has a role that the template is not proven for."""
+        for role in (str(message["role"]) for message in messages):
+            if role in self.refused:
+                raise Unusable(f"a message of the role {role} came back, but {self.refused[role]}")
 
     def between(self, messages: Sequence[Message], *, last: int | None) -> tuple[int, ...]:
         """The ids behind a turn, up to where the next one begins; `last` is the turn's last id.
@@ -117,6 +126,10 @@ class Bridge:
             _, rest = self._behind(plain)
             if "Three?" not in rest:
                 raise Unusable("nothing ends the answer before it")
+            hidden, known = self.literal.hide(injected)
+            _, spelled = self._behind(hidden)
+            for letter, name in known.items():
+                spelled = spelled.replace(letter, name)
             ids, hostile = self.between(plain, last=last), self.between(injected, last=last)
         except Unusable as refused:
             raise ConfigError(
@@ -124,7 +137,7 @@ class Bridge:
                 allowed="a template that continues conversations" + (" with tools" if role == "tool" else ""),
                 fix="Name another template in model.chat_template.",
             ) from None
-        if self.literal.special(ids) != self.literal.special(hostile) or not self._spells(ids, rest):
+        if not (self._fakes_nothing(ids, hostile) and self._spells(ids, rest) and self._spells(hostile, spelled)):
             raise ConfigError(
                 given="text that stands behind an answer would not reach the model as it is: the tokenizer cannot "
                 "spell the names of its own special tokens, or changes what the chat template writes",
@@ -132,14 +145,36 @@ class Bridge:
                 fix="Use the fast tokenizer of the model, or another chat template (model.chat_template).",
             )
 
+    def _why_not(self, role: str) -> str:
+        """Why messages of a role cannot stand behind a turn; empty where they can."""
+        try:
+            self.prove(role)
+        except ConfigError as error:
+            return error.given
+        rewritten = self.rewritten(role) if self.history == "append" else ""
+        return rewritten and f"the chat template rewrites history before it: {rewritten}"
+
+    def _fakes_nothing(self, plain: Sequence[int], hostile: Sequence[int]) -> bool:
+        """Are the special tokens the same where text from outside spells all of them? Unknown letters are no token of
+        the template's, where the tokenizer has such letters."""
+        may_differ = set() if self.literal.knows_its_letters() else {self.renderer.tokenizer.unk_token_id}
+        one, other = (
+            [token for token in self.literal.special(ids) if token not in may_differ] for ids in (plain, hostile)
+        )
+        return one == other
+
     def _spells(self, ids: Sequence[int], text: str) -> bool:
-        """Do the ids read back as the text, but for white space? Of letters that the tokenizer does not know nobody
-        can say."""
-        tokenizer = self.renderer.tokenizer
-        if tokenizer.unk_token_id in ids:
-            return True
-        read = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return _squeezed(str(read)) == _squeezed(text)
+        """Do the ids read back as the text, but for white space? The token for what is unknown stands for any letters
+        but not for all of them."""
+        tokenizer, pieces = self.renderer.tokenizer, [list[int]()]
+        for token in ids:
+            if token == tokenizer.unk_token_id:
+                pieces.append([])
+            else:
+                pieces[-1].append(token)
+        how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        read = [_unspaced(str(tokenizer.decode(piece, **how))) if piece else "" for piece in pieces]
+        return _is_made_of(_unspaced(text), read)
 
     def _takes_one_result(self) -> bool:
         try:
@@ -168,6 +203,18 @@ class Bridge:
         """Does the template write what a turn says beside its calls? In some formats a turn is text, or calls."""
         talk = next(_conversations("tool"))
         return str(talk[1]["content"]) in self._render(talk[:3], prompted=True)
+
+    def turn_that_calls(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """What the policy would have to write so that it calls this; without what ends the turn."""
+        asked: Message = {"role": "user", "content": _STANDIN}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call(name, arguments, 0)]}
+        before, after = self._render([asked], prompted=True), self._render([asked, turn], prompted=False)
+        if not after.startswith(before):  # it asks with more than it writes afterwards
+            before = after[: after.rfind(_STANDIN) + len(_STANDIN)]
+        written = after[len(before) :]
+        names = eos_pattern(self.renderer.tokenizer, self.eos_ids)
+        end = None if names is None else names.search(written)
+        return written if end is None else written[: end.start()]
 
     def _behind(self, messages: Sequence[Message]) -> tuple[str, str]:
         """(what ends a turn, what follows up to the next one) where these came back."""
@@ -225,6 +272,30 @@ def _conversations(role: str) -> Iterator[list[dict[str, Any]]]:
 
 def _squeezed(text: str) -> str:
     return "".join(text.split())
+
+
+def _unspaced(text: str) -> str:
+    """Without the letter, too, that many tokenizers read as a space."""
+    return _squeezed(text.replace("▁", " "))
+
+
+def _is_made_of(text: str, pieces: Sequence[str]) -> bool:
+    """Do these stand in the text one after the other, with unknown letters between them and nowhere else?
+
+    >>> _is_made_of("abXc", ["ab", "c"]), _is_made_of("abXc", ["ab", "Xc"]), _is_made_of("abX", ["", ""])
+    (True, False, False)
+    """
+    if len(pieces) == 1:
+        return text == pieces[0]
+    first, *between, last = pieces
+    if not any(pieces) or not text.startswith(first):
+        return False
+    at = len(first)
+    for piece in between:
+        if (found := text.find(piece, at + 1)) < 0:
+            return False
+        at = found + len(piece)
+    return len(text) - len(last) > at and text.endswith(last)
 
 
 def _difference(before: str, after: str) -> str:

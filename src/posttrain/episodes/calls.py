@@ -14,10 +14,16 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from posttrain.data.dropped import Unusable
 from posttrain.errors import ConfigError
 
+if TYPE_CHECKING:
+    from posttrain.episodes.bridge import Bridge
+
+_TRIED: Mapping[str, Any] = {"at": {"deep": [1, -2.5, True, None, {}]}, "said": "a \"b\" \\ 'c'\n</x> Zürich"}
+"""The arguments of the call that a template must write so that it can be read."""
 MOST_CALLS = 16
 """Of one turn; the others are not made."""
 
@@ -31,10 +37,16 @@ class Call(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A turn: its text beside calls, and these."""
+    """A turn: its text beside calls, and these. Where one of them cannot be read, its whole text, in place of which a
+    template would write another call."""
 
     content: str
     calls: list[Call]
+
+    @property
+    def readable(self) -> bool:
+        """Can all of the calls be read?"""
+        return not any(one.problem for one in self.calls)
 
 
 @dataclass(frozen=True)
@@ -48,8 +60,9 @@ class CallFormat:
 
     def read(self, text: str) -> Said:
         """The calls of a turn; `text` has its special tokens, but not the one that ends it."""
-        said = self.find(text)
-        return said._replace(content=said.content.strip() if said.calls else text, calls=said.calls[:MOST_CALLS])
+        content, calls = self.find(text)
+        said = Said(content.strip(), calls[:MOST_CALLS])
+        return said if calls and said.readable else said._replace(content=text)
 
 
 def recognised(template: str) -> CallFormat:
@@ -57,11 +70,31 @@ def recognised(template: str) -> CallFormat:
     for known in FORMATS.values():
         if all(mark in template for mark in known.marks):
             return known
+    harmony = all(mark in template for mark in ("<|channel|>", "<|call|>"))
     raise ConfigError(
-        given="tools, but the chat template writes calls in no format that is known here",
+        given="tools, but the chat template writes calls in "
+        + ("the format of gpt-oss (Harmony), which cannot be read yet" if harmony else "no format that is known here"),
         allowed=", ".join(FORMATS),
         fix="Name the template of a model that calls tools in model.chat_template.",
     )
+
+
+def proven(template: str, bridge: Bridge) -> CallFormat:
+    """The recognised format, which reads back the call that the template writes. ConfigError where it does not."""
+    found = recognised(template)
+    name = str(bridge.tools[0]["function"]["name"])
+    try:
+        turn = bridge.turn_that_calls(name, _TRIED)
+        read = [(one.name, one.arguments) for one in found.read(turn).calls]
+    except Unusable as refused:
+        turn, read = str(refused), []
+    if read != [(name, _TRIED)]:
+        raise ConfigError(
+            given=f"the chat template writes a call that is not read back in the format {found.name}: {turn!r:.300}",
+            allowed=", ".join(FORMATS),
+            fix="Name the template of a model that calls tools in one of these formats in model.chat_template.",
+        )
+    return found
 
 
 def _hermes(text: str) -> Said:
@@ -84,7 +117,7 @@ def _mistral(text: str) -> Said:
     content, mark, rest = text.partition("[TOOL_CALLS]")
     if not mark:
         return Said(text, [])
-    if "[ARGS]" in rest:
+    if "[ARGS]" in rest and rest.lstrip()[:1] not in ("[", "{"):  # else it stands in an argument
         calls = [part.partition("[ARGS]") for part in rest.split("[TOOL_CALLS]")]
         return Said(content, [_named(name.strip(), arguments) for name, _, arguments in calls])
     try:

@@ -26,6 +26,7 @@ from typing import Any
 from posttrain.episodes.tools import UNKNOWN, as_text
 
 ROLES = ("user", "tool", "system")
+"""Of messages that an environment may return."""
 
 
 class Conduct:
@@ -42,7 +43,7 @@ class Conduct:
     ) -> None:
         """`seed` is that of this trajectory: modules that draw random numbers start from it."""
         random.seed(seed)
-        if "numpy" in sys.modules:
+        if "numpy" in sys.modules:  # the host has imported it where there is one
             sys.modules["numpy"].random.seed(seed % 2**32)
         self._runner = asyncio.Runner()
         self._seed, self._tools, self._most = seed, tools, most_characters
@@ -98,7 +99,7 @@ class Conduct:
             problem = f"there is no tool {name!r}; there are {', '.join(self._tools)}"
         try:
             text = f"error: {problem}" if problem else as_text(self._call(self._tools[name], **arguments), self._most)
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too: a tool does not end the trajectory
             problem = text = as_text(f"error: {type(error).__name__}: {error}", self._most)
         known = name if name in self._tools else UNKNOWN
         return {"role": "tool", "name": known, "content": text}, bool(problem)

@@ -77,6 +77,11 @@ class Episodes:
         return self.sessions.setup.environment is not None
 
     @property
+    def context_length(self) -> int | None:
+        """That of the sampler."""
+        return self.sampler.context_length
+
+    @property
     def patient(self) -> bool:
         """Who comes back when is found by counting, not by the clock: see the package."""
         return self.sampler.device.type == "cpu"
@@ -125,8 +130,9 @@ class Round:
                         self._turn_ended(play, turn)
                     self._look()
                 elif self.finishing and not self.waiting:
-                    play = self.finishing.pop(0)
-                    self._finish(play, self._wait(play))
+                    finishing, self.finishing = self.finishing, []
+                    for play in finishing:
+                        self._finish(play, self._wait(play))
                 yield from self._taken()
             self.sessions.settle()
         finally:
@@ -166,9 +172,13 @@ class Round:
         return self.waiting[0].stage == "reset" or drawing <= DRAWING * (drawing + len(self.waiting))
 
     def _look(self) -> None:
-        """Move messages, and finish those whose reward is there."""
+        """Move messages, and finish those whose reward is there.
+
+        One whose environment failed is begun anew, and when that is must be counted, too: after all others.
+        """
         self.sessions.poll()
-        for play in [play for play in self.finishing if play.session is not None and play.session.reply is not None]:
+        replies = [(play, play.session.reply) for play in self.finishing if play.session is not None]
+        for play in [p for p, reply in replies if reply and not (self.own.patient and reply.kind != "value")]:
             self.finishing.remove(play)
             self._finish(play, self._wait(play))
 
@@ -192,11 +202,12 @@ class Round:
         request = Request(prompt_ids=context, max_new_tokens=room, stream=(play.prompt.index, play.number))
         self.stream.submit(play, request, drawn=len(play.versions))
 
-    def _room(self, play: Play, used: int) -> tuple[str, int]:
-        """Which limit the next turn would run into, and after how many tokens, behind a context of `used` tokens."""
+    def _room(self, play: Play, used: int, more: int = 0) -> tuple[str, int]:
+        """Which limit the next turn would run into, and after how many tokens, behind a context of `used` tokens, of
+        which `more` are not in the trajectory yet."""
         rooms = {"max_completion_length": self.sampling.max_completion_length}
         if self.own.limits.max_length is not None:
-            rooms["max_trajectory_length"] = self.own.limits.max_length - max(0, used - len(play.prompt.ids))
+            rooms["max_trajectory_length"] = self.own.limits.max_length - play.length - more
         if self.own.sampler.context_length is not None:
             rooms["context"] = self.own.sampler.context_length - used
         return min(rooms.items(), key=lambda item: item[1])
@@ -263,18 +274,22 @@ class Round:
             self._failed(play, "template", str(refused))
 
     def _give(self, play: Play, messages: Sequence[Mapping[str, Any]]) -> None:
-        """The ids of what came back, and then the next turn; neither where there is no room for both."""
+        """The ids of what came back, and then the next turn; neither where there is no room for both.
+
+        Unusable where the chat template cannot write it."""
         anew = play.stage == "reset" or self.bridge.history == "split"
         seen = 0 if anew else len(play.context)
         play.ended = "max_trajectory_length" if self.own.limits.max_length is not None else "context"
         if sum(len(one["content"]) for one in messages) > self._most_characters:
             self._end(play)
             return
+        self.bridge.check(messages)
         if anew:
             ids = self.bridge.whole(*play.conversation)
         else:
             ids = self.bridge.between(play.messages[-len(messages) :], last=play.ids[-1] if play.ids else None)
-        play.ended, room = self._room(play, seen + len(ids))
+        more = len(ids) - (len(play.prompt.ids) if anew and not play.ids else 0)
+        play.ended, room = self._room(play, seen + len(ids), more)
         if room < 1:
             self._end(play)
             return
@@ -290,8 +305,7 @@ class Round:
     def _late(self, play: Play, reply: Reply) -> dict[str, Any]:
         """What the model is told of tools that hung or took their process down."""
         self._leave(play)
-        calls = play.messages[-1]["tool_calls"]
-        names = [self._known(one["function"]["name"]) for one in calls]
+        names = [self._known(name) for name in play.called]
         messages = [{"role": "tool", "name": name, "content": f"error: {reply.message}"} for name in names]
         return {"messages": messages, "errors": [True] * len(names)}
 

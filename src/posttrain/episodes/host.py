@@ -2,22 +2,25 @@
 
 It imports the user's file once, says what it found, and forks for each byte that comes over the socket FD with another
 socket: to that one the fork answers, until it closes. A fork costs milliseconds, shares what was imported, and has a
-state of its own. It is killed with this process, and this one with its parent.
+state of its own. It is killed with this process. When the trainer ends, however it does, the kernel kills this process
+and the process group of each fork, in which everything is that it has started, unless it left the group.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from posttrain import wire
-from posttrain.descendants import MARK, keep_orphans
+from posttrain.descendants import MARK, keep_orphans, kill_tree, new_mark
 from posttrain.episodes.conduct import Conduct
 from posttrain.episodes.tools import schema_of
 from posttrain.errors import ConfigError, PosttrainError
@@ -29,20 +32,24 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    die_with_parent(os.dup(0))
+    lifeline = os.dup(0)
+    die_with_parent(lifeline)
     with open(os.devnull, "r+b") as nothing:
         for descriptor in range(3):
             os.dup2(nothing.fileno(), descriptor)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     setup = next(_requests(control))
+    with suppress(ImportError):
+        importlib.import_module("numpy")  # once: forks seed the numbers of modules that are imported
     try:
         environment = None if setup["environment"] is None else load(Target(**setup["environment"]))
         tools = [load(Target(**target)) for target in setup["tools"]]
         if environment is not None:
-            _check(environment, setup["environment"]["name"], setup["settings"])
+            _in_a_fork(lifeline, lambda: _check(environment, setup["environment"]["name"], setup["settings"]))
         named = {tool.__name__: tool for tool in tools}
-        control.sendall(wire.encode({"schemas": _in_a_fork(lambda: [schema_of(t, n) for n, t in named.items()])}))
+        schemas = _in_a_fork(lifeline, lambda: [schema_of(tool, name) for name, tool in named.items()])
+        control.sendall(wire.encode({"schemas": schemas}))
     except PosttrainError as error:
         control.sendall(wire.encode({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}}))
         return
@@ -52,10 +59,16 @@ def main() -> None:
         byte, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not byte:
             return
+        host = os.getpid()
         if os.fork() == 0:
-            control.close()
-            _serve(socket.socket(fileno=descriptors[0]), environment, setup, named)
-            os._exit(0)
+            try:
+                control.close()
+                channel = socket.socket(fileno=descriptors[0])
+                channel.set_inheritable(False)  # what it starts must not hold the line open once it has died
+                _stand_alone(lifeline, host)
+                _serve(channel, environment, setup, named)
+            finally:
+                os._exit(0)
         os.close(descriptors[0])
 
 
@@ -68,21 +81,27 @@ def _check(environment: Callable[..., Any], name: str, settings: Mapping[str, An
             fix="docs/environments.md shows one.",
         )
     try:
-        environment(**settings)
+        conduct = Conduct(environment, settings, {}, most_characters=0, seed=0)
     except Exception as error:
         raise ConfigError(
             given=f"{name}(**environment.settings) raised {type(error).__name__}: {error}",
             allowed="settings that its __init__ takes",
             fix="Correct environment.settings.",
         ) from None
+    with suppress(Exception):  # in a run `reset` comes before it
+        conduct.close()
 
 
-def _in_a_fork(function: Callable[[], Any]) -> Any:
-    """What a function returns that imports what no trajectory needs; raises the ConfigError that it raises."""
+def _in_a_fork(lifeline: int, function: Callable[[], Any]) -> Any:
+    """What a function returns that imports, or starts, what no trajectory needs; raises the ConfigError that it
+    raises. What it has started ends with it."""
     ours, theirs = socket.socketpair()
+    host, mark = os.getpid(), new_mark()
     process = os.fork()
     if process == 0:
         try:
+            _stand_alone(lifeline, host)
+            os.environ[MARK] = mark
             message = {"value": function()}
         except PosttrainError as error:
             message = {"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}}
@@ -91,11 +110,28 @@ def _in_a_fork(function: Callable[[], Any]) -> Any:
         theirs.sendall(wire.encode(message))
         os._exit(0)
     theirs.close()
-    found = next(_requests(ours), {"failed": {"given": "the process that reads the tools ended"}})
+    with ours:
+        found = next(
+            _requests(ours), {"failed": {"given": "the process that tries the environment and the tools ended"}}
+        )
+    kill_tree(process, mark)
     os.waitpid(process, 0)
     if "failed" in found:
         raise ConfigError(**found["failed"])
     return found["value"]
+
+
+def _stand_alone(lifeline: int, host: int) -> None:
+    """In a fork: lead a process group that dies with the trainer, and die with the host."""
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != host:  # it ended before the signal was armed
+            os._exit(1)
+        lifeline = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY)  # whom the kernel tells is said once per opening
+    die_with_parent(lifeline)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    keep_orphans()
 
 
 def _requests(channel: socket.socket) -> Iterator[Any]:
@@ -109,24 +145,20 @@ def _serve(
     channel: socket.socket, environment: Callable[..., Any] | None, setup: Mapping[str, Any], tools: Mapping[str, Any]
 ) -> None:
     """Answer the requests of one trajectory."""
-    os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    keep_orphans()
     conduct: Conduct | None = None
     for request in _requests(channel):
+        if conduct is None:
+            os.environ[MARK] = request["mark"]
+            channel.sendall(wire.encode({"pid": os.getpid()}))  # fails where nobody listens any more: nothing is begun
         try:
             if conduct is None:
-                os.environ[MARK] = request["mark"]
-                channel.sendall(wire.encode({"pid": os.getpid()}))
                 how = {"most_characters": setup["most_characters"], "seed": request["seed"]}
                 conduct = Conduct(environment, setup["settings"], tools, **how)
-            answer = {"value": getattr(conduct, request["do"])(**request["with"])}
+            answer = wire.encode({"value": getattr(conduct, request["do"])(**request["with"])})
         except BaseException as error:  # SystemExit too: an environment does not end the run
             outcome = failed(error)
-            answer = {"failed": outcome.message, "traceback": outcome.traceback}
-        channel.sendall(wire.encode(answer))
+            answer = wire.encode({"failed": outcome.message, "traceback": outcome.traceback})
+        channel.sendall(answer)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 _FIRST = 0xF0000
 """Of Unicode's supplementary private use area, from which the characters are taken."""
+_TEXTS = ("content", "name")
+"""What a template writes of a message that comes from outside."""
+
+
+def _texts(message: Mapping[str, Any]) -> dict[str, str]:
+    return {key: message[key] for key in _TEXTS if isinstance(message.get(key), str)}
 
 
 @dataclass(frozen=True)
@@ -31,32 +37,36 @@ class Literal:
     def of(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int] = ()) -> Literal:
         ids = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids, *eos_ids}
         named = {str(tokenizer.convert_ids_to_tokens(token)): token for token in ids}
-        names = {name: token for name, token in named.items() if name.strip(" \t\r\n▁") and name != tokenizer.unk_token}
+        names = {name: token for name, token in named.items() if name.strip(" \t\r\n▁")}
         longest_first = sorted(names, key=lambda name: (-len(name), name))
         pattern = re.compile("|".join(map(re.escape, longest_first))) if names else None
         return Literal(tokenizer, names, pattern)
 
     def hide(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """The messages with a character in place of each name in their contents, and what each stands for.
+        """The messages with a character in place of each special token in their texts, and what each stands for.
 
         >>> from posttrain.tasks.tiny import build_tokenizer
-        >>> hidden, known = Literal.of(build_tokenizer()).hide([{"role": "tool", "content": "a<eos>b"}])
-        >>> len(hidden[0]["content"]), list(known.values())
-        (3, ['<eos>'])
+        >>> asked = [{"role": "tool", "name": "<eos>", "content": "a<eos>b"}]
+        >>> hidden, known = Literal.of(build_tokenizer()).hide(asked)
+        >>> len(hidden[0]["name"]), len(hidden[0]["content"]), list(known.values())
+        (1, 3, ['<eos>'])
         """
         known: dict[str, str] = {}
         if self._pattern is None:
             return [dict(message) for message in messages], known
-        texts = [message["content"] for message in messages]
+        texts = [text for message in messages for text in _texts(message).values()]
         taken = {letter for text in texts for letter in text if ord(letter) >= _FIRST}
         free = (chr(code) for code in range(_FIRST, 0x10FFFE) if chr(code) not in taken)
         for text in texts:
             for name in self._pattern.findall(text):
                 if name not in known.values():
                     known[next(free)] = name
-        stands_for = {name: letter for letter, name in known.items()}
-        hidden = [self._pattern.sub(lambda match: stands_for[match[0]], text) for text in texts]
-        return [{**one, "content": text} for one, text in zip(messages, hidden, strict=True)], known
+        stands_for, pattern = {name: letter for letter, name in known.items()}, self._pattern
+
+        def without(text: str) -> str:
+            return pattern.sub(lambda found: stands_for[found[0]], text)
+
+        return [{**one, **{key: without(text) for key, text in _texts(one).items()}} for one in messages], known
 
     def ids(self, text: str, known: Mapping[str, str], *, after: int | None = None) -> tuple[int, ...]:
         """The ids of a rendered text, in which the characters of `hide` are the letters of their names again.
@@ -72,12 +82,26 @@ class Literal:
         return tuple(found)
 
     def letters(self, name: str) -> list[int]:
-        """The ids of a name as text: cut where no token is recognised any more."""
+        """The ids of a name as text: cut where no token is recognised any more.
+
+        A letter that the tokenizer does not know is the token for what is unknown, as it would be anywhere.
+        """
         special = set(self.names.values())
         ids = [*self._encode(name[:1]), *self._encode(name[1:])]
         if special.intersection(ids):
             ids = [token for letter in name for token in self._encode(letter)]
-        return [token for token in ids if token not in special]
+        return [token for token in ids if token not in special or token == self._unknown]
+
+    def knows_its_letters(self) -> bool:
+        """Has every letter of every name a token of its own?"""
+        letters = {letter for name in self.names for letter in name} - set(self.names)
+        return all(self._unknown not in self._encode(letter) for letter in letters)
+
+    @property
+    def _unknown(self) -> int | None:
+        """Of a tokenizer that never needs it, such as one of bytes, this may be any other special token."""
+        unknown = self.tokenizer.unk_token_id
+        return int(unknown) if isinstance(unknown, int) else None
 
     def special(self, ids: Sequence[int]) -> list[int]:
         """Those of the ids that are special tokens, in their order."""

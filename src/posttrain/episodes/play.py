@@ -41,6 +41,8 @@ class Play:
     outside: list[int] = field(default_factory=list)
     """Places in `messages` of those that the policy did not write."""
     turns: int = 0
+    called: list[str] = field(default_factory=list)
+    """What the last turn called, as it named it."""
     calls: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     text: str = ""
@@ -52,6 +54,12 @@ class Play:
     def context(self) -> tuple[int, ...]:
         """What the next turn sees."""
         return tuple(self.ids[self.starts[-1] :]) if self.starts else (*self.prompt.ids, *self.ids)
+
+    @property
+    def length(self) -> int:
+        """Tokens behind the prompt: all that were drawn and given. Where each turn has a history of its own, histories
+        count as often as they are given."""
+        return len(self.ids) - (len(self.prompt.ids) if self.starts[:1] == [0] else 0)
 
     @property
     def conversation(self) -> tuple[list[Mapping[str, Any]], list[int]]:
@@ -90,8 +98,9 @@ class Play:
         self.versions += turn.versions
         self.turns += 1
         self.text, self.reason = turn.text, turn.finish_reason
+        self.called = [one.name for one in said.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said.content if said.calls else turn.text}
-        if said.calls:
+        if said.calls and said.readable:
             message["tool_calls"] = [call(one.name, one.arguments, n) for n, one in enumerate(said.calls)]
         self.messages.append(message)
 

@@ -10,8 +10,6 @@ import os
 import secrets
 import selectors
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,12 +17,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from posttrain import wire
-from posttrain.descendants import MARK, kill_tree, new_mark
+from posttrain.child import LocalChild
+from posttrain.descendants import kill_tree
 from posttrain.errors import ConfigError
 from posttrain.heartbeat import beat
 from posttrain.rewards.load import Target
 from posttrain.rewards.worker_process import LOAD_TIMEOUT
 
+_STDERR = 2
+"""Where Python says why it does not start; what the host prints later goes nowhere."""
 TICK = 1.0
 """Seconds after which whoever waits looks at the clock again."""
 
@@ -67,6 +68,8 @@ class Session:
         self.outgoing, self.incoming = memoryview(b""), bytearray()
         self.begun = False
         self.ending = False
+        self.ended = "its process ended"
+        """Why it is over, once it is: what is asked then gets this as a reply."""
 
 
 class Sessions:
@@ -74,9 +77,7 @@ class Sessions:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self._host: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._mark = ""
+        self._host: LocalChild | None = None
         self._open: set[Session] = set()
         self._selector = selectors.DefaultSelector()
         self.schemas: list[dict[str, Any]] = []
@@ -86,81 +87,57 @@ class Sessions:
 
     def start(self) -> None:
         """Import the environment and the tools. ConfigError says what is wrong with them."""
-        self._control, theirs = socket.socketpair()
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
-        environment.setdefault("PYTHONHASHSEED", "0")
-        self._mark = environment[MARK] = new_mark()
-        with theirs:
-            self._host = subprocess.Popen(
-                [sys.executable, "-m", "posttrain.episodes.host", str(theirs.fileno())],
-                stdin=subprocess.PIPE,  # never written to: the host dies when it closes
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=environment,
-            )
-        self._control.sendall(
-            wire.encode(
-                {
-                    "environment": None if self.setup.environment is None else asdict(self.setup.environment),
-                    "settings": self.setup.settings,
-                    "tools": [asdict(target) for target in self.setup.tools],
-                    "most_characters": self.setup.most_characters,
-                }
-            )
+        environment = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
+        host = self._host = LocalChild(["-m", "posttrain.episodes.host"], _STDERR, environment=environment)
+        host.channel.settimeout(LOAD_TIMEOUT)
+        found = _answer(
+            host.channel,
+            {
+                "environment": None if self.setup.environment is None else asdict(self.setup.environment),
+                "settings": self.setup.settings,
+                "tools": [asdict(target) for target in self.setup.tools],
+                "most_characters": self.setup.most_characters,
+            },
         )
-        found = self._hear_host()
         if "failed" in found:
             self.close()
             raise ConfigError(**found["failed"])
         self.schemas = found["schemas"]
 
-    def _hear_host(self) -> Mapping[str, Any]:
-        assert self._control is not None
-        self._control.settimeout(LOAD_TIMEOUT)
-        buffer = bytearray()
-        what = "the environment and the tools"
-        try:
-            while received := self._control.recv(1 << 20):
-                buffer += received
-                for message in wire.decode(buffer):
-                    return message
-        except TimeoutError:
-            return {"failed": {"given": f"importing {what} took more than {LOAD_TIMEOUT:g} s"}}
-        return {"failed": {"given": f"the process that imports {what} ended"}}
-
     def close(self) -> None:
         """Kill all processes."""
         self.kill_all()
         if self._host is not None:
-            kill_tree(self._host.pid, self._mark)
-            self._host.wait()
-            assert self._host.stdin is not None
-            self._host.stdin.close()
+            self._host.kill()
             self._host = None
-        if self._control is not None:
-            self._control.close()
-            self._control = None
 
     # --- one trajectory ----------------------------------------------------------------------------------------------
 
     def open(self, seed: int) -> Session:
         """A process that has not been asked anything; `seed` is what its random numbers start from."""
-        if self._host is None or self._host.poll() is not None:
+        if self._host is None or self._host.end() is not None:
+            for session in list(self._open):  # a host that ended has taken its forks with it
+                self._fail(session, "crash", "the host ended")
             self.close()
             self.start()
+        assert self._host is not None
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         session = Session(ours, secrets.token_hex(16), seed)
-        with theirs:
-            assert self._control is not None
-            with suppress(OSError):  # a host that has just died leaves a socket that nobody answers
-                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+        with theirs, suppress(OSError):  # a host that has just died leaves a socket that nobody answers
+            socket.send_fds(self._host.channel, [b"f"], [theirs.fileno()])
         self._open.add(session)
         self._selector.register(ours, selectors.EVENT_READ, session)
         return session
 
     def ask(self, session: Session, do: str, **arguments: Any) -> None:
-        """Send a request; what comes of it will stand in `reply`. DataError for what cannot be sent."""
+        """Send a request; what comes of it will stand in `reply`. DataError for what cannot be sent.
+
+        A process that has ended since the last request replies with a crash.
+        """
+        if session not in self._open:
+            session.reply = _over(session)
+            return
         message: dict[str, Any] = {"do": do, "with": arguments}
         if not session.begun:
             message |= {"mark": session.mark, "seed": session.seed}
@@ -200,10 +177,10 @@ class Sessions:
             self._fail(session, "timeout", f"no result after {self.setup.timeout:g} s")
 
     def wait(self, session: Session) -> Reply:
-        """Until the reply is there."""
-        while session.reply is None:
+        """Until the reply is there: a crash where none can come, because the process is gone."""
+        while session.reply is None and session in self._open:
             self.poll(min(TICK, self.setup.timeout))
-        return session.reply
+        return session.reply or _over(session)
 
     def settle(self) -> None:
         """Wait until all that were asked to close have done so, or are late."""
@@ -254,17 +231,53 @@ class Sessions:
             session.reply = Reply(kind="value", value=message["value"], seconds=seconds)
 
     def _fail(self, session: Session, kind: Literal["timeout", "crash"], message: str) -> None:
-        seconds = 0.0 if session.asked is None else time.monotonic() - session.asked
-        session.asked, session.reply = None, Reply(kind=kind, message=message, seconds=seconds)
+        """End it. A reply that is there already stays: nobody may have read it yet."""
+        if session.reply is None:
+            seconds = 0.0 if session.asked is None else time.monotonic() - session.asked
+            session.reply = Reply(kind=kind, message=message, seconds=seconds)
+        session.asked, session.ended = None, message
         self._kill(session)
 
     def _kill(self, session: Session) -> None:
+        if session in self._open and session.pid is None:
+            self._hear_pid(session)
         if session.pid is not None:
             kill_tree(session.pid, session.mark)
+            session.pid = None  # the number may be another process's from now on
         self._forget(session)
+
+    def _hear_pid(self, session: Session) -> None:
+        """A process that has said which it is may have begun what never ends; one that cannot say so any more ends."""
+        with suppress(OSError):
+            session.channel.shutdown(socket.SHUT_RD)  # from now on it can send nothing, and what it sent can be read
+            while received := session.channel.recv(1 << 20):
+                session.incoming += received
+        for message in wire.decode(session.incoming):
+            session.pid = message.get("pid", session.pid)
 
     def _forget(self, session: Session) -> None:
         """Its process ends by itself when its socket closes."""
-        self._open.discard(session)
-        self._selector.unregister(session.channel)
-        session.channel.close()
+        if session in self._open:
+            self._open.remove(session)
+            self._selector.unregister(session.channel)
+            session.channel.close()
+
+
+def _answer(host: socket.socket, setup: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the host found."""
+    message, buffer, what = wire.encode(setup), bytearray(), "the environment and the tools"
+    try:
+        host.sendall(message)
+        while received := host.recv(1 << 20):
+            buffer += received
+            for found in wire.decode(buffer):
+                return found
+    except TimeoutError:
+        return {"failed": {"given": f"importing {what} took more than {LOAD_TIMEOUT:g} s"}}
+    except OSError:  # it has ended before it heard all
+        pass
+    return {"failed": {"given": f"the process that imports {what} ended"}}
+
+
+def _over(session: Session) -> Reply:
+    return Reply(kind="crash", message=session.ended)

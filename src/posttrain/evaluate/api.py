@@ -23,6 +23,7 @@ from posttrain.config import (
     in_folder,
     load_config,
 )
+from posttrain.config.rules import turns_elsewhere
 from posttrain.data.given import Data, given_rows, where_the_run_is
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row
@@ -127,7 +128,7 @@ def evaluate(
         rollout=rollout_of(own.rollout, rollout),
         **_present({"seed": seed, "max_unscored": max_unscored}),
     )
-    _require_data(subject)
+    _check(subject)
     own_model = isinstance(model, LoadedModel)
     loaded = model if isinstance(model, LoadedModel) else _computing(load_model(subject.model), subject)
     found = _measure(subject, loaded, extract, own_model=own_model)
@@ -145,13 +146,18 @@ def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
     return replace(loaded, compute=chosen)
 
 
-def _require_data(subject: Subject) -> None:
+def _check(subject: Subject) -> None:
+    """ConfigError before any model is loaded."""
     if subject.data is None or subject.rows is None:
         raise ConfigError(
             given=f"no data to evaluate {subject.model.path} on",
             allowed="data with prompts; only a run folder brings its own",
             fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
+    # Servers answer each prompt once: of a run with an environment or tools they would measure something else.
+    has_turns = subject.environment.function is not None or bool(subject.tools)
+    if has_turns and (error := turns_elsewhere(subject.rollout)) is not None:
+        raise error
 
 
 def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, own_model: bool) -> Evaluation:

@@ -42,12 +42,15 @@ class ChatSession:
     ) -> None:
         """`model_or_run` is a model folder or name, or a run folder: its newest checkpoint that verifies, with the
         system prompt, the chat template and the stop strings that it was trained with. `system` goes before those.
-        `rollout` says what answers, as for `evaluate`.
+        `rollout` says what answers, as for `evaluate`. Of a run with an environment or tools stderr is told that a
+        chat has neither.
 
         Raises what `run_in`, `trained_model` and `load_model` raise, and ConfigError or ModelError where a server
         cannot be started.
         """
         model, run = _model_and_run(Path(model_or_run))
+        if run is not None and run.has_turns:
+            tell("This model was trained with an environment or tools. A chat has neither: the model answers alone.")
         self.model_path = model.path
         self.seed = seed
         self.turns: list[dict[str, str]] = []

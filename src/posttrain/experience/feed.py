@@ -164,22 +164,40 @@ class PromptFeed:
 
     samples = True
 
-    def __init__(self, config: RunConfig, prompts: Sequence[Prompt], *, pad_id: int) -> None:
-        self.config, self.rows, self.pad_id = config, prompts, pad_id
+    def __init__(
+        self, config: RunConfig, prompts: Sequence[Prompt], *, pad_id: int, context_length: int | None = None
+    ) -> None:
+        """`context_length` is that of the model; None without a limit."""
+        self.config, self.rows, self.pad_id, self.context_length = config, prompts, pad_id, context_length
 
     def describe(self) -> str:
         return f"{len(self.rows)} prompts"
 
     def longest(self) -> Batch:
         """The longest prompts, and completions up to the limit that differ early on, so that they share no more."""
-        train, sampling, limit = self.config.train, self.config.sampling, self.config.sampling.max_completion_length
+        train, sampling, limit = self.config.train, self.config.sampling, self._most_tokens()
         group_size = min(sampling.group_size, 1 + train.microbatch_tokens // limit)
         count = min(train.prompts_per_step, 1 + train.microbatch_tokens // (limit * group_size))
         rows = self.rows[:LOOKED_AT] if isinstance(self.rows, StreamedRecords) else self.rows
         prompts = heapq.nlargest(count, rows, key=lambda prompt: len(prompt.ids))
         answers = [[g >> place & 1 for place in range(limit)] for g in range(group_size)]
-        tokens, mask_BT = collate([(prompt.ids, answer) for prompt in prompts for answer in answers], self.pad_id)
+        sequences = [(prompt.ids, answer[: self._room(prompt)]) for prompt in prompts for answer in answers]
+        tokens, mask_BT = collate(sequences, self.pad_id)
         return Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(mask_BT)), tokens=tokens)
+
+    def _most_tokens(self) -> int:
+        """Behind a prompt. Of several turns without max_trajectory_length, what the policy alone can draw."""
+        sampling = self.config.sampling
+        if not self.config.has_turns:
+            return sampling.max_completion_length
+        most = sampling.max_trajectory_length or sampling.max_turns * sampling.max_completion_length
+        return most if self.context_length is None else min(most, self.context_length)
+
+    def _room(self, prompt: Prompt) -> int | None:
+        """For what stands behind it; None: for anything."""
+        if self.context_length is None or not self.config.has_turns:
+            return None
+        return max(1, self.context_length - len(prompt.ids))
 
     def named_rows(self) -> Iterable[tuple[str, Example]]:
         for p in self.rows:
@@ -205,7 +223,7 @@ class SampledFeed(PromptFeed):
         learns_from_rewards: bool = True,
     ) -> None:
         """`needs` and `learns_from_rewards` are what the algorithm declares."""
-        super().__init__(config, prompts, pad_id=pad_id)
+        super().__init__(config, prompts, pad_id=pad_id, context_length=getattr(sampler, "context_length", None))
         self.generator = Generator(sampler=sampler, rewards=rewards)
         self.select: Select = (DynamicSampling if "signal" in needs else EveryGroup)(config, len(prompts))
         self.queue = GroupQueue(config.train.max_lag)

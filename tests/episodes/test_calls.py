@@ -1,0 +1,103 @@
+"""Tool calls as each family writes them: recognised, read back, and left as they are where they cannot be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.catalogue import catalogue
+from tests.episodes.families import (
+    FAMILIES,
+    LOOK,
+    WITH_TOOLS,
+    bridge_of,
+    eos_of,
+    eos_text,
+    template_of,
+    tokenizer_of,
+)
+
+from posttrain.data.prompts import Renderer
+from posttrain.episodes.bridge import Bridge
+from posttrain.episodes.calls import Call, proven, recognised
+from posttrain.episodes.play import Play
+from posttrain.errors import ConfigError
+from posttrain.types import Completion, Prompt
+
+
+@catalogue("name", WITH_TOOLS)
+def test_the_format_of_calls_is_recognised_and_results_are_context(name: str):
+    bridge, tokenizer = bridge_of(name, "tool"), tokenizer_of(name)
+    assert recognised(template_of(name)).name == (FAMILIES[name].calls if name in FAMILIES else "hermes")
+    results = [{"role": "tool", "content": "found", "name": "look"}] * (1 if bridge.one_result else 2)
+    text = str(tokenizer.decode(list(bridge.between(results, last=eos_of(name)))))
+    assert text.count("found") == len(results)
+    assert "standin" not in text
+
+
+ARGUMENTS = (
+    {},
+    {"at": "x"},
+    {"at": {"in": [1, 2.5, {"none": None}], "is": True}, "said": 'a "quoted" word, \\ and \'another\'\n{"}<[ARGS]'},
+)
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@catalogue("name", WITH_TOOLS)
+def test_the_call_that_a_template_writes_is_read_back(name: str, arguments: dict[str, Any]):
+    bridge = bridge_of(name, "tool")
+    turn = bridge.turn_that_calls("look", arguments)
+    assert eos_text(name) not in turn
+    assert proven(template_of(name), bridge).read(turn).calls == [Call("look", arguments)]
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ('"arguments": {{ c.function.arguments | tojson }}', '"arguments": {{ c.function.arguments }}'),
+        ('"name": "{{ c.function.name }}"', '"function": "{{ c.function.name }}"'),
+        ("<tool_call>\n{", "<tool_call>\n<function={"),
+    ],
+)
+def test_a_template_whose_calls_cannot_be_read_is_refused(written: str, instead: str):
+    template = FAMILIES["hermes"].template
+    assert written in template
+    renderer = Renderer(
+        tokenizer=tokenizer_of("hermes"),
+        chat=True,
+        template_kwargs={"chat_template": template.replace(written, instead)},
+    )
+    bridge = Bridge.of(renderer, {eos_of("hermes")}, tools=[LOOK], roles=["tool"])
+    with pytest.raises(ConfigError, match="a call that is not read back in the format hermes"):
+        proven(template, bridge)
+
+
+def test_a_template_of_gpt_oss_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"gpt-oss \(Harmony\), which cannot be read yet"):
+        recognised("<|start|>assistant<|channel|>commentary to=functions.{{ name }} json<|message|>{{ a }}<|call|>")
+
+
+@catalogue("name", WITH_TOOLS)
+def test_a_call_that_cannot_be_read_stays_what_was_written(name: str):
+    """A template would write another call in its place, and the model would read in `split` what it never said."""
+    bridge = bridge_of(name, "tool")
+    written = bridge.turn_that_calls("look", {"at": "x"})
+    broken = written.replace('{"at": "x"}', '{"at": "x')
+    assert broken != written
+    said = proven(template_of(name), bridge).read(broken)
+    assert said.calls
+    assert not said.readable
+    play = Play(0, 0, Prompt(index=0, ids=(1,), text=""))
+    play.draw(Completion(ids=(5,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text=""), said)
+    assert play.messages == [{"role": "assistant", "content": broken}]
+    assert len(play.called) == len(said.calls)
+
+
+def test_split_shows_an_unreadable_call_as_it_was_written():
+    broken = '<tool_call>\n{"name": "look", "arguments": {"at": }}\n</tool_call>'
+    bridge, tokenizer = bridge_of("thinking", "tool"), tokenizer_of("thinking")
+    play = Play(0, 0, Prompt(index=0, ids=(1,), text="", messages=({"role": "user", "content": "One?"},)))
+    said = recognised(FAMILIES["thinking"].template).read(broken)
+    play.draw(Completion(ids=(5,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text=broken), said)
+    play.hear([{"role": "tool", "name": "unknown", "content": "error: the call is no JSON object"}])
+    assert broken in str(tokenizer.decode(list(bridge.whole(*play.conversation))))

@@ -1,0 +1,45 @@
+"""What a run in several turns says of itself when it is evaluated or talked to, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.end_to_end.turns import write_turns
+
+import posttrain as pt
+from posttrain.errors import ConfigError
+from posttrain.evaluate.chat import ChatSession
+
+WITH = ({"tools": ["worlds.py:look"]}, {"environment": "worlds.py:Guess", "rewards": ["environment"]})
+
+
+@pytest.mark.parametrize("turns", WITH)
+def test_a_run_with_turns_is_evaluated_in_turns_or_not_at_all(
+    tmp_path: Path, monkeypatch, capsys, turns: dict[str, Any]
+):
+    write_turns(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text("def turns(messages):\n    return [float(len(messages))]\n")
+    run = pt.train(
+        {
+            "model": {"path": "talker", "device": "cpu"},
+            "algorithm": "grpo",
+            "data": {"train": "guesses.jsonl", "eval_fraction": 0.25},
+            "rewards": [{"function": "rewards.py:turns"}],
+            "sampling": {"group_size": 2, "max_completion_length": 30},
+            "evaluation": {"prompts": 4, "samples": 1},
+            "train": {"steps": 1, "prompts_per_step": 2},
+            "output": "run",
+            "report": False,
+            **turns,
+        }
+    )
+    for rollout in ({"engine": "vllm"}, {"engine": "vllm", "url": ["http://127.0.0.1:9"]}):
+        with pytest.raises(ConfigError, match=r"an environment or tools with rollout.engine = vllm"):
+            pt.evaluate(run.folder, rollout=rollout)
+    assert pt.evaluate(run.folder).prompts == 4
+    capsys.readouterr()
+    with ChatSession(run.folder):
+        assert "A chat has neither: the model answers alone." in capsys.readouterr().err
