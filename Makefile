@@ -25,6 +25,7 @@ help:
 	@echo "make dist           the wheel and the source archive, in dist/"
 	@echo "make notebooks      run notebooks/ on the CPU, each in a kernel of its own (minutes)"
 	@echo "make house          lines, files and imports of every package, and what a step is read in"
+	@echo "make house SINCE=COMMIT  lines of every package at that commit and now"
 	@echo "make docs           the site of the documentation, in build/site, with every link checked"
 	@echo "make docs-test      the site in a real browser, which needs chromium, and npm for a checker of accessibility"
 	@echo "make docs-serve     the same while you write: http://127.0.0.1:8000"
@@ -87,7 +88,7 @@ format: $(VENV)/installed-dev
 	$(RUN) -m ruff check --fix .
 
 house: $(VENV)/installed-dev
-	$(RUN) -m tests.house
+	$(RUN) -m tests.house $(SINCE)
 
 dist: $(VENV)/installed-dev
 	rm -rf dist

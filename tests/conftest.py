@@ -55,6 +55,15 @@ def no_patience() -> None:
     os.environ["POSTTRAIN_DISK_PATIENCE"], PATIENCE.seconds = "0", 0.0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_flush() -> Iterator[None]:
+    """No test turns the power off, and what was written survives a kill without it. Which files are flushed, and in
+    which order, is tested where checkpoints are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @dataclass(frozen=True)
 class TokenFixture:
     """Fixture T of the algorithm reference: four completions of 3, 2, 4 and 1 tokens, in float64.

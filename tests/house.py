@@ -1,5 +1,7 @@
 """The plan of the house, read from the source: what lies on what. `python -m tests.house` prints it.
 
+`python -m tests.house COMMIT ...` prints the lines of each package at those commits beside the present ones.
+
 A package may import those that stand before it in `FLOORS`, also lazily and also for types alone. No file takes part in
 a circle of imports.
 """
@@ -8,6 +10,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import io
+import subprocess
+import sys
+import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -188,7 +194,47 @@ def reading_lines(name: str, definitions: tuple[str, ...]) -> int:
     return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in nodes)
 
 
+def sizes(texts: Mapping[Path, str]) -> dict[str, list[int]]:
+    """By package the lines of each of its files."""
+    found = defaultdict[str, list[int]](list)
+    for file, text in texts.items():
+        found[part_of(file)].append(len(text.splitlines()))
+    return found
+
+
+def texts_at(commit: str) -> dict[Path, str]:
+    """The source as it was committed, by its path in the present tree."""
+    root = SOURCE.parent.parent
+    packed = subprocess.run(["git", "archive", commit, "src/posttrain"], cwd=root, check=True, stdout=subprocess.PIPE)
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        members = [member for member in archive if member.isfile() and member.name.endswith(".py")]
+        opened = {root / member.name: archive.extractfile(member) for member in members}
+        return {path: file.read().decode() for path, file in opened.items() if file is not None}
+
+
+def print_growth(commits: list[str]) -> None:
+    """Lines by package at each of the commits, and now; packages that the first one lacks stand last."""
+    columns = [sizes(texts_at(commit)) for commit in commits]
+    columns.append(sizes({file: file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py")}))
+    print(f"{'lines':<20}" + "".join(f"{name[:8]:>10}" for name in [*commits, "now"]) + f"{'change':>10}")
+    parts = sorted({part for column in columns for part in column})
+    for part in sorted(parts, key=lambda part: part not in columns[0]):
+        counts = [sum(column.get(part, [])) for column in columns]
+        row = "".join(f"{count or '-':>10}" for count in counts)
+        print(f"{part:<20}{row}{counts[-1] - counts[0]:>+10}")
+    for name, count in (
+        ("all", lambda column: sum(map(sum, column.values()))),
+        ("files", lambda column: sum(map(len, column.values()))),
+        (f"files under {SMALL}", lambda column: sum(size < SMALL for sizes in column.values() for size in sizes)),
+    ):
+        counts = [count(column) for column in columns]
+        print(f"{name:<20}" + "".join(f"{each:>10}" for each in counts) + f"{counts[-1] - counts[0]:>+10}")
+
+
 def main() -> None:
+    if len(sys.argv) > 1:
+        print_growth(sys.argv[1:])
+        return
     imports = all_imports()
     files = sorted(SOURCE.rglob("*.py"))
     by_part = Counter[str]()

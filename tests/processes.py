@@ -7,6 +7,7 @@ one of them with `run_anew`.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -129,7 +130,8 @@ def _command(cwd: str, environment: dict[str, str], arguments: tuple[str, ...]) 
 
 
 def _into_files(files: Sequence[str], function: Callable[..., None], arguments: Sequence[object]) -> None:
-    """Call a function, with stdout and stderr going to two files."""
+    """Call a function, with stdout and stderr going to two files; nothing imported by then becomes garbage."""
+    gc.freeze()
     for descriptor, file in enumerate(files, start=1):
         with open(file, "w") as written:
             os.dup2(written.fileno(), descriptor)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import re
 import sys
@@ -832,7 +831,6 @@ def place(tmp_path_factory) -> Iterator[Place]:
         patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
         patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
         patch.setattr(sys, "path", sys.path.copy())  # transformers adds its folder of modules
-        patch.setattr(os, "fsync", lambda descriptor: None)  # that files survive a crash is tested elsewhere
         patch.setenv(KEY, "a-key")
         with verdicts_by_hash():
             yield Place(folder, PLAIN)

@@ -28,7 +28,10 @@ LARGEST = 1e100
 """Of a number that is shown: squares and sums of larger ones are infinite."""
 MOST_CONFIG, MOST_ROWS, MOST_ROLLOUTS = 300_000, 20_000, 128_000_000
 """Bytes of config.yaml, and rows and bytes of one rollouts file, that are read."""
+MOST_NESTED = 50
+"""Values within values of config.yaml."""
 _BATCH = 16
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _STEP = re.compile(r"step-(\d+)")
 _ORIGIN = re.compile(r"^(?P<line>.*?\S)\s+# (?P<origin>[^'\"]*)$")
@@ -268,18 +271,21 @@ def _read_evaluation(folder: Path, notes: list[str]) -> Mapping[str, Any]:
     return {}
 
 
-class _Plain(yaml.SafeLoader):
-    """Without aliases, by which a few lines can stand for more values than any memory holds; runs write none."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("an alias")
-        return super().compose_node(parent, index)
+def _plain(text: str) -> Any:
+    """What the YAML text says, without aliases, by which a few lines can stand for more values than any memory holds,
+    and without deep nesting, which could take more of the stack than there is; runs write neither."""
+    depth = 0
+    for event in yaml.parse(text, _YAML):
+        opens, closes = isinstance(event, yaml.CollectionStartEvent), isinstance(event, yaml.CollectionEndEvent)
+        depth += opens - closes
+        if isinstance(event, yaml.AliasEvent) or depth > MOST_NESTED:
+            raise yaml.YAMLError("an alias, or values within values within values")
+    return yaml.load(text, _YAML)
 
 
 def _parse_config(text: str, notes: list[str]) -> dict[str, Any]:
     try:
-        found = yaml.load(text, Loader=_Plain) if text else {}
+        found = _plain(text) if text else {}
     except (yaml.YAMLError, ValueError, RecursionError):
         found = None
     if isinstance(found, dict):

@@ -11,6 +11,7 @@ flipped bit without a word. Tensors are safetensors, everything else is JSON; no
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -475,6 +476,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@functools.cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)
