@@ -60,7 +60,9 @@ class Episode:
     ended: str
     """`done` (the environment ended it, or nothing was left to answer), the setting whose limit cut it, or `failed`."""
     reward: float | None = None
-    """What the environment gave for it; None where it gives none."""
+    """What the environment gave at the end; None where it gave nothing."""
+    turn_rewards: tuple[float | None, ...] = ()
+    """What it gave for each turn, None where it gave nothing; empty where it did so for none."""
     calls: tuple[str, ...] = ()
     """Names of the tools that were called, in their order."""
     errors: tuple[str, ...] = ()
@@ -72,10 +74,21 @@ class Episode:
     attempts: int = 1
     """How often it was begun."""
 
+    @property
+    def total_reward(self) -> float | None:
+        """The reward at the end and those of the turns; None where there is none of them.
+
+        >>> Episode(messages=(), turns=3, ended="done", reward=1.0, turn_rewards=(0.25, None, -0.5)).total_reward
+        0.75
+        """
+        given = [reward for reward in (*self.turn_rewards, self.reward) if reward is not None]
+        return math.fsum(given) if given else None
+
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Episode:
         """What `dataclasses.asdict` gave, read from JSON."""
-        return Episode(**{**saved, **{name: tuple(saved[name]) for name in ("messages", "calls", "errors")}})
+        lists = ("messages", "turn_rewards", "calls", "errors")
+        return Episode(**{**saved, **{name: tuple(saved.get(name, ())) for name in lists}})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +141,18 @@ class Completion:
     def drawn_ids(self) -> tuple[int, ...]:
         """The ids that the policy drew: what its length and its text are measured by."""
         return tuple(itertools.compress(self.ids, self.drawn)) if self.given else self.ids
+
+    @property
+    def turn_ends(self) -> tuple[int, ...]:
+        """Places in `ids` of the last tokens of its turns.
+
+        >>> Completion(
+        ...     ids=(5, 6, 7), logprobs=(-1.0, -2.0), versions=(0, 0), finish_reason="eos", text="", given=((1, 2),)
+        ... ).turn_ends
+        (0, 2)
+        """
+        drawn = self.drawn
+        return tuple(place for place, own in enumerate(drawn) if own and drawn[place + 1 : place + 2] != (True,))
 
     @property
     def failure(self) -> str:

@@ -392,6 +392,15 @@ def test_what_an_algorithm_leaves_open_is_derived():
     resolved = load_config(MINIMAL | {"algorithm": "dr_grpo"}, ["sampling.max_completion_length=99"])
     assert resolved.config.algorithm.settings["max_completion_length"] == 99
     assert resolved.origins["algorithm.max_completion_length"] == "derived: sampling.max_completion_length"
+    turns = ["tools=calculator", "sampling.max_turns=3", "sampling.max_completion_length=99"]
+    for more, length, follows in (
+        ([], 297, "sampling.max_turns * sampling.max_completion_length"),
+        (["sampling.max_trajectory_length=200"], 200, "sampling.max_trajectory_length"),
+        (["environment.credit=turn"], 99, "sampling.max_completion_length"),
+    ):
+        resolved = load_config(MINIMAL | {"algorithm": "dr_grpo"}, [*turns, *more])
+        assert resolved.config.algorithm.settings["max_completion_length"] == length
+        assert resolved.origins["algorithm.max_completion_length"] == f"derived: {follows}"
     chosen = load_config(MINIMAL, ["algorithm={name: dr_grpo, max_completion_length: 7}"])
     assert chosen.config.algorithm.settings["max_completion_length"] == 7
     assert chosen.origins["algorithm.max_completion_length"] == "command line"
@@ -844,6 +853,11 @@ BROKEN = {
     "_environments_give_rewards": (
         ["rewards=[environment]", "tools=calculator"],
         "a reward named environment, but there is no environment that could give one; allowed: environment.function.",
+    ),
+    "_turns_have_credit": (
+        ["algorithm=gspo", "tools=calculator", "environment.credit=turn"],
+        "credit by turn, but gspo as configured has one advantage for all of a completion; allowed: grpo, rloo, dapo, "
+        "ppo or reinforce_plus_plus, for example.\n  Set environment.credit = trajectory, or choose another algorithm.",
     ),
     "_there_is_a_reward": (
         ["rewards=[]"],

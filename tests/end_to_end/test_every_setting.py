@@ -30,7 +30,7 @@ from tests.algorithms.test_settings import SHOWN_ELSEWHERE
 from tests.catalogue import catalogue
 from tests.end_to_end.judging import HERE, KEY, LOSSES, ONCE, SERVED, VERDICTS, verdicts_by_hash
 from tests.end_to_end.recorded import Place, Record
-from tests.end_to_end.turns import CALLS, ENVIRONMENT, REWRITES, TALKER, TURNS, write_turns
+from tests.end_to_end.turns import CALLS, ENVIRONMENT, PAID, REWRITES, TALKER, TURNS, write_turns
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
@@ -339,6 +339,15 @@ CASES = [
     Case("environment.history", "split", "rollouts/completion_ids", given=REWRITES),
     Case("environment.history", "auto", refused="ConfigError: the chat template rewrites history", given=REWRITES),
     Case("environment.max_result_length", 3, "rollouts/completion_ids", given=CALLS),
+    Case("environment.credit", "turn", "rollouts/advantages", given=PAID),
+    Case("environment.credit", "token", "rollouts/advantages", given=PAID | {"algorithm": "reinforce_plus_plus"}),
+    Case(
+        "environment.credit", "token", given=PAID, refused="environment.credit = token, but grpo as configured has one"
+    ),
+    Case("environment.turn_discount", 0.5, "rollouts/advantages", given=PAID | {"environment.credit": "turn"}),
+    Case(
+        "environment.turn_discount", 0.5, given=PAID, refused="turn_discount = 0.5 with environment.credit = trajectory"
+    ),
     Case("tools", ["worlds.py:look"], "rollouts/prompt", given=TALKER),
     Case("sampling.max_batch_rows", 2, "effort/decoded_rows", keeps="rollouts/completion"),
     Case("train.steps", 1, "metrics/step"),

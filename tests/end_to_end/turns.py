@@ -26,6 +26,7 @@ ENVIRONMENT = {
         ("keep", "Says", {"history": "keep"}),
     )
 }
+PAID = {**TALKER, "environment": {"function": "paying.py:Pays"}, "rewards": [{"name": "environment"}]}
 REWRITES = {**ENVIRONMENT["keep"], "model": {"path": "talker", "device": "cpu", "chat_template": "rewrites.jinja"}}
 
 
@@ -33,6 +34,7 @@ def write_turns(folder: Path) -> None:
     """The files that these settings name."""
     talker(folder / "talker")
     shutil.copy(WORLDS, folder / "worlds.py")
+    shutil.copy(Path(WORLDS).with_name("paying.py"), folder / "paying.py")
     more = "{{ 'b ' if m.role == 'assistant' and not loop.last else '' }}{{ m.content }}"
     (folder / "rewrites.jinja").write_text(TEMPLATE.replace("{{ m.content }}", more))
     rows = [{"prompt": letter, "secret": letter} for letter in "abcdefgh" * 3]

@@ -1,9 +1,9 @@
 """The gradient of a trajectory is that of its drawn tokens alone.
 
 A world of two turns: the policy says a word, the world answers by chance (which answer how often depends on the word),
-the policy says another word; or it ends at once. Every trajectory is enumerated, and goes the way of a run: records,
-assembly, the packed forward pass, advantages, loss. Averaged with its probability, the gradient is that of the expected
-reward, which autograd gives in one line.
+the policy says another word; or it ends at once. Each turn may have a reward of its own. Every trajectory is
+enumerated, and goes the way of a run: records, assembly, the packed forward pass, advantages, loss. Averaged with its
+probability, the gradient is that of the expected reward, which autograd gives in one line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from posttrain.algorithms import REINFORCE, RLOO, PolicyGradient
+from posttrain.algorithms import REINFORCE, RLOO, ComposedPolicyGradient, PolicyGradient
+from posttrain.algorithms.credit import ByTurn, Credit, Whole
 from posttrain.experience.assemble import assemble
 from posttrain.experience.group import Group
 from posttrain.models.forward import token_logprobs
@@ -28,6 +29,7 @@ PROMPT = Prompt(index=0, ids=(1, 5), text="")
 WORDS, END, ANSWERS = (7, 8), 2, (20, 21)
 HEADER = (30, 31)
 """What stands between an answer of the world and the next word."""
+WHOLE = Whole()
 
 
 def chance(word: int, answer: int) -> float:
@@ -65,6 +67,8 @@ class Everything:
         chances = [chance(*path[:2]) if len(path) > 1 else 1.0 for path in paths]
         self.chances_C = torch.tensor(chances, dtype=torch.float64)
         self.rewards_C = (1 + (2.3 * torch.arange(1, len(paths) + 1).double()).sin()) / 2
+        first = torch.tensor([0.4 * path[0] - 0.1 * (len(path) > 1 and path[1]) for path in paths], dtype=torch.float64)
+        self.first_rewards_C = torch.where(torch.tensor([len(path) > 1 for path in paths]), first.sin(), 0.0)
         experience = assemble([Group(prompt=PROMPT, completions=tuple(self.trajectories))], pad_id=0)
         assert experience.tokens is not None
         self.mask_CT = experience.completion_mask_BT
@@ -91,10 +95,25 @@ class Everything:
         return self.logprobs_CT.sum(dim=-1).exp() * self.chances_C
 
     def exact(self) -> Tensor:
-        return torch.autograd.grad((self.probabilities_C * self.rewards_C).sum(), self.weights, retain_graph=True)[0]
+        return self.gradient_of(self.rewards_C)
 
-    def expected(self, algorithm: PolicyGradient, group_size: int) -> Tensor:
-        """Minus the mean gradient of the loss over every group that can be drawn."""
+    def gradient_of(self, rewards_C: Tensor) -> Tensor:
+        """Of the expectation of this."""
+        return torch.autograd.grad((self.probabilities_C * rewards_C).sum(), self.weights, retain_graph=True)[0]
+
+    def expected(
+        self,
+        algorithm: PolicyGradient,
+        group_size: int,
+        credit: Credit = WHOLE,
+        *,
+        of_turns: bool = False,
+        values_CT: Tensor | None = None,
+    ) -> Tensor:
+        """Minus the mean gradient of the loss over every group that can be drawn. `of_turns`: first turns that are not
+        the last have rewards of their own."""
+        first_CT = torch.zeros_like(self.mask_CT, dtype=torch.float64)
+        first_CT[:, len(PROMPT.ids)] = self.first_rewards_C
         expected = torch.zeros((), dtype=torch.float64)
         for group in itertools.combinations_with_replacement(range(len(self.trajectories)), group_size):
             orders = math.factorial(group_size) // math.prod(map(math.factorial, Counter(group).values()))
@@ -105,10 +124,13 @@ class Everything:
                 completion_mask_BT=self.mask_CT[chosen],
                 old_logprobs_BT=logprobs_BT.detach(),
                 sampling_logprobs_BT=logprobs_BT.detach(),
+                token_rewards_BT=first_CT[chosen] if of_turns else None,
+                values_BT=None if values_CT is None else values_CT[chosen],
             )
-            batch = algorithm.prepare(algorithm.to_batch(experience, algorithm.initial_state()))
+            batch = algorithm.prepare(credit.to_batch(algorithm, experience, algorithm.initial_state()))
             assert isinstance(batch, Batch)
-            loss, _ = algorithm.loss(Outputs(logprobs_BT), batch, count_totals(batch))
+            outputs = Outputs(logprobs_BT, values_BT=batch.values_BT)
+            loss, _ = algorithm.loss(outputs, batch, count_totals(batch))
             expected = expected + orders * self.probabilities_C[chosen].detach().prod() * loss
         return -torch.autograd.grad(expected, self.weights, retain_graph=True)[0]
 
@@ -134,3 +156,54 @@ def test_averages_to_the_gradient_of_the_expected_reward(
     exact = everything.exact()
     assert exact.norm() > 1e-4
     torch.testing.assert_close(everything.expected(algorithm, group_size), exact, atol=1e-9, rtol=0)
+
+
+CRITIC = ComposedPolicyGradient(
+    baseline="critic",
+    normalisation="none",
+    ratio="none",
+    trust_region="none",
+    kl="none",
+    aggregation="sequence_sum",
+    gae_lambda=1.0,
+    value_coef=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "group_size", "credit"),
+    [
+        (REINFORCE(baseline="none"), 2, Whole()),
+        (REINFORCE(baseline="none"), 2, ByTurn()),
+        (RLOO(), 2, ByTurn()),
+        pytest.param(RLOO(), 3, ByTurn(), marks=pytest.mark.slow),
+        (CRITIC, 1, Whole()),
+        (CRITIC, 1, ByTurn()),
+    ],
+    ids=["tokens", "turns", "rloo-2", "rloo-3", "critic of tokens", "critic of turns"],
+)
+def test_rewards_of_turns_average_to_the_gradient_of_their_expected_sum(
+    everything: Everything, algorithm: PolicyGradient, group_size: int, credit: Credit
+):
+    """Each turn learns from what it and later ones have earned, compared with whatever: the others of the group, also
+    where none of them has a second turn, or a critic that knows what was said before."""
+    exact = everything.gradient_of(everything.rewards_C + everything.first_rewards_C)
+    torch.manual_seed(1)
+    values_CT = torch.rand(everything.mask_CT.shape, dtype=torch.float64)
+    values_CT[:, len(PROMPT.ids)] = 0.3  # before the first word all are alike
+    seconds = torch.rand(40, 40, dtype=torch.float64)
+    for row, one in enumerate(everything.trajectories):
+        if one.given:  # before the second word, those with the same first word and the same answer are
+            answer = next(token for token in one.ids if token in ANSWERS)
+            values_CT[row, len(PROMPT.ids) + one.given[0][1]] = seconds[one.ids[0], answer]
+    found = everything.expected(algorithm, group_size, credit, of_turns=True, values_CT=values_CT)
+    assert (exact - everything.exact()).norm() > 1e-4, "the rewards of first turns matter"
+    torch.testing.assert_close(found, exact, atol=1e-9, rtol=0)
+
+
+def test_a_turn_that_learns_from_what_came_before_is_no_gradient_of_anything(everything: Everything):
+    """The test can fail: with the critic's one-step errors in place of returns the average is another one."""
+    exact = everything.gradient_of(everything.rewards_C + everything.first_rewards_C)
+    values_CT = torch.rand(everything.mask_CT.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = everything.expected(replace(CRITIC, gae_lambda=0.0), 1, ByTurn(), of_turns=True, values_CT=values_CT)
+    assert (found - exact).norm() > 1e-3

@@ -33,6 +33,15 @@ def test_drawn_and_given_pieces_are_told_apart_and_have_their_own_numbers():
     assert "2 turns · look × 2 · 1 calls in vain · max_turns" in html
 
 
+def test_what_a_turn_earned_stands_beside_it():
+    html = shown(episode=json.dumps(EPISODE | {"turn_rewards": [-0.1, 0.25]}))
+    assert '<i class="given">reward -0.1</i> <span class="p4" data-t="5|' in html
+    assert '<br><i class="given">model · reward +0.25</i> <span class="p4" data-t="9|' in html
+    html = shown(episode=json.dumps(EPISODE | {"turn_rewards": [None, "<b>"]}))
+    assert "reward -" not in html
+    assert '<i class="given">model</i>' in html
+
+
 @pytest.mark.parametrize("given", [None, "x", [[4, 2]], [[-9, 99]], [["a", 1]], [[1]]])
 @pytest.mark.parametrize("episode", [None, "{", "[]", "7", '{"turns": "<b>"}', "[" * 100_000])
 def test_a_file_of_another_program_is_shown_all_the_same(given: Any, episode: Any):

@@ -13,7 +13,7 @@ from tests.plugins.conftest import SOURCE
 
 from posttrain.algorithms import ALGORITHMS, DPO, GRPO, Algorithm
 from posttrain.algorithms.settings import NonNegative, settings
-from posttrain.algorithms.shared import advantages_of
+from posttrain.algorithms.shared import advantages_of, per_completion
 from posttrain.errors import ConfigError
 from posttrain.testing import ChecksFailed, algorithm_checks, check_algorithm
 from posttrain.types import Outputs, count_totals
@@ -112,6 +112,11 @@ def broadcasts(self, outputs, batch, totals, right):
     return loss_BT.sum() / max(1, totals.tokens), {}
 
 
+def has_one_advantage_for_all(self, outputs, batch, totals, right):
+    mean_B1 = per_completion(advantages_of(batch), batch.completion_mask_BT)
+    return right(outputs, replace(batch, advantages_BT=mean_B1.expand(batch.completion_mask_BT.shape)), totals)
+
+
 def logs_what_nobody_knows(self, outputs, batch, totals, right):
     loss, metrics = right(outputs, batch, totals)
     return loss, metrics | {"policy/mystery": torch.zeros(())}
@@ -129,6 +134,7 @@ FAULTS = {
     "gradient through the outputs alone": learns_the_reference,
     "arguments are left alone": writes_into_its_batch,
     "outputs of another shape": broadcasts,
+    "advantages of tokens": has_one_advantage_for_all,
     "each metric has a formula": logs_what_nobody_knows,
 }
 
@@ -200,7 +206,7 @@ def test_all_that_failed_is_told_at_once_and_checks_can_be_left_out():
     wrong = faulty(own_denominator)
     with pytest.raises(ChecksFailed) as told:
         check_algorithm(wrong, seeds=1)
-    assert str(told.value).startswith(f"grpo fails {len(told.value.failed)} of 20 checks\n- ")
+    assert str(told.value).startswith(f"grpo fails {len(told.value.failed)} of 21 checks\n- ")
     assert {"micro-batches", "packing, shared prompts and micro-batches on a model"} <= told.value.failed.keys()
     assert set(check_algorithm(wrong, seeds=1, skip=told.value.failed)) == set(algorithm_checks(wrong)) - set(
         told.value.failed

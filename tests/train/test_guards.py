@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from posttrain.train.guards import (
     Unmoved,
     Unscored,
 )
-from posttrain.types import Batch, Completion, Example, Experience, Outputs, Prompt
+from posttrain.types import Batch, Completion, Episode, Example, Experience, Outputs, Prompt
 
 NAN, INF = float("nan"), float("inf")
 
@@ -263,6 +264,21 @@ def test_truncated_answers_warn_once_and_stop_with_the_setting_to_change():
     assert "mean length 14; 2 such steps in a row" in caught.value.given
     assert caught.value.allowed == "at most guards.max_truncated = 0.5"
     assert "Set sampling.max_completion_length = 32" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("max_turns", "Raise sampling.max_turns"),
+        ("max_trajectory_length", "Raise sampling.max_trajectory_length"),
+        ("context", "Lower sampling.max_turns"),
+    ],
+)
+def test_trajectories_that_are_cut_name_the_limit_that_cut_them(limit: str, said: str):
+    episode = Episode(messages=(), turns=2, ended=limit)
+    guard = Truncation(max_truncated=0.5, steps=1, max_completion_length=16)
+    with pytest.raises(GuardStop, match=f"(?s)16 tokens or {limit} \\(2 of them\\).*{said}, or ask for shorter"):
+        guard.observe(1, [replace(one, episode=episode) for one in CUT[:2]] + CUT[2:])
 
 
 def test_exactly_the_allowed_share_of_truncated_answers_passes_and_ends_the_streak():

@@ -31,6 +31,9 @@ class Algorithm:
     """Of algorithms that sample: False where another teacher than a reward says what is good."""
     reads_token_rewards: ClassVar[bool] = False
     """Of algorithms that sample: may single tokens have rewards? Each token then has an advantage of its own."""
+    reads_token_advantages: ClassVar[bool] = False
+    """Of algorithms that sample: does the loss take the advantage of each token as it is? Else it has one for the whole
+    completion, and turns cannot have advantages of their own."""
     learns_off_policy: ClassVar[bool] = False
     """Of algorithms that sample: is the loss right for what another policy wrote, without a ratio?"""
     open_composition: ClassVar[bool] = False

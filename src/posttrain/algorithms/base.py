@@ -36,6 +36,9 @@ class PolicyGradient(Algorithm):
     shared_metrics: ClassVar[dict[str, str]] = SHARED_METRICS | CORRECTION_METRICS
 
     always_needs: ClassVar[frozenset[Need]] = frozenset()
+    reads_token_advantages: ClassVar[bool] = True
+    looks_at_lengths: ClassVar[bool] = False
+    """Of algorithms that read rewards of tokens: do those of completions depend on how many tokens they have?"""
     kl_in_reward: ClassVar[bool] = False
     """Is kl_coef the weight of a KL in the reward, computed before the first update, or of one in the loss?"""
     auto_correction: ClassVar[str] = "tis"

@@ -46,6 +46,10 @@ class DeepSeekV32(PolicyGradient):
     kl_estimator: KLInLoss = "k3_corrected"
     """Read only when kl_coef > 0. k3_corrected has the value of k3 and the gradient of KL(policy || reference)."""
 
+    @property
+    def reads_token_advantages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.max_negative_divergence is None
+
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         return experience.broadcast(center_by_group(experience.rewards_PG, experience.scored_PG))

@@ -25,6 +25,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class GMPO(PolicyGradient):
     key = "gmpo"
     min_group_size = 2
+    reads_token_advantages = False
     metrics = band_formulas("trained tokens", "d < -clip_low", "d > clip_high")
 
     clip_low: NonNegative = 0.4

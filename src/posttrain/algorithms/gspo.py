@@ -23,6 +23,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class GSPO(PolicyGradient):
     key = "gspo"
     min_group_size = 2
+    reads_token_advantages = False
     metrics = clip_formulas("completions", "s") | {
         "policy/sequence_ratio_std": "standard deviation of s over the completions of the step"
     }

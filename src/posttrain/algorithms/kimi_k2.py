@@ -26,6 +26,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class KimiK2(PolicyGradient):
     key = "kimi_k2"
     min_group_size = 2
+    reads_token_advantages = False
     auto_correction = "bypass"
     always_needs = frozenset({"old"})
     metrics = SQUARED_LOG_RATIO

@@ -82,6 +82,18 @@ class ComposedPolicyGradient(Parameters):
         return self.chosen.baseline.reads_token_rewards and self.chosen.normalisation.instead is None
 
     @property
+    def reads_token_advantages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.chosen.reads_token_advantages
+
+    @property
+    def looks_at_lengths(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.chosen.shaping.by_length
+
+    @property
+    def kl_in_reward(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.chosen.kl.in_reward is not None
+
+    @property
     def group_size_needed(self) -> int:
         return max(self.chosen.baseline.group, self.chosen.normalisation.group, self.values.get("k", 0) + 1)
 

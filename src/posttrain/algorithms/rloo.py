@@ -54,6 +54,10 @@ class RLOO(PolicyGradient):
                 fix="Leave gamma out, or clip_low and clip_high.",
             )
 
+    @property
+    def reads_token_advantages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.clip_low is None
+
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
         rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG

@@ -26,6 +26,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 @settings
 class TOPR(PolicyGradient):
     key = "topr"
+    reads_token_advantages = False
     auto_correction = "bypass"
     always_needs = frozenset({"old"})
     metrics = {"policy/weight_mean": "mean over the completions of w: 1 where none is truncated"}

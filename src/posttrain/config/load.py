@@ -45,8 +45,11 @@ from posttrain.errors import ConfigError, DataError, PosttrainError
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
 
-DERIVED = {("algorithm", "max_completion_length"): ("sampling", "max_completion_length")}
-"""Settings that are null unless given, and the setting that they then follow."""
+
+DERIVED: Mapping[Steps, Callable[[RunConfig], tuple[Any, str]]] = {
+    ("algorithm", "max_completion_length"): lambda config: config.most_drawn
+}
+"""Settings that are null unless given, and what they then follow, with the settings that it comes from."""
 COMMAND_LINE, CALLER = "command line", "caller"
 
 Check = Callable[[RunConfig], object]
@@ -344,7 +347,8 @@ def _validated(layers: Layers, places: Places, told: _Told, checks: Iterable[Che
         config = RunConfig.model_validate(layers.tree)
         for target, follows in DERIVED.items():
             if layers.at(target[:1]) is not None and _get(config, target, default="") is None:
-                layers.put(target, _get(config, follows), f"derived: {dotted(follows)}")
+                value, by = follows(config)
+                layers.put(target, value, f"derived: {by}")
                 config = RunConfig.model_validate(layers.tree)
         if not problems:
             return config

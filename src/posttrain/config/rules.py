@@ -607,6 +607,46 @@ def _environments_give_rewards(config: RunConfig, algorithm: Algorithm) -> Confi
     )
 
 
+def _turns_have_credit(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """environment.credit goes with the algorithm: turns have advantages of their own, or tokens have rewards."""
+    environment, credit = config.environment, config.environment.credit
+    if not config.has_turns or credit == "trajectory":
+        if environment.turn_discount == 1:
+            return None
+        return ConfigError(
+            given=f"environment.turn_discount = {environment.turn_discount:g} with environment.credit = {credit}",
+            allowed="environment.credit = turn: then turns have returns",
+            fix="Set environment.credit = turn, or leave environment.turn_discount out.",
+        )
+    if credit == "turn":
+        from posttrain.algorithms.credit import no_turns_for  # of runs that ask for it alone
+
+        return no_turns_for(algorithm)
+    return _tokens_have_credit(config, algorithm)
+
+
+def _tokens_have_credit(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    if config.environment.turn_discount != 1:
+        return ConfigError(
+            given=f"environment.turn_discount = {config.environment.turn_discount:g} with environment.credit = token",
+            allowed="environment.credit = turn, or the discount per token, algorithm.gamma",
+            fix="Set environment.credit = turn, or leave environment.turn_discount out.",
+        )
+    if not any(entry.name == "environment" for entry in config.rewards):
+        return ConfigError(
+            given="environment.credit = token, but no environment says what its turns were worth",
+            allowed="environment.function, with the reward environment among rewards",
+            fix="Set rewards = [environment], or leave environment.credit out.",
+        )
+    if algorithm.reads_token_rewards:
+        return None
+    return ConfigError(
+        given=f"environment.credit = token, but {config.algorithm.name} as configured has one advantage per completion",
+        allowed=", ".join(key for key, cls in ALGORITHMS.that_load() if cls.reads_token_rewards is True),
+        fix="Set environment.credit = turn, or algorithm = reinforce_plus_plus.",
+    )
+
+
 def _alarms_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """A setting of alarms that is given has something to watch: rewards, a check, evaluations, enough steps."""
     alarms = config.alarms
@@ -684,5 +724,6 @@ RULES: tuple[Rule, ...] = (
     _turns_are_used,
     _turns_are_sampled_here,
     _environments_give_rewards,
+    _turns_have_credit,
     _alarms_are_used,
 )

@@ -110,6 +110,17 @@ class RunConfig(Part):
         return self.environment.function is not None or bool(self.tools)
 
     @property
+    def most_drawn(self) -> tuple[int, str]:
+        """Tokens that a completion may have, or a turn that is credited by itself, and the settings that say so."""
+        sampling, each = self.sampling, "sampling.max_completion_length"
+        if not self.has_turns or self.environment.credit == "turn":
+            return sampling.max_completion_length, each
+        turns = sampling.max_turns * sampling.max_completion_length, f"sampling.max_turns * {each}"
+        if sampling.max_trajectory_length is None or turns[0] <= sampling.max_trajectory_length:
+            return turns
+        return sampling.max_trajectory_length, "sampling.max_trajectory_length"
+
+    @property
     def has_dropout(self) -> bool:
         """Of adapters, while they are trained."""
         return self.lora is not None and self.lora.dropout > 0

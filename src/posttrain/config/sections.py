@@ -277,6 +277,12 @@ class EnvironmentConfig(Part):
     turn the history that the template writes, keep the one that was sampled. auto refuses such a template."""
     max_result_length: Count = 4000
     """Characters of the result of a tool; longer ones are cut, and say so."""
+    credit: Literal["trajectory", "turn", "token"] = "trajectory"
+    """Who earned the rewards of a trajectory. trajectory: all of it, their sum. turn: each turn, what this turn and
+    later ones earned; group methods compare the same turns, a critic's GAE goes from turn to turn. token: each token,
+    with the reward of a turn on its last token; for algorithms that read rewards of tokens."""
+    turn_discount: Share = 1.0
+    """With credit = turn: discount of what later turns earn, for each turn in between."""
 
     @model_validator(mode="before")
     @classmethod

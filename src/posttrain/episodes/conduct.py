@@ -5,7 +5,8 @@ An environment is a class. It is made for each trajectory with its settings, and
     reset(row) -> messages      at the start, with the row of the data; what it returns follows the row's prompt, None
                                 is nothing. One that has a parameter `seed` gets a number of the trajectory's own.
     step(message) -> messages   after each turn of the policy; None: the conversation is over
-    reward() -> number          once, at the end; None or no such method: it gives no reward
+    turn_reward() -> number     after each step: what the turn was worth; None or no such method: nothing of its own
+    reward() -> number          once, at the end: what the whole was worth beside that; None or no such method: nothing
     close()                     at the very end; may be missing
 
 Each of them may be async. Messages are a text, which is one message of the user, a dict with role and content, or a
@@ -65,17 +66,21 @@ class Conduct:
         if self._environment is None:
             return {"done": True}
         answer = self._call(self._environment.step, dict(message))
-        return {"messages": as_messages(answer)} if answer is not None else {"done": True, **self.finish()}
+        worth = self._worth("turn_reward")
+        return worth | ({"messages": as_messages(answer)} if answer is not None else {"done": True, **self.finish()})
 
     def finish(self) -> dict[str, Any]:
-        """What it was worth."""
-        given = self._call(getattr(self._environment, "reward", None))
+        """What the whole was worth."""
+        return self._worth("reward")
+
+    def _worth(self, method: str) -> dict[str, Any]:
+        given = self._call(getattr(self._environment, method, None))
         if given is None:
             return {}
         reward = float(given)
         if not math.isfinite(reward):
-            raise ValueError(f"reward() returned {given}, and a reward is a finite number or None")
-        return {"reward": reward}
+            raise ValueError(f"{method}() returned {given}, and a reward is a finite number or None")
+        return {method: reward}
 
     def close(self) -> dict[str, Any]:
         """Whether processes are left that the environment has started."""

@@ -254,6 +254,7 @@ class Round:
                 self._failed(play, reply.kind, reply.message)
                 return
             value = self._late(play, reply)  # tools remember nothing: another process goes on
+        play.earn(value.get("turn_reward"))
         if value.get("done"):
             play.ended, play.reward = "done", value.get("reward")
             self._complete(play)

@@ -77,7 +77,8 @@ def _check(environment: Callable[..., Any], name: str, settings: Mapping[str, An
     if missing or not isinstance(environment, type):
         raise ConfigError(
             given=f"the environment {name} " + ("has no method step" if missing else "is no class"),
-            allowed="a class with the methods reset(row), step(message), reward() and close(); step alone is needed",
+            allowed="a class with the methods reset(row), step(message), turn_reward(), reward() and close(); step "
+            "alone is needed",
             fix="docs/environments.md shows one.",
         )
     try:

@@ -49,6 +49,7 @@ class Play:
     reason: FinishReason = "stop"
     ended: str = ""
     reward: float | None = None
+    turn_rewards: list[float | None] = field(default_factory=list)
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -104,6 +105,12 @@ class Play:
             message["tool_calls"] = [call(one.name, one.arguments, n) for n, one in enumerate(said.calls)]
         self.messages.append(message)
 
+    def earn(self, reward: float | None) -> None:
+        """What the environment gave for the last turn."""
+        if reward is not None:
+            self.turn_rewards += [None] * (self.turns - 1 - len(self.turn_rewards))
+            self.turn_rewards.append(reward)
+
     def completion(self, failure: str = "", detail: str = "") -> Completion:
         """What it came to; cut short, it is truncated."""
         return Completion(
@@ -119,6 +126,7 @@ class Play:
                 turns=self.turns,
                 ended="failed" if failure else self.ended,
                 reward=self.reward,
+                turn_rewards=self._turn_rewards,
                 calls=tuple(self.calls),
                 errors=tuple(self.errors),
                 failure=failure,
@@ -126,3 +134,9 @@ class Play:
                 attempts=self.attempt,
             ),
         )
+
+    @property
+    def _turn_rewards(self) -> tuple[float | None, ...]:
+        """One for each turn, or none at all."""
+        missing = self.turns - len(self.turn_rewards) if self.turn_rewards else 0
+        return (*self.turn_rewards, *[None] * missing)

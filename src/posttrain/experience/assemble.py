@@ -103,7 +103,7 @@ def with_rewards(
     rewards_PG, scored_PG = rewards_of(groups)
     counted = scores.counted.values()
     token_rewards_BT = None
-    if scores.tokens:
+    if any(numbers is not None for part in scores.tokens.values() for group in part for numbers in group):
         rewards_PG, token_rewards_BT = of_single_tokens(experience, groups, scores, weights)
     rewards_KPG = [[[float("nan") if r is None else r for r in group] for group in part] for part in counted]
     return replace(
@@ -131,7 +131,7 @@ def of_single_tokens(
                 value, tokens = part[p][g], scores.tokens.get(label)
                 if value is None:
                     continue
-                if tokens is None:
+                if tokens is None or tokens[p][g] is None:
                     rest_PG[p, g] += weight_of[label] * value
                 elif is_open_at(scores, label, p, g):
                     numbers += weight_of[label] * torch.tensor(tokens[p][g], dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +12,11 @@ from torch import Tensor
 from posttrain.experience.group import Group, completions_of, rewards_of, scores_of
 from posttrain.functional.baselines import group_std, has_signal
 from posttrain.rewards.judge import judge_metrics
-from posttrain.types import Completion, Max, Mean, Metrics, Min
+from posttrain.types import Completion, Episode, Max, Mean, Metrics, Min
 from posttrain.verify.verdict import Verdict
+
+SHOWN_TURNS = 10
+"""Turns that have a metric of their own."""
 
 
 def sampled_metrics(
@@ -127,6 +131,7 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
     """Of completions that may have several turns; nothing where they are answers.
 
     turns/mean, turns/max          turns of the policy in a trajectory
+    turns/reward/<k>               what turn k earned, mean over the trajectories that have one; of the first ten turns
     turns/cut_by/<limit>           share of the trajectories that ran into this limit
     environment/failed/<cause>     share whose environment failed for good: exception, timeout, crash or template
     environment/attempts           how often a trajectory was begun, mean
@@ -144,6 +149,7 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
     return {
         "turns/mean": Mean(sum(episode.turns for episode in episodes), total),
         "turns/max": Max(float(max(episode.turns for episode in episodes))),
+        **_turn_rewards(episodes),
         **{f"turns/cut_by/{end}": Mean(ends[end], total) for end in sorted(ends.keys() - {"done", "failed"})},
         **{f"environment/failed/{cause}": Mean(count, total) for cause, count in sorted(failures.items())},
         "environment/attempts": Mean(sum(episode.attempts for episode in episodes), total),
@@ -151,6 +157,17 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
         **{f"tools/calls/{name}": Mean(count, total) for name, count in sorted(calls.items())},
         **{f"tools/errors/{name}": Mean(errors[name], count) for name, count in sorted(calls.items())},
     }
+
+
+def _turn_rewards(episodes: Sequence[Episode]) -> Metrics:
+    """Nothing where no environment rewards turns; a turn without a reward has earned 0."""
+    scored = [episode for episode in episodes if not episode.failure]
+    if not any(episode.turn_rewards for episode in scored):
+        return {}
+    most = min(SHOWN_TURNS, max(episode.turns for episode in scored))
+    rewards = [[*episode.turn_rewards, *[None] * most][: min(most, episode.turns)] for episode in scored]
+    turns = [[own[k] or 0.0 for own in rewards if len(own) > k] for k in range(most)]
+    return {f"turns/reward/{k}": Mean(math.fsum(own), len(own)) for k, own in enumerate(turns, start=1)}
 
 
 def _std(values: Tensor) -> Mean:

@@ -226,13 +226,16 @@ def _tokens_html(row: Mapping[str, Any], scale: float, decode: Decode | None) ->
         text, note = cut(str(row.get("completion") or ""), MAX_CHARACTERS)
         return escaped(text) or '<span class="empty">(empty)</span>', note
     advantages, logprobs = _advantages(row), iter(_floats(row.get("logprobs")))
+    earned = iter(_turn_rewards(row))
     pieces, given = _pieces(ids[:MAX_TOKENS], decode), _given(row, len(ids))
     spans, used, shown = [], 0, 0
     for i, piece in enumerate(pieces):
         if used + len(piece) > MAX_CHARACTERS:
             break
-        if given[i] != (i > 0 and given[i - 1]):
-            spans.append('<br><i class="given">environment</i> ' if given[i] else '<br><i class="given">model</i> ')
+        if not given[i] and (i == 0 or given[i - 1]):
+            spans.append(_turn_begins(i, next(earned, None)))
+        elif given[i] and not (i > 0 and given[i - 1]):
+            spans.append('<br><i class="given">environment</i> ')
         advantage = advantages[i] if i < len(advantages) else 0.0
         logprob = None if given[i] else next(logprobs, None)
         values = f"{ids[i]}|{advantage:.3f}|{'' if logprob is None else f'{logprob:.3f}'}"
@@ -241,6 +244,23 @@ def _tokens_html(row: Mapping[str, Any], scale: float, decode: Decode | None) ->
         used, shown = used + len(piece), shown + 1
     note = f"cut here: {shown:,} of {len(ids):,} tokens shown" if shown < len(ids) else ""
     return "".join(spans), note
+
+
+def _turn_begins(place: int, earned: float | None) -> str:
+    """What stands before a turn of the model: what it earned, and who speaks unless nobody has spoken before."""
+    who = "model" if place else ""
+    reward = "" if earned is None else f"reward {earned:+.3g}"
+    said = " · ".join(filter(None, (who, reward)))
+    return f'{"<br>" if place else ""}<i class="given">{said}</i> ' if said else ""
+
+
+def _turn_rewards(row: Mapping[str, Any]) -> list[float | None]:
+    """What the environment gave for each turn."""
+    try:
+        given = json.loads(row.get("episode") or "null")["turn_rewards"]
+        return [float(reward) if is_number(reward) else None for reward in given]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
 
 
 def _given(row: Mapping[str, Any], length: int) -> list[bool]:

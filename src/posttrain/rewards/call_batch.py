@@ -61,10 +61,11 @@ class CallBatch:
         outcomes = self._of_each(rows)
         tokens: list[list[float] | None] = []
         if self.component.signature.per_token:
-            tokens = [_of_tokens(self.component.label, one, row) for one, row in zip(outcomes, rows, strict=True)]
-            values = [None if own is None else math.fsum(own) for own in tokens]
-        else:
-            values = [_value(self.component.label, outcome, row) for outcome, row in zip(outcomes, rows, strict=True)]
+            tokens = [self._of_tokens(outcome, row) for outcome, row in zip(outcomes, rows, strict=True)]
+        values = [
+            _value(self.component.label, outcome, row) if own is None else math.fsum(own)
+            for outcome, row, own in zip(outcomes, rows, tokens or [None] * len(rows), strict=True)
+        ]
         verdicts = [_verdict(outcome, value) for outcome, value in zip(outcomes, values, strict=True)]
         failures: list[tuple[int, Failure]] = []
         for number, (outcome, verdict) in enumerate(zip(outcomes, verdicts, strict=True)):
@@ -86,6 +87,12 @@ class CallBatch:
             seconds=sum(outcome.seconds for outcome in self.outcomes),
             judgements=self.judgements,
         )
+
+    def _of_tokens(self, outcome: Outcome, row: Row) -> list[float] | None:
+        """A built-in may give one number for all of a completion."""
+        if self.component.builtin is not None and not isinstance(outcome.value, list):
+            return None
+        return _of_tokens(self.component.label, outcome, row)
 
     def _of_each(self, rows: Sequence[Row]) -> list[Outcome]:
         """The outcome of each row, where one call may have answered for all."""
@@ -114,7 +121,8 @@ class Read:
     values: list[float | None]
     """None where not applicable or failed."""
     tokens: list[list[float] | None] = field(default_factory=list)
-    """Of a reward that gives each token a number: those numbers, whose sum is the value."""
+    """Of a reward that gives each token a number: those numbers, whose sum is the value; None where it gave one for
+    the whole."""
     verdicts: list[Verdict | None]
     """None where the reward gave a number without a reason."""
     failures: list[tuple[int, Failure]]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the records import torch, which a reward worker does not ne
 GIVEN_NAMES = frozenset(
     {
         *("prompt", "prompts", "completion", "completions", "completion_ids"),
-        *("truncated", "groups", "environment_reward"),
+        *("truncated", "groups", "environment_reward", "environment_token_rewards"),
     }
 )
 """Parameters that are filled from the rollout; a column of such a name is not passed on."""
@@ -183,7 +183,7 @@ class Component:
     def trial(self) -> dict[str, Any]:
         """What a call for one short completion gets from the rollout."""
         one: dict[str, Any] = {"completion": "\\boxed{0}", "completion_ids": [0], "truncated": False, "groups": 0}
-        one |= {"environment_reward": None, GATE_STATE: True}
+        one |= {"environment_reward": None, "environment_token_rewards": None, GATE_STATE: True}
         if self.signature.batch:
             one = {"completions": [one.pop("completion")]} | {name: [value] for name, value in one.items()}
         return {name: value for name, value in one.items() if name in self.signature.named}
@@ -211,7 +211,8 @@ class Component:
             "completion_ids": self._ids,
             "truncated": lambda row: row.completion.truncated,
             "groups": lambda row: row.group,
-            "environment_reward": lambda row: row.completion.episode.reward if row.completion.episode else None,
+            "environment_reward": lambda row: row.completion.episode and row.completion.episode.total_reward,
+            "environment_token_rewards": lambda row: _token_rewards(row.completion),
         }
         asked = set(self.signature.named)
         if self.signature.takes_any:
@@ -242,3 +243,16 @@ def _completion(row: Row) -> Any:
     if _is_chat(row) and row.completion.episode is not None:
         return [dict(message) for message in row.completion.episode.messages]
     return [{"role": "assistant", "content": row.completion.text}] if _is_chat(row) else row.completion.text
+
+
+def _token_rewards(completion: Completion) -> list[float] | None:
+    """What the environment gave, turn by turn on their last tokens, the reward at the end on the very last one; None
+    where no turn but the last has a reward."""
+    episode, ends = completion.episode, completion.turn_ends
+    if episode is None or not any(reward is not None for reward in episode.turn_rewards[:-1]):
+        return None
+    numbers = [0.0] * len(completion.ids)
+    for place, reward in zip(ends, episode.turn_rewards, strict=True):
+        numbers[place] = reward or 0.0
+    numbers[ends[-1]] += episode.reward or 0.0
+    return numbers

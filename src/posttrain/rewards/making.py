@@ -18,16 +18,18 @@ from posttrain.rewards.gates import GATE_STATE, Gate
 from posttrain.rewards.load import Target, find_named, published_rewards, resolve, suggestion
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.threads import ThreadRunner
-from posttrain.rewards.verifiers import BUILTINS
+from posttrain.rewards.verifiers import BUILTINS, BY_TURN
 
 MODEL_LABEL, JUDGE_LABEL = "reward_model", "judge"
 """What a reward model and a judge are called in metrics and messages, without a label of their own."""
 
 
-def make_component(reward: RewardLike, pool: WorkerPool, folder: Path | None, device: str = "auto") -> Component:
+def make_component(
+    reward: RewardLike, pool: WorkerPool, folder: Path | None, device: str = "auto", *, by_turn: bool = False
+) -> Component:
     """Find the function, read its signature, check the settings against it; ConfigError for whatever does not fit.
 
-    `device` is where a reward model computes.
+    `device` is where a reward model computes. `by_turn`: built-ins that can judge each turn do.
     """
     given = {name: getattr(reward, name) for name in ("name", "function", "model", "judge")}
     if list(given.values()).count(None) != 3:
@@ -42,7 +44,7 @@ def make_component(reward: RewardLike, pool: WorkerPool, folder: Path | None, de
     gate = Gate.of(reward.gate)
     if reward.judge is not None:
         return replace(_make_judge(reward, folder, device), gate=gate)
-    component = _find(reward, pool, folder) if reward.model is None else _load_model(reward, folder, device)
+    component = _load_model(reward, folder, device) if reward.model else _find(reward, pool, folder, by_turn)
     component = replace(component, gate=gate)
     _check_settings(component)
     if component.builtin is not None and component.settings:
@@ -73,11 +75,11 @@ def check_names(rewards: Sequence[RewardLike]) -> None:
             find_named(reward.name)
 
 
-def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None) -> Component:
+def _find(reward: RewardLike, pool: WorkerPool, folder: Path | None, by_turn: bool) -> Component:
     common = {"weight": float(reward.weight), "timeout": float(reward.timeout), "settings": dict(reward.settings)}
     if reward.name in BUILTINS:
         published_rewards()
-        builtin = BUILTINS[reward.name]
+        builtin = {**BUILTINS, **(BY_TURN if by_turn else {})}[reward.name]
         return Component(
             label=reward.label or reward.name,
             signature=Signature.of(builtin.function, reward.name),

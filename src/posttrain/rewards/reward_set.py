@@ -39,6 +39,7 @@ def build_rewards(
     workers: int | None = None,
     device: str = "auto",
     training: bool = False,
+    by_turn: bool = False,
     start: Start = LocalWorker,
 ) -> RewardSet:
     """Find and check every reward of a config.
@@ -46,13 +47,15 @@ def build_rewards(
     An element may also be a name, a path or a callable, with the defaults of `Reward`. `folder` is where the config
     lies: paths are looked up in the working directory, then there. At most `workers` processes (default: 4, or the
     number of cores if that is less) score side by side. Reward models compute on `device`. `training`: settings that
-    are not given are those for training, which are strict about where an answer stands (`Builtin.training`). `start`
-    starts the processes.
+    are not given are those for training, which are strict about where an answer stands (`Builtin.training`). `by_turn`:
+    the reward `environment` says of each turn what it was worth. `start` starts the processes.
     """
     pool = WorkerPool(workers, start)
     try:
         components = [
-            make_component(as_reward(item, training=training), pool, Path(folder) if folder else None, device)
+            make_component(
+                as_reward(item, training=training), pool, Path(folder) if folder else None, device, by_turn=by_turn
+            )
             for item in rewards
         ]
         return RewardSet(components, pool)

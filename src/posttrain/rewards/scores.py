@@ -63,8 +63,8 @@ class Scores:
     verdicts: dict[str, list[list[Verdict | None]]] = field(default_factory=dict)
     """By label, for components that gave a reason or failed: the verdict behind each number of `parts`."""
     tokens: dict[str, list[list[list[float] | None]]] = field(default_factory=dict)
-    """By label, for components that give each token a number: those numbers, unweighted and whatever their gates. Their
-    sum stands in `parts`."""
+    """By label, for components that give each token a number: those numbers, unweighted and whatever their gates; None
+    where there is one for the whole completion. Their sum stands in `parts`."""
     is_open: dict[str, list[list[bool | None]]] = field(default_factory=dict)
     """By label, for components behind a gate: whether it was open; None where the other reward had no score."""
     judgements: tuple[Judgement, ...] = ()

@@ -77,6 +77,19 @@ def environment(completion: str, environment_reward: float | None) -> Verdict:
     return Verdict(environment_reward, reason)
 
 
+def environment_by_turn(
+    completion: str, environment_reward: float | None, environment_token_rewards: Sequence[float] | None
+) -> Verdict | list[float]:
+    """The same for each token: what a turn was worth stands on its last one. One number where no turn but the last has
+    a reward."""
+    if environment_token_rewards is None:
+        return environment(completion, environment_reward)
+    return list(environment_token_rewards)
+
+
+environment_by_turn.per_token = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Builtin:
     """How the machinery runs a verifier."""
@@ -158,6 +171,13 @@ BUILTINS: dict[str, Builtin] = {
         )
     },
 }
+
+BY_TURN: Mapping[str, Builtin] = {
+    "environment": Builtin(
+        function=environment_by_turn, target=f"{_HERE}:environment_by_turn", quick=environment_by_turn
+    )
+}
+"""What judges in place of a built-in where turns have rewards of their own."""
 
 
 def _compile(pattern: str, setting: str, flags: int = re.DOTALL) -> re.Pattern[str]:

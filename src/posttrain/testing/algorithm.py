@@ -108,6 +108,7 @@ def _of_sampled(algorithm: PolicyGradient) -> dict[str, Invariance]:
 
     return {
         "advantages follow their completions": following,
+        "advantages of tokens": lambda raw, _: holds.a_token_is_moved_by_its_own_advantage_alone(algorithm, raw),
         "nothing scored": lambda raw, _: holds.nothing_scored_is_zero(algorithm, raw),
         "old log-probabilities on-policy": at_start,
     }

@@ -130,6 +130,23 @@ def advantages_follow_their_completions(
     require_same(actual_BT, expected_BT, "the advantages of the same completions in another order")
 
 
+def a_token_is_moved_by_its_own_advantage_alone(algorithm: PolicyGradient, raw: Experience) -> None:
+    """Where `reads_token_advantages` says so: another advantage of one token leaves the gradients of all others."""
+    tried = Tried(algorithm, raw)
+    advantages_BT = tried.batch.advantages_BT
+    if not algorithm.reads_token_advantages or advantages_BT is None or not advantages_BT.any():
+        return
+    changed_BT = advantages_BT.clone()
+    place = advantages_BT.abs().argmax()
+    changed_BT.view(-1)[place] *= -100  # so that the mean of its completion is of another sign, too
+    loss, _ = algorithm.loss(tried.outputs, replace(tried.batch, advantages_BT=changed_BT), tried.totals)
+    before, after = (
+        found["logprobs_BT"].flatten().index_fill(0, place, 0.0)
+        for found in (tried.gradients, gradients(tried.outputs, loss))
+    )
+    require_same(after, before, "the gradients of other tokens, with another advantage of one (reads_token_advantages)")
+
+
 # --- padding and masks -----------------------------------------------------------------------------------------------
 
 

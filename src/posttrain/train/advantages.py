@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from posttrain.algorithms import Algorithm
+from posttrain.algorithms.credit import Credit, Whole
 from posttrain.train.passes import Fill, Refresh
 from posttrain.types import Batch, Experience, Mean, Metrics
 
@@ -51,16 +52,23 @@ class OfExperience(Remembering):
     """For sampled answers: old and reference log-probabilities, values, then the algorithm's advantages."""
 
     def __init__(
-        self, algorithm: Algorithm, fills: Sequence[Fill], refreshes: Sequence[Refresh], *, mask_truncated: bool
+        self,
+        algorithm: Algorithm,
+        fills: Sequence[Fill],
+        refreshes: Sequence[Refresh],
+        *,
+        mask_truncated: bool,
+        credit: Credit = Whole(),  # noqa: B008 - frozen
     ) -> None:
+        """`credit`: who earned the rewards of a completion."""
         super().__init__(algorithm, refreshes)
-        self.fills, self.mask_truncated = fills, mask_truncated
+        self.fills, self.mask_truncated, self.credit = fills, mask_truncated, credit
         self.seen: Metrics = {}
 
     def __call__(self, experience: Experience) -> Batch:
         for fill in self.fills:
             experience = fill(experience)
-        batch = self.algorithm.to_batch(experience, self.state)
+        batch = self.credit.to_batch(self.algorithm, experience, self.state)
         before = {f"algorithm/{name}": Mean(float(value), 1.0) for name, value in self.state_dict().items()}
         self.seen = before | self.algorithm.step_metrics(experience, batch)
         if "current" in self.algorithm.needs:  # the policy has not moved yet: the old pass, where there was one, tells

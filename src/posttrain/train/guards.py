@@ -284,11 +284,10 @@ class Unmoved:
         self.streak, self.warned = state["streak"], state["warned"]
 
 
-def other_limits(completions: Sequence[Completion]) -> str:
-    """Of trajectories: the other limits at which some were cut, with how many; nothing of answers."""
+def other_limits(completions: Sequence[Completion]) -> Counter[str]:
+    """Of trajectories: the other limits at which some were cut, and how many; nothing of answers."""
     ends = (completion.episode.ended for completion in completions if completion.episode and completion.truncated)
-    found = Counter(end for end in ends if end != "max_completion_length")
-    return "".join(f" or {limit} ({count} of them)" for limit, count in found.most_common())
+    return Counter(end for end in ends if end != "max_completion_length")
 
 
 class Truncation:
@@ -306,21 +305,28 @@ class Truncation:
             return None
         self.streak += 1
         length = sum(len(completion.drawn_ids) for completion in completions) / len(completions)
+        others = other_limits(completions)
+        also = "".join(f" or {limit} ({count} of them)" for limit, count in others.most_common())
         finding = (
             f"{cut} of {len(completions)} answers ({cut / len(completions):.0%}) were cut at "
-            f"sampling.max_completion_length = {self.max_completion_length} tokens{other_limits(completions)}; mean "
-            f"length {length:.0f}"
+            f"sampling.max_completion_length = {self.max_completion_length} tokens{also}; mean length {length:.0f}"
         )
         if self.streak >= self.steps:
             raise GuardStop(
                 given=f"step {step}: {finding}; {self.streak} such steps in a row",
                 allowed=f"at most guards.max_truncated = {self.max_truncated:g}",
-                fix=f"Set sampling.max_completion_length = {2 * self.max_completion_length}, or ask for shorter "
-                "answers (data.system_prompt).",
+                fix=f"{self._remedy(cut, others)}, or ask for shorter answers (data.system_prompt).",
             )
         if self.streak > 1:
             return None
         return f"step {step}: {finding}. The run stops after {self.steps} such steps in a row"
+
+    def _remedy(self, cut: int, others: Counter[str]) -> str:
+        """Of the limit that has cut most."""
+        if others.total() <= cut / 2:
+            return f"Set sampling.max_completion_length = {2 * self.max_completion_length}"
+        [(limit, _)] = others.most_common(1)
+        return "Lower sampling.max_turns" if limit == "context" else f"Raise sampling.{limit}"
 
     def state(self) -> dict[str, Any]:
         return {"streak": self.streak}

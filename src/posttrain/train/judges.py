@@ -84,20 +84,22 @@ class Judges(NamedTuple):
             {} if hosts is None or not hosts.workers else {"workers": hosts.workers, "start": hosts.start_worker}
         )
 
+        by_turn = config.environment.credit != "trajectory"
+
         def build(entries: Sequence[RewardConfig] | Sequence[CheckConfig], training: bool) -> RewardSet | None:
             if not entries:
                 return None
-            found = build_rewards(
-                in_folder(entries, folder), device=config.model.device, training=training, **elsewhere
-            )
+            how = {"training": training, "by_turn": training and by_turn, **elsewhere}
+            found = build_rewards(in_folder(entries, folder), device=config.model.device, **how)
             return resources.enter_context(found)
 
         rewards, check = build(config.rewards, True), build(config.check, False)
         return Judges(rewards=rewards, check=None if check is None else IndependentCheck(check))
 
-    def refuse_token_rewards(self, algorithm: Algorithm, run_ahead: int = 0) -> None:
+    def refuse_token_rewards(self, algorithm: Algorithm, run_ahead: int = 0, *, by_turn: bool = False) -> None:
         """ConfigError where single tokens have rewards and the algorithm has one advantage for all of a completion, or
-        tokens may be too old to be trained: their rewards would be lost to the others."""
+        tokens may be too old to be trained: their rewards would be lost to the others. `by_turn`: the advantages are
+        those of turns, which every algorithm can have that gets so far."""
         given = [] if self.rewards is None else [c.label for c in self.rewards.components if c.signature.per_token]
         if given and run_ahead:
             raise ConfigError(
@@ -106,7 +108,7 @@ class Judges(NamedTuple):
                 allowed="rewards of whole completions, or train.run_ahead = 0",
                 fix="Set train.run_ahead = 0, or let the reward return one number per completion.",
             )
-        if given and not algorithm.reads_token_rewards:
+        if given and not algorithm.reads_token_rewards and not by_turn:
             able = [key for key, cls in ALGORITHMS.that_load() if cls.reads_token_rewards is True]
             raise ConfigError(
                 given=f'reward "{given[0]}" gives each token a reward, and {algorithm.key} has one advantage per '

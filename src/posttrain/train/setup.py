@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.algorithms import Algorithm
+from posttrain.algorithms.credit import credit_of
 from posttrain.data.examples import render_examples
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
@@ -168,7 +169,7 @@ def policy_trainer(
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     hosts = hosts_of(config, resources, lambda text: tell("compute", [text]), warn)
     judges, acting = Judges.of(config, store.folder, resources, hosts), Acting.of(config, resources)
-    judges.refuse_token_rewards(algorithm, config.train.lead)
+    judges.refuse_token_rewards(algorithm, config.train.lead, by_turn=config.environment.credit == "turn")
     with ranks.together(POLICY, str(store.folder), config):
         policy = Policy.of(config, algorithm, store.folder, ranks)
     loaded, forward = policy.loaded, policy.forward
@@ -294,7 +295,8 @@ def advantages_of(
     if algorithm.data_kind != "prompts":
         return OfGivenData(algorithm, refreshes)
     fills = fills_of(config, algorithm, loaded, forward, ranks)
-    return OfExperience(algorithm, fills, refreshes, mask_truncated=config.train.mask_truncated)
+    credit = credit_of(config.environment.credit, config.environment.turn_discount)
+    return OfExperience(algorithm, fills, refreshes, mask_truncated=config.train.mask_truncated, credit=credit)
 
 
 def fills_of(

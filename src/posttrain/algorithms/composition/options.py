@@ -87,6 +87,8 @@ class Normalisation(Option):
 @dataclass(frozen=True, kw_only=True)
 class Shaping(Option):
     shaped: Callable[[Values, Experience], Experience] = lambda values, experience: experience
+    by_length: bool = False
+    """Does it look at how many tokens a completion has?"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from posttrain.algorithms.composition.options import Option, Values
 from posttrain.algorithms.metrics import as_ratio
@@ -78,6 +79,8 @@ class TrustRegion(Option):
     select: Callable[[Moved], Tensor] | None = None
     """`[B, T]` bool: tokens chosen among all those of the update."""
     auto_correction: str = "tis"
+    advantage_of: Literal["ratio", "token", "completion"] = "ratio"
+    """What has an advantage of its own in the term: whatever a ratio is of, each token, or the whole completion."""
 
 
 RATIOS = {

@@ -28,6 +28,10 @@ class Row(PolicyGradient):
         return self.composed.auto_correction
 
     @property
+    def reads_token_advantages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.composed.reads_token_advantages
+
+    @property
     def needs(self) -> frozenset[Need]:
         return self.composed.needs
 

@@ -65,9 +65,11 @@ def scores(p: Values, x: Experience) -> Experience:
 
 SHAPINGS = {
     "none": Shaping(),
-    "soft_overlong": Shaping(shaped=overlong, reads={"overlong_buffer": None, "max_completion_length": None}),
-    "length": Shaping(shaped=adding(length_reward), reads={"length_coef": 1.0, "correct_at": 1.0}),
-    "budget": Shaping(shaped=within_budget, reads={"token_budget": None, "budget_penalty": 1.0}),
+    "soft_overlong": Shaping(
+        shaped=overlong, reads={"overlong_buffer": None, "max_completion_length": None}, by_length=True
+    ),
+    "length": Shaping(shaped=adding(length_reward), reads={"length_coef": 1.0, "correct_at": 1.0}, by_length=True),
+    "budget": Shaping(shaped=within_budget, reads={"token_budget": None, "budget_penalty": 1.0}, by_length=True),
     "score": Shaping(shaped=scores, reads={"score_clip": None, "missing_eos_penalty": 0.0}),
 }
 

@@ -63,6 +63,12 @@ class Chosen:
     def options(self) -> list[Option]:
         return [getattr(self, choice) for choice in TABLES]
 
+    @property
+    def reads_token_advantages(self) -> bool:
+        """May the tokens of a completion have different advantages?"""
+        by_ratio = self.trust_region.advantage_of == "ratio" and not self.ratio.per_completion
+        return self.filter.drop is None and (by_ratio or self.trust_region.advantage_of == "token")
+
     def values(self, given: Parameters) -> Values:
         """Parameter -> what was given for it, or the default of the option that reads it."""
         defaults = {name: default for option in self.options for name, default in option.reads.items()}

@@ -33,9 +33,10 @@ TRUST_REGIONS = {
         ratios=WEIGHTS,
         reads={"max_ratio": 5.0, "clip_low": None, "clip_high": None},
         auto_correction="bypass",
+        advantage_of="token",
     ),
     "soft_gate": TrustRegion(term=soft_gate, ratios=DIFFERENTIATED, reads={"tau_pos": 1.0, "tau_neg": 1.05}),
-    "kernel": TrustRegion(term=kernel, ratios=WEIGHTS, reads=KERNEL, auto_correction="bypass"),
+    "kernel": TrustRegion(term=kernel, ratios=WEIGHTS, reads=KERNEL, auto_correction="bypass", advantage_of="token"),
     "divergence_mask": TrustRegion(term=divergence_mask, ratios=("token",), reads=DIVERGENCE, auto_correction="bypass"),
     "clip_cov": TrustRegion(
         term=clip_cov,
@@ -73,5 +74,6 @@ TRUST_REGIONS = {
         reads={"tau": 0.1},
         needs=frozenset({"old"}),
         auto_correction="bypass",
+        advantage_of="completion",
     ),
 }

@@ -1,0 +1,201 @@
+"""Rewards of turns: from the environment's process to the advantages of a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.episodes.talkers import episodes, play, prompts
+
+from posttrain.algorithms import PPO, DrGRPO
+from posttrain.algorithms.credit import ByTurn
+from posttrain.episodes.sessions import Sessions, Setup
+from posttrain.experience.assemble import experience_of
+from posttrain.experience.group import Group, groups_of
+from posttrain.experience.metrics import turn_metrics
+from posttrain.functional.baselines import place_on_last_token
+from posttrain.rewards import Reward, Scores, build_rewards
+from posttrain.rewards.load import Target
+from posttrain.train.advantages import without_truncated
+from posttrain.types import Completion, Experience, Prompt
+
+PAYING = str(Path(__file__).with_name("paying.py"))
+BRIEF = Reward(function=lambda completion: 1 / (3 + len(completion)), label="brief", weight=0.3)
+
+
+def played(
+    name: str, count: int = 8, group_size: int = 2, settings: Mapping[str, Any] | None = None, **how: Any
+) -> tuple[list[Prompt], list[list[Completion]]]:
+    """Prompts, and what the random model made of them in a world of paying.py."""
+    limits = {limit: how.pop(limit) for limit in ("max_turns", "max_length") if limit in how}
+    sessions = Sessions(Setup(environment=Target(path=PAYING, name=name), settings=settings or {}))
+    try:
+        sessions.start()
+        with episodes("Guess", **limits) as one:
+            return prompts(count), play(replace(one, sessions=sessions), prompts(count), group_size=group_size, **how)
+    finally:
+        sessions.close()
+
+
+def scored(asked: Sequence[Prompt], groups: Sequence[Sequence[Completion]], *rewards: str | Reward) -> Scores:
+    with build_rewards(list(rewards), by_turn=True) as judges:
+        return judges.score(asked, groups)
+
+
+def assembled(
+    asked: Sequence[Prompt],
+    groups: Sequence[Sequence[Completion]],
+    *rewards: str | Reward,
+    weights: Sequence[float] = (1.0,),
+) -> tuple[list[Group], Experience]:
+    own = groups_of(asked, groups, scored(asked, groups, *rewards))
+    return own, experience_of(own, weights=weights, pad_id=0, version=0)
+
+
+def test_an_environment_says_after_each_step_what_the_turn_was_worth():
+    _, groups = played("Pays")
+    lengths = set()
+    for completion in chain(*groups):
+        episode = completion.episode
+        assert episode is not None
+        said = [one["content"] for one in episode.messages if one["role"] == "assistant"]
+        worth = [len(text.replace(" ", "")) / 10 for text in said]
+        steps = len(worth) if episode.ended == "done" else len(worth) - 1  # a turn that was cut is shown to nobody
+        assert list(episode.turn_rewards) in (
+            [*worth[:steps], *[None] * (len(worth) - steps)],
+            [] if not steps else None,
+        )
+        assert episode.reward == 1.0
+        assert episode.total_reward == pytest.approx(1.0 + sum(worth[:steps]))
+        lengths.add(episode.turns)
+        assert Completion.from_json(json.loads(json.dumps(asdict(completion)))) == completion
+    assert 3 in lengths
+
+
+def test_turns_without_a_reward_and_an_end_without_one_are_nothing():
+    _, groups = played("PaysTurnsAlone", max_turns=9)
+    whole = [one.episode for one in chain(*groups) if one.episode and one.episode.ended == "done"]
+    assert whole
+    for episode in whole:
+        assert (episode.turn_rewards, episode.reward, episode.total_reward) == ((0.5, None, 0.5, None), None, 1.0)
+
+
+def test_a_reward_of_a_turn_that_is_no_number_is_a_failure_of_the_environment():
+    _, groups = played("PaysNan", count=2, group_size=1)
+    failed = [one.episode for [one] in groups if one.episode and one.episode.failure]
+    assert failed
+    assert all("turn_reward() returned nan" in episode.detail for episode in failed)
+
+
+def test_rewards_of_turns_stand_on_their_last_tokens():
+    asked, groups = played("Pays")
+    own, experience = assembled(asked, groups, "environment")
+    assert experience.token_rewards_BT is not None
+    placed_BT = place_on_last_token(
+        experience.rewards_PG.flatten(), experience.completion_mask_BT, experience.token_rewards_BT
+    )
+    for row, (group, completion) in enumerate((of, one) for of in own for one in of.completions):
+        episode, start = completion.episode, len(group.prompt.ids)
+        assert episode is not None
+        expected = [0.0] * len(completion.ids)
+        for place, reward in zip(completion.turn_ends, episode.turn_rewards or [None] * episode.turns, strict=True):
+            expected[place] += reward or 0.0
+        expected[completion.turn_ends[-1]] += episode.reward or 0.0
+        assert placed_BT[row, start : start + len(completion.ids)].tolist() == pytest.approx(expected)
+        assert experience.total_rewards_PG.flatten()[row].item() == pytest.approx(episode.total_reward)
+
+
+def test_of_turns_that_earn_nothing_of_their_own_the_experience_is_the_usual_one():
+    """The very same numbers, from one reward or from several."""
+    asked, groups = played("Pays", settings={"pays": False})
+    rewards = ["environment", BRIEF]
+    _, by_turn = assembled(asked, groups, *rewards, weights=(1.0, 0.3))
+    with build_rewards(rewards) as judges:
+        usual = groups_of(asked, groups, judges.score(asked, groups))
+    plain = experience_of(usual, weights=(1.0, 0.3), pad_id=0, version=0)
+    assert by_turn.token_rewards_BT is plain.token_rewards_BT is None
+    assert torch.equal(by_turn.rewards_PG, plain.rewards_PG)
+    assert torch.equal(by_turn.rewards_KPG, plain.rewards_KPG)  # type: ignore[arg-type]
+
+
+def test_weights_and_gates_are_those_of_the_whole_reward():
+    asked, groups = played("Pays")
+    _, single = assembled(asked, groups, "environment")
+    _, weighed = assembled(asked, groups, Reward(name="environment", weight=0.5), weights=(0.5,))
+    torch.testing.assert_close(weighed.token_rewards_BT, 0.5 * single.token_rewards_BT)  # type: ignore[operator]
+    shut = Reward(name="environment", gate={"label": "brief", "at_least": 2.0})
+    _, gated = assembled(asked, groups, shut, BRIEF, weights=(1.0, 0.3))
+    assert gated.token_rewards_BT is not None
+    assert not gated.token_rewards_BT.any()
+
+
+def test_how_what_came_back_is_divided_into_pieces_changes_nothing():
+    asked, groups = played("Pays")
+    pieces = [
+        [
+            replace(
+                one, given=tuple(part for b, e in one.given for part in ((b, b + 1), (b + 1, e)) if part[0] < part[1])
+            )
+            for one in group
+        ]
+        for group in groups
+    ]
+    assert any(len(one.given) > len(other.given) for one, other in zip(chain(*pieces), chain(*groups), strict=True))
+    assert [one.turn_ends for one in chain(*pieces)] == [one.turn_ends for one in chain(*groups)]
+    algorithm = DrGRPO(max_completion_length=9)
+    before, after = (ByTurn().to_batch(algorithm, assembled(asked, own, "environment")[1]) for own in (groups, pieces))
+    assert torch.equal(before.advantages_BT, after.advantages_BT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("how", "limit"),
+    [
+        ({"max_turns": 2}, "max_turns"),
+        ({"max_turns": 9, "max_length": 20}, "max_trajectory_length"),
+        ({"max_turns": 9, "max_completion_length": 3}, "max_completion_length"),
+    ],
+)
+def test_what_hit_a_limit_keeps_what_it_earned_and_is_truncated(how, limit):
+    """Its turns have their rewards, the environment says what the whole was worth, and the algorithm is told."""
+    asked, groups = played("Pays", settings={"turns": 8}, **how)
+    cut = [one for one in chain(*groups) if one.episode and one.episode.ended == limit]
+    assert cut
+    assert all(one.truncated and one.episode and one.episode.reward == 1.0 for one in cut)
+    assert any(any(one.episode.turn_rewards) for one in cut if one.episode)
+    own, experience = assembled(asked, groups, "environment")
+    truncated = [one.truncated for group in own for one in group.completions]
+    assert experience.truncated_PG.flatten().tolist() == truncated
+    batch = ByTurn().to_batch(DrGRPO(max_completion_length=9), experience)
+    left = without_truncated(batch, experience)
+    for row, is_cut in enumerate(truncated):
+        assert left.completion_mask_BT[row].any() != is_cut
+    assert torch.equal(left.advantages_BT, batch.advantages_BT), "they still count in the statistics of their group"  # type: ignore[arg-type]
+    fined = PPO(kl_coef=0, missing_eos_penalty=5.0, whiten_advantages=False, gae_lambda=1.0)
+    known = replace(experience, values_BT=torch.zeros_like(batch.advantages_BT))  # type: ignore[arg-type]
+    penalised = ByTurn().to_batch(fined, known).advantages_BT
+    usual = ByTurn().to_batch(replace(fined, missing_eos_penalty=0.0), known).advantages_BT
+    assert penalised is not None
+    assert usual is not None
+    for row, is_cut in enumerate(truncated):
+        loss_T = (usual - penalised)[row, experience.completion_mask_BT[row]]
+        assert loss_T.tolist() == pytest.approx([5.0 * is_cut] * len(loss_T))
+
+
+def test_the_metrics_have_what_each_turn_earned():
+    _, groups = played("PaysTurnsAlone", max_turns=9)
+    found = {name: float(metric) for name, metric in turn_metrics(list(chain(*groups))).items()}
+    ended = [one.episode for one in chain(*groups) if one.episode]
+    paid = sum(bool(episode.turn_rewards) for episode in ended)
+    assert 0 < paid <= len(ended)
+    assert found["turns/reward/1"] == pytest.approx(0.5 * paid / len(ended))
+    assert found["turns/reward/2"] == found["turns/reward/4"] == 0.0
+    third = [episode for episode in ended if episode.turns >= 3]
+    assert found["turns/reward/3"] == pytest.approx(sum(e.turn_rewards[2] or 0 for e in third) / len(third))
+    _, groups = played("Pays", settings={"pays": False})
+    assert not any(name.startswith("turns/reward") for name in turn_metrics(list(chain(*groups))))
