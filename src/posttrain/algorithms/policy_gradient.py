@@ -57,6 +57,9 @@ class ComposedPolicyGradient(Parameters):
     """signal replaces prompts without signal by others; off_policy_negatives drops bad answers grown improbable."""
     shaping: Literal["none", "soft_overlong", "length", "budget", "score"] = "none"
     """What is added to the rewards."""
+    reads_token_advantages = property(lambda self: self.chosen.reads_token_advantages)  # pyright: ignore[reportAssignmentType]
+    looks_at_lengths = property(lambda self: self.chosen.shaping.by_length)  # pyright: ignore[reportAssignmentType]
+    kl_in_reward = property(lambda self: self.chosen.kl.in_reward is not None)  # pyright: ignore[reportAssignmentType]
 
     def __post_init__(self) -> None:
         refuse(self, self.chosen)
@@ -80,18 +83,6 @@ class ComposedPolicyGradient(Parameters):
     @property
     def reads_token_rewards(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.chosen.baseline.reads_token_rewards and self.chosen.normalisation.instead is None
-
-    @property
-    def reads_token_advantages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.chosen.reads_token_advantages
-
-    @property
-    def looks_at_lengths(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.chosen.shaping.by_length
-
-    @property
-    def kl_in_reward(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.chosen.kl.in_reward is not None
 
     @property
     def group_size_needed(self) -> int:
