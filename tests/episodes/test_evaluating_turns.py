@@ -21,13 +21,13 @@ def test_a_run_with_turns_is_evaluated_in_turns_or_not_at_all(
 ):
     write_turns(tmp_path)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rewards.py").write_text("def turns(messages):\n    return [float(len(messages))]\n")
+    (tmp_path / "rewards.py").write_text("def length(completions, **_): return [len(one) for one in completions]\n")
     run = pt.train(
         {
             "model": {"path": "talker", "device": "cpu"},
             "algorithm": "grpo",
             "data": {"train": "guesses.jsonl", "eval_fraction": 0.25},
-            "rewards": [{"function": "rewards.py:turns"}],
+            "rewards": [{"function": "rewards.py:length"}],
             "sampling": {"group_size": 2, "max_completion_length": 30},
             "evaluation": {"prompts": 4, "samples": 1},
             "train": {"steps": 1, "prompts_per_step": 2},
