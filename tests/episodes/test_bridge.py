@@ -72,7 +72,7 @@ def random_trajectory(name: str, bridge: Bridge, role: str, dice: random.Random)
             logprobs=tuple(-float(place) for place in range(len(ids))),
             versions=(turn,) * len(ids),
             finish_reason="eos",
-            text=str(tokenizer.decode(ids, skip_special_tokens=True)),
+            text=str(tokenizer.decode(list(ids), skip_special_tokens=True)),
         )
         play.draw(piece, Said(piece.text, [Call("look", {"at": "x"})] if role == "tool" else []))
         one.turns.append(ids)

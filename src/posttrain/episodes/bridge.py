@@ -157,7 +157,7 @@ class Bridge:
     def _fakes_nothing(self, plain: Sequence[int], hostile: Sequence[int]) -> bool:
         """Are the special tokens the same where text from outside spells all of them? Unknown letters are no token of
         the template's, where the tokenizer has such letters."""
-        may_differ = set() if self.literal.knows_its_letters() else {self.renderer.tokenizer.unk_token_id}
+        may_differ = () if self.literal.knows_its_letters() else (self.literal.unknown,)
         one, other = (
             [token for token in self.literal.special(ids) if token not in may_differ] for ids in (plain, hostile)
         )

@@ -90,16 +90,16 @@ class Literal:
         ids = [*self._encode(name[:1]), *self._encode(name[1:])]
         if special.intersection(ids):
             ids = [token for letter in name for token in self._encode(letter)]
-        return [token for token in ids if token not in special or token == self._unknown]
+        return [token for token in ids if token not in special or token == self.unknown]
 
     def knows_its_letters(self) -> bool:
         """Has every letter of every name a token of its own?"""
         letters = {letter for name in self.names for letter in name} - set(self.names)
-        return all(self._unknown not in self._encode(letter) for letter in letters)
+        return all(self.unknown not in self._encode(letter) for letter in letters)
 
     @property
-    def _unknown(self) -> int | None:
-        """Of a tokenizer that never needs it, such as one of bytes, this may be any other special token."""
+    def unknown(self) -> int | None:
+        """The token for letters that have none. A tokenizer of bytes never needs it, and may name another one so."""
         unknown = self.tokenizer.unk_token_id
         return int(unknown) if isinstance(unknown, int) else None
 

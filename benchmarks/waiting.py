@@ -1,0 +1,96 @@
+"""What waiting for a tool costs: 64 trajectories of 5 turns with one of half a second, beside one that takes no time.
+
+    python -m benchmarks.waiting                 turns of three lengths, and the table of docs/environments.md
+    python -m benchmarks.waiting --ends -2 --rounds 1
+
+A random model draws turns of about the length that its bias for the end of a turn gives. Both runs draw the very same
+tokens, which is checked; they take turns, round after round. What a tool costs depends on how long it takes beside a
+turn: the time in which a turn is drawn is part of the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from benchmarks.asynchrony.tables import table, with_tables
+from tests.episodes.talkers import episodes, play, prompts, talker
+
+from posttrain.types import Completion
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "waiting.json"
+PAGE = HERE.parent / "docs" / "environments.md"
+TRAJECTORIES, TURNS, PAUSE, CONTEXT = 64, 5, 0.5, 4096
+ENDS = (0.5, -0.7, -2.0)
+"""Biases for the end of a turn."""
+
+
+def measure(ends: float, rounds: int) -> dict[str, Any]:
+    """Seconds with the pause and without it, of turns of one length."""
+    model = talker(context=CONTEXT, width=256, layers=3, ends=ends)
+    seconds: dict[float, list[float]] = {0.0: [], PAUSE: []}
+    drawn: list[list[Completion]] = []
+    for _ in range(rounds):
+        for pause, own in seconds.items():
+            with episodes("Chatty", max_turns=TURNS, context=CONTEXT, settings={"pause": pause}, model=model) as one:
+                if not drawn:
+                    play(one, prompts(2), max_completion_length=20)  # what is compiled once is compiled
+                began = time.monotonic()
+                drawn.append(list(chain(*play(one, prompts(TRAJECTORIES), max_completion_length=CONTEXT))))
+                own.append(time.monotonic() - began)
+    if any(other != drawn[0] for other in drawn):
+        raise SystemExit("the two runs have drawn other tokens: there is nothing to compare")
+    turns = sum(completion.episode.turns for completion in drawn[0] if completion.episode)
+    without, paused = (statistics.median(own) for own in seconds.values())
+    return {
+        "turns": turns,
+        "tokens_per_turn": round(sum(len(completion.logprobs) for completion in drawn[0]) / turns, 1),
+        "turn_seconds": round(without / TURNS, 2),
+        "without": [round(one, 2) for one in seconds[0.0]],
+        "with": [round(one, 2) for one in seconds[PAUSE]],
+        "ratio": round(paused / without, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What waiting for a tool of half a second costs.")
+    parser.add_argument("--ends", type=float, nargs="*", default=ENDS)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    load, cells = os.getloadavg()[0], []
+    for ends in options.ends:
+        cells.append(measure(ends, options.rounds))
+        print(json.dumps(cells[-1]), flush=True)
+    if tuple(options.ends) == ENDS:
+        machine = f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start"
+        RESULT.write_text(json.dumps({"machine": machine, "pause": PAUSE, "cells": cells}, indent=1) + "\n")
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables(on_file())), encoding="utf-8")
+
+
+def on_file() -> dict[str, Any]:
+    return json.loads(RESULT.read_text(encoding="utf-8"))
+
+
+def tables(found: Mapping[str, Any]) -> Mapping[str, str]:
+    """For docs/environments.md."""
+    head = ("tokens per turn", "a turn takes", "no waiting", f"a tool of {found['pause']:g} s", "times the time")
+    return {"waiting": table(head, [_line(cell) for cell in found["cells"]])}
+
+
+def _line(cell: Mapping[str, Any]) -> Sequence[str]:
+    without, paused = (statistics.median(cell[name]) for name in ("without", "with"))
+    seconds = (f"{number:.1f} s" for number in (cell["turn_seconds"], without, paused))
+    return (f"{cell['tokens_per_turn']:.0f}", *seconds, f"{cell['ratio']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
