@@ -92,6 +92,8 @@ def given(case: Case, prompts: int) -> Experience | Batch:
     ids_BT = torch.randint(3, 200, (count, width), generator=torch.Generator().manual_seed(0))
     if kind == "prompts":
         ids_BT[:, : case.prompt] = ids_BT[::group, : case.prompt].repeat_interleave(group, dim=0)
+    if kind in ("dpo", "simpo"):  # both rows of a pair have its prompt
+        ids_BT[count // 2 :, : case.prompt] = ids_BT[: count // 2, : case.prompt]
     mask_BT = (torch.arange(width) >= case.prompt).expand(count, width)
     tokens = Tokens(input_ids_BT=ids_BT, lengths_B=torch.full((count,), width))
     if kind == "prompts":

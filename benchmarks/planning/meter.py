@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -31,9 +31,11 @@ class Span(NamedTuple):
 class LiveBytes:
     """`with meter.measuring():` once; `with meter.span(name):` inside, as often as wanted."""
 
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
+    def __init__(self, mapped: Container[int] = ()) -> None:
+        """`mapped`: sizes of files that are mapped meanwhile, which the account has among the allocations."""
+        self.mapped, self.spans = mapped, list[Span]()
         self._times: list[int] = []
+        self._changes: list[int] = []
         self._live: list[int] = []
 
     @contextmanager
@@ -41,9 +43,10 @@ class LiveBytes:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
             yield
         found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-        changes = sorted((e.start_ns(), e.nbytes()) for e in found if e.name() == "[memory]")
-        self._times = [when for when, _ in changes]
-        self._live = list(accumulate((size for _, size in changes), initial=0))
+        sizes = ((e.start_ns(), e.nbytes()) for e in found if e.name() == "[memory]")  # type: ignore[attr-defined]
+        changes = sorted((when, size) for when, size in sizes if abs(size) not in self.mapped)
+        self._times, self._changes = [when for when, _ in changes], [size for _, size in changes]
+        self._live = list(accumulate(self._changes, initial=0))
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -64,6 +67,18 @@ class LiveBytes:
             most = max((self._peak(begin, end) for begin, end in parts), default=0)
             found[span.name] = max(found.get(span.name, 0), most)
         return found
+
+    def largest(self, name: str) -> int:
+        """Bytes of the largest single piece of memory that was taken in the spans of that name."""
+        spans = [
+            (bisect_right(self._times, s.begin), bisect_right(self._times, s.end)) for s in self.spans if s.name == name
+        ]
+        return max((size for first, last in spans for size in self._changes[first:last]), default=0)
+
+    def before(self, name: str) -> int:
+        """What was alive when the first span of that name began."""
+        begin = min(span.begin for span in self.spans if span.name == name)
+        return self._live[bisect_right(self._times, begin)]
 
     def _peak(self, begin: int, end: int) -> int:
         """The level at which the stretch begins, and all levels in it."""

@@ -27,7 +27,10 @@ def folder(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     for name, model in (
         ("qwen3", Qwen3ForCausalLM(Qwen3Config(**more, tie_word_embeddings=True))),
-        ("moe", Qwen3MoeForCausalLM(Qwen3MoeConfig(**more, moe_intermediate_size=32, num_experts=4))),
+        (
+            "moe",
+            Qwen3MoeForCausalLM(Qwen3MoeConfig(**more, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)),
+        ),
     ):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import ConfigError, ModelError
+from posttrain.models.unread import device_of, standing_in
 
 if TYPE_CHECKING:
     from posttrain.config import LoRAConfig
@@ -48,8 +49,9 @@ def apply_lora(
         exclude_modules=kept or None,
         task_type=None if kept else "CAUSAL_LM",
     )
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    device = device_of(model)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), standing_in(model):
         torch.manual_seed(seed)
         try:
             adapted = get_peft_model(model, lora)
@@ -143,8 +145,9 @@ def add_adapter(model: PeftModel, name: str, *, rank: int, alpha: int, seed: int
     """
     beside = replace(model.peft_config[active_adapter(model)], r=rank, lora_alpha=alpha, lora_dropout=0.0)
     known = {id(parameter) for parameter in model.parameters()}
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), trainable_as_before(model):
+    device = device_of(model)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), standing_in(model), trainable_as_before(model):
         torch.manual_seed(seed)
         model.add_adapter(name, beside)
     added = {key: parameter for key, parameter in model.named_parameters() if id(parameter) not in known}

@@ -101,14 +101,22 @@ PLAIN = Compute()
 """Nothing was chosen."""
 
 
-def choose_compute(model: nn.Module, precision: str, *, saved: Compute | None = None, decodes: bool = False) -> Compute:
+def choose_compute(
+    model: nn.Module,
+    precision: str,
+    *,
+    saved: Compute | None = None,
+    decodes: bool = False,
+    device: torch.device | None = None,
+) -> Compute:
     """How this model computes here: as `saved` if that was chosen on this processor for this precision, else measured.
 
     `precision` is `model.precision`: float32 never computes in less, bfloat16 always in bfloat16. `decodes`: it answers
-    prompts, so that the speed of decoding counts, too. Nothing is measured on a GPU, nor for small models.
+    prompts, so that the speed of decoding counts, too. `device`: of a model whose weights are not there yet.
+    Nothing is measured on a GPU, nor for small models.
     """
     parameters = list(model.parameters())
-    device = parameters[0].device
+    device = device or parameters[0].device
     plain = Compute(dtype=choose_compute_dtype(precision, device), precision=precision)
     if device.type != "cpu" or sum(parameter.numel() for parameter in parameters) < SMALL:
         return plain

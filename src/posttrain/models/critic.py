@@ -22,6 +22,7 @@ from posttrain.models.forward import token_values
 from posttrain.models.forward_path import ForwardPath, body_path, causal_lm, forward_path
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import body_of, score_head
+from posttrain.models.unread import device_of
 from posttrain.types import Tokens
 
 ADAPTER = "critic"
@@ -112,7 +113,7 @@ def value_head(policy: nn.Module, *, seed: int) -> nn.Linear:
     head: nn.Linear = nn.utils.skip_init(nn.Linear, width, 1, dtype=dtype)  # type: ignore[assignment]  # draws nothing
     nn.init.normal_(head.weight, std=1 / (width + 1), generator=torch.Generator().manual_seed(seed))
     nn.init.zeros_(head.bias)
-    return head.to(lm.device)
+    return head.to(device_of(lm))
 
 
 def recompute_with_its_adapter(

@@ -35,6 +35,7 @@ from posttrain.models.reading import (
     read_weights,
 )
 from posttrain.models.transformers_private import attention_name
+from posttrain.models.unread import is_unread, open_weights
 
 if TYPE_CHECKING:
     from posttrain.config import ModelConfig
@@ -89,7 +90,8 @@ class LoadedModel:
     """A model that can be trained, and what has to be known about it."""
 
     model: PreTrainedModel
-    """float32 weights, on `device`, in evaluation mode, without dropout."""
+    """float32 weights, on `device`, in evaluation mode, without dropout. One that was loaded in parts has its weights
+    from `fill` on (unread.py)."""
     tokenizer: PreTrainedTokenizerBase
     eos_ids: frozenset[int]
     """Every id that ends an answer."""
@@ -148,17 +150,24 @@ class LoadedModel:
         return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
 
-def load_model(config: ModelConfig, *, device: str | torch.device | None = None) -> LoadedModel:
+def load_model(config: ModelConfig, *, device: str | torch.device | None = None, in_parts: bool = False) -> LoadedModel:
     """Read model and tokenizer from a Hugging Face folder or name, or from a GGUF file in a folder.
 
-    `device` overrides that of the config. Raises ModelError for everything that is wrong with the model, ConfigError
-    for a chat template that cannot be used, DoesNotFit when the weights need more memory than there is.
+    `device` overrides that of the config. `in_parts`: the weights stay in their files until each process reads what it
+    holds of them (unread.py); where that is impossible the model is read whole, and a note says why. Raises ModelError
+    for everything that is wrong with the model, ConfigError for a chat template that cannot be used, DoesNotFit when
+    the weights need more memory than there is.
     """
     place = choose_device(str(device) if device is not None else config.device)
     source = find_source(config)
-    model = read_weights(config, source, read_config(config, source))
+    hf_config = read_config(config, source)
+
+    def read(on_meta: bool) -> tuple[PreTrainedModel, list[str]]:
+        return read_weights(config, source, hf_config, on_meta=on_meta), []
+
+    model, _, notes = open_weights(source, place, read, in_parts=in_parts)
     generation_config = model.generation_config if isinstance(model.generation_config, GenerationConfig) else None
-    return make_ready(config, source, model, generation_config, place)
+    return make_ready(config, source, model, generation_config, place, notes)
 
 
 def make_ready(
@@ -167,23 +176,28 @@ def make_ready(
     model: PreTrainedModel,
     generation_config: GenerationConfig | None,
     place: torch.device,
+    notes: Iterable[str] = (),
 ) -> LoadedModel:
-    """A model that was read, with its tokenizer, on its device and without dropout. Raises as `load_model` does."""
+    """A model that was read, with its tokenizer, on its device and without dropout; `notes` are what reading it said.
+
+    Raises as `load_model` does.
+    """
     tokenizer = read_tokenizer(config, source)
     vocab_size = check_vocabulary(config, model, tokenizer)
     eos_ids = find_eos_ids(tokenizer, generation_config, vocab_size)
     pad_id = choose_pad_id(tokenizer, (generation_config, model.config), eos_ids, vocab_size)
-    notes = [*hold_to_quota(), *_attention_note(config, model), *window_note(model.config)]
+    notes = [*notes, *hold_to_quota(), *_attention_note(config, model), *window_note(model.config)]
     notes += _set_pad(tokenizer, model.config, pad_id, eos_ids)
     if config.chat_template is not None:
         tokenizer.chat_template = _read_chat_template(config.chat_template, tokenizer)
-    require_finite(model)
     disable_dropout(model)
     train_every_token(model)
-    try:
-        model.to(place)  # type: ignore[arg-type]
-    except torch.OutOfMemoryError as error:
-        raise does_not_fit(config, error) from error
+    if not is_unread(model):
+        require_finite(model)
+        try:
+            model.to(place)  # type: ignore[arg-type]
+        except torch.OutOfMemoryError as error:
+            raise does_not_fit(config, error) from error
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

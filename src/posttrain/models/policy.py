@@ -27,6 +27,7 @@ from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
 from posttrain.models.sharding import shard, sharded_beside
+from posttrain.models.unread import is_unread
 from posttrain.ranks.agreement import ONE
 from posttrain.types import Batch, Outputs
 
@@ -129,9 +130,9 @@ class Forward:
         )
 
 
-def load_policy(config: RunConfig) -> LoadedModel:
-    """The model to train: master weights in float32, adapters when configured."""
-    loaded = load_model(resolve_model_path(config.model, config.seed))
+def load_policy(config: RunConfig, *, in_parts: bool = False) -> LoadedModel:
+    """The model to train: master weights in float32, adapters when configured. `in_parts` as for `load_model`."""
+    loaded = load_model(resolve_model_path(config.model, config.seed), in_parts=in_parts)
     if config.lora is not None:
         loaded = replace(loaded, model=apply_lora(loaded.model, config.lora, seed=config.seed))
     loaded.model.eval()  # new adapters start in training mode; dropout is for the update alone
@@ -170,7 +171,8 @@ def load_frozen(
         OPEN, section, entry
     ):  # all ranks load it at the same time, if the policy is on several
         with called(f"{section}.path"):
-            frozen = load_model(resolve_model_path(settings, config.seed), device=student.device)
+            path = resolve_model_path(settings, config.seed)
+            frozen = load_model(path, device=student.device, in_parts=ranks is not None)
         check_same_tokens(section, entry.path, student, frozen)
         check_context(section, config, student, frozen)
         model = hold_in(frozen.model.requires_grad_(False), forward.compute_dtype)
@@ -193,7 +195,8 @@ def hold_in(model: Model, dtype: torch.dtype, *, keep: nn.Module | None = None) 
     """
     plain = without_adapters(model)
     assert isinstance(plain, PreTrainedModel)
-    shares_prefixes(plain)  # how it is run is found once per model, in float32
+    if not is_unread(plain):
+        shares_prefixes(plain)  # how it is run is found once per model, in float32
     ends = (plain.get_input_embeddings(), plain.get_output_embeddings(), keep)
     kept = {id(parameter) for end in ends if end is not None for parameter in end.parameters()}
     for module in plain.modules():

@@ -233,7 +233,10 @@ def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def read_weights(config: ModelConfig, source: ModelSource, hf_config: PreTrainedConfig) -> PreTrainedModel:
+def read_weights(
+    config: ModelConfig, source: ModelSource, hf_config: PreTrainedConfig, *, on_meta: bool = False
+) -> PreTrainedModel:
+    """`on_meta`: the model as it will be, with shapes in place of weights; files are looked through all the same."""
     with explained(config, source, "the weights"), without_progress_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
@@ -244,6 +247,7 @@ def read_weights(config: ModelConfig, source: ModelSource, hf_config: PreTrained
             output_loading_info=True,
             **source.arguments,
             **(_dequantized() if config.gguf_file else {}),
+            **({"device_map": "meta"} if on_meta else {}),
         )
     model, report = loaded
     for kind, keys in (("are missing", report["missing_keys"]), ("have another shape", report["mismatched_keys"])):

@@ -21,6 +21,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,13 +42,14 @@ from transformers.models.auto.modeling_auto import (
 
 from posttrain.errors import ModelError
 from posttrain.functional.step_scores import Aggregate
-from posttrain.models.entering import enter
+from posttrain.models.entering import enter, is_sharded
 from posttrain.models.forward_path import body_path, without_adapters
 from posttrain.models.load import LoadedModel, choose_device, make_ready
 from posttrain.models.modes import without_progress_bars, without_warnings
 from posttrain.models.reading import ModelSource, attention_of, explained, find_source, refuse_quantised
-from posttrain.models.save import merged_weights, room_beside, verify_weights
+from posttrain.models.save import merged_weights, room_beside, verify_weights, write_weights
 from posttrain.models.transfer import to_device
+from posttrain.models.unread import open_weights
 from posttrain.types import Tokens
 
 if TYPE_CHECKING:
@@ -136,16 +138,18 @@ def load_reward_model(
     trained: bool = False,
     device: str | torch.device | None = None,
     form: HeadForm = ROW_SCORES,
+    in_parts: bool = False,
 ) -> LoadedModel:
     """A scoring model: a saved one as it is, or a causal language model whose head is replaced by a new one.
 
     The weight of a new head is drawn from N(0, 1 / (D + 1)^2) by `seed` alone, its bias, where there is one, is 0. With
-    `trained` a model without a trained head is refused. Raises as `load_model` does.
+    `trained` a model without a trained head is refused. `in_parts` and errors are those of `load_model`.
     """
     place = choose_device(str(device) if device is not None else config.device)
     source = find_source(config)
     hf_config = _read_config(config, source, form, trained=trained)
-    model, missing = _read_weights(config, source, hf_config, form)
+    read = partial(_read_weights, config, source, hf_config, form)
+    model, missing, notes = open_weights(source, place, read, in_parts=in_parts)
     head = score_head(model)
     own = {
         name: parameter
@@ -160,15 +164,16 @@ def load_reward_model(
             fix="Give the complete model; config.json and the weights must belong together.",
         )
     for name in missing:
-        if own[name] is head.bias:
-            nn.init.zeros_(own[name])
-        else:
+        leaf = name.rpartition(".")[2]
+        new = nn.Parameter(torch.zeros(own[name].shape))
+        if leaf != "bias":
             generator = torch.Generator().manual_seed(seed)
-            nn.init.normal_(own[name], std=1 / (head.in_features + 1), generator=generator)
+            nn.init.normal_(new, std=1 / (head.in_features + 1), generator=generator)
+        setattr(head, leaf, new)
     generation_config = None
     with suppress(OSError):  # a classifier has none; a language model's knows ids that the tokenizer does not
         generation_config = GenerationConfig.from_pretrained(source.path)
-    return make_ready(config, source, model, generation_config, place)
+    return make_ready(config, source, model, generation_config, place, notes)
 
 
 def _read_config(config: ModelConfig, source: ModelSource, form: HeadForm, *, trained: bool) -> PreTrainedConfig:
@@ -200,7 +205,7 @@ def _read_config(config: ModelConfig, source: ModelSource, form: HeadForm, *, tr
 
 
 def _read_weights(
-    config: ModelConfig, source: ModelSource, hf_config: PreTrainedConfig, form: HeadForm
+    config: ModelConfig, source: ModelSource, hf_config: PreTrainedConfig, form: HeadForm, on_meta: bool
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model, and the names of the weights that were not there."""
     with explained(config, source, "the weights"), without_progress_bars(), without_warnings():
@@ -211,6 +216,7 @@ def _read_weights(
             attn_implementation=attention_of(config, hf_config),
             output_loading_info=True,
             **source.arguments,
+            **({"device_map": "meta"} if on_meta else {}),
         )
     return model, sorted(report["missing_keys"])
 
@@ -276,7 +282,7 @@ def save_reward_model(loaded: LoadedModel, folder: Path, facts: ScoringFacts) ->
     assert isinstance(plain, PreTrainedModel)
     with room_beside(folder, loaded.model) as keep, without_progress_bars():
         weights = merged_weights(loaded.model, keep)
-        plain.save_pretrained(folder, state_dict=dict(weights))
+        write_weights(plain, folder, weights, in_parts=is_sharded(loaded.model))
         loaded.tokenizer.save_pretrained(folder)
         verify_weights(folder, plain, weights)
     facts.write(folder)
@@ -293,10 +299,15 @@ STEP_SCORES = HeadForm(
 
 
 def load_step_model(
-    config: ModelConfig, *, seed: int = 0, trained: bool = False, device: str | torch.device | None = None
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    trained: bool = False,
+    device: str | torch.device | None = None,
+    in_parts: bool = False,
 ) -> LoadedModel:
     """As `load_reward_model`, with a head that is read at every step."""
-    return load_reward_model(config, seed=seed, trained=trained, device=device, form=STEP_SCORES)
+    return load_reward_model(config, seed=seed, trained=trained, device=device, form=STEP_SCORES, in_parts=in_parts)
 
 
 def scores_steps(place: str) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -20,6 +21,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -28,6 +30,8 @@ from posttrain.models.adapters import active_adapter
 from posttrain.models.entering import is_part, is_sharded, state_of, whole_copy
 from posttrain.models.forward_path import causal_lm, without_adapters
 from posttrain.models.modes import without_progress_bars
+from posttrain.models.transformers_private import as_in_files, converts_weights, recipes_for
+from posttrain.models.unread import Files, files_of, names_in
 
 GREEDY_CHANGES = (
     "repetition_penalty",
@@ -74,7 +78,7 @@ def save_model(
     folder = Path(folder)
     with room_beside(folder, model) as keep, without_progress_bars():
         weights = merged_weights(model, keep)
-        lm.save_pretrained(folder, state_dict=dict(weights))
+        write_weights(lm, folder, weights, in_parts=is_sharded(model))
         generation_config(lm, eos_ids, pad_id).to_json_file(folder / "generation_config.json")
         tokenizer.save_pretrained(folder)
         verify_weights(folder, lm, weights)
@@ -119,6 +123,31 @@ def room_beside(folder: Path, model: nn.Module) -> Iterator[Keep]:
             return flat[: tensor.numel()].view(tensor.shape).copy_(tensor)
 
         yield keep
+
+
+def write_weights(lm: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor], *, in_parts: bool) -> None:
+    """As `save_pretrained`. `in_parts`: weights that are cut for the files, such as the experts of a layer, are cut a
+    layer at a time, and wait in files until they are written; else all of them would be copied in memory first."""
+    if not in_parts or not converts_weights(lm):
+        lm.save_pretrained(folder, state_dict=dict(weights))
+        return
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".cut-") as place:
+        cut: dict[str, Tensor] = {}
+        for number, names in enumerate(_by_layer(weights)):
+            file = Path(place, f"{number}.safetensors")
+            parts = as_in_files(lm, {name: weights[name] for name in names})
+            save_file({name: part.contiguous() for name, part in parts.items()}, file)
+            cut |= load_file(file)
+        lm.save_pretrained(folder, state_dict=cut, save_original_format=False)
+
+
+def _by_layer(names: Iterable[str]) -> Iterable[list[str]]:
+    """Those of each layer together, by the first number in a name; what is outside of layers by itself."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        layer = re.match(r"(.*?\.\d+)\.", name)
+        found.setdefault(layer[1] if layer else name, []).append(name)
+    return found.values()
 
 
 def merged_weights(model: nn.Module, keep: Keep = lambda tensor: tensor) -> dict[str, Tensor]:
@@ -191,8 +220,8 @@ def generation_config(lm: PreTrainedModel, eos_ids: frozenset[int], pad_id: int)
 def verify_weights(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     """Compare what lies in `folder` with `weights`: names, shapes and every value; and their names with the class's.
 
-    Architectures whose files name and cut weights in another way than the module (fused experts) are opened as a whole.
-    Raises CheckpointError naming the file and the weight.
+    Where files name and cut weights in another way than the module (fused experts), each is put together again. Raises
+    CheckpointError naming the file and the weight.
     """
     _verify_names(lm, weights)
     missing = dict(weights)
@@ -206,25 +235,42 @@ def verify_weights(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tens
                     _compare(str(file), name, tensors.get_tensor(name), missing.pop(name))
         except SafetensorError as error:
             raise _unfaithful(str(file), f"cannot be read: {error}") from error
-    written = {weights[name].data_ptr() for name in weights.keys() - missing.keys()}
-    for name, tensor in missing.items():  # a tied weight is written once
-        if tensor.data_ptr() not in written:
-            raise _unfaithful(str(folder), f"has no weight {name}")
-    return None
+    return _require_written(folder, weights, missing)
 
 
 def _verify_names(lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     """An unadapted model of this class and config has exactly these weights."""
-    with torch.device("meta"):
-        plain = type(lm)(copy.deepcopy(lm.config)).state_dict()
+    plain = _without_weights(lm).state_dict()
     for name in plain.keys() ^ weights.keys():
         raise _unfaithful("the merged model", f"{'lacks' if name in plain else 'has an unknown'} weight {name}")
 
 
 def _verify_opened(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    reopened = type(lm).from_pretrained(folder, dtype=lm.dtype).state_dict()
-    for name, tensor in weights.items():
-        _compare(str(folder), name, reopened[name], tensor)
+    paths = files_of(str(folder), {})
+    recipes = recipes_for(_without_weights(lm), names_in(paths))
+    if isinstance(recipes, str) or lm.dtype == torch.float64:  # as a whole, then
+        reopened = type(lm).from_pretrained(folder, dtype=lm.dtype).state_dict()
+        for name, tensor in weights.items():
+            _compare(str(folder), name, reopened[name], tensor)
+        return
+    files = Files(paths, recipes)
+    for name in weights.keys() & recipes.keys():
+        _compare(str(folder), name, files.rows(name).to(weights[name].dtype), weights[name])
+    _require_written(folder, weights, weights.keys() - recipes.keys())
+
+
+def _require_written(folder: Path, weights: Mapping[str, Tensor], missing: Collection[str]) -> None:
+    """Of a tied weight one name is enough."""
+    written = {weights[name].data_ptr() for name in weights.keys() - set(missing)}
+    for name in missing:
+        if weights[name].data_ptr() not in written:
+            raise _unfaithful(str(folder), f"has no weight {name}")
+
+
+def _without_weights(lm: PreTrainedModel) -> PreTrainedModel:
+    """An unadapted model of this class and config."""
+    with torch.device("meta"):
+        return type(lm)(copy.deepcopy(lm.config))
 
 
 def _compare(where: str, name: str, written: Tensor, meant: Tensor) -> None:

@@ -68,9 +68,9 @@ HEADS = {
 """By the kind of the data."""
 
 
-def load_scoring_model(config: RunConfig, head: Head) -> LoadedModel:
+def load_scoring_model(config: RunConfig, head: Head, *, in_parts: bool = False) -> LoadedModel:
     """The model to train: its head is new unless the folder holds a trained one of its kind already."""
-    loaded = head.load(resolve_model_path(config.model, config.seed), seed=config.seed)
+    loaded = head.load(resolve_model_path(config.model, config.seed), seed=config.seed, in_parts=in_parts)
     if config.lora is not None:
         adapted = apply_lora(loaded.model, config.lora, seed=config.seed, head=score_head(loaded.model))
         loaded = replace(loaded, model=adapted)

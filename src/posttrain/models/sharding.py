@@ -27,8 +27,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from posttrain.errors import ModelError
 from posttrain.models.critic import Critic
 from posttrain.models.entering import set_entry
-from posttrain.models.forward_path import body_path, forward_path, without_adapters
-from posttrain.ranks.agreement import Ranks
+from posttrain.models.forward_path import ForwardPath, body_path, forward_path, without_adapters
+from posttrain.models.modes import computing_wide
+from posttrain.models.unread import device_of, fill
+from posttrain.ranks.agreement import Ranks, on_all
 
 T = TypeVar("T")
 PASS, WHOLE = "pass", "whole"
@@ -113,18 +115,12 @@ def _own(x: Any) -> Any:
 def shard(name: str, model: nn.Module, ranks: Ranks, dtype: torch.dtype, *, heads: Iterable[nn.Module] = ()) -> Sharded:
     """Leave this rank its part of every parameter of the model and of the heads; from now on `enter` leads into it.
 
-    All ranks have loaded the same whole weights; `dtype` is that of the computation. Raises ModelError for a model that
-    takes padded rows only: it passes once for each length, which other ranks cannot know.
+    All ranks have opened the same model: its weights are read now, where they are still in their files. `dtype` is that
+    of the computation. Raises ModelError for a model that takes padded rows only: it passes once for each length, which
+    other ranks cannot know.
     """
     plain = without_adapters(model)
-    path = _path_of(plain)
-    if path.attention == "padded":
-        raise ModelError(
-            given=f"{type(plain).__name__} takes padded rows only ({path.note or 'found by trying it'})",
-            allowed="with train.devices above 1: a model whose rows can be packed",
-            fix="Set train.devices = 1.",
-        )
-    device = next(model.parameters()).device
+    device = device_of(plain)
     mesh = _mesh(device.type, ranks.size)
     root = Root(model, heads)
     before = {id(parameter): key for key, parameter in root.named_parameters()}
@@ -135,6 +131,8 @@ def shard(name: str, model: nn.Module, ranks: Ranks, dtype: torch.dtype, *, head
         if isinstance(module, FSDPModule):  # both on every one: set on the root alone, blocks would be averaged
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
+    on_all(ranks, partial(fill, plain))
+    path = _path_in(root, plain)
     after = dict(root.named_parameters())
     entry = Sharded(name, root, ranks, partial(_pass_through, path.body, device, dtype))
     entry.replaced = {number: after[key] for number, key in before.items()}
@@ -164,7 +162,21 @@ def _mesh(device: str, size: int) -> DeviceMesh:
     return init_device_mesh(device, (size,))
 
 
-def _path_of(plain: nn.Module) -> Any:
+def _path_in(root: Root, plain: nn.Module) -> ForwardPath:
+    """How the model is run, found in one pass through the root. Raises ModelError for one of padded rows."""
+    found: list[ForwardPath] = []
+    with torch.no_grad(), computing_wide(plain):
+        _run(root, lambda: found.append(_path_of(plain)))
+    if found[0].attention == "padded":
+        raise ModelError(
+            given=f"{type(plain).__name__} takes padded rows only ({found[0].note or 'found by trying it'})",
+            allowed="with train.devices above 1: a model whose rows can be packed",
+            fix="Set train.devices = 1.",
+        )
+    return found[0]
+
+
+def _path_of(plain: nn.Module) -> ForwardPath:
     has_head = plain.get_output_embeddings() is not None  # type: ignore[operator]
     return forward_path(plain) if has_head else body_path(plain, plain.base_model)  # type: ignore[arg-type]
 

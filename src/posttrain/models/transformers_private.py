@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from torch import nn
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 
@@ -26,3 +32,99 @@ def router_kinds(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
 def is_expert_parallel(experts: nn.Module) -> bool:
     """Whether it holds some of the experts of a layer only."""
     return getattr(experts, "_is_expert_parallel", False)
+
+
+# --- how weights in files become those of a model ---------------------------------------------------------------------
+
+
+class Recipe(NamedTuple):
+    """Of one weight of a model."""
+
+    names: tuple[str, ...]
+    """Under which it, or what it is made of, is in the files."""
+    convert: Callable[[Callable[[str], Tensor]], Tensor] | None
+    """Makes it of them, each read by its name; None where it is there as it is."""
+
+
+def recipes_for(model: PreTrainedModel, names: Collection[str]) -> dict[str, Recipe] | str:
+    """The recipes of the weights that transformers would load into `model` from files with these names, by their names
+    in the model; or why there are none: what it does is not known in the installed version.
+
+    `model` may be on the meta device. As `convert_and_load_state_dict_in_model`, one weight at a time.
+    """
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+        rules = get_model_conversion_mapping(model)
+        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        if len(renamings) + len(converters) < len(rules):
+            return "transformers loads it by a rule of a kind that is not known here"
+        converter_of = {pattern: one for one in converters for pattern in one.source_patterns}
+        state, prefix = model.state_dict(), model.base_model_prefix
+        parts: dict[str, list[tuple[str | None, str]]] = {}
+        for name in sorted(names, key=dot_natural_key):
+            target, pattern = rename_source_key(name, renamings, converters, prefix, state)
+            if target not in state and name in state:
+                target, pattern = rename_source_key(name, [], [], prefix, state)
+            if target in state:
+                parts.setdefault(target, []).append((pattern, name))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        return f"the installed transformers converts weights in a way that is not known here ({error})"
+    found: dict[str, Recipe] = {}
+    for target, sources in parts.items():
+        pattern, of = sources[-1][0], tuple(name for _, name in sources)
+        if pattern is None:
+            found[target] = Recipe(of[-1:], None)
+        else:
+            found[target] = Recipe(of, partial(_converted, model, converter_of[pattern], target, sources))
+    return found
+
+
+def _converted(
+    model: PreTrainedModel,
+    converter: Any,
+    target: str,
+    sources: Sequence[tuple[str | None, str]],
+    read: Callable[[str], Tensor],
+) -> Tensor:
+    working = copy.deepcopy(converter)
+    for pattern, name in sources:
+        working.add_tensor(target, name, pattern, partial(read, name))
+    found = working.convert(target, model=model, config=model.config)[target]
+    return found[0] if isinstance(found, list) else found
+
+
+def converts_weights(model: PreTrainedModel) -> bool:
+    """Whether its weights are cut or joined on their way into files; False also where nothing is known of that."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, revert_weight_conversion  # noqa: F401
+    except ImportError:
+        return False
+    return any(isinstance(rule, WeightConverter) for rule in get_model_conversion_mapping(model, add_legacy=False))
+
+
+def as_in_files(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """These weights by the names, and in the pieces, in which `save_pretrained` writes them."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(model, dict(weights))
+
+
+def initialise_again(model: PreTrainedModel) -> None:
+    """Give the buffers of a model on the meta device memory and the values that `from_pretrained` gives them: by the
+    model's own initialisation, which leaves weights alone that are marked as loaded."""
+    for module in model.modules():
+        empty = {name: one for name, one in module._buffers.items() if one is not None and one.is_meta}
+        if empty:
+            module._is_hf_initialized = False  # type: ignore[assignment]
+        for name, buffer in empty.items():
+            module._buffers[name] = torch.empty_like(buffer, device="cpu")
+    model.initialize_weights()
+
+
+def tied_names(model: PreTrainedModel) -> dict[str, str]:
+    """Weights that the config ties, each with the one that it is to be: the model's own record."""
+    return getattr(model, "all_tied_weights_keys", None) or {}

@@ -44,9 +44,7 @@ def save_parts(folder: Path, rank: int, parts: Mapping[str, Part]) -> dict[str, 
     """Write what a rank holds; returns what the index has to know of it."""
     folder.mkdir(parents=True, exist_ok=True)
     held = {name: part for name, part in parts.items() if part.rows.numel() or not part.rows.dim()}
-    save_file(
-        {name: part.rows.detach().cpu().contiguous().clone() for name, part in held.items()}, folder / file_of(rank)
-    )
+    save_file({name: part.rows.detach().cpu().contiguous() for name, part in held.items()}, folder / file_of(rank))
     return {name: {"shape": part.shape, "parts": [[file_of(rank), part.start]]} for name, part in held.items()}
 
 

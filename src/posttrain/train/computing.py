@@ -21,7 +21,7 @@ def with_compute(loaded: LoadedModel, precision: str, folder: Path | None, *, de
     saved = None if path is None else Compute.read(path)
     if folder is not None and saved is None and any(folder.glob("checkpoints/*")):
         return loaded
-    chosen = choose_compute(loaded.model, precision, saved=saved, decodes=decodes)
+    chosen = choose_compute(loaded.model, precision, saved=saved, decodes=decodes, device=loaded.device)
     if path is not None and chosen.machine and chosen != saved:
         chosen.write(path)
     return replace(loaded, compute=chosen, notes=(*loaded.notes, *_moved(saved, chosen)))

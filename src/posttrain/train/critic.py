@@ -33,10 +33,13 @@ TIMES_FASTER = 10
 """A critic's learning rate over the policy's, where none is given."""
 
 
-def build_critic(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, folder: Path) -> Critic | None:
+def build_critic(
+    config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, folder: Path, *, in_parts: bool = False
+) -> Critic | None:
     """What the section `critic` says, or its defaults; None where the algorithm has no critic.
 
-    `folder` is that of the run, in which its reward model lies where it trains one first.
+    `folder` is that of the run, in which its reward model lies where it trains one first. `in_parts`: a model of its
+    own stays in its files until it is sharded.
     """
     if "values" not in algorithm.needs:
         return None
@@ -45,7 +48,7 @@ def build_critic(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, f
     if kind == "shared":
         return shared_critic(loaded.model, seed=config.seed)
     if kind == "separate":
-        return load_critic(config, settings, loaded, folder)
+        return load_critic(config, settings, loaded, folder, in_parts=in_parts)
     policy = loaded.model
     assert isinstance(policy, PeftModel), "config_rules: a critic with an adapter is beside a policy with one"
     if config.train.gradient_checkpointing:
@@ -53,14 +56,18 @@ def build_critic(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, f
     return lora_critic(policy, rank=settings.rank, alpha=settings.alpha, seed=config.seed)
 
 
-def load_critic(config: RunConfig, settings: CriticConfig, policy: LoadedModel, folder: Path) -> Critic:
+def load_critic(
+    config: RunConfig, settings: CriticConfig, policy: LoadedModel, folder: Path, *, in_parts: bool = False
+) -> Critic:
     """A model of its own, from the policy's start or from `critic.path`; raises ConfigError for another tokenizer."""
     model = config.model
     if settings.path is not None:
         path = find_model(settings.path, folder)
         model = ModelConfig(path=path, trust_remote_code=model.trust_remote_code, attention=model.attention)
     with called("model.path" if settings.path is None else "critic.path"):
-        scoring = load_reward_model(resolve_model_path(model, config.seed), seed=config.seed, device=policy.device)
+        scoring = load_reward_model(
+            resolve_model_path(model, config.seed), seed=config.seed, device=policy.device, in_parts=in_parts
+        )
     if scoring.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ConfigError(
             given=f"critic.path = {settings.path}, whose tokenizer is another than the policy's",

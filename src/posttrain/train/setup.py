@@ -238,12 +238,13 @@ class Policy:
     @staticmethod
     def of(config: RunConfig, algorithm: Algorithm, folder: Path, ranks: Ranks = ONE) -> Policy:
         """As the run starts; `folder` is the one that keeps how it computes. On all ranks at the same time."""
-        loaded = with_compute(load_policy(config), config.model.precision, folder)
+        in_parts = ranks.size > 1
+        loaded = with_compute(load_policy(config, in_parts=in_parts), config.model.precision, folder)
         algorithm = with_correction(config, algorithm, loaded)
-        critic = build_critic(config, algorithm, loaded, folder)
+        critic = build_critic(config, algorithm, loaded, folder, in_parts=in_parts)
         if config.lora is not None:
-            hold_frozen(loaded, decodes=True)  # when a critic has put its adapter on the same layers
-        if ranks.size > 1:
+            hold_frozen(loaded, decodes=not in_parts)  # when a critic has put its adapter on the same layers
+        if in_parts:
             critic = shard_policy(loaded.model, critic, ranks, loaded.compute_dtype)
         forward = policy_forward(config, loaded, algorithm, critic)
         optimizer = Updater(loaded.model.parameters(), config.train, critic_updates(config, critic))
@@ -476,7 +477,8 @@ class Scorer:
     def of(config: RunConfig, algorithm: Algorithm, folder: Path, ranks: Ranks = ONE) -> Scorer:
         """As the run starts. On all ranks at the same time."""
         head = HEADS[algorithm.data_kind]
-        loaded = with_compute(load_scoring_model(config, head), config.model.precision, folder, decodes=False)
+        loaded = load_scoring_model(config, head, in_parts=ranks.size > 1)
+        loaded = with_compute(loaded, config.model.precision, folder, decodes=False)
         if config.lora is not None:
             hold_frozen(loaded, decodes=False, keep=score_head(loaded.model))
         if ranks.size > 1:

@@ -15,8 +15,8 @@ from posttrain.lab.plan.hardware import find_hardware
 from posttrain.lab.plan.target import over_ranks, processor_here
 
 
-def config(model: str, devices: int | str):
-    return load_config(from_flags(model, "sft"), {"train.devices": devices}).config
+def config(model: str, devices: int | str, algorithm: str = "sft", **changes: object):
+    return load_config(from_flags(model, algorithm), {"train.devices": devices, **changes}).config
 
 
 @pytest.mark.parametrize(("devices", "count"), [(1, 1), (4, 4), ("auto", 8)])
@@ -35,8 +35,8 @@ def test_ranks_on_a_cpu_are_planned_as_one():
     assert over_ranks(processor_here(), 1, config("7b", 4)).count == 1
 
 
-def planned(model: str, devices: int):
-    resolved = config(model, devices)
+def planned(model: str, devices: int, algorithm: str = "sft", **changes: object):
+    resolved = config(model, devices, algorithm, **changes)
     hardware = over_ranks(find_hardware("h100"), 8, resolved)
     return plan_for(resolved, Target(hardware=hardware, cards=8, sharding="full" if devices > 1 else "none"))
 
@@ -49,9 +49,17 @@ def test_what_one_gpu_cannot_hold_fits_on_eight():
     assert together.workload.ranks == 8
 
 
-def test_a_model_that_no_device_can_read_whole_is_refused_and_the_plan_says_so():
+def test_a_model_that_no_device_has_room_for_is_trained_by_several():
     plan = planned("32b", 8)
+    assert 4 * plan.workload.architecture.parameters > plan.verdict.available
+    assert plan.start_bytes == 0
+    assert not plan.too_large_to_start
+
+
+def test_a_copy_to_sample_from_that_no_device_has_room_for_is_refused_unless_engines_sample():
+    plan = planned("32b", 16, "grpo")
     assert plan.start_bytes == 4 * plan.workload.architecture.parameters
-    with pytest.raises(DoesNotFit, match="each rank reads the whole model before it keeps its part"):
-        refuse(replace(plan), least_verdict(plan), Path())
-    assert "but each rank reads the whole model before it keeps its part" in " ".join(plan.render().split())
+    with pytest.raises(DoesNotFit, match="the first rank samples from a copy of the model"):
+        refuse(plan, replace(least_verdict(plan), needed=0), Path())
+    assert "but the first rank samples from a copy of the model" in " ".join(plan.render().split())
+    assert planned("32b", 16, "grpo", **{"rollout.engines": 2}).start_bytes == 0

@@ -282,3 +282,8 @@ class Head:
     def tiles(self) -> int:
         """In a forward pass: the one that is made and the one before it."""
         return self.tiles_at_once * WIDE * self.tile
+
+    @property
+    def trained_forward(self) -> int:
+        """In a forward pass whose tiles are kept: the tile, and the exponentials beside it of which entropy is made."""
+        return 2 * WIDE * self.tile

@@ -111,8 +111,10 @@ class Plan:
 
     @property
     def start_bytes(self) -> int:
-        """Of the whole model in float32, which each of several ranks reads onto its device before it keeps its part."""
-        return 4 * self.workload.architecture.parameters if self.workload.ranks > 1 else 0
+        """Of the copy from which the first of several ranks samples, whole and in float32 while it is read; 0 where
+        engines sample, or nobody does."""
+        copies = self.workload.data_kind == "prompts" and not self.config.rollout.num_engines
+        return 4 * self.workload.architecture.parameters if copies and self.workload.ranks > 1 else 0
 
     @property
     def too_large_to_start(self) -> bool:

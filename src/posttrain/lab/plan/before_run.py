@@ -163,10 +163,10 @@ def refuse(plan: Plan, least: Verdict, folder: Path) -> None:
         )
     if plan.too_large_to_start:
         raise DoesNotFit(
-            given=f"each rank reads the whole model before it keeps its part: {size(plan.start_bytes)} in float32, and "
-            f"a device has {size(plan.verdict.available)}",
-            allowed="a model that fits on one device while the run starts",
-            fix="Take a smaller model; docs/devices.md says what several devices help with.",
+            given=f"the first rank samples from a copy of the model: {size(plan.start_bytes)} in float32 while it is "
+            f"read, and a device has {size(plan.verdict.available)}",
+            allowed="a model of which one device has room for a copy, or engines that sample",
+            fix="Set rollout.engines: engines are processes of their own, and no rank has a copy then.",
         )
     first, free = plan.disk.first_save, plan.disk.free
     if free is not None and first * (1 - DISK_ERROR) > free:

@@ -8,19 +8,12 @@ device is counted from what this library does, and was compared with measured li
 
 Rows are divided among the ranks that train together; what is divided of weights, gradients and moments says roles.py,
 how ranks are grouped mesh.py.
-
-The moments of an update at which most may be alive: where the backward pass begins, where it ends, and the step.
-
-The backward pass goes through the models in reverse: a critic of its own first, then the policy, of each the head, the
-layers from last to first, the embedding. Activations become fewer while gradients become more, evenly from layer to
-layer, so what is alive is largest at one of the ends. From the second micro-batch on all gradients are there already;
-on a CPU from the first gradient on, with which the memory of all is taken (train/optimizer.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import ceil
 
 from posttrain.lab.plan.activations import Head, Pass
@@ -33,15 +26,12 @@ from posttrain.lab.plan.roles import (
     engine_weights,
     frozen_scorers,
     gathered,
-    gradients,
-    layer_to_sum,
     policy_parameters,
     resident,
-    root_to_sum,
     weight_ranks,
 )
+from posttrain.lab.plan.update import training_moments
 from posttrain.models.footprint import (
-    EIGHT_BIT_TEMPORARIES,
     PROBE_ROWS,
     PROBE_SCORED_TOKENS,
     PROBE_TOKENS,
@@ -73,7 +63,8 @@ def phases_of(workload: Workload) -> Iterator[Phase]:
     """In their order, per device; an engine of its own has the phase generate on its devices."""
     rank = of_one_rank(workload)
     own = replace(rank, prompts_per_step=ceil(rank.prompts_per_step / rank.ranks))
-    stays = [*resident(own), *gathered(own)]
+    kept = resident(own)
+    stays = [*kept, *gathered(own)]
     if own.data_kind == "prompts":
         if own.engine == "separate":
             yield _engine(workload)
@@ -81,7 +72,7 @@ def phases_of(workload: Workload) -> Iterator[Phase]:
             yield _largest("generate", stays, _generate(own))
         if scored := list(_score(own)):
             yield _largest("score", stays, scored)
-    yield _largest("train", stays, [*training_moments(own), *_loading(own, stays)])
+    yield _largest("train", kept, [*training_moments(own), *_loading(own, kept)])
     if own.data_kind == "prompts":
         yield _largest("publish", stays, _publish(own))
 
@@ -166,149 +157,3 @@ def _publish(workload: Workload) -> Iterator[Moment]:
     probe = part("policy", "temporaries", max(body.forward_moment, head.forward_moment) + body.cached_casts)
     yield Moment(name="probe of the weights", parts=(probe, records(workload)))
     yield Moment(name="probe of the sampler", parts=(*_decoded_weights(workload), records(workload)))
-
-
-# --- an update -------------------------------------------------------------------------------------------------------
-
-
-WIDE = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """One model's pass in an update."""
-
-    role: Role
-    body: Pass
-    head: Head | None
-    """None for a model without the head of a language model."""
-    checkpointing: bool
-
-    @property
-    def saved(self) -> int:
-        return self.body.checkpointed if self.checkpointing else self.body.saved
-
-    @property
-    def cached_casts(self) -> int:
-        """While the pass lasts; without checkpointing they are among what is saved."""
-        return self.body.cached_casts if self.checkpointing else 0
-
-    @property
-    def last_layer(self) -> int:
-        """For a moment, in its backward pass: with checkpointing what it kept is made again."""
-        again = self.body.saved_by(self.body.architecture.blocks[-1][1]) if self.checkpointing else 0
-        return again + self.body.backward_moment
-
-    @property
-    def first_layer(self) -> int:
-        """What is left when the first layer is reached."""
-        return self.body.around + self.body.saved_by(self.body.architecture.blocks[0][1]) + self.body.backward_moment
-
-    @property
-    def table(self) -> int:
-        """The gradient of a trained embedding, which is dense; of a head that is one, too."""
-        a = self.body.architecture
-        return self._gradient * a.vocabulary * a.hidden if self.body.trained else 0
-
-    @property
-    def waiting(self) -> int:
-        """The gradient of a trained head from its own backward pass on; of a tied one until the embedding's joins."""
-        return self.head.weight_gradient * self._gradient // WIDE if self.head else 0
-
-    @property
-    def _gradient(self) -> int:
-        """Bytes of a number of it: FSDP gathers divided weights already cast, and their gradients are no wider."""
-        return self.body.narrow if self.body.divided else WIDE
-
-
-def training_moments(workload: Workload) -> Iterator[Moment]:
-    layout, number = microbatches(workload)
-    whole = gradients(workload)
-    passes = trained_passes(workload, layout)
-    in_block, always = workload.device == "cpu", (records(workload),)
-    begun = number > 1 or (in_block and workload.critic == "shared")  # whose own weights come before the head
-    ready: dict[Role, int] = {role: size if begun else 0 for role, size in whole.items()}
-    for place in reversed(range(len(passes))):
-        one, others = passes[place], [*_alive(passes[:place]), *always]
-        collected = one.waiting if in_block or number > 1 else 0  # elsewhere it becomes the gradient itself
-        if one.head is not None:
-            yield Moment(
-                name=f"forward of the {one.role}'s head",
-                parts=(
-                    *_gradients(ready),
-                    part(one.role, "activations", one.saved),
-                    part(one.role, "logits", one.head.kept),
-                    part(one.role, "temporaries", one.head.tiles + one.cached_casts),
-                    *others,
-                ),
-            )
-            yield Moment(
-                name=f"backward of the {one.role}'s head",
-                parts=(
-                    *_gradients(ready),
-                    part(one.role, "activations", one.saved),
-                    part(one.role, "logits", one.head.kept),
-                    part(one.role, "temporaries", one.head.backward_moment + one.waiting),
-                    *others,
-                ),
-            )
-        ready = dict(whole) if in_block else ready
-        yield Moment(
-            name=f"backward of the {one.role}'s last layer",
-            parts=(
-                *_gradients(ready),
-                part(one.role, "activations", one.saved),
-                part(one.role, "temporaries", one.last_layer + one.waiting),
-                part(one.role, "gradients to sum", layer_to_sum(workload, one.body.architecture)),
-                *others,
-            ),
-        )
-        ready[one.role] = whole[one.role]
-        a = one.body.architecture
-        for name, left, whole_gradient in (
-            ("first layer", one.first_layer, layer_to_sum(workload, a)),
-            ("embedding", one.body.around + one.table, root_to_sum(workload, a)),
-        ):
-            summed = part(one.role, "gradients to sum", whole_gradient)
-            yield Moment(
-                name=f"backward of the {one.role}'s {name}",
-                parts=(*_gradients(ready), part(one.role, "temporaries", left + collected), summed, *others),
-            )
-    yield Moment(name="optimizer step", parts=(*_gradients(whole), *_of_a_step(workload), *always))
-
-
-def _of_a_step(workload: Workload) -> Iterator[Part]:
-    """What it takes while it changes the largest tensor, which is an embedding, or of adapters small."""
-    if workload.optimizer_bits == 8 and workload.lora is None:
-        numbers = workload.architecture.vocabulary * workload.architecture.hidden
-        yield part("policy", "temporaries", EIGHT_BIT_TEMPORARIES[workload.device] * numbers)
-
-
-def trained_passes(workload: Workload, layout: Layout) -> list[Trained]:
-    """In the order in which they run forward; a shared critic reads the policy's hidden states."""
-    checkpointing = workload.gradient_checkpointing
-    architecture, trained = workload.architecture, workload.lora is None
-    policy = Trained(
-        role="policy",
-        body=Pass.of(workload, architecture, layout, adapters=workload.lora),
-        head=None if workload.scores else Head.of(workload, architecture, layout.scored, trained=trained),
-        checkpointing=checkpointing,
-    )
-    if workload.critic not in ("separate", "lora"):
-        return [policy]
-    architecture = workload.critic_architecture or workload.architecture
-    body = Pass.of(workload, architecture, layout, adapters=workload.lora if workload.critic == "lora" else None)
-    return [policy, Trained(role="critic", body=body, head=None, checkpointing=checkpointing)]
-
-
-def _alive(passes: list[Trained]) -> Iterator[Part]:
-    """Of models whose turn has not come."""
-    for one in passes:
-        yield part(one.role, "activations", one.saved)
-        if one.head is not None:
-            yield part(one.role, "logits", one.head.kept)
-
-
-def _gradients(ready: Mapping[Role, int]) -> Iterator[Part]:
-    for role, size in ready.items():
-        yield part(role, "gradients", size)

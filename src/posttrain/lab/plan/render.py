@@ -155,7 +155,7 @@ def _memory(plan: Plan) -> list[str]:
     alone = [f"but {alone}"] if (alone := _on_one_device(plan)) else []
     if plan.too_large_to_start:
         alone.append(
-            f"but each rank reads the whole model before it keeps its part: {size(plan.start_bytes)} in float32"
+            f"but the first rank samples from a copy of the model: {size(plan.start_bytes)} in float32 while it is read"
         )
     rows = [_phase(phase, max(verdict.available, verdict.needed)) for phase in plan.memory.phases]
     peak = plan.memory.peak

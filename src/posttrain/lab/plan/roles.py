@@ -177,8 +177,28 @@ def gathered(workload: Workload) -> list[Part]:
     if weight_ranks(workload) == 1:
         return []
     a = workload.architecture
-    size = BYTES[workload.precision] * (2 * layer_parameters(a) + root_parameters(a))
+    size = 2 * gathered_layer(workload, a) + gathered_root(workload, a)
     return [Part(role="policy", what="gathered layers", bytes=size, why="two layers, and what is outside of layers")]
+
+
+def gathered_layer(workload: Workload, model: Architecture) -> int:
+    """Of one layer that comes together, with its adapters; 0 where every rank has all of it."""
+    if weight_ranks(workload) == 1:
+        return 0
+    return BYTES[workload.precision] * layer_parameters(model) + MASTER * _adapters(workload, model) // model.layers
+
+
+def gathered_root(workload: Workload, model: Architecture) -> int:
+    """The same of what is outside of layers."""
+    return 0 if weight_ranks(workload) == 1 else BYTES[workload.precision] * root_parameters(model)
+
+
+def _adapters(workload: Workload, model: Architecture) -> int:
+    """Parameters of all adapters on the policy, a critic's among them; other models have none."""
+    if workload.lora is None or model is not workload.architecture:
+        return 0
+    ranks = workload.lora.rank + (workload.critic_rank if workload.critic == "lora" else 0)
+    return model.lora_parameters(ranks, workload.lora.targets)
 
 
 def layer_to_sum(workload: Workload, model: Architecture) -> int:

@@ -1,0 +1,274 @@
+"""A model whose weights are still in their files: each process reads what it holds of them, and nobody all of them.
+
+    leave    when the model was built on the meta device, where weights have shapes and no memory
+    fill     when it was sharded: of each weight this process reads its rows, straight from the safetensors files
+
+So a model that one device has no room for can be trained by several. A weight that transformers makes of several in the
+files, such as the experts of a layer, is made whole for a moment and cut, one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import PreTrainedModel
+from transformers.utils import cached_file
+
+from posttrain.errors import DoesNotFit, ModelError, NonFiniteError
+from posttrain.models.forward_path import without_adapters
+from posttrain.models.transformers_private import Recipe, initialise_again, recipes_for, tied_names
+
+if TYPE_CHECKING:
+    from posttrain.models.reading import ModelSource
+
+ROWS_AT_ONCE = 4096
+"""Of two weights that are compared."""
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Files:
+    """The weights of a model by its own names, in safetensors files."""
+
+    paths: tuple[Path, ...]
+    recipes: Mapping[str, Recipe]
+    """How each weight comes about; see `recipes_for`."""
+
+    @cached_property
+    def _slices(self) -> dict[str, Any]:
+        """Of each name in the files; nothing is read before rows are asked for."""
+        opened = [safe_open(path, framework="pt") for path in self.paths]
+        return {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118  not a dict
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Those rows of a weight, in float32 and in main memory; a weight without a dimension is itself."""
+        recipe = self.recipes[name]
+        if recipe.convert is None:
+            found = self._slices[recipe.names[0]]
+            return (found[start:stop] if found.get_shape() else found[...]).to(torch.float32)
+        return recipe.convert(lambda key: self._slices[key][...].to(torch.float32))[start:stop]
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two weights are equal, looked at a few rows at a time."""
+        if {self.recipes[one].convert for one in (name, other)} != {None}:
+            return False
+        slices = [self._slices[self.recipes[one].names[0]] for one in (name, other)]
+        shape = slices[0].get_shape()
+        return shape == slices[1].get_shape() and all(
+            torch.equal(*(self.rows(one, start, start + ROWS_AT_ONCE) for one in (name, other)))
+            for start in range(0, shape[0] if shape else 1, ROWS_AT_ONCE)
+        )
+
+
+def files_of(path: str, arguments: Mapping[str, Any]) -> tuple[Path, ...]:
+    """The safetensors files of a folder or of a name on the Hub; empty where the weights are in another form.
+
+    `arguments` are those of `from_pretrained`.
+    """
+    if "gguf_file" in arguments:
+        return ()
+    find = partial(cached_file, path, revision=arguments.get("revision"), _raise_exceptions_for_missing_entries=False)
+    if (single := find(SINGLE)) is not None:
+        return (Path(single),)
+    if (index := find(INDEX)) is None:
+        return ()
+    names = sorted({*json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()})
+    found = [find(name) for name in names]
+    return tuple(Path(one) for one in found if one is not None) if all(found) else ()
+
+
+def names_in(paths: Collection[Path]) -> list[str]:
+    """Of the tensors in those files."""
+    with ExitStack() as opened:
+        files = [opened.enter_context(safe_open(path, framework="pt")) for path in paths]
+        return [name for file in files for name in file.keys()]  # noqa: SIM118  not a dict
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What there is to know of such a model until it is filled."""
+
+    files: Files
+    device: torch.device
+    """On which its weights are going to lie."""
+
+
+_unread: WeakKeyDictionary[nn.Module, Unread] = WeakKeyDictionary()
+
+Read = Callable[[bool], tuple[PreTrainedModel, list[str]]]
+"""Whether on the meta device -> the model, and the names of the weights that are in no file."""
+
+
+def open_weights(
+    source: ModelSource, device: torch.device, read: Read, *, in_parts: bool
+) -> tuple[PreTrainedModel, list[str], list[str]]:
+    """What `read` gives, whole or, with `in_parts` where it can be, with the weights left in their files; and notes."""
+    reason = ""
+    if in_parts:
+        paths = files_of(source.path, source.arguments)
+        reason = "" if paths else "its weights are not in safetensors files"
+        if paths:
+            model, missing = read(True)
+            reason = leave(model, paths, device, made_here=missing)
+            if not reason:
+                return model, missing, []
+    model, missing = read(False)
+    told = f"each device reads all of {source.path} before it keeps its part of it: {reason}"
+    return model, missing, [told] if reason else []
+
+
+def leave(model: PreTrainedModel, paths: tuple[Path, ...], device: torch.device, *, made_here: Collection[str]) -> str:
+    """Note where the weights of a model on the meta device are, and give its buffers their values. `made_here` are
+    weights that are in no file, such as a new head.
+
+    Returns why they cannot be read in parts, in which case nothing was noted; empty where they can.
+    """
+    recipes = recipes_for(model, names_in(paths))
+    if isinstance(recipes, str):
+        return recipes
+    known = {*recipes, *made_here}
+    for names in _names(model):
+        if known.isdisjoint(names):
+            return f"nobody can tell where {names[0]} is in the files"
+    files = Files(paths, recipes)
+    _tie(model, files)
+    initialise_again(model)
+    _unread[model] = Unread(files, device)
+    return ""
+
+
+def is_unread(model: nn.Module) -> bool:
+    return model in _unread
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where its weights lie, or are going to."""
+    plain = without_adapters(model)
+    return _unread[plain].device if plain in _unread else next(model.parameters()).device
+
+
+@contextmanager
+def standing_in(model: nn.Module) -> Iterator[None]:
+    """Inside, weights that were not read look as if they lay on their device: each is a zero that is repeated, without
+    memory of its own. So what is made beside them, as adapters are, is made there. A model that was read is left alone.
+    """
+    device, pairs = device_of(model), dict[int, tuple[nn.Parameter, nn.Parameter]]()
+    for _, owner, leaf, empty in [*_on_meta(model)]:
+        if id(empty) not in pairs:
+            zeros = torch.zeros((), dtype=empty.dtype, device=device).expand(empty.shape)
+            pairs[id(empty)] = (empty, nn.Parameter(zeros, empty.requires_grad))
+        owner._parameters[leaf] = pairs[id(empty)][1]
+    real = {id(stand_in): (empty, stand_in) for empty, stand_in in pairs.values()}
+    try:
+        yield
+    finally:
+        for owner in model.modules():
+            for leaf, parameter in owner._parameters.items():
+                if id(parameter) in real:
+                    empty, stand_in = real[id(parameter)]
+                    empty.requires_grad = stand_in.requires_grad
+                    owner._parameters[leaf] = empty
+
+
+@torch.no_grad()
+def fill(model: nn.Module) -> None:
+    """Read what this process holds of each weight; of one that is not sharded, all. Nothing for one that was read.
+
+    Whatever was done to the model meanwhile counts: adapters around its layers, another precision. Raises
+    NonFiniteError for weights that are not finite, ModelError for files that cannot be read any more, and DoesNotFit.
+    """
+    unread = _unread.pop(model, None)
+    if unread is None:
+        return
+    try:
+        _fill(model, unread)
+    except SafetensorError as error:
+        raise ModelError(
+            given=f"{unread.files.paths[0].parent} cannot be read any more: {error}",
+            allowed="files that stay as they are while a run starts",
+            fix="Start the run again.",
+        ) from error
+    except torch.OutOfMemoryError as error:
+        raise DoesNotFit(
+            given=f"the part of the weights that one device holds needs more memory than there is ({error})",
+            fix="Take more devices (train.devices), or a smaller model.",
+        ) from error
+
+
+def _fill(model: nn.Module, unread: Unread) -> None:
+    made: dict[int, tuple[Tensor, nn.Parameter]] = {}
+    for name, owner, leaf, empty in _on_meta(model):
+        if id(empty) not in made:
+            parameter = nn.Parameter(torch.empty_like(empty, device=unread.device), empty.requires_grad)
+            made[id(empty)] = (empty, parameter)  # `empty` is kept: nobody else gets its number
+        _, parameter = made[id(empty)]
+        owner._parameters[leaf] = parameter
+        if name in unread.files.recipes:
+            _read(name, parameter, unread.files)
+    for name, buffer in model.named_buffers():
+        if (key := plain_name(name)) in unread.files.recipes:
+            buffer.copy_(unread.files.rows(key))
+
+
+def plain_name(name: str) -> str:
+    """Without what adapters put around a layer."""
+    return name.replace(".base_layer", "")
+
+
+def _read(name: str, parameter: Tensor, files: Files) -> None:
+    """A weight of two names is read once for each that is in the files: both are the same there."""
+    part, start = parameter, 0
+    if isinstance(parameter, DTensor):
+        part = parameter.to_local()
+        _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+        start = offset[0] if offset else 0
+    if not part.numel():
+        return
+    part.copy_(files.rows(name, start, start + len(part) if part.dim() else None))
+    if not part.sum().isfinite() and (bad := int((~part.isfinite()).sum())):
+        raise NonFiniteError(
+            given=f"{bad} of the {parameter.numel()} numbers of {name} are not finite",
+            allowed="finite weights",
+            fix="Take a checkpoint from before they were damaged, or copy the model again.",
+        )
+
+
+def _on_meta(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Of each weight without memory its plain name, the module that has it, its name there, and itself."""
+    for path, module in model.named_modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None and parameter.device.type == "meta":
+                yield plain_name(f"{path}.{leaf}" if path else leaf), module, leaf, parameter
+
+
+def _tie(model: PreTrainedModel, files: Files) -> None:
+    """Weights that the config ties and that are in the files twice are one where the two are equal, as transformers
+    decides when it reads them."""
+    tied = tied_names(model)
+    for name, other in [*tied.items()]:
+        if name in files.recipes and other in files.recipes:
+            if files.same(name, other):
+                path, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(path), leaf, model.get_parameter(other))
+            else:
+                del tied[name]
+
+
+def _names(model: nn.Module) -> Iterator[list[str]]:
+    """Of each weight; one that is tied has several."""
+    found: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), []).append(name)
+    yield from found.values()
