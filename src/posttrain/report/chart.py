@@ -195,15 +195,15 @@ def draw(
 
 
 def key_of(title: str) -> str:
-    """A name for a file and an attribute, another one for every title.
+    """A name for a file and an attribute, another one for every title that is no sentence of ours.
 
-    >>> key_of("Reward by component"), key_of("rewards/a/mean")
-    ('reward-by-component', 'rewards-a-mean-cefb8c6d')
+    >>> key_of("Held-out score"), key_of("rewards/a/mean")
+    ('held-out-score', 'rewards-a-mean-3172486c')
     """
     key = re.sub(r"[^a-z0-9_]", "-", title.lower())
-    return (
-        key if re.fullmatch(r"[A-Z][a-z0-9_ ]*", title) else f"{key}-{zlib.crc32(title.encode(errors='replace')):08x}"
-    )
+    if re.fullmatch(r"[A-Z][a-z0-9_ -]*", title):
+        return key
+    return f"{key}-{zlib.crc32(title.encode(errors='replace')):08x}"
 
 
 def _short(value: float) -> float:

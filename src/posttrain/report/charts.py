@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any
 
-from posttrain.report.chart import Chart, Form, Plot, draw, plots
+from posttrain.report.chart import Chart, Form, Plot, draw, key_of, plots
 from posttrain.report.heldout import WORDS, headline_span, kind_of, measure_of
 from posttrain.report.phases import PHASES, phase_rows, phase_sums, who_waits
 from posttrain.report.spans import Span, span
@@ -44,7 +44,7 @@ def other_charts(run: RunRecord, drawn: Sequence[Chart]) -> list[Chart]:
     charts = (
         plot_chart(run, Plot(title=name, metrics={name: name}, low=None)) for name in run.names() if name not in known
     )
-    return [replace(chart, key=f"metric-{chart.key}") for chart in charts if chart is not None]
+    return [replace(chart, key=key_of(f"metric {chart.title}")) for chart in charts if chart is not None]
 
 
 def heldout_bars(run: RunRecord) -> str:

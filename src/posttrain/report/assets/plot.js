@@ -98,14 +98,14 @@ const Plot = (() => {
       this.place.addEventListener("focus", () => {
         this.built();
         this.readout.setAttribute("aria-live", "polite");
-        if (this.place.matches(":focus-visible")) this.move(this.plot.cursor.idx ?? this.xs.length - 1);
+        if (this.place.matches(":focus-visible") && this.xs.length) this.move(this.plot.cursor.idx ?? this.xs.length - 1);
       });
       this.place.addEventListener("blur", () => {
         this.readout.setAttribute("aria-live", "off");
         this.plot?.setCursor({ left: -10, top: -10 }, true, true);
       });
       this.place.addEventListener("keydown", (event) => {
-        if (event.ctrlKey || event.metaKey || event.altKey) return;
+        if (event.ctrlKey || event.metaKey || event.altKey || !this.xs.length) return;
         const at = this.plot.cursor.idx ?? this.xs.length - 1, last = this.xs.length - 1;
         const moves = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - 10, PageDown: at + 10, Home: 0, End: last };
         if (event.key in moves) this.move(Math.max(0, Math.min(last, moves[event.key])));
@@ -196,7 +196,7 @@ const Plot = (() => {
           sync: { key: `posttrain ${unit(chart)}`, scales: ["x", null], filters: { pub: (type) => type === "mousemove", sub: () => true } },
         },
         scales: {
-          x: { time: false, range: (_, min, max) => (min === max ? [min - 0.5, max + 0.5] : [min, max]) },
+          x: { time: false, range: (_, min, max) => (min == null ? [0, 1] : min === max ? [min - 0.5, max + 0.5] : [min, max]) },
           y: this.log ? { distr: 3 } : {
             range: (_, min, max) => {
               if (min == null) return [0, 1];
@@ -314,22 +314,31 @@ const Plot = (() => {
 
     png() {
       this.built();
-      const from = this.plot.ctx.canvas, ratio = devicePixelRatio, room = 16 * ratio, head = 52 * ratio;
+      const from = this.plot.ctx.canvas, ratio = devicePixelRatio, room = 16 * ratio, line = 20 * ratio;
       const canvas = document.createElement("canvas"), ctx = canvas.getContext("2d");
+      const font = `${12 * ratio}px ${FONT}`;
+      ctx.font = font;
+      let [left, row] = [room, 0];
+      const names = this.lines.map(({ name, colour: number }) => {
+        const width = 36 * ratio + ctx.measureText(name).width;
+        if (left > room && left + width > from.width) [left, row] = [room, row + 1];
+        const place = { name, number, left, top: 43 * ratio + row * line };
+        left += width;
+        return place;
+      });
+      const head = 52 * ratio + row * line;
       [canvas.width, canvas.height] = [from.width + 2 * room, from.height + head + room];
       ctx.fillStyle = colour("--card");
       ctx.fillRect(0, 0, canvas.width, canvas.height);
       ctx.fillStyle = colour("--ink");
       ctx.font = `600 ${15 * ratio}px ${FONT}`;
       ctx.fillText(this.chart.title, room, 24 * ratio);
-      ctx.font = `${12 * ratio}px ${FONT}`;
-      let left = room;
-      for (const line of this.lines) {
-        ctx.fillStyle = colour(`--s${line.colour}`);
-        ctx.fillRect(left, 37 * ratio, 14 * ratio, 4 * ratio);
+      ctx.font = font;
+      for (const place of names) {
+        ctx.fillStyle = colour(`--s${place.number}`);
+        ctx.fillRect(place.left, place.top - 6 * ratio, 14 * ratio, 4 * ratio);
         ctx.fillStyle = colour("--soft");
-        ctx.fillText(line.name, left + 19 * ratio, 43 * ratio);
-        left += 36 * ratio + ctx.measureText(line.name).width;
+        ctx.fillText(place.name, place.left + 19 * ratio, place.top);
       }
       ctx.drawImage(from, room, head);
       canvas.toBlob((blob) => save(blob, "image/png", `${this.figure.dataset.chart}.png`));
