@@ -256,7 +256,7 @@ def test_a_run_without_rewards_is_not_called_unscored(run_folder):
     row = rollout_row("p", "x", 0.0, 0.0, random.Random(0))
     write_rollouts(run_folder, 60, [{**row, "reward": None, "scored": None}])
     page = write_report(run_folder).read_text()
-    assert ">unscored<" not in page
+    assert '<b class="reward none">' not in page
     assert "no reward could be computed" not in page
 
 

@@ -54,7 +54,8 @@ const Plot = (() => {
         const button = document.createElement("button");
         button.type = "button";
         button.textContent = text;
-        button.setAttribute("aria-label", `${label}: ${this.chart.title}`);
+        button.title = label;
+        button.setAttribute("aria-label", `${text}: ${this.chart.title}`);
         button.addEventListener("click", act);
         bar.append(button);
         return button;

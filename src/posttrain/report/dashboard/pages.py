@@ -74,8 +74,8 @@ def overview(folder: Path, place: Place, found: Sequence[Standing], seen: str = 
 def _runs_html(found: Sequence[Standing]) -> str:
     if not found:
         return '<p class="lead">No run has begun below this folder. One that does appears here.</p>'
-    titles = ("run", "held-out", "reward", "step", "state", "changed")
-    head = "".join(f'<th scope="col" data-name="{name}">{name}</th>' for name in titles)
+    titles = {"run": "", "held-out": "", "reward": "num", "step": "num", "state": "", "changed": "num"}
+    head = "".join(f'<th scope="col" class="{kind}" data-name="{name}">{name}</th>' for name, kind in titles.items())
     rows = "".join(_run_row(run, place) for place, run in enumerate(found))
     chosen = f"Compare the chosen</button> two to {MOST_OVERLAID} of them: settings that differ, and the same plots"
     draws = f'<p><button type="submit">{chosen}</p>'
