@@ -1,3 +1,4 @@
+// Above: uPlot, copyright (c) 2022 Leon Sorokin, MIT License (uplot/LICENSE of the package posttrain).
 // Numbers for people, as svg.py writes them, and what x can count.
 const Numbers = (() => {
   "use strict";
