@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import multiprocessing
@@ -26,8 +27,9 @@ from tests.report.test_page import PAYLOADS, Page, payload_run
 from posttrain.cli import run as command
 from posttrain.errors import ConfigError
 from posttrain.report.dashboard import pages
+from posttrain.report.dashboard.news import MOST_LISTENERS, News
 from posttrain.report.dashboard.runs import find_runs, standing
-from posttrain.report.dashboard.server import Dashboard, _again
+from posttrain.report.dashboard.server import Dashboard
 from posttrain.report.store import read_run
 
 
@@ -100,7 +102,7 @@ def browser(server) -> Browser:
 
 
 def test_all_runs_with_where_they_stand(browser):
-    status, headers, text = browser.ask("/")
+    status, _, text = browser.ask("/")
     page = Page(text)
     assert status == 200
     assert "2 runs, 0 running" in page.text
@@ -108,7 +110,6 @@ def test_all_runs_with_where_they_stand(browser):
     assert page.text.count("The model improved.") == 2
     links = [attributes.get("href") for tag, attributes in page.elements if tag == "a"]
     assert {"/runs/first/report.html", "/runs/versus/arms/grpo%201/report.html", "/runs/versus/report.html"} <= {*links}
-    assert "refresh" not in headers, "nothing runs, so nothing will change"
 
 
 def test_every_link_leads_somewhere(browser):
@@ -327,11 +328,9 @@ def test_a_run_that_is_being_written_is_shown_as_far_as_it_is(tmp_path):
         assert steps == sorted(steps)
         assert (steps[-1], len(set(steps)) > 3) == (100, True)
         assert json.loads(browser.ask("/api/runs")[2])["runs"][0]["state"] == "running"
-        assert browser.ask("/")[1]["refresh"] == "5"
         writer.kill()
         writer.join()
         assert json.loads(browser.ask("/api/runs")[2])["runs"][0]["state"] == "stopped"
-        assert "refresh" not in browser.ask("/")[1]
     finally:
         if writer.is_alive():
             writer.kill()
@@ -438,14 +437,6 @@ def test_one_odd_run_does_not_hide_the_others(tmp_path, monkeypatch):
     assert (again.state, again.brief.error) == ("failed", "its files could not be read (RecursionError: too deep)")
 
 
-def test_a_page_that_takes_long_is_loaded_again_less_often(tmp_path):
-    folder = write_run(tmp_path / "run")
-    write_lines(folder / "events.jsonl", [{"step": 0, "kind": "start"}])
-    (folder / ".lock").write_text(f"pid {os.getpid()} on {socket.gethostname()}")
-    running = standing("run", folder)
-    assert [_again([running], taken)["refresh"] for taken in (0.1, 3.0)] == ["5", "30"]
-
-
 def test_a_step_of_any_number_of_digits_can_be_asked_for():
     assert pages.Asked.of({"step": "9" * 5000, "page": "9" * 5000}, [1, 2]) == pages.Asked(step=2)
 
@@ -512,6 +503,125 @@ def test_only_what_several_runs_have_is_drawn(tmp_path):
     text = Page(pages.overlay({"one": read_run(one), "two": read_run(two)})).text
     assert "Reward" in text
     assert "Entropy" not in text
+
+
+# --- news while somebody looks ---------------------------------------------------------------------------------------
+
+
+class Listener:
+    """Somebody who listens for news; `seen` is what their page shows."""
+
+    def __init__(self, browser: Browser, path: str) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", browser.port, timeout=30)
+        self._connection.request("GET", path, headers={"Cookie": browser.cookie})
+        self.answer = self._connection.getresponse()
+
+    def next(self) -> str:
+        """The name of the next state."""
+        while not (line := self.answer.readline().decode()).startswith("data: "):
+            assert line, "the server ended it"
+        return line.removeprefix("data: ").strip()
+
+    def close(self) -> None:
+        self.answer.close()
+        self._connection.close()
+
+
+def seen_on(browser: Browser, path: str) -> tuple[str, str]:
+    """(where the page listens, the state that it shows)."""
+    (body,) = [found for tag, found in Page(browser.ask(path)[2]).elements if tag == "body"]
+    return str(body["data-live"]), str(body["data-seen"])
+
+
+@pytest.mark.parametrize("path", ["/", "/runs/first/report.html", "/overlay?run=first&run=versus/arms/grpo%201"])
+def test_a_page_hears_of_new_steps_and_of_nothing_else(browser, folder, path):
+    address, seen = seen_on(browser, path)
+    stale = Listener(browser, f"{address}{'&' if '?' in address else '?'}seen=older")
+    assert stale.answer.headers["content-type"].startswith("text/event-stream")
+    assert stale.next() == seen, "whoever shows an older state hears of this one at once"
+    stale.close()
+    current = Listener(browser, f"{address}{'&' if '?' in address else '?'}seen={seen}")
+    metrics = folder / "first" / "metrics.jsonl"
+    written = metrics.read_text()
+    try:
+        with metrics.open("a") as out:
+            out.write(json.dumps({"step": 61, "reward": 0.5}) + "\n")
+        news = current.next()
+        assert news != seen
+        assert news == seen_on(browser, path)[1]
+    finally:
+        metrics.write_text(written)
+        current.close()
+
+
+def test_news_are_for_those_who_may_look(server, browser):
+    assert server.ask("/news")[0] == 403
+    assert browser.ask("/news", Host="evil.example")[0] == 421
+    assert browser.ask("/news", "POST")[0] == 405
+    assert browser.ask("/news", "HEAD")[0] == 200
+    assert browser.ask("/news?run=..%2Fsecret")[0] == 404
+    assert browser.ask("/news?" + "&".join(f"run={n}" for n in range(7)))[0] == 400
+
+
+def test_so_many_listen_and_no_more(browser):
+    listeners = [Listener(browser, "/news?seen=older") for _ in range(MOST_LISTENERS)]
+    try:
+        assert {listener.next() for listener in listeners} == {seen_on(browser, "/")[1]}
+        assert browser.ask("/news")[0] == 503
+    finally:
+        for listener in listeners:
+            listener.close()
+    deadline = time.monotonic() + 30
+    while (status := Listener(browser, "/news?seen=older").answer.status) != 200 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert status == 200, "whoever left makes room"
+
+
+def test_ctrl_c_ends_a_server_that_somebody_listens_to(tmp_path):
+    write_run(tmp_path / "runs" / "one")
+    process, browser = start("runs", cwd=tmp_path)
+    listener = Listener(browser.enter(), "/news?seen=older")
+    listener.next()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+
+
+def test_files_are_looked_at_once_a_second_however_many_listen():
+    looks = list[int]()
+    news = News(lambda: len(looks) >= 3)
+
+    async def listen() -> list[str]:
+        return [event async for event in news.of("all", lambda: looks.append(1) or str(len(looks)), "0")]
+
+    async def both() -> list[list[str]]:
+        return await asyncio.gather(listen(), listen(), listen())
+
+    assert [heard[:2] for heard in asyncio.run(both())] == [["data: 1\n\n", "data: 2\n\n"]] * 3
+    assert news.listeners == 0
+
+
+# --- settings that differ ---------------------------------------------------------------------------------------------
+
+
+def test_settings_that_differ_stand_beside_each_other(browser, folder):
+    one, two = "first", quote("versus/arms/grpo 1")
+    config = folder / "first" / "config.yaml"
+    written = config.read_text()
+    try:
+        config.write_text(
+            written.replace("clip_high: 0.28", "clip_high: 0.2").replace("  weight: 1.0", "  weight: 2.0")
+        )
+        page = Page(browser.ask(f"/overlay?run={one}&run={two}")[2])
+    finally:
+        config.write_text(written)
+    cells = [found.get("data-title") for tag, found in page.elements if tag == "td"]
+    assert cells.count("setting") == 2
+    assert "algorithm.clip_high0.20.28" in page.text
+    assert "rewards[0].weight2.01.0" in page.text
+    assert "15 other settings are the same." in page.text
+    assert "No setting differs." in Page(browser.ask(f"/overlay?run={one}&run={two}")[2]).text
 
 
 # --- how it starts ----------------------------------------------------------------------------------------------------

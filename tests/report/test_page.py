@@ -6,6 +6,7 @@ import json
 import random
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from tests.report.synthetic_run import evaluation, rollout_row, write_lines, write_rollouts
@@ -148,23 +149,70 @@ def test_every_section_and_plot_of_a_whole_run_is_there(run_folder):
     drawn = [label.split(".")[0] for label in labels]
     assert [title for title in titles if title not in drawn and title != "Time per step"] == []
     assert any(
-        "Seconds per step by phase. The trainer waits 62% of the time for samples and 4.2% for rewards" in label
-        for label in labels
+        "Time per step. The trainer waits 62% of the time for samples and 4.2% for rewards" in label for label in labels
     )
     assert "The same at every step:Clipped tokens" in page.text, "what never changes is a number, not a plot"
 
 
-def test_plots_can_be_read_with_the_keyboard_and_without_seeing_them(run_folder):
-    page = Page(write_report(run_folder).read_text())
-    plots = [attributes for tag, attributes in page.elements if tag == "svg" and "data-chart" in attributes]
-    assert plots
-    assert all(plot["tabindex"] == "0" and plot["role"] == "img" for plot in plots)
-    reward = next(plot["aria-label"] for plot in plots if plot["data-chart"] == "reward")
-    assert re.fullmatch(r"Reward\. each step: 0\.\d+ at step 1, 0\.\d+ at step 60, lowest .*, highest .*", reward)
+def data_of(source: str) -> dict[str, Any]:
+    return json.loads(re.search(r'id="chart-data">(.*?)</script>', source, re.DOTALL)[1])
+
+
+def test_what_was_learned_stands_before_what_went_wrong(run_folder):
+    add_alarm(run_folder)
     source = write_report(run_folder).read_text()
-    data = json.loads(re.search(r'id="chart-data">(.*?)</script>', source, re.DOTALL)[1])
-    assert {plot["data-chart"] for plot in plots} <= data.keys()
-    assert all(len(series["text"]) == len(chart["x"]) for chart in data.values() for series in chart["series"])
+    places = [source.index(f'<section id="{name}"') for name in ("result", "learning", "alarms", "noticed", "proofs")]
+    assert places == sorted(places)
+
+
+def add_alarm(folder) -> None:
+    with (folder / "events.jsonl").open("a") as out:
+        out.write(json.dumps({"kind": "alarm", "alarm": "length", "step": 40, "message": "longer"}) + "\n")
+
+
+def test_every_plot_is_a_picture_with_words_a_table_and_the_numbers_for_a_script(run_folder):
+    source = write_report(run_folder).read_text()
+    page, data = Page(source), data_of(source)
+    figures = [found["data-chart"] for tag, found in page.elements if tag == "figure" and "data-chart" in found]
+    assert len(set(figures)) == len(figures), "each has its own numbers"
+    assert set(figures) == data["charts"].keys()
+    labels = [found["aria-label"] for tag, found in page.elements if tag == "svg" and found["role"] == "img"]
+    reward = next(label for label in labels if label.startswith("Reward."))
+    assert re.fullmatch(r"Reward\. each step: 0\.\d+ at step 1, 0\.\d+ at step 60, lowest .*, highest .*", reward)
+    assert page.text.count("Values") == len(figures)
+    rewards = [json.loads(line)["reward"] for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    drawn = data["charts"]["reward"]["series"][0]
+    assert drawn["x"] == list(range(1, 61))
+    assert drawn["y"] == pytest.approx(rewards, rel=1e-5)
+    assert data["charts"]["reward"]["series"][1]["derived"], "a mean is not smoothed again"
+    heldout = data["charts"]["held-out-score"]["series"][0]
+    assert heldout["y"] == pytest.approx([0.21875, 0.65625, 0.953125])
+    assert all(low < mean < high for low, mean, high in zip(heldout["low"], heldout["y"], heldout["high"], strict=True))
+
+
+def test_steps_can_be_told_in_tokens_and_in_seconds(run_folder):
+    (clock,) = data_of(write_report(run_folder).read_text())["clocks"]
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert clock["tokens"][0] == clock["seconds"][0] == [0.0, 0.0], "before the first step there was nothing"
+    assert clock["tokens"][1:] == [[row["step"], row["num_tokens"]] for row in rows]
+    assert clock["seconds"][-1] == [60, pytest.approx(sum(row["time/step"] for row in rows))]
+
+
+def test_a_long_run_has_a_page_of_bounded_size_that_keeps_its_spikes(run_folder):
+    rows = [{"step": step, "reward": float(step == 7_777), "num_tokens": step} for step in range(1, 30_001)]
+    write_lines(run_folder / "metrics.jsonl", rows)
+    source = write_report(run_folder).read_text()
+    drawn = data_of(source)["charts"]["reward"]["series"][0]
+    assert len(drawn["x"]) <= 1002
+    assert drawn["y"][drawn["x"].index(7_777)] == 1
+    assert len(data_of(source)["clocks"][0]["tokens"]) == 500
+
+
+def test_titles_that_differ_by_signs_alone_have_numbers_of_their_own(run_folder):
+    write_lines(run_folder / "metrics.jsonl", [{"step": s, "a/b": s, "a-b": -s, "Reward": 9 * s} for s in (1, 2)])
+    charts = data_of(write_report(run_folder).read_text())["charts"].values()
+    drawn = {chart["title"]: chart["series"][0]["y"] for chart in charts}
+    assert (drawn["a/b"], drawn["a-b"], drawn["Reward"]) == ([1, 2], [-1, -2], [9, 18])
 
 
 def test_tokens_carry_their_advantage_and_the_text_is_whole(run_folder):
@@ -208,7 +256,7 @@ def test_a_run_without_rewards_is_not_called_unscored(run_folder):
     row = rollout_row("p", "x", 0.0, 0.0, random.Random(0))
     write_rollouts(run_folder, 60, [{**row, "reward": None, "scored": None}])
     page = write_report(run_folder).read_text()
-    assert ">unscored<" not in page
+    assert '<b class="reward none">' not in page
     assert "no reward could be computed" not in page
 
 

@@ -29,8 +29,8 @@ def test_each_reward_shows_why_its_answers_got_what_they_got(tmp_path):
 def test_a_reason_that_a_step_does_not_name_was_that_of_no_answer(tmp_path):
     name = "rewards/math/reason/"
     (chart,) = why(tmp_path, [{f"{name}wrong": 1.0}, {f"{name}correct": 1.0}])
-    series = {line["name"]: line["text"] for line in chart.data["series"]}
-    assert series == {"wrong": ["100%", "0%"], "correct": ["0%", "100%"]}
+    series = {line["name"]: line["y"] for line in chart.data()["series"]}
+    assert series == {"wrong": [1, 0], "correct": [0, 1]}
 
 
 def test_rare_reasons_are_among_the_other_metrics(tmp_path):

@@ -1,18 +1,26 @@
-"""The curated plots, and a drawn one: its lines, its text for those who do not see it, the values to read off."""
+"""The curated plots, and a plot itself: its lines, as a script draws them, as a picture, in words and in a table."""
 
 from __future__ import annotations
 
 import functools
 import importlib.resources
+import math
+import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import yaml
 
-from posttrain.report.svg import Series, compact, line_chart, percent
+from posttrain.report.svg import Point, Series, compact, line_chart, percent, seconds, spread, stacked_chart, thin
+from posttrain.report.text import visible
 
 Form = Callable[[float], str]
+FORMS: Mapping[Form, str] = {percent: "percent", compact: "compact", seconds: "seconds"}
+"""How values are written, and what the page's script calls it (assets/plot.js has the same three)."""
+MOST_POINTS = 1000
+"""Of a line on a page. Of longer ones the script gets the extremes of each stretch; metrics.jsonl has them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +48,121 @@ def plots() -> tuple[Plot, ...]:
     return tuple(Plot(**{**entry, "form": forms[entry.get("form", "compact")]}) for entry in told)
 
 
+class Values(NamedTuple):
+    """What a table says of one line, written for people."""
+
+    name: str
+    first: str
+    last: str
+    lowest: str
+    highest: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A drawn plot with what surrounds it."""
+    """Lines with what surrounds them."""
 
     title: str
-    svg: str
     key: str
-    """Ties the plot to its `data`."""
+    """Ties the figure on a page to its `data`."""
+    lines: Sequence[Series]
+    form: Form = compact
     hint: str = ""
-    legend: Sequence[tuple[int, str, str]] = ()
-    """(colour, name, last value)."""
-    data: Mapping[str, Any] = field(default_factory=dict)
-    """x values and formatted y values by series, for reading off points."""
+    y_range: tuple[float | None, float | None] = (0.0, None)
+    """What the y axis reaches at least; None: whatever the values need."""
+    log: bool = False
+    mark: tuple[float, str] | None = None
+    """A limit with its name."""
     names: Sequence[str] = ()
     """The metrics drawn here; the rest is drawn under "more metrics"."""
-    flat: bool = False
-    """Every line is constant: a number says as much as a plot."""
+    x_name: str = "step"
+    """What x counts. Of steps the page can make tokens and seconds."""
+    x_form: Form = "{:g}".format
+    stacked: bool = False
+    """Lines are parts of a whole, drawn on top of each other; all have the same x."""
+
+    @property
+    def flat(self) -> bool:
+        """Every line is constant: a number says as much as a plot."""
+        return not self.stacked and all(
+            len({y for _, y in line.points}) == 1 and len(line.points) > 1 for line in self.lines
+        )
+
+    @property
+    def legend(self) -> list[tuple[int, str, str]]:
+        """(colour, name, last value), or the share of the whole where lines are parts of it."""
+        said = self._shares() if self.stacked else [self.form(line.points[-1][1]) for line in self.lines]
+        return [(line.colour, line.name, value) for line, value in zip(self.lines, said, strict=True)]
+
+    @property
+    def svg(self) -> str:
+        """The picture for a page without script."""
+        if self.stacked:
+            rows = [(x, [line.points[i][1] for line in self.lines]) for i, (x, _) in enumerate(self.lines[0].points)]
+            return stacked_chart([line.name for line in self.lines], rows, label=self.words, form=self.form)
+        return line_chart(
+            self.lines,
+            label=self.words,
+            form=self.form,
+            y_range=self.y_range,
+            log=self.log,
+            mark=self.mark,
+            x_form=self.x_form,
+        )
+
+    @property
+    def words(self) -> str:
+        """The plot for those who do not see it."""
+        if self.stacked:
+            shares = (f"{line.name} {share}" for line, share in zip(self.lines, self._shares(), strict=True))
+            return f"{self.title}. {self.hint} {', '.join(shares)}"
+        parts = (
+            f"{found.name}: {found.first}, {found.last}, lowest {found.lowest}, highest {found.highest}"
+            for found in self.values()
+        )
+        return ". ".join([self.title, *parts])
+
+    def values(self) -> list[Values]:
+        """`0.25 at step 40`: where each line begins and ends, and its extremes."""
+        found = []
+        for line in self.lines:
+            low, high = min(line.points, key=lambda p: p[1]), max(line.points, key=lambda p: p[1])
+            found.append(Values(line.name, *map(self._at, (line.points[0], line.points[-1], low, high))))
+        return found
+
+    def data(self) -> dict[str, Any]:
+        """What the script of a page draws: numbers of six digits."""
+        found = {
+            "title": visible(self.title),
+            "x": self.x_name,
+            "form": FORMS.get(self.form, "compact"),
+            "range": self.y_range,
+            "series": [self._line(line) for line in self.lines],
+        }
+        marked = {"mark": {"at": self.mark[0], "name": visible(self.mark[1])}} if self.mark else {}
+        return found | marked | ({"log": True} if self.log else {}) | ({"stacked": True} if self.stacked else {})
+
+    def _at(self, point: Point) -> str:
+        x, y = point
+        return f"{self.form(y)} at {f'step {x:g}' if self.x_name == 'step' else f'{self.x_form(x)} {self.x_name}'}"
+
+    def _shares(self) -> list[str]:
+        sums = [math.fsum(y for _, y in line.points) for line in self.lines]
+        total = math.fsum(sums) or 1.0
+        return [f"{part / total:.0%}" for part in sums]
+
+    def _line(self, line: Series) -> dict[str, Any]:
+        points = spread(line.points, MOST_POINTS) if self.stacked else thin(line.points, MOST_POINTS)
+        told: dict[str, Any] = {"name": visible(line.name), "colour": line.colour}
+        told |= {"x": [_short(x) for x, _ in points], "y": [_short(y) for _, y in points]}
+        if line.band:
+            ends = {x: (low, high) for x, low, high in line.band}
+            told |= {
+                side: [_short(ends[x][place]) if x in ends else None for x, _ in points]
+                for place, side in enumerate(("low", "high"))
+            }
+        facts = {"dots": line.dots, "derived": line.derived, "clock": line.clock}
+        return told | {name: fact for name, fact in facts.items() if fact}
 
 
 def draw(
@@ -72,52 +178,34 @@ def draw(
     x_form: Form = "{:g}".format,
     x_name: str = "step",
 ) -> Chart:
-    """A plot of lines; `mark` is a limit with its name, `x_name` what x counts."""
-    key = "".join(letter if letter.isalnum() or letter == "_" else "-" for letter in title.lower())
-    svg = line_chart(
-        lines,
-        label=_spoken(title, lines, form, lambda x: f"step {x:g}" if x_name == "step" else f"{x_form(x)} {x_name}"),
-        chart_id=key,
+    """A plot of lines that is called by its title."""
+    return Chart(
+        title=title,
+        key=key_of(title),
+        lines=lines,
         form=form,
+        hint=hint,
         y_range=y_range,
         log=log,
         mark=mark,
+        names=names,
         x_form=x_form,
+        x_name=x_name,
     )
-    legend = [(line.colour, line.name, form(line.points[-1][1])) for line in lines]
-    flat = all(len({y for _, y in line.points}) == 1 and len(line.points) > 1 for line in lines)
-    data = readings(lines, form)
-    if x_name != "step":
-        data["at"] = [f"{x_form(x)} {x_name}" for x in data["x"]]
-    return Chart(title=title, svg=svg, key=key, hint=hint, legend=legend, data=data, names=names, flat=flat)
 
 
-def _spoken(title: str, lines: Sequence[Series], form: Form, at: Form) -> str:
-    """The plot for those who do not see it."""
-    parts = [title]
-    for line in lines:
-        low, high = min(line.points, key=lambda p: p[1]), max(line.points, key=lambda p: p[1])
-        first, last = line.points[0], line.points[-1]
-        parts.append(
-            f"{line.name}: {form(first[1])} at {at(first[0])}, {form(last[1])} at {at(last[0])}, "
-            f"lowest {form(low[1])} at {at(low[0])}, highest {form(high[1])} at {at(high[0])}"
-        )
-    return ". ".join(parts)
+def key_of(title: str) -> str:
+    """A name for a file and an attribute, another one for every title that is no sentence of ours.
+
+    >>> key_of("Held-out score"), key_of("rewards/a/mean")
+    ('held-out-score', 'rewards-a-mean-3172486c')
+    """
+    key = re.sub(r"[^a-z0-9_]", "-", title.lower())
+    if re.fullmatch(r"[A-Z][a-z0-9_ -]*", title):
+        return key
+    return f"{key}-{zlib.crc32(title.encode(errors='replace')):08x}"
 
 
-def readings(lines: Sequence[Series], form: Form, limit: int = 400) -> dict[str, Any]:
-    """Values to read off: x ascending, one formatted text per series and x."""
-    xs = sorted({x for line in lines for x, _ in line.points})
-    if len(xs) > limit:
-        xs = [xs[round(i * (len(xs) - 1) / (limit - 1))] for i in range(limit)]
-    found = []
-    for line in lines:
-        values = dict(line.points)
-        bands = {x: (low, high) for x, low, high in line.band} if line.dots else {}
-        texts = [form(values[x]) if x in values else "" for x in xs]
-        texts = [
-            f"{t} ({form(bands[x][0])} to {form(bands[x][1])})" if x in bands else t
-            for t, x in zip(texts, xs, strict=True)
-        ]
-        found.append({"name": line.name, "text": texts})
-    return {"x": xs, "series": found}
+def _short(value: float) -> float:
+    """Six digits; whole numbers as they are."""
+    return int(value) if value == int(value) else float(f"{value:.6g}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
-from posttrain.report.chart import Chart, Form, Plot, draw, plots, readings
+from posttrain.report.chart import Chart, Form, Plot, draw, key_of, plots
 from posttrain.report.heldout import WORDS, headline_span, kind_of, measure_of
 from posttrain.report.phases import PHASES, phase_rows, phase_sums, who_waits
 from posttrain.report.spans import Span, span
@@ -20,7 +21,6 @@ from posttrain.report.svg import (
     percent,
     seconds,
     smooth,
-    stacked_chart,
 )
 from posttrain.report.verdict import check_spans
 
@@ -44,7 +44,7 @@ def other_charts(run: RunRecord, drawn: Sequence[Chart]) -> list[Chart]:
     charts = (
         plot_chart(run, Plot(title=name, metrics={name: name}, low=None)) for name in run.names() if name not in known
     )
-    return [chart for chart in charts if chart is not None]
+    return [replace(chart, key=key_of(f"metric {chart.title}")) for chart in charts if chart is not None]
 
 
 def heldout_bars(run: RunRecord) -> str:
@@ -208,8 +208,7 @@ def _time_chart(run: RunRecord) -> Chart | None:
     rows = [(step, list(compress(values, took))) for step, values in rows]
     names = list(compress([*PHASES.values(), "other"], took))
     lines = [Series(name=name, points=[(x, v[i]) for x, v in rows], colour=i + 1) for i, name in enumerate(names)]
-    sums = [math.fsum(y for _, y in line.points) for line in lines]
-    total = math.fsum(sums) or 1.0
+    total = math.fsum(y for line in lines for _, y in line.points) or 1.0
     sums_of_phases = phase_sums(run)
     waits = who_waits(sums_of_phases)
     hint = "Seconds by phase."
@@ -223,11 +222,11 @@ def _time_chart(run: RunRecord) -> Chart | None:
         )
     return Chart(
         title="Time per step",
-        svg=stacked_chart(names, rows, label=f"Seconds per step by phase. {hint}", chart_id="time", form=seconds),
         key="time",
+        lines=lines,
+        form=seconds,
         hint=hint,
-        legend=[(line.colour, line.name, f"{part / total:.0%}") for line, part in zip(lines, sums, strict=True)],
-        data=readings(lines, seconds),
+        stacked=True,
         names=[*(f"time/{name}" for name in PHASES), "time/score", "time/step"],
     )
 
@@ -246,7 +245,8 @@ def reward_chart(run: RunRecord) -> Chart | None:
     window = max(1, len(points) // 15)
     lines = [Series(name="each step", points=points, colour=6 if window > 1 else 1)]
     if window > 1:
-        lines.append(Series(name=f"mean of {window} steps", points=smooth(points, window), colour=1))
+        mean = smooth(points, window)
+        lines.append(Series(name=f"mean of {window} steps", points=mean, colour=1, derived=True))
     return draw("Reward", lines, compact, "Mean over all answers of a step.", names=["reward"])
 
 

@@ -1,5 +1,8 @@
 """A page that needs no network, no server and no script to be read: its frame, and cards with plots.
 
+With a script, uPlot (assets/uplot, MIT) draws the plots in place of their pictures: they can be zoomed, smoothed and
+saved.
+
 Everything that a model, a dataset or an error wrote passes through `escaped`; the page's policy allows no source but
 its own style and script, named by their hashes, so that even a mistake there could not act.
 """
@@ -14,6 +17,7 @@ from string import Template
 from typing import NamedTuple
 
 from posttrain.report.chart import Chart
+from posttrain.report.clock import Clock
 from posttrain.report.text import escaped, script_json
 
 Section = tuple[str, str, str]
@@ -27,10 +31,12 @@ def document(
     charts: Sequence[Chart],
     *,
     footer: str,
+    clocks: Sequence[Clock] = (),
     asks: bool = False,
     frames: bool = False,
+    live: Live | None = None,
 ) -> str:
-    """The page: `title` is HTML, `name` and `footer` are text; the values of `charts` can be read off on it.
+    """The page: `title` is HTML, `name` and `footer` are text; `clocks` are what the lines of `charts` name by place.
 
     `asks`: it has forms, which may go to where the page came from; `frames`: it shows another page from there.
     """
@@ -38,25 +44,49 @@ def document(
     nav = "".join(f'<a href="#{key}">{heading}</a>' for key, heading, _ in present)
     body = "\n".join(f'<section id="{key}" aria-label="{head}">{content}</section>' for key, head, content in present)
     first = present[0] if present else ("top", "Top", "")
-    style, script = _asset("report.css"), _asset("report.js")
+    plots = bool(charts or clocks)
+    style, script = _joined(_styles(plots)), _joined(_scripts(plots, live))
     policy = (
         f"default-src 'none'; style-src '{hash_of(style)}'; script-src '{hash_of(script)}'; "
-        f"base-uri 'none'; form-action '{'self' if asks else 'none'}'" + ("; frame-src 'self'" if frames else "")
+        f"base-uri 'none'; form-action '{'self' if asks else 'none'}'"
     )
-    shown, data = escaped(name), {chart.key: chart.data for chart in charts if chart.data}
+    policy += ("; frame-src 'self'" if frames else "") + ("; connect-src 'self'" if live else "")
     return Template(_asset("document.html")).substitute(
         policy=policy,
-        name=shown,
+        name=escaped(name),
         style=style,
+        live=f' data-live="{escaped(live.address)}" data-seen="{escaped(live.seen)}"' if live else "",
         first=first[0],
         first_title=first[1].lower(),
         nav=nav,
         title=title,
         body=body,
         footer=escaped(footer),
-        data=script_json(data),
+        data=script_json({"charts": {chart.key: chart.data() for chart in charts if not chart.flat}, "clocks": clocks}),
         script=script,
     )
+
+
+class Live(NamedTuple):
+    """A page that is brought up to date while somebody looks at it."""
+
+    address: str
+    """Where news of changes comes from (server-sent events); of the same origin."""
+    seen: str
+    """The state of the files that the page shows, as the news name it."""
+
+
+def _styles(plots: bool) -> list[str]:
+    return [*(["uplot/uPlot.min.css"] if plots else []), "report.css"]
+
+
+def _scripts(plots: bool, live: Live | None) -> list[str]:
+    drawing = ["uplot/uPlot.iife.min.js", "numbers.js", "plot_data.js", "plot.js", "plots.js"] if plots else []
+    return [*drawing, "report.js", *(["table.js", "live.js"] if live else [])]
+
+
+def _joined(names: Sequence[str]) -> str:
+    return "\n".join(map(_asset, names))
 
 
 def heading(name: str, facts: str, *, status: str, words: str) -> str:
@@ -88,9 +118,15 @@ def _card(chart: Chart) -> str:
         for colour, name, value in chart.legend
     )
     return (
-        f'<figure class="card"><h3>{escaped(chart.title)}</h3><p class="hint">{escaped(chart.hint)}</p>'
-        f'<ul class="legend-line">{legend}</ul><p class="readout" aria-live="polite"></p>{chart.svg}</figure>'
+        f'<figure class="card" data-chart="{escaped(chart.key)}"><h3>{escaped(chart.title)}</h3>'
+        f'<p class="hint">{escaped(chart.hint)}</p><ul class="legend-line">{legend}</ul><p class="readout"></p>'
+        f'<div class="plot">{chart.svg}</div>'
+        f'<div class="foot"><details class="values"><summary>Values</summary>{_values(chart)}</details></div></figure>'
     )
+
+
+def _values(chart: Chart) -> str:
+    return table(("line", "first", "last", "lowest", "highest"), chart.values())
 
 
 def _asset(name: str) -> str:
@@ -113,11 +149,29 @@ class Link(NamedTuple):
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str | Link]]) -> str:
-    """Everything in it is text; the titles are those of their columns for a screen reader, too."""
+    """Everything in it is text."""
+    body = (
+        f"<tr>{''.join(cell(_shown(value), title) for title, value in zip(head, row, strict=True))}</tr>"
+        for row in rows
+    )
+    return table_of(head, "".join(body))
+
+
+def table_of(head: Sequence[str], rows: str) -> str:
+    """Around rows of `cell`: titles are those of their columns for a screen reader, too, and on a phone, where each row
+    is a block, they stand before their cells."""
     titles = "".join(f'<th scope="col">{escaped(title)}</th>' if title else "<td></td>" for title in head)
-    body = "".join(f"<tr>{''.join(f'<td>{_shown(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{titles}</tr>{body}</table></div>'
+    return (
+        f'<div class="scroll"><table class="stacks"><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
 
 
-def _shown(cell: str | Link) -> str:
-    return f'<a href="{escaped(cell.target)}">{escaped(cell.text)}</a>' if isinstance(cell, Link) else escaped(cell)
+def cell(html: str, title: str = "", kind: str = "") -> str:
+    """Of a table whose rows are blocks on a phone: HTML with the title of its column."""
+    named = f' data-title="{escaped(title)}"' if title else ""
+    styled = f' class="{kind}"' if kind else ""
+    return f"<td{styled}{named}>{html}</td>"
+
+
+def _shown(value: str | Link) -> str:
+    return f'<a href="{escaped(value.target)}">{escaped(value.text)}</a>' if isinstance(value, Link) else escaped(value)

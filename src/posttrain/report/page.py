@@ -17,7 +17,8 @@ from posttrain.report.alarms import alarms_html, watch_charts
 from posttrain.report.calibration import calibration_section
 from posttrain.report.chart import Chart
 from posttrain.report.charts import check_bars, heldout_bars, learning_charts, other_charts
-from posttrain.report.document import cards, document, heading
+from posttrain.report.clock import clock_of
+from posttrain.report.document import Live, cards, cell, document, heading, table_of
 from posttrain.report.heldout import headline_span, measure_of
 from posttrain.report.note import fifths
 from posttrain.report.notes import observations
@@ -48,18 +49,18 @@ def write_report(folder: str | PathLike[str]) -> Path:
     return path
 
 
-def render(run: RunRecord, above: str = "") -> str:
-    """The page as text; `above` is HTML that stands over its title."""
+def render(run: RunRecord, above: str = "", live: Live | None = None) -> str:
+    """The page as text; `above` is HTML that stands over its title. What was learned comes first, alarms after it."""
     charts = learning_charts(run)
     watched = watch_charts(run)
     beside = side_by_side_charts(run)
     others = other_charts(run, [*charts, *watched, *beside])
     sections = [
         ("result", "Result", _result(run)),
-        ("alarms", "Alarms", _alarms(run, watched)),
-        ("calibration", "Calibration", calibration_section(run)),
-        ("noticed", "Worth knowing", _noticed(run)),
         ("learning", "Learning", _learning(charts, others)),
+        ("calibration", "Calibration", calibration_section(run)),
+        ("alarms", "Alarms", _alarms(run, watched)),
+        ("noticed", "Worth knowing", _noticed(run)),
         ("side-by-side", "Side by side", _side_by_side(beside)),
         ("samples", "Samples", _samples(run)),
         ("proofs", "Proofs", _proofs(run)),
@@ -67,7 +68,8 @@ def render(run: RunRecord, above: str = "") -> str:
         ("config", "Settings", _config(run)),
     ]
     footer = f"Written by posttrain from the files of this run folder. {_unread(run)}"
-    return document(run.name, above + _title(run), sections, charts + watched + beside + others, footer=footer)
+    drawn, clocks = charts + watched + beside + others, [clock_of(run)]
+    return document(run.name, above + _title(run), sections, drawn, footer=footer, clocks=clocks, live=live)
 
 
 def _title(run: RunRecord) -> str:
@@ -171,7 +173,10 @@ def _alarms(run: RunRecord, charts: Sequence[Chart]) -> str:
 def _learning(charts: Sequence[Chart], others: Sequence[Chart]) -> str:
     if not charts and not others:
         return ""
-    lead = "One point per step. Move over a plot, or focus it and use the arrow keys, to read values."
+    lead = (
+        "One point per step. Move over a plot, or focus it and use the arrow keys, to read values. Drag, or press + "
+        "and −, to zoom."
+    )
     more = ""
     if others:
         more = f'<details class="more"><summary>{len(others)} more metrics</summary>{cards(others)}</details>'
@@ -203,13 +208,13 @@ def _samples(run: RunRecord) -> str:
 def _proofs(run: RunRecord) -> str:
     words = {"yes": "✓ held", "no": "✗ failed", "unknown": "not shown"}
     rows = "".join(
-        f'<tr><td>{escaped(proof.claim)}</td><td class="state {proof.state}">{words[proof.state]}</td>'
-        f'<td class="wide">{escaped(cut(proof.evidence, 600)[0])}</td></tr>'
+        f"<tr>{cell(escaped(proof.claim), 'claim')}{cell(words[proof.state], 'in this run', f'state {proof.state}')}"
+        f"{cell(escaped(cut(proof.evidence, 600)[0]), 'evidence', 'wide')}</tr>"
         for proof in proofs(run)
     )
-    head = "<tr><th>claim</th><th>in this run</th><th>evidence</th></tr>"
     lead = "What this run has to show for the promises of the library."
-    return f'<h2>Proofs</h2><p class="lead">{lead}</p><div class="scroll"><table>{head}{rows}</table></div>'
+    shown = table_of(("claim", "in this run", "evidence"), rows)
+    return f'<h2>Proofs</h2><p class="lead">{lead}</p>{shown}'
 
 
 def _events(run: RunRecord) -> str:
@@ -218,12 +223,11 @@ def _events(run: RunRecord) -> str:
     shown = [event for event in run.events if event.get("kind") in _EVENT_KINDS]
     hidden = len(run.events) - len(shown)
     rows = "".join(_event_row(event) for event in shown[:_MAX_EVENTS])
-    head = "<tr><th>time</th><th class=num>step</th><th>kind</th><th>message</th></tr>"
     routine = f"{hidden} routine events (publishes, checkpoints) are left out here; events.jsonl has them."
     more = f'<p class="hint">{routine}</p>' if hidden else ""
     if len(shown) > _MAX_EVENTS:
         more += f'<p class="hint">The first {_MAX_EVENTS} of {len(shown)} are shown.</p>'
-    return f'<h2>Events</h2><div class="scroll"><table>{head}{rows}</table></div>{more}'
+    return f"<h2>Events</h2>{table_of(('time', 'step', 'kind', 'message'), rows)}{more}"
 
 
 def _event_row(event: dict[str, Any]) -> str:
@@ -232,10 +236,13 @@ def _event_row(event: dict[str, Any]) -> str:
     if event.get("kind") == "evaluation":
         message += _event_score(mapping(event.get("evaluation")))
     kind, time = escaped(event.get("kind")), escaped(str(event.get("time") or "")[11:19])
-    return (
-        f'<tr><td class="kind">{time}</td><td class="num">{"" if step is None else f"{step:.0f}"}</td>'
-        f'<td class="kind {kind}">{kind}</td><td class="wide">{escaped(message)} {escaped(note)}</td></tr>'
-    )
+    cells = [
+        cell(time, "time", "kind"),
+        cell("" if step is None else f"{step:.0f}", "step"),
+        cell(kind, "kind", f"kind {kind}"),
+        cell(f"{escaped(message)} {escaped(note)}", "message", "wide"),
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _event_score(evaluation: Mapping[str, Any]) -> str:

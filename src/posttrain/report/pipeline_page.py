@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.files import read_inside, write_atomically
-from posttrain.report.document import document, heading
+from posttrain.report.document import cell, document, heading, table_of
 from posttrain.report.spans import show_span
 from posttrain.report.store import mapping, read_run
 from posttrain.report.text import aligned, escaped
@@ -97,15 +97,13 @@ def _trouble(progress: Mapping[str, Any]) -> str:
 
 
 def _stages_html(progress: Mapping[str, Any], rows: Sequence[StageRow], folder: Path) -> str:
-    head = "".join(f"<th>{title}</th>" for title in _HEAD)
     body = "".join(_html_row(row, folder) for row in rows)
     exported = f"<p>Exported to {escaped(progress['export'])}.</p>" if progress.get("export") else ""
     lead = (
         "What each stage measured on held-out data before and after it, with intervals. Each name leads to the report "
         "of that run."
     )
-    table = f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
-    return f'<h2>Stages</h2><p class="lead">{lead}</p>{table}{exported}'
+    return f'<h2>Stages</h2><p class="lead">{lead}</p>{table_of(_HEAD, body)}{exported}'
 
 
 def _html_row(row: StageRow, folder: Path) -> str:
@@ -113,7 +111,8 @@ def _html_row(row: StageRow, folder: Path) -> str:
     if (folder / row.folder / "report.html").exists():
         name = f'<a href="{html.escape(row.folder, quote=True)}/report.html">{name}</a>'
     cells = (row.algorithm, row.measure or "-", row.baseline or "-", row.trained or "-", row.change, row.model)
-    return f"<tr><td>{name}</td>{''.join(f'<td>{escaped(cell)}</td>' for cell in cells)}</tr>"
+    named = zip(_HEAD[1:], map(escaped, cells), strict=True)
+    return f"<tr>{cell(name, _HEAD[0])}{''.join(cell(html, title) for title, html in named)}</tr>"
 
 
 def _row(folder: Path, entry: Any) -> StageRow:

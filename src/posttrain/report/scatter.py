@@ -86,7 +86,7 @@ def scatter_chart(
     body = [_shaded(x_axis, region) if region else "", grid(x_axis, y_axis, compact, across.tick), _named(x_axis, line)]
     order: tuple[Shape, ...] = ("faint", "cross", "dot", "best")
     body += [_drawn(mark, x_axis, y_axis) for shape in order for mark in marks if mark.shape == shape]
-    return picture("\n".join(body), label, "")
+    return picture("\n".join(body), label)
 
 
 def _shaded(x_axis: Axis, region: tuple[float, float]) -> str:
@@ -176,7 +176,7 @@ def frontier_chart(
         f"{escaped(x_name)}</text>",
         *(_spot(spot, x_axis, y_axis) for spot in spots),
     ]
-    return picture("\n".join(body), label, "", height=HEIGHT + 14)
+    return picture("\n".join(body), label, height=HEIGHT + 14)
 
 
 def _spot(spot: Spot, x_axis: Axis, y_axis: Axis) -> str:

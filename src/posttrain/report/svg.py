@@ -1,5 +1,7 @@
 """Small charts as SVG text: lines with bands, stacked areas, bars with intervals. No dependency, no style attributes.
 
+They stand where no script runs: in model cards, on paper, in frames, and on a page until its script draws the lines.
+
 Colours come from CSS classes (`s1` ... `s6` for series), so the page decides about light and dark, and a strict content
 security policy holds. Every chart carries a sentence that says what it shows, for those who do not see it.
 """
@@ -14,7 +16,7 @@ from posttrain.report.text import escaped
 
 WIDTH, HEIGHT = 560, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 28
-_MAX_POINTS = 400
+MOST_POINTS = 400
 """More points than pixels only make the file large; longer series are thinned, keeping the extremes."""
 
 Point = tuple[float, float]
@@ -32,6 +34,10 @@ class Series:
     """(x, low, high), drawn as a faint area."""
     dots: bool = False
     """Draw points with their band as whiskers instead of a line: for a few measurements."""
+    derived: bool = False
+    """A mean of another line: it is not smoothed again."""
+    clock: int = 0
+    """Whose tokens and seconds its steps are: a place among the clocks of the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +97,6 @@ def line_chart(
     series: Sequence[Series],
     *,
     label: str,
-    chart_id: str = "",
     form: Format | None = None,
     y_range: tuple[float | None, float | None] = (None, None),
     log: bool = False,
@@ -113,7 +118,7 @@ def line_chart(
         body.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{y - 4}" text-anchor="end">{escaped(mark[1])}</text>')
     for s in drawn:
         body.append(_whiskers(s, x_axis, y_axis) if s.dots else _line(s, x_axis, y_axis))
-    return picture("\n".join(body), label, chart_id)
+    return picture("\n".join(body), label)
 
 
 def stacked_chart(
@@ -121,13 +126,12 @@ def stacked_chart(
     rows: Sequence[tuple[float, Sequence[float]]],
     *,
     label: str,
-    chart_id: str = "",
     form: Format | None = None,
 ) -> str:
     """Areas on top of each other: `rows` are (x, one value per name)."""
     if not rows or not names:
         return ""
-    rows = _spread(rows, _MAX_POINTS)
+    rows = spread(rows, MOST_POINTS)
     tops = [(x, [math.fsum(values[: i + 1]) for i in range(len(names))]) for x, values in rows]
     x_axis = linear_axis_exact(rows[0][0], rows[-1][0])
     y_axis = linear_axis(0.0, max(sums[-1] for _, sums in tops), HEIGHT - BOTTOM, TOP)
@@ -137,7 +141,7 @@ def stacked_chart(
         lower = _doubled([(x, sums[i - 1] if i else 0.0) for x, sums in tops])
         outline = _path(upper + lower[::-1], x_axis, y_axis)
         body.append(f'<polygon class="stack s{i + 1}" points="{outline}"/>')
-    return picture("\n".join(body), label, chart_id)
+    return picture("\n".join(body), label)
 
 
 def agreement_chart(
@@ -156,7 +160,7 @@ def agreement_chart(
         f'<text class="tick" x="9" y="{height}" transform="rotate(-90 9 {height})" text-anchor="middle">found</text>',
     ]
     shown = [replace(s, band=[(x, max(a, y_axis.low), min(b, y_axis.high)) for x, a, b in s.band]) for s in series]
-    return picture("\n".join(body + [_whiskers(s, x_axis, y_axis) for s in shown]), label, "", height=HEIGHT + 14)
+    return picture("\n".join(body + [_whiskers(s, x_axis, y_axis) for s in shown]), label, height=HEIGHT + 14)
 
 
 def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low: float, high: float) -> str:
@@ -192,7 +196,7 @@ def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low:
             body.append(f'<text class="value" x="{max(x, x2, zero) + 7}" y="{at + 4}">{escaped(form(mean))}</text>')
             y += bar + 3
         y += gap
-    return picture("\n".join(body), label, "", height=bottom + 16)
+    return picture("\n".join(body), label, height=bottom + 16)
 
 
 def linear_axis_exact(low: float, high: float) -> Axis:
@@ -257,9 +261,9 @@ def seconds(value: float) -> str:
 def smooth(points: Sequence[Point], window: int) -> list[Point]:
     """Mean over the last `window` points: what was known at that step, without looking ahead.
 
-    Of many points, at about `_MAX_POINTS` of them, the last included: a line through more would look the same.
+    Of many points, at about `MOST_POINTS` of them, the last included: a line through more would look the same.
     """
-    every = max(1, len(points) // _MAX_POINTS)
+    every = max(1, len(points) // MOST_POINTS)
     return [
         (x, math.fsum(y for _, y in points[max(0, i - window + 1) : i + 1]) / min(i + 1, window))
         for i, (x, _) in enumerate(points)
@@ -267,7 +271,7 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
     ]
 
 
-def thin(points: Sequence[Point], limit: int = _MAX_POINTS) -> list[Point]:
+def thin(points: Sequence[Point], limit: int = MOST_POINTS) -> list[Point]:
     """At most about `limit` points: of each stretch its lowest and highest, in their order."""
     if len(points) <= limit:
         return list(points)
@@ -315,7 +319,7 @@ def grid(x_axis: Axis, y_axis: Axis, form: Format, x_form: Format = "{:g}".forma
 def _line(series: Series, x_axis: Axis, y_axis: Axis) -> str:
     parts, colour = [], f"s{series.colour}"
     if series.band:
-        band = _spread(series.band, _MAX_POINTS)
+        band = spread(series.band, MOST_POINTS)
         edge = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
         parts.append(f'<polygon class="band {colour}" points="{_path(edge, x_axis, y_axis)}"/>')
     points = thin(series.points)
@@ -347,15 +351,14 @@ def _doubled(points: list[Point]) -> list[Point]:
     return points if len(points) > 1 else [(points[0][0] - 0.5, points[0][1]), (points[0][0] + 0.5, points[0][1])]
 
 
-def _spread(rows: Sequence, limit: int) -> list:
+def spread(rows: Sequence, limit: int) -> list:
     """At most `limit` rows, evenly spaced, the first and the last among them."""
     if len(rows) <= limit:
         return list(rows)
     return [rows[round(i * (len(rows) - 1) / (limit - 1))] for i in range(limit)]
 
 
-def picture(body: str, label: str, chart_id: str, height: float = HEIGHT) -> str:
+def picture(body: str, label: str, height: float = HEIGHT) -> str:
     """The element around a plot, with the sentence for those who do not see it."""
-    focus = f' tabindex="0" data-chart="{escaped(chart_id)}"' if chart_id else ""
     size = f'viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
-    return f'<svg class="chart" {size} role="img" aria-label="{escaped(label)}"{focus}>\n{body}\n</svg>'
+    return f'<svg class="chart" {size} role="img" aria-label="{escaped(label)}">\n{body}\n</svg>'

@@ -11,8 +11,10 @@ from urllib.parse import quote, urlencode
 
 from posttrain.report.chart import Chart, Plot, draw, plots
 from posttrain.report.charts import heldout_points
+from posttrain.report.clock import clock_of
 from posttrain.report.dashboard.runs import Place, Standing
-from posttrain.report.document import cards, document
+from posttrain.report.dashboard.settings import differences_html
+from posttrain.report.document import Live, cards, document
 from posttrain.report.samples import Group, group_html, groups_of, largest_advantage, legend, token_pieces
 from posttrain.report.side_by_side import samples_beside
 from posttrain.report.spans import show_span, show_value
@@ -20,6 +22,7 @@ from posttrain.report.store import RunRecord, read_rollouts
 from posttrain.report.svg import Series, compact, percent
 from posttrain.report.text import cut, escaped
 
+NEWS = "/news"
 MOST_OVERLAID = 6
 """As many colours as there are."""
 GROUPS_PER_PAGE, ROWS_PER_GROUP = 10, 64
@@ -43,6 +46,11 @@ def run_address(name: str) -> str:
     return f"/runs/{quote(name)}/report.html"
 
 
+def live(runs: Sequence[str], seen: str) -> Live:
+    """Of a page about these runs, or about all: `seen` is the state of their files that it shows."""
+    return Live(NEWS + (f"?{urlencode([('run', name) for name in runs])}" if runs else ""), seen)
+
+
 def rollouts_address(name: str, **query: Any) -> str:
     return f"/runs/{quote(name)}/rollouts" + (f"?{urlencode(query)}" if query else "")
 
@@ -50,7 +58,7 @@ def rollouts_address(name: str, **query: Any) -> str:
 # --- all runs ---------------------------------------------------------------------------------------------------------
 
 
-def overview(folder: Path, place: Place, found: Sequence[Standing]) -> str:
+def overview(folder: Path, place: Place, found: Sequence[Standing], seen: str = "") -> str:
     """All runs, those whose files changed last first, and the pages that put runs together."""
     newest = sorted(found, key=lambda run: run.age)
     running = sum(run.state == "running" for run in found)
@@ -60,38 +68,77 @@ def overview(folder: Path, place: Place, found: Sequence[Standing]) -> str:
     title = f'<header class="title"><h1 dir="auto">{escaped(folder)}</h1><p>{escaped(facts)}</p></header>'
     sections = [("runs", "Runs", _runs_html(newest)), ("pages", "Comparisons", _pages_html(place.pages))]
     footer = "Read from the files of the runs, which nothing here writes to."
-    return document("Runs", title, sections, [], footer=footer, asks=True)
+    return document("Runs", title, sections, [], footer=footer, asks=True, live=live([], seen))
 
 
 def _runs_html(found: Sequence[Standing]) -> str:
     if not found:
-        return '<p class="lead">No run has begun below this folder. It is looked at again when the page is.</p>'
-    titles = {"run": "", "state": "", "step": "num", "held-out": "", "reward": "num", "changed": "num"}
-    head = "".join(f'<th scope="col" class="{kind}">{name}</th>' for name, kind in titles.items())
-    rows = "".join(map(_run_row, found))
-    draws = f'<p><button type="submit">Draw the chosen on the same plots</button> two to {MOST_OVERLAID} of them</p>'
+        return '<p class="lead">No run has begun below this folder. One that does appears here.</p>'
+    titles = {"run": "", "held-out": "", "reward": "num", "step": "num", "state": "", "changed": "num"}
+    head = "".join(f'<th scope="col" class="{kind}" data-name="{name}">{name}</th>' for name, kind in titles.items())
+    rows = "".join(_run_row(run, place) for place, run in enumerate(found))
+    chosen = f"Compare the chosen</button> two to {MOST_OVERLAID} of them: settings that differ, and the same plots"
+    draws = f'<p><button type="submit">{chosen}</p>'
     return (
-        f'<form action="/overlay" method="get"><div class="scroll"><table class="runs"><tr><td></td>{head}</tr>'
-        f"{rows}</table></div>{draws if len(found) > 1 else ''}</form>"
+        f'{_finder(found)}<form action="/overlay" method="get"><div class="scroll">'
+        '<table class="runs stacks" data-finds>'
+        f"<thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table></div>{draws if len(found) > 1 else ''}"
+        "</form>"
     )
 
 
-def _run_row(run: Standing) -> str:
+def _finder(found: Sequence[Standing]) -> str:
+    """What the script makes of the table; without one it would do nothing, and is not shown."""
+    fields = (
+        ("state", {"": "any state"} | {_WORDS[state]: _WORDS[state] for state in sorted({run.state for run in found})}),
+        (
+            "algorithm",
+            {"": "any algorithm"} | {name: name for name in sorted({_algorithm(run) for run in found} - {""})},
+        ),
+    )
+    choices = "".join(
+        f'<label>{name} <select name="{name}">{_options(texts, "")}</select></label> ' for name, texts in fields
+    )
+    return (
+        '<form class="asks" data-finder hidden><label>find <input type="search" name="find"></label> '
+        f'{choices}<output aria-live="polite"></output></form>'
+    )
+
+
+def _algorithm(run: Standing) -> str:
+    return cut(run.brief.algorithm, 80)[0]
+
+
+def _run_row(run: Standing, place: int) -> str:
     brief, name = run.brief, escaped(run.name)
     of = f" of {brief.steps}" if brief.steps is not None and brief.steps != brief.step else ""
     model = Path(brief.model).name if Path(brief.model).is_absolute() else brief.model
-    what = " · ".join(escaped(cut(part, 80)[0]) for part in (model, brief.algorithm) if part)
+    what = " · ".join(escaped(part) for part in (cut(model, 80)[0], _algorithm(run)) if part)
     alarms = f"{brief.alarms} alarm{'' if brief.alarms == 1 else 's'}" if brief.alarms else ""
+    score = brief.newest or brief.baseline
+    told = _hint(escaped(cut(brief.error or brief.headline, 300)[0]))
+    box = f'<input type="checkbox" name="run" value="{name}" aria-label="choose {name}">'
     cells = [
-        ("", f'<input type="checkbox" name="run" value="{name}" aria-label="choose {name}">'),
-        ("", f'<a href="{escaped(run_address(run.name))}" dir="auto">{name}</a>{_hint(what)}'),
-        ("", f'<span class="status {_colour(run.state)}">{_WORDS[run.state]}</span>{_hint(alarms)}'),
-        ("num", f"{brief.step}{of}"),
-        ("wide", f"{_heldout(run)}{_hint(escaped(cut(brief.error or brief.headline, 300)[0]))}"),
-        ("num", "" if brief.reward is None else escaped(compact(brief.reward))),
-        ("num", escaped(ago(run.age))),
+        ("run", name, "", f'<div><a href="{escaped(run_address(run.name))}" dir="auto">{name}</a>{_hint(what)}</div>'),
+        ("held-out", "" if score is None else str(score.mean), "wide", f"<div>{_heldout(run)}{told}</div>"),
+        ("reward", "" if brief.reward is None else str(brief.reward), "num", _reward(brief.reward)),
+        ("step", str(brief.step), "num", f"{brief.step}{of}"),
+        ("state", _WORDS[run.state], "", f"<div>{_badge(run.state)}{_hint(alarms)}</div>"),
+        ("changed", str(round(run.age)), "num", f'<span data-age="{run.age:.1f}">{escaped(ago(run.age))}</span>'),
     ]
-    return "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for kind, cell in cells) + "</tr>"
+    shown = "".join(
+        f'<td class="{kind}" data-title="{title}" data-sort="{sort}">{html}</td>' for title, sort, kind, html in cells
+    )
+    found = f'data-state="{_WORDS[run.state]}" data-algorithm="{escaped(_algorithm(run))}"'
+    return f'<tr data-run="{name}" data-place="{place}" {found}><td>{box}</td>{shown}</tr>'
+
+
+def _reward(value: float | None) -> str:
+    return "" if value is None else escaped(compact(value))
+
+
+def _badge(state: str) -> str:
+    return f'<span class="status {_colour(state)}">{_WORDS[state]}</span>'
 
 
 def _hint(html: str) -> str:
@@ -135,8 +182,9 @@ def ago(age: float) -> str:
 # --- several runs -----------------------------------------------------------------------------------------------------
 
 
-def overlay(runs: Mapping[str, RunRecord]) -> str:
-    """The same metrics of several runs on the same plots; what only one of them has is not drawn."""
+def overlay(runs: Mapping[str, RunRecord], seen: str = "") -> str:
+    """What differs in the settings of several runs, and their metrics on the same plots; what only one of them has is
+    not drawn."""
     drawn = [
         _heldout_chart(runs),
         *(_metric_chart(runs, plot, name) for plot in (_REWARD, *plots()) for name in plot.metrics),
@@ -151,9 +199,21 @@ def overlay(runs: Mapping[str, RunRecord]) -> str:
         f'<ul class="legend-line">{links}</ul></header>'
     )
     body = cards(charts) if charts else '<p class="lead">They have no metric in common.</p>'
+    sections = [
+        ("plots", "Plots", body),
+        ("settings", "Settings", differences_html({name: run.config for name, run in runs.items()})),
+    ]
     unread = "; ".join(f"{name}: {note}" for name, run in runs.items() for note in run.notes)
     footer = f"Read from the files of the runs. {f'Not everything could be read: {unread}.' if unread else ''}"
-    return document("Several runs", title, [("plots", "Plots", body)], charts, footer=footer)
+    return document(
+        "Several runs",
+        title,
+        sections,
+        charts,
+        footer=footer,
+        clocks=[clock_of(run) for run in runs.values()],
+        live=live(list(runs), seen),
+    )
 
 
 def _heldout_chart(runs: Mapping[str, RunRecord]) -> Chart | None:
@@ -170,6 +230,7 @@ def _heldout_chart(runs: Mapping[str, RunRecord]) -> Chart | None:
             band=[(x, span.low, span.high) for x, span in points if span.finite],
             colour=colour,
             dots=True,
+            clock=colour - 1,
         )
         for colour, (name, (own, points)) in enumerate(found.items(), start=1)
         if own == measure and points
@@ -187,7 +248,7 @@ def _metric_chart(runs: Mapping[str, RunRecord], plot: Plot, metric: str) -> Cha
             continue
         if points := run.series(metric):
             points = [(x, 1 - y) for x, y in points] if plot.invert else points
-            lines.append(Series(name=name, points=points, colour=colour))
+            lines.append(Series(name=name, points=points, colour=colour, clock=colour - 1))
     if len(lines) < 2:
         return None
     title = plot.title if len(plot.metrics) == 1 else f"{plot.title}: {plot.metrics[metric]}"

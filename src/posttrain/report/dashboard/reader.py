@@ -73,10 +73,10 @@ def brief(folder: str) -> dict[str, Any]:
     return asdict(as_brief(read_run(folder)))
 
 
-def report(folder: str, name: str) -> str:
+def report(folder: str, name: str, seen: str) -> str:
     run = read_run(folder)
     more = [("answers of every step", pages.rollouts_address(name))] if run.rollout_steps else []
-    return render(run, pages.up("", *more))
+    return render(run, pages.up("", *more), pages.live([name], seen))
 
 
 def rollouts(folder: str, name: str, query: dict[str, str]) -> str:
@@ -84,8 +84,8 @@ def rollouts(folder: str, name: str, query: dict[str, str]) -> str:
     return pages.rollouts(name, run, pages.Asked.of(query, run.rollout_steps))
 
 
-def overlay(folders: dict[str, str]) -> str:
-    return pages.overlay({name: read_run(folder) for name, folder in folders.items()})
+def overlay(folders: dict[str, str], seen: str) -> str:
+    return pages.overlay({name: read_run(folder) for name, folder in folders.items()}, seen)
 
 
 def everything(folder: str) -> dict[str, Any]:

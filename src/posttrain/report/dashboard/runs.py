@@ -22,7 +22,7 @@ DEEPEST = 6
 MOST_RUNS = 2000
 INTERRUPTIONS = ("KeyboardInterrupt", "AlarmStop")
 """Errors that say that somebody stopped the run, or that it waits for somebody."""
-_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "evaluation.json", "error.json")
+_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "evaluation.json", "error.json", "rollouts")
 _NOT_INSIDE = {
     "checkpoints", "rollouts", "judgements", "evidence", "alarms", "references", "evaluations", "export", "tensorboard",
     "tracking",
@@ -78,6 +78,8 @@ class Standing:
     age: float
     """Seconds since its files changed."""
     brief: Brief
+    marks: tuple[tuple[int, int], ...] = ()
+    """Of the files that were read."""
 
 
 def find_runs(folder: Path) -> Place:
@@ -120,7 +122,7 @@ def read_brief(folder: Path) -> Brief:
 
 def standing(name: str, folder: Path, read: Read = read_brief) -> Standing:
     """How a run stands now. What has not changed on disk since somebody last looked is not read again."""
-    marks = tuple(_mark(folder / file) for file in _FILES)
+    marks = marks_of(folder)
     brief = _brief(folder, marks, read)
     changed = max((when for when, _ in marks), default=0) / 1e9
     return Standing(
@@ -129,7 +131,13 @@ def standing(name: str, folder: Path, read: Read = read_brief) -> Standing:
         state="stopped" if brief.interrupted else state_of(folder, brief.status),
         age=max(0.0, time.time() - changed),
         brief=brief,
+        marks=marks,
     )
+
+
+def marks_of(folder: Path) -> tuple[tuple[int, int], ...]:
+    """(time, size) of each file of a run: another one, and there is something new."""
+    return tuple(_mark(folder / file) for file in _FILES)
 
 
 def as_json(found: Standing) -> dict[str, Any]:

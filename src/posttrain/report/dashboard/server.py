@@ -6,19 +6,21 @@
     GET, HEAD     nothing else, and no header that lets another site read what is answered
     names         of runs are looked up among those that were found, never joined to a path
 
-Pages forbid every source but their own style and script, as reports do (document.py).
+Pages forbid every source but their own style and script, as reports do (document.py); those that are kept up to date
+may ask this server, and no other, for themselves.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import re
 import secrets
 import socket
-import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -26,6 +28,7 @@ from urllib.parse import urlencode
 from posttrain.errors import ConfigError
 from posttrain.files import read_inside
 from posttrain.report.dashboard import pages
+from posttrain.report.dashboard.news import MOST_LISTENERS, News, state_of_all, state_of_runs
 from posttrain.report.dashboard.reader import Reader
 from posttrain.report.dashboard.runs import Brief, Place, Standing, Unreadable, as_json, find_runs, standing
 from posttrain.report.store import finite
@@ -34,7 +37,14 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+    from starlette.responses import (
+        HTMLResponse,
+        JSONResponse,
+        PlainTextResponse,
+        RedirectResponse,
+        Response,
+        StreamingResponse,
+    )
     from starlette.routing import Route
     from starlette.types import ASGIApp, Receive, Scope, Send
 except ImportError:
@@ -47,8 +57,7 @@ except ImportError:
 HOST, FIRST_PORT, PORTS = "127.0.0.1", 8765, 20
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 _OURS = re.compile(rf"(?:{'|'.join(map(re.escape, _NAMES))})(?::\d+)?", re.IGNORECASE)
-_AGAIN = {"running": 5, "silent": 30}
-"""Seconds after which a page with such a run is loaded again."""
+EVENTS = "text/event-stream"
 _POLICY = "content-security-policy"
 _AS_WRITTEN = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -79,7 +88,19 @@ class Dashboard:
         self._socket = _listen(port)
         self.port: int = self._socket.getsockname()[1]
         self._token = secrets.token_urlsafe(32)
-        self._app = application(folder, self._token, f"posttrain_dash_{self.port}")
+        app = application(folder, self._token, f"posttrain_dash_{self.port}", lambda: self._server.should_exit)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=2,
+            )
+        )
 
     @property
     def address(self) -> str:
@@ -87,24 +108,15 @@ class Dashboard:
 
     def serve(self) -> None:
         """Until Ctrl-C."""
-        settings = uvicorn.Config(
-            self._app,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=2,
-        )
         with self._socket, suppress(KeyboardInterrupt):
-            uvicorn.Server(settings).run(sockets=[self._socket])
+            self._server.run(sockets=[self._socket])
         READER.close()
 
 
-def application(folder: Path, token: str, cookie: str) -> ASGIApp:
-    """The pages of the runs below `folder`, behind `Guarded`."""
+def application(folder: Path, token: str, cookie: str, stopping: Callable[[], bool]) -> ASGIApp:
+    """The pages of the runs below `folder`, behind `Guarded`; `stopping` ends what would be sent without end."""
     routes = [
+        Route(pages.NEWS, _telling(folder, News(stopping))),
         Route("/", _answering(folder, _overview)),
         Route("/overlay", _answering(folder, _overlay)),
         Route("/runs/{name:path}/report.html", _answering(folder, _report)),
@@ -190,9 +202,9 @@ def _is_api(request: Request) -> bool:
 
 
 def _overview(folder: Path, _: Request) -> Response:
-    started, place = time.monotonic(), find_runs(folder)
+    place = find_runs(folder)
     found = _all(place)
-    return HTMLResponse(pages.overview(folder, place, found), headers=_again(found, time.monotonic() - started))
+    return HTMLResponse(pages.overview(folder, place, found, state_of_all(place, found)))
 
 
 def _report(folder: Path, request: Request) -> Response:
@@ -200,9 +212,9 @@ def _report(folder: Path, request: Request) -> Response:
     if name in place.pages:
         inside = [run for run in place.runs if run.startswith(f"{name}/")]
         return HTMLResponse(pages.framed(name, inside))
-    started, path = time.monotonic(), _run(place, name)
-    page = READER("report", str(path), name)
-    return HTMLResponse(page, headers=_again([standing(name, path, _brief)], time.monotonic() - started))
+    path = _run(place, name)
+    seen = state_of_runs([path])
+    return HTMLResponse(READER("report", str(path), name, seen))
 
 
 def _as_written(folder: Path, request: Request) -> Response:
@@ -225,7 +237,9 @@ def _overlay(folder: Path, request: Request) -> Response:
     if not 2 <= len(names) <= pages.MOST_OVERLAID:
         words = f"{len(names)} runs were chosen. Choose from two to {pages.MOST_OVERLAID}."
         return HTMLResponse(pages.failure(words), 400)
-    return HTMLResponse(READER("overlay", {name: str(_run(place, name)) for name in names}))
+    runs = {name: _run(place, name) for name in names}
+    seen = state_of_runs(list(runs.values()))
+    return HTMLResponse(READER("overlay", {name: str(path) for name, path in runs.items()}, seen))
 
 
 def _all_as_json(folder: Path, _: Request) -> Response:
@@ -237,6 +251,32 @@ def _one_as_json(folder: Path, request: Request) -> Response:
     name = request.path_params["name"]
     path = _run(find_runs(folder), name)
     return JSONResponse(finite(as_json(standing(name, path, _brief))) | READER("everything", str(path)))
+
+
+def _telling(folder: Path, news: News) -> Callable[[Request], Awaitable[Response]]:
+    """Server-sent events about the runs that are named, or about all."""
+
+    async def tell(request: Request) -> Response:
+        names, seen = sorted(set(request.query_params.getlist("run"))), request.query_params.get("seen", "")
+        if len(names) > pages.MOST_OVERLAID:
+            return PlainTextResponse(f"News of {pages.MOST_OVERLAID} runs at most.\n", 400)
+        if news.listeners >= MOST_LISTENERS:
+            return PlainTextResponse("Too many pages listen already.\n", 503)
+        place = await asyncio.to_thread(find_runs, folder)
+        try:
+            look = partial(state_of_runs, [_run(place, name) for name in names]) if names else partial(_state, folder)
+        except LookupError as reason:
+            return PlainTextResponse(f"{reason}\n", 404)
+        if request.method == "HEAD":
+            return Response(media_type=EVENTS)
+        return StreamingResponse(news.of(repr(names), look, seen), media_type=EVENTS)
+
+    return tell
+
+
+def _state(folder: Path) -> str:
+    place = find_runs(folder)
+    return state_of_all(place, _all(place))
 
 
 READER = Reader()
@@ -256,12 +296,6 @@ def _run(place: Place, name: str) -> Path:
     if name not in place.runs:
         raise LookupError(f"There is no run of the name {name!r} here.")
     return place.runs[name]
-
-
-def _again(found: Sequence[Standing], taken: float = 0.0) -> dict[str, str]:
-    """A page that took long to make is loaded again less often: a tenth of the time at most goes into it."""
-    waits = [_AGAIN[run.state] for run in found if run.state in _AGAIN]
-    return {"refresh": str(max(min(waits), round(10 * taken)))} if waits else {}
 
 
 def _listen(port: int | None) -> socket.socket:
