@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.controller.admission import capacity
 from posttrain.controller.messages import Limits
@@ -13,8 +14,8 @@ def limits(C: int, P: int, D: int) -> Limits:
     return Limits(prompts_per_step=P, group_size=1, last_version=1000, run_ahead=D, max_groups=C)
 
 
-@pytest.mark.parametrize(
-    ("C", "P", "D", "version", "accepted", "running", "expected"),
+@catalogue(
+    "C, P, D, version, accepted, running, expected",
     [
         (100, 4, 0, 0, 0, 0, 4),
         (100, 4, 0, 0, 0, 4, 0),
@@ -39,8 +40,8 @@ def test_no_group_is_begun_that_no_step_will_train():
     assert capacity(short, 2, 8, 4) == 0
 
 
-@pytest.mark.parametrize(
-    ("version", "bound", "versions", "expected_lags", "expected"),
+@catalogue(
+    "version, bound, versions, expected_lags, expected",
     [
         (0, 0, [0, 0, 0], [0, 0, 0], [1, 1, 1]),
         (6, 2, [3, 3, 4, 5, 6], [3, 3, 2, 1, 0], [0, 0, 1, 1, 1]),
