@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 import yaml
+from tests.catalogue import catalogue
 
 from posttrain.config import check, load_config
 
@@ -29,7 +29,7 @@ def dead(page: Path, text: str) -> list[str]:
     return [link for link in links if link and not (page.parent / link).exists()]
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@catalogue("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_no_link_is_dead(page):
     assert dead(page, page.read_text(encoding="utf-8")) == []
 
@@ -68,12 +68,12 @@ def beginning(page: Path) -> str:
     return "\n".join(page.read_text(encoding="utf-8").splitlines()[:WITHIN])
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.parent.name != "audit"], ids=lambda page: page.name)
+@catalogue("page", [p for p in PAGES if p.parent.name != "audit"], ids=lambda page: page.name)
 def test_a_page_begins_with_something_to_run(page):
     assert re.search(r"^(```|    \S)|`(posttrain|make|python|algorithm:|pip) ?[^`]*`", beginning(page), re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@catalogue("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_every_target_of_make_that_is_named_is_there(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)", page.read_text(encoding="utf-8"))) <= targets

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from posttrain import begin
@@ -60,6 +61,8 @@ class EngineChild(Child, Protocol):
         ...
 
 
+LAST_LINES = 2000
+"""Bytes of a log, the last of whose lines is quoted."""
 Start = Callable[[int], Child]
 """Starts one; what it prints goes to this file descriptor, which stays the caller's."""
 
@@ -168,3 +171,13 @@ def how_it_ended(end: int | str) -> str:
     if isinstance(end, str):
         return end
     return f"killed by signal {-end} ({signal.strsignal(-end)})" if end < 0 else f"exited with code {end}"
+
+
+def last_words(end: int | str, log: Path) -> str:
+    """How a process ended (`Child.end`), and the last line that it printed where it gave up by itself."""
+    if isinstance(end, int) and end > 0:
+        with suppress(OSError):
+            lines = log.read_bytes()[-LAST_LINES:].decode(errors="replace").strip().splitlines()
+            if lines:
+                return f"{how_it_ended(end)}; its last line: {lines[-1].strip()}"
+    return how_it_ended(end)

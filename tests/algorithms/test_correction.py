@@ -349,8 +349,8 @@ def test_every_metric_has_a_formula(t):
 # What is asked of the machinery
 
 
-@pytest.mark.parametrize(
-    ("correction", "needs"),
+@catalogue(
+    "correction, needs",
     [
         ("tis", {"old"}),
         ("bypass", {"old"}),
@@ -383,8 +383,8 @@ def test_every_name_stands_for_something():
     assert {"auto", "none", *NAMED} == set(get_args(CorrectionName))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
+@catalogue(
+    "given, message",
     [
         ({"high": -1}, r"correction.high = -1; allowed: greater than 0"),
         ({"hihg": 2}, r"(?s)no setting 'hihg'.*Did you mean 'high'"),

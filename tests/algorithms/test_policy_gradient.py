@@ -205,8 +205,8 @@ def test_the_gradient_of_kimi_k2_is_2_tau_times_that_of_k15(t):
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
+@catalogue(
+    "given, message",
     [
         ({"ratio": "none"}, r"(?s)ratio = none, trust_region = clip.*Set ratio = token"),
         ({"trust_region": "regression"}, r"(?s)ratio = token, trust_region = regression.*Set ratio = none"),
@@ -259,8 +259,8 @@ def test_each_parameter_is_read_by_some_choice_and_says_where_its_default_comes_
     assert set(SETTINGS) == {f.name for f in fields(ComposedPolicyGradient)}
 
 
-@pytest.mark.parametrize(
-    ("given", "needs"),
+@catalogue(
+    "given, needs",
     [
         ({}, {"old"}),
         ({"ratio": "none", "trust_region": "none"}, set()),

@@ -98,8 +98,8 @@ def test_a_setting_that_cannot_be_meant_is_refused(cls: type[Algorithm], given: 
         cls(**given)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "needs"),
+@catalogue(
+    "algorithm, needs",
     [
         (REINFORCE(), set()),
         (REINFORCE(clip_low=0.2, clip_high=0.2), {"old"}),
@@ -169,8 +169,8 @@ CLIPPED = [cls for cls in CLIPPED if cls.card.choices["trust_region"] in ("none"
 """GMPO clips in log space, and CISPO a weight."""
 
 
-@pytest.mark.parametrize("cls", CLIPPED, ids=lambda cls: cls.key)
-@pytest.mark.parametrize(("ratio", "advantage", "expected"), [(1.5, +1.0, -1.3), (0.5, -1.0, +0.9)])
+@catalogue("cls", CLIPPED, ids=lambda cls: cls.key)
+@catalogue("ratio, advantage, expected", [(1.5, +1.0, -1.3), (0.5, -1.0, +0.9)])
 def test_each_bound_of_the_clip_is_its_own_setting(cls: type, ratio: float, advantage: float, expected: float):
     """One completion of one token, clip_low 0.1 and clip_high 0.3: here all clipped losses are the same."""
     names = {f.name for f in fields(cls)}
@@ -268,15 +268,15 @@ ONE_VALUE_ONLY: dict[tuple[str, str], Any] = {("distillation", "divergence"): "f
 """Settings whose other values are refused with the reason."""
 
 
-@pytest.mark.parametrize(
-    ("cls", "setting"),
+@catalogue(
+    "cls, setting",
     [
         (cls, f.name)
         for cls in ALGORITHMS.values()
         for f in fields(cls)
         if issubclass(cls, PolicyGradient) and (cls.key, f.name) not in SHOWN_ELSEWHERE
     ],
-    ids=lambda value: value if isinstance(value, str) else value.key,
+    ids=lambda case: f"{case[0].key}.{case[1]}",
 )
 def test_every_setting_changes_what_is_learnt(t, cls: type[PolicyGradient], setting: str):
     """No dead setting: a loss, a gradient, an advantage, the state, or what the loop has to bring is another one."""

@@ -61,7 +61,7 @@ RECORDS: dict[type, Callable[..., Any]] = {
 CAST = {"chosen_B": torch.tensor([True, True, False, False])}
 
 
-@pytest.mark.parametrize("record", RECORDS)
+@catalogue("record", RECORDS)
 def test_every_tensor_of_every_record_must_have_its_shape(record):
     given = {name: CAST.get(name, right(letters)) for name, letters in shaped(record).items()}
     assert len(given) >= 2
@@ -90,7 +90,7 @@ BUILDERS: dict[str, tuple[Callable[..., Batch], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@catalogue("name", BUILDERS)
 def test_every_way_to_build_a_batch_refuses_other_shapes(name):
     build, letters = BUILDERS[name]
     given = {argument: right(shape) for argument, shape in letters.items()}
@@ -204,8 +204,8 @@ def test_it_is_refused_in_every_reward_and_passes_where_it_is_not_scored():
     assert GRPO().advantages(replace(experience, rewards_PG=unscored_PG)).isfinite().all()
 
 
-@pytest.mark.parametrize("largest", [1.0, 1e3, 1e15])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@catalogue("largest", [1.0, 1e3, 1e15])
+@catalogue("dtype", [torch.float32, torch.float64])
 def test_the_largest_reward_that_passes_has_the_advantage_that_it_should(largest, dtype):
     rewards_PG = torch.tensor([[largest, 0.0, 0.0, 0.0]], dtype=dtype)
     experience = Experience.from_rewards(rewards_PG, completion_mask_BT=torch.ones(4, 1))

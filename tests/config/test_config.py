@@ -121,8 +121,8 @@ def test_a_number_that_another_yaml_reader_took_for_text_is_a_number():
     assert load_config(yaml.safe_load(YAML)).config.train.learning_rate == 1e-6
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
+@catalogue(
+    "text, value",
     [
         ("1e-6", 1e-6),
         ("1E+2", 100.0),
@@ -430,8 +430,8 @@ def test_a_written_value_is_one_line_that_other_yaml_readers_understand(value):
     assert yaml.safe_load(f"a: {text}  # comment") == {"a": value}
 
 
-@pytest.mark.parametrize(
-    ("override", "path", "value"),
+@catalogue(
+    "override, path, value",
     [
         ("train.learning-rate=1e-4", "train.learning_rate", 1e-4),
         ("--train.learning-rate=1e-4", "train.learning_rate", 1e-4),
@@ -466,8 +466,8 @@ def test_overrides_count_in_their_order():
     assert load("rewards=[{name: a}]", "rewards.0.weight=2", "rewards=[{name: b}]").rewards == [RewardConfig(name="b")]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
+@catalogue(
+    "override, message",
     [
         ("train.steps", "'train.steps' is not an override; allowed: section.key=value"),
         ("=3", "'=3' is not an override"),
@@ -488,8 +488,8 @@ def test_an_override_that_cannot_be_meant_is_refused(override, message):
 # --- values of the wrong type or size ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
+@catalogue(
+    "override, message",
     [
         (
             "train.steps=many",
@@ -581,8 +581,8 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
 # --- unknown keys -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("override", "hint"),
+@catalogue(
+    "override, hint",
     [
         ("group_size=4", "It belongs to sampling. Set sampling.group_size = 4."),
         ("train.group_size=4", "It belongs to sampling. Set sampling.group_size = 4."),
@@ -687,8 +687,8 @@ def test_an_unknown_key_leads_to_ours_or_to_the_reason(override, hint):
     assert hint in message
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "override", "hint"),
+@catalogue(
+    "algorithm, override, hint",
     [
         # TRL
         ("dpo", "beta=0.2", "beta is algorithm.beta here. Set algorithm.beta = 0.2."),
@@ -816,8 +816,8 @@ def test_every_foreign_value_leads_to_one_that_exists():
         assert given in {"none", *NAMED} if isinstance(given, str) else Correction(**given), theirs
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "said"),
+@catalogue(
+    "algorithm, said",
     [
         ("optimal_token_baseline", "Here that is policy_gradient with baseline = optimal_token, normalisation = none"),
         ("geo_mean", "Here that is gmpo."),

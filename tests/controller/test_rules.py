@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.controller.admission import capacity
 from posttrain.controller.messages import Limits
-from posttrain.controller.staleness import kept, lags, merge_pieces
+from posttrain.controller.staleness import kept, lags
 
 
 def limits(C: int, P: int, D: int) -> Limits:
     return Limits(prompts_per_step=P, group_size=1, last_version=1000, run_ahead=D, max_groups=C)
 
 
-@pytest.mark.parametrize(
-    ("C", "P", "D", "version", "accepted", "running", "expected"),
+@catalogue(
+    "C, P, D, version, accepted, running, expected",
     [
         (100, 4, 0, 0, 0, 0, 4),
         (100, 4, 0, 0, 0, 4, 0),
@@ -39,8 +40,8 @@ def test_no_group_is_begun_that_no_step_will_train():
     assert capacity(short, 2, 8, 4) == 0
 
 
-@pytest.mark.parametrize(
-    ("version", "bound", "versions", "expected_lags", "expected"),
+@catalogue(
+    "version, bound, versions, expected_lags, expected",
     [
         (0, 0, [0, 0, 0], [0, 0, 0], [1, 1, 1]),
         (6, 2, [3, 3, 4, 5, 6], [3, 3, 2, 1, 0], [0, 0, 1, 1, 1]),
@@ -66,22 +67,3 @@ def test_tokens_that_were_not_sampled_are_never_kept():
 def test_versions_that_are_published_now_and_then_are_allowed_their_age():
     assert kept(3, [2, 0], 1, publish_every=2) == [True, False]
     assert kept(2, [0], 1, publish_every=2) == [True]
-
-
-def test_pieces_of_a_row_follow_each_other():
-    assert merge_pieces([(3, [(4, 0, 3)]), (2, [(5, 0, 2)])]) == [4, 4, 4, 5, 5]
-    assert merge_pieces([(4, [(1, 0, 2), (2, 2, 4)]), (0, []), (1, [(2, 0, 1)])]) == [1, 1, 2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("pieces", "complaint"),
-    [
-        ([(3, [(4, 0, 3)]), (2, [(3, 0, 2)])], "version 3 follows one of version 4"),
-        ([(5, [(1, 0, 3), (1, 4, 5)])], "token 3 has no version"),
-        ([(5, [(1, 0, 3)])], "a piece has 5 tokens, but its spans end at 3"),
-        ([(2, [(1, 0, 2), (1, 1, 2)])], "token 2 has no version"),
-    ],
-)
-def test_pieces_that_leave_a_token_without_a_version_are_refused(pieces, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        merge_pieces(pieces)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from posttrain.controller.faults import FAULTS, Faults
 from posttrain.controller.messages import Drew, Joined, Limits, Stop
-from posttrain.controller.simulate import least_run_ahead, simulate
+from posttrain.controller.simulate import simulate
 from posttrain.controller.workload import Workload
 
 ROOT = Path(__file__).parent.parent.parent
@@ -147,16 +147,6 @@ def test_a_second_engine_halves_the_time_of_what_waits_for_a_slot():
         for n in (1, 2)
     ]
     assert seconds[0] == pytest.approx(2 * seconds[1])
-
-
-def test_the_least_lead_that_keeps_the_busier_side_busy():
-    """The trainer takes as long as sampling; ten times as long; a hundredth, which nobody has to save."""
-    limits = Limits(prompts_per_step=8, group_size=4, last_version=40)
-    leads = [
-        least_run_ahead(limits, Workload(slots=32, sigma=0.0, train_seconds=seconds, publish_seconds=0.0))
-        for seconds in (1.0, 10.0, 0.01)
-    ]
-    assert leads == [1, 1, 0]
 
 
 def test_faults_happen_when_and_as_often_as_asked():

@@ -7,6 +7,7 @@ import pyarrow.parquet as parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 from tests.data import templates
 from tests.data.samples import real_tokenizer, rows_of, shared_file
 from tests.data.test_examples import marked
@@ -46,8 +47,8 @@ def read(kind, row, *, chat: bool = False):
 # --- layouts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
+@catalogue(
+    "row, expected",
     [
         ({"messages": [ASK, YES]}, {"messages": [ASK, YES]}),
         ({"conversations": [HUMAN, GPT]}, {"messages": [ASK, YES]}),
@@ -92,7 +93,7 @@ def test_pairs_of_text_of_every_layout(row):
     assert read("pairs", row) == {"prompt": "a?", "chosen": "yes", "rejected": "no"}
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "row",
     [
         {"prompt": [ASK], "chosen": [YES], "rejected": [NO]},
@@ -119,8 +120,8 @@ def test_a_margin_is_the_column_or_else_the_difference_of_the_scores():
     assert "margin" not in read("pairs", row | {"score_rejected": None})
 
 
-@pytest.mark.parametrize(
-    ("row", "prompt", "completion"),
+@catalogue(
+    "row, prompt, completion",
     [
         ({"prompt": "a?", "completion": "yes", "label": True}, "a?", "yes"),
         ({"messages": [ASK, YES], "label": True}, [ASK], [YES]),
@@ -192,8 +193,8 @@ def test_a_response_is_judged_like_a_completion_and_no_example_is_made_of_it(kin
 # --- what fits no form -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "columns", "message"),
+@catalogue(
+    "kind, columns, message",
     [
         (
             "examples",
@@ -250,8 +251,8 @@ REAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
-@pytest.mark.parametrize(("name", "kind", "family", "reasons"), REAL, ids=[name for name, *_ in REAL])
+@catalogue("chat", [False, True], ids=["text", "chat"])
+@catalogue("name, kind, family, reasons", REAL, ids=[name for name, *_ in REAL])
 def test_real_files_are_recognised_and_what_is_dropped_of_them_is_known(name, kind, family, reasons, chat):
     rows = read_rows(str(shared_file(name)))
     form = detect(rows, kind)
@@ -266,7 +267,7 @@ def test_two_answers_with_a_soft_preference_are_no_pairs_and_said_so():
         detect(rows, "pairs")
 
 
-@pytest.mark.parametrize(("name", "kind", "family", "reasons"), REAL, ids=[name for name, *_ in REAL])
+@catalogue("name, kind, family, reasons", REAL, ids=[name for name, *_ in REAL])
 def test_real_files_are_rendered_with_a_real_tokenizer(name, kind, family, reasons):
     rows = read_rows(str(shared_file(name)), max_rows=12)
     tokenizer = real_tokenizer("tokenizers/qwen2.5")

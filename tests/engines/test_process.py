@@ -62,7 +62,7 @@ def heard(engine: EngineProcess, seconds: float = 60) -> list[Answer]:
             if found := engine.answers():
                 return found
         elif not more:
-            raise TimeoutError(engine.last_line())
+            raise TimeoutError(engine.death())
 
 
 def finished(engine: EngineProcess, count: int) -> dict[tuple[int, int], list[Piece]]:

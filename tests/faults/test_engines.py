@@ -267,16 +267,20 @@ def of_run(run: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "kill -9"])
-def test_no_engine_outlives_its_trainer(place, number, code):
+@pytest.mark.parametrize(
+    ("number", "code", "count"), [(signal.SIGINT, 130, 1), (signal.SIGKILL, -9, 2)], ids=["Ctrl-C", "kill -9"]
+)
+def test_no_engine_outlives_its_trainer(place, number, code, count):
     run = place / f"ended by {number}"
-    settings = config(place, run.name, rollout={"engines": 2}) | {"train": {"steps": 100_000, "prompts_per_step": 4}}
+    settings = config(place, run.name, rollout={"engines": count}) | {
+        "train": {"steps": 100_000, "prompts_per_step": 4}
+    }
     settings["train"] |= {"run_ahead": 2, "max_staleness": 8}
     (place / "long.yaml").write_text(json.dumps(settings))
     process = Command("train", "long.yaml", cwd=place)
     while not (run / "metrics.jsonl").exists() and process.returncode is None:
         time.sleep(0.05)
-    assert len(of_run(run)) == 2
+    assert len(of_run(run)) == count
     if number == signal.SIGKILL:
         os.kill(of_run(run)[0], signal.SIGSTOP)  # a stopped process reads nothing, not even that its trainer has gone
     process.send_signal(number)

@@ -57,8 +57,8 @@ def test_values_over_two_outcomes(name: str, values: list[float], expected: floa
     assert (policy_V.exp() * estimates_V).sum().item() == pytest.approx(expected, rel=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
+@catalogue(
+    "name, expected",
     [
         ("k1", 0.0),
         ("k2", 0.2630802234),

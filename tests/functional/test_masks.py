@@ -15,8 +15,8 @@ from posttrain.functional.masks import last_token, masked, until_eos
 EOS = 2
 
 
-@pytest.mark.parametrize(
-    ("ids", "eos_ids", "expected"),
+@catalogue(
+    "ids, eos_ids, expected",
     [
         ([5, 6, EOS, 7], {EOS}, [1, 1, 1, 0]),
         ([EOS, 5, 6, 7], {EOS}, [1, 0, 0, 0]),

@@ -44,8 +44,8 @@ def numbers(*values: float, dtype: torch.dtype = torch.float64) -> Tensor:
 # log(1 - exp(a)) and odds
 
 
-@pytest.mark.parametrize(
-    ("a", "exact"),
+@catalogue(
+    "a, exact",
     [
         (-1e-10, -23.02585093),
         (-0.001, -6.908255237),
@@ -81,7 +81,7 @@ def test_odds_and_their_gradient_are_finite_everywhere(dtype):
     assert gradient[:2].tolist() == [0, 0]  # a is held at -1e-7
 
 
-@pytest.mark.parametrize("p", [0.01, 0.3, 0.5, 0.9, 0.9999])
+@catalogue("p", [0.01, 0.3, 0.5, 0.9, 0.9999])
 def test_log_odds_are_the_log_of_the_odds(p):
     average = numbers(math.log(p)).requires_grad_()
     assert log_odds(average).item() == pytest.approx(math.log(p / (1 - p)), rel=1e-9, abs=1e-12)
@@ -102,7 +102,7 @@ def test_links_are_finite_with_their_gradient_for_any_margin(link, dtype):
     assert gradient_N.isfinite().all()
 
 
-@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
+@catalogue("link", LINKS.values(), ids=LINKS)
 def test_gradients_of_links_agree_with_finite_differences(link):
     h_N = numbers(-30, -2, -0.31, -0.02, 0.02, 0.4, 0.9, 3, 30).requires_grad_()  # away from the hinge's kink
     (gradient_N,) = torch.autograd.grad(link(h_N).sum(), h_N)
@@ -188,7 +188,7 @@ def test_a_shaped_reward_is_steeper_for_unlikely_answers():
 # Matching
 
 
-@pytest.mark.parametrize("seed", range(3))
+@catalogue("seed", range(3))
 def test_matching_by_rank_is_the_cheapest_transport(seed):
     """No exchange of two partners makes the squared distances smaller."""
     generator = torch.Generator().manual_seed(seed)

@@ -87,8 +87,8 @@ def test_on_policy_the_ratio_is_one_and_carries_the_policy_gradient(t):
         assert (gradients[0] == 1).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("difference", [100.0, -100.0, 1e4])
+@catalogue("dtype", [torch.float32, torch.float64])
+@catalogue("difference", [100.0, -100.0, 1e4])
 def test_a_log_ratio_out_of_bounds_is_finite_and_has_no_gradient(difference: float, dtype: torch.dtype):
     old_BT = torch.zeros(1, 3, dtype=dtype)
     logprobs_BT = torch.full_like(old_BT, difference).requires_grad_()
@@ -112,8 +112,8 @@ def test_no_gradient_reaches_the_old_policy():
     assert old_BT.grad is None
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient"),
+@catalogue(
+    "ratio, advantage, loss, gradient",
     [
         (0.7, +1.0, -0.7, -1.0),
         (1.0, +1.0, -1.0, -1.0),
@@ -135,8 +135,8 @@ def test_the_clip_stops_only_what_has_gone_too_far_in_its_own_direction(ratio, a
     assert u.grad.item() == pytest.approx(gradient)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "gradient"),
+@catalogue(
+    "ratio, advantage, loss, gradient",
     [
         (0.7, -1.0, 0.8, 0.0),
         (2.9, -1.0, 2.9, 1.0),

@@ -6,7 +6,7 @@ simulate(limits, Workload(engines=2, slots=64, sigma=1.0), seed=0).steps_per_hou
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from posttrain.controller.controller import Controller
@@ -116,13 +116,3 @@ def simulate(
         broken=world.observer.broken if world.observer else [],
         history=world.history or [],
     )
-
-
-def least_run_ahead(limits: Limits, workload: Workload, *, most: int = 8, share: float = 0.97, seed: int = 0) -> int:
-    """The smallest lead that gives this share of the speed of the largest one: more only makes tokens older."""
-
-    def speed(run_ahead: int) -> float:
-        return simulate(replace(limits, run_ahead=run_ahead), workload, seed=seed).steps_per_hour
-
-    enough = share * speed(most)
-    return next((run_ahead for run_ahead in range(most) if speed(run_ahead) >= enough), most)

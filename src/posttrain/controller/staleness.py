@@ -13,9 +13,6 @@ from collections.abc import Iterable, Sequence
 NOT_SAMPLED = -1
 """Version of a token of the prompt or of a tool."""
 
-Span = tuple[int, int]
-"""The next `count` tokens of a row were drawn with the weights of a version: (version, count)."""
-
 
 def lags(version: int, token_versions: Sequence[int]) -> list[int]:
     """Ages of sampled tokens in the step that trains `version`."""
@@ -49,22 +46,3 @@ def add_span(spans: list[list[int]], version: int, count: int) -> None:
         spans[-1][1] += count
     else:
         spans.append([version, count])
-
-
-def merge_pieces(pieces: Iterable[tuple[int, Sequence[tuple[int, int, int]]]]) -> list[int]:
-    """The version of each token of a row that came in pieces.
-
-    A piece is (number of its tokens, its spans); a span is (version, start, end) within the piece. Each token of a
-    piece belongs to one span, and versions never fall, from one piece to the next either.
-    """
-    merged: list[list[int]] = []
-    for tokens, spans in pieces:
-        position = 0
-        for version, start, end in spans:
-            if start != position or end < start:
-                raise ValueError(f"a span covers the tokens {start} to {end}; token {position} has no version")
-            add_span(merged, version, end - start)
-            position = end
-        if position != tokens:
-            raise ValueError(f"a piece has {tokens} tokens, but its spans end at {position}")
-    return token_versions(merged)

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 
 from posttrain import wire
-from posttrain.child import EngineChild, LocalEngine
+from posttrain.child import EngineChild, LocalEngine, last_words
 from posttrain.config.sections import ENGINES
 from posttrain.engines.delivery import DeliveryProof
-from posttrain.engines.last_words import last_words
 from posttrain.engines.port import Answer, EngineGone, EnginePort, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
 from posttrain.engines.sampler import Digest
 from posttrain.plugins import published

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
@@ -238,10 +239,16 @@ def verify_weights(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tens
     return _require_written(folder, weights, missing)
 
 
+_NAMES: WeakKeyDictionary[PreTrainedModel, frozenset[str]] = WeakKeyDictionary()
+"""Of the weights of an unadapted model of the same class and config, which is made once."""
+
+
 def _verify_names(lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     """An unadapted model of this class and config has exactly these weights."""
-    plain = _without_weights(lm).state_dict()
-    for name in plain.keys() ^ weights.keys():
+    plain = _NAMES.get(lm)
+    if plain is None:
+        plain = _NAMES[lm] = frozenset(_without_weights(lm).state_dict())
+    for name in plain ^ weights.keys():
         raise _unfaithful("the merged model", f"{'lacks' if name in plain else 'has an unknown'} weight {name}")
 
 

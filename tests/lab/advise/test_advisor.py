@@ -7,6 +7,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 from tests.lab.advise.situations import SITUATIONS
 
 from posttrain.algorithms import ALGORITHMS
@@ -58,8 +59,8 @@ def test_each_config_can_be_loaded_and_is_within_the_published_ranges(tmp_path):
 # What is said beside it
 
 
-@pytest.mark.parametrize(
-    ("facts", "before"),
+@catalogue(
+    "facts, before",
     [
         ({"data": "verifier", "reward": "noisy"}, "fix-the-reward"),
         ({"data": "verifier", "base_score": 0}, "too-hard"),
@@ -106,8 +107,8 @@ def test_a_cpu_trains_adapters_of_a_large_model():
     assert "lora:" in advise(data="pairs", gpus=0, size="7b").best.config
 
 
-@pytest.mark.parametrize(
-    ("facts", "contradiction", "given_up"),
+@catalogue(
+    "facts, contradiction, given_up",
     [
         ({"data": "verifier", "priority": "quality,memory"}, "quality-and-memory", "are given up"),
         ({"data": "verifier", "priority": "quality,speed"}, "quality-and-speed", "loses only where"),
@@ -127,8 +128,8 @@ def test_contradictory_wishes_get_an_honest_answer(facts, contradiction, given_u
     assert said[contradiction].sources
 
 
-@pytest.mark.parametrize(
-    ("facts", "question"),
+@catalogue(
+    "facts, question",
     [
         ({"data": "pairs"}, "ppo-or-dpo"),
         ({"data": "pairs"}, "reference-or-none"),
@@ -193,8 +194,8 @@ def test_what_rules_set_are_settings_of_a_configuration():
 # Models
 
 
-@pytest.mark.parametrize(
-    ("facts", "algorithm", "models"),
+@catalogue(
+    "facts, algorithm, models",
     [
         ({"data": "nothing", "reward": "model", "priority": "quality"}, "ppo", 4),
         ({"data": "verifier", "priority": "quality"}, "ppo", 3),
@@ -282,8 +283,8 @@ def test_no_sentence_speaks_for_one_algorithm_and_against_another():
             assert len(signs) == 1, (rule.id, text)
 
 
-@pytest.mark.parametrize(
-    ("facts", "algorithm", "rule", "says", "source"),
+@catalogue(
+    "facts, algorithm, rule, says, source",
     [
         ({"data": "verifier"}, "ppo", "verifier-grpo", "a critic learns", "Generalized Advantage Estimation"),
         ({"data": "verifier"}, "rloo", "verifier-grpo", "no critic is needed", "Back to Basics"),
@@ -373,8 +374,8 @@ def test_the_order_of_facts_does_not_matter():
 # Conditions
 
 
-@pytest.mark.parametrize(
-    ("condition", "known", "holds"),
+@catalogue(
+    "condition, known, holds",
     [
         ({"a": 1}, {"a": 1}, True),
         ({"a": [1, 2]}, {"a": (2, 3)}, True),
@@ -404,8 +405,8 @@ def test_conditions_in_words():
 # Facts that cannot be
 
 
-@pytest.mark.parametrize(
-    ("facts", "message"),
+@catalogue(
+    "facts, message",
     [
         ({"data": "pair"}, r"(?s)data.0 = pair; allowed: verifier, pairs, .*Did you mean pairs"),
         ({"dta": "pairs"}, r"(?s)dta = pairs is not a setting.*Did you mean data"),

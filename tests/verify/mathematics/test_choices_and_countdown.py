@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 from tests.rewards.rollouts import completion, prompt
 
 from posttrain.errors import DataError
@@ -17,7 +18,7 @@ from posttrain.verify.mathematics.countdown import countdown
 CITIES = ["Rome", "Paris", "Oslo", "Bern"]
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "text",
     ["C", "(C)", "C.", "**C**", "The answer is (C).", "The correct answer is C because A is wrong.", r"\boxed{C}",
      r"\boxed{\text{(C)}}", "Answer: C) Oslo", "<answer>C</answer>", "<think>B?</think>C", "I go through them.\n\nC",
@@ -27,8 +28,8 @@ def test_a_choice_is_found_however_it_is_written(text):
     assert multiple_choice(text, "C", CITIES) == 1.0, multiple_choice(text, "C", CITIES)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
+@catalogue(
+    "text, reason",
     [
         ("A B C D", "ambiguous"),
         ("A, B, C or D", "ambiguous"),
@@ -58,7 +59,7 @@ def test_a_gold_choice_is_a_letter_an_index_or_a_text():
             multiple_choice("C", gold, CITIES)
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "text",
     ["<answer>(25 - 4) * 3</answer>", "<answer>3*(25-4) = 63</answer>", r"\boxed{(25-4)\times 3}",
      r"$\boxed{3 \cdot (25 - 4)}$", r"\boxed{(25−4)×3}"],
@@ -67,8 +68,8 @@ def test_an_expression_that_reaches_the_target_is_right(text):
     assert countdown(text, target=63, numbers=[25, 4, 3]) == 1.0, countdown(text, target=63, numbers=[25, 4, 3])
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
+@catalogue(
+    "text, reason",
     [
         ("<answer>63</answer>", "wrong"),
         ("<answer>25 * 3 - 4 * 3</answer>", "wrong"),  # the 3 twice
@@ -103,7 +104,7 @@ def test_every_expression_is_worked_out_exactly(numbers, data):
     assert countdown(f"<answer>{text}</answer>", str(value + 1), numbers) == 0.0
 
 
-@pytest.mark.parametrize("row", [(None, [1]), (5, []), (5, None), ("x", [1]), (5, ["a"]), (True, [1]), (5, [1.5])])
+@catalogue("row", [(None, [1]), (5, []), (5, None), ("x", [1]), (5, ["a"]), (True, [1]), (5, [1.5])])
 def test_a_row_that_is_no_game_is_an_error_of_the_data(row):
     target, numbers = row
     with pytest.raises(DataError, match="is no numbers game"):

@@ -6,13 +6,14 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.verify.mathematics.extract import MAX_TEXT, NeedsAlgebra, extract
 from posttrain.verify.mathematics.numeric import number_of, read_number
 
 
-@pytest.mark.parametrize(
-    ("completion", "answer"),
+@catalogue(
+    "completion, answer",
     [
         (r"First \boxed{\frac{1}{2}}, that is \boxed{0.5}.", "0.5"),
         (r"$\boxed{7}$, $\boxed{7}$", "7"),
@@ -43,7 +44,7 @@ def test_the_final_answer_is_found(completion, answer):
     assert extract(completion).answer == answer
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "completion",
     [
         "",
@@ -60,8 +61,8 @@ def test_some_completions_have_no_answer(completion):
     assert (found.answer, found.reason) == (None, "no_answer")
 
 
-@pytest.mark.parametrize(
-    ("completion", "candidates"),
+@catalogue(
+    "completion, candidates",
     [
         (r"\boxed{6}. No: \boxed{7}", 2),
         (r"\boxed{6} \boxed{7} \boxed{8} \boxed{7}", 3),
@@ -118,7 +119,7 @@ def test_no_text_breaks_the_extraction(text):
     read_number(text)
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "piece",
     ["$ ", "7", "{", "\\boxed{", "\\frac{1", "1/", "1,", "1 ", "answer is ", "\\[", "-", "x ", "a+b=", "$1$ ", "\\",
      "#### ", "<answer>", "</think>", "<think>", "\\boxed{7}", "final answer\n", "1. ", "is 7 ",

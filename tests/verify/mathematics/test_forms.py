@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import aime, gsm8k, math, math500, math_lenient, numeric, svamp
@@ -77,7 +78,7 @@ INTERVALS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("interval", INTERVALS)
+@catalogue("interval", INTERVALS)
 def test_infinity_may_have_its_sign(interval):
     for gold in INFINITIES:
         answers = [interval.format(infinity) for infinity in INFINITIES]
@@ -104,7 +105,7 @@ NAMES = (
 VALUES = ("204", "7", "\\frac12", "-3", "0.25")
 
 
-@pytest.mark.parametrize("value", VALUES)
+@catalogue("value", VALUES)
 def test_a_named_result_is_the_result(value):
     named = [f"{name}={value}" for name in NAMES]
     assert paid(value, *named) == named
@@ -171,9 +172,7 @@ def latex_of(unit: str) -> list[str]:
     return ways
 
 
-@pytest.mark.parametrize(
-    "unit", ["m", "kg", "m/s", "m/s^2", "km/h", "g/mol", "J/K", "cm^2", "kPa", "Hz", "eV", "mol/L"]
-)
+@catalogue("unit", ["m", "kg", "m/s", "m/s^2", "km/h", "g/mol", "J/K", "cm^2", "kPa", "Hz", "eV", "mol/L"])
 def test_a_unit_is_read_in_every_form(unit):
     ways = [f"9.8{way}" for way in latex_of(unit)]
     assert paid("9.8", *ways) == ways
@@ -183,7 +182,7 @@ def test_a_unit_is_read_in_every_form(unit):
         assert paid(gold, r"9.8\ \text{miles}", "9.7", r"9.8\ \mathrm{mg/h}") == []
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "group",
     [
         (r"\Omega", r"\ \Omega", r"\,\text{ohms}", r"\ \mathrm{\Omega}"),
@@ -320,7 +319,7 @@ STOOD = {
 }
 
 
-@pytest.mark.parametrize("verify", VERIFIERS)
+@catalogue("verify", VERIFIERS)
 def test_the_answer_is_read_from_where_it_is_said_to_stand(verify):
     for place, completions in STOOD.items():
         for completion in completions:

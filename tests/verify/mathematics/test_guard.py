@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from tests.catalogue import catalogue
 from tests.verify.mathematics.asked import verdict
 
 from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_ITEMS, Unreadable
@@ -62,7 +63,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@catalogue("name", HOSTILE)
 def test_a_hostile_answer_comes_back_at_once_and_is_wrong(name: str):
     start = time.process_time()
     verdicts = [verdict(gold, HOSTILE[name]) for gold in GOLDS]
@@ -70,7 +71,7 @@ def test_a_hostile_answer_comes_back_at_once_and_is_wrong(name: str):
     assert not {True, None} & set(verdicts)
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "given",
     ["1" * (MAX_CHARS + 1), "9" * (MAX_DIGITS + 1), "(" * 40 + "7" + ")" * 40, "2^{10001}", "5001!",
      r"\binom{10001}{2}", "1," * MAX_ITEMS + "1", "9^9^9^9", "(a+b+c+d)^{99}"],
@@ -88,7 +89,7 @@ def test_within_the_bounds_large_numbers_are_worked_out():
     assert verdict(r"\frac{100!}{99!}", "100") is True
 
 
-@pytest.mark.parametrize("empty", ["", "  ", ".", "$$", r"\(\)", "{}", r"\,"])
+@catalogue("empty", ["", "  ", ".", "$$", r"\(\)", "{}", r"\,"])
 def test_nothing_is_no_answer(empty: str):
     with pytest.raises(Unreadable) as refused:
         parse(empty, Options())

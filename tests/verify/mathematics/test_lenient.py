@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.catalogue import catalogue
 from tests.rewards.battery import OWN, PUBLISHED
 from tests.rewards.sayings import BOXED_WRONG, OTHER_WRONG, SAID_WRONG
 
@@ -39,7 +40,7 @@ def test_of_the_battery_only_what_the_conventions_name_is_judged_otherwise():
     assert found == PAID.keys() | REFUSED
 
 
-@pytest.mark.parametrize("key", PAID)
+@catalogue("key", PAID)
 def test_each_of_them_takes_its_option_alone(key):
     (case,) = [case for case in PUBLISHED + OWN if case.key == key]
     option: dict[str, Any] = {PAID[key]: {"rounded_places": 2, "require_evaluated": False}.get(PAID[key], True)}
@@ -54,8 +55,8 @@ def test_lists_hedges_and_guesses_stay_refused():
     assert len(others) <= 6, others  # decimals, cos 0 and ln e, a point without its brackets
 
 
-@pytest.mark.parametrize(
-    ("option", "gold", "completion"),
+@catalogue(
+    "option, gold, completion",
     [
         ({"last_side": True}, "7", r"\boxed{x = 3 = 7}"),
         ({"last_side": True}, "7", r"\boxed{x = 3 = 7 \approx 8}"),
@@ -81,8 +82,8 @@ def test_an_option_allows_what_it_says(option, gold, completion):
     assert math(completion, gold, **option) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("gold", "completion"),
+@catalogue(
+    "gold, completion",
     [
         ("7", r"\boxed{7 = 8}"),
         ("7", r"\boxed{7 \approx 8, 9}"),
@@ -113,8 +114,8 @@ def test_and_no_more(gold, completion):
     assert math_lenient(completion, gold) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("gold", "given"),
+@catalogue(
+    "gold, given",
     [
         ("|x|<3", "-3<x<3"),
         ("(-3,3)", "|x|<3"),
@@ -139,9 +140,7 @@ def test_a_decimal_comma_is_read_where_the_gold_has_a_decimal_point():
     assert math(r"\boxed{2.5}", "2,5") == 0.0
 
 
-@pytest.mark.parametrize(
-    "completion", ["7+", "It is 7+.", "The answer is 7+", "The answer is 7..", "It is 7...", "7.."]
-)
+@catalogue("completion", ["7+", "It is 7+.", "The answer is 7+", "The answer is 7..", "It is 7...", "7.."])
 def test_a_number_that_goes_on_is_no_answer(completion):
     assert math(completion, "7") == 0.0
     assert math(completion.rstrip("+.") + ".", "7") == 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.catalogue import catalogue
 from tests.verify.mathematics.asked import verdict
 
 from posttrain.errors import ConfigError
@@ -146,8 +147,8 @@ def test_another_answer_is_not_the_gold():
     assert [case for case in cases(ANOTHER_ANSWER) if verdict(*case) not in no] == []
 
 
-@pytest.mark.parametrize(
-    ("gold", "given"),
+@catalogue(
+    "gold, given",
     [
         ("56088", r"123\times456"),
         ("56088", r"123 \cdot 456"),
@@ -193,20 +194,18 @@ def test_a_computation_is_an_answer_where_the_data_set_says_so():
     assert verdict("6", "2+4", require_evaluated=False) is True
 
 
-@pytest.mark.parametrize("given", ["8=7", "x=8=7", r"x = \frac{6}{2} = 4", r"7 \approx 8", "x = y + 1 = 7"])
+@catalogue("given", ["8=7", "x=8=7", r"x = \frac{6}{2} = 4", r"7 \approx 8", "x = y + 1 = 7"])
 def test_a_chain_whose_sides_differ_is_ambiguous(given: str):
     assert verdict("7", given) == "ambiguous"
 
 
-@pytest.mark.parametrize(
-    "given", [r"\cancel{8}7", r"7\phantom{8}", r"\color{white}{8}7", r"\not 7", "7\u200b", "7\u2066"]
-)
+@catalogue("given", [r"\cancel{8}7", r"7\phantom{8}", r"\color{white}{8}7", r"\not 7", "7\u200b", "7\u2066"])
 def test_what_hides_a_part_of_the_answer_is_wrong(given: str):
     assert verdict("7", given) == "wrong"
 
 
-@pytest.mark.parametrize(
-    ("option", "gold", "given"),
+@catalogue(
+    "option, gold, given",
     [
         ({"percent": True}, "7", r"7\%"),
         ({"percent": True}, r"7\%", "7"),
@@ -227,8 +226,8 @@ def test_an_option_accepts_what_is_wrong_without_it(option: dict[str, object], g
     assert verdict(gold, given) is not True
 
 
-@pytest.mark.parametrize(
-    ("option", "gold", "given"),
+@catalogue(
+    "option, gold, given",
     [
         ({"percent": True}, r"7\%", r"700"),
         ({"words": True}, "18", r"18 \text{ or } 19"),

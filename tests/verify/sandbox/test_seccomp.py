@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.verify.sandbox.inside import seccomp
 from posttrain.verify.sandbox.inside.seccomp import ARCHITECTURES, DENIED, LAST_KNOWN, SPECIAL, numbers
@@ -48,7 +49,7 @@ def named(machine: str) -> dict[str, int]:
     return {name: number for table in tables for name, number in table.items()}
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
+@catalogue("machine", ARCHITECTURES)
 def test_the_numbers_are_those_of_the_kernel(machine):
     header = next((path for path in HEADERS[machine] if path.exists()), None)
     if header is None:
@@ -59,15 +60,15 @@ def test_the_numbers_are_those_of_the_kernel(machine):
     assert {name: found[name] for name in ours if name in found} == {n: k for n, k in ours.items() if n in found}
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
+@catalogue("machine", ARCHITECTURES)
 def test_what_is_denied_is_denied_whatever_the_arguments(machine):
     for table in DENIED.values():
         for name, number in numbers(table, ARCHITECTURES[machine][0]).items():
             assert decide(machine, number) == decide(machine, number, PID, 1, 2) == "EPERM", name
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "verdict"),
+@catalogue(
+    "name, arguments, verdict",
     [
         ("clone", (0x3D0F00,), "allow"),  # the flags of a thread
         ("clone", (0x11,), "EPERM"),  # fork
@@ -97,12 +98,12 @@ def test_what_is_denied_is_denied_whatever_the_arguments(machine):
         ("socketpair", (2, 1), "EPERM"),
     ],
 )
-@pytest.mark.parametrize("machine", ARCHITECTURES)
+@catalogue("machine", ARCHITECTURES)
 def test_some_calls_depend_on_their_arguments(machine, name, arguments, verdict):
     assert decide(machine, named(machine)[name], *arguments) == verdict
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
+@catalogue("machine", ARCHITECTURES)
 def test_calls_of_another_architecture_end_the_program(machine):
     assert decide(machine, 0, arch=0x40000003) == "kill"  # i386, whose numbers mean other calls
 
@@ -111,7 +112,7 @@ def test_the_x32_numbers_end_the_program():
     assert decide("x86_64", 0x40000000 + 39) == "kill"
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
+@catalogue("machine", ARCHITECTURES)
 def test_calls_that_are_newer_than_the_table_do_not_exist(machine):
     assert decide(machine, LAST_KNOWN) == "allow"
     assert decide(machine, LAST_KNOWN + 1) == decide(machine, 600) == "ENOSYS"

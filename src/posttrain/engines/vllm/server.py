@@ -16,8 +16,7 @@ from pathlib import Path
 import psutil
 
 from posttrain import begin
-from posttrain.child import work_of
-from posttrain.engines.last_words import last_words
+from posttrain.child import last_words, work_of
 from posttrain.engines.vllm import supervise
 from posttrain.placement import ServerMemory
 

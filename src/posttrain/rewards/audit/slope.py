@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import product
 
 from posttrain.rewards.audit.finding import Measured, mean
@@ -17,8 +16,6 @@ SENTENCES = tuple(f"{who} {do} {what}." for what, do, who in product(_WHAT, _DO,
 BASE = 6
 """Sentences of the shortest text, about 200 characters."""
 FACTORS = (2, 4, 8)
-
-Dress = Callable[[int], str]
 
 
 def length_slope(subject: Subject) -> Measured:
