@@ -400,6 +400,10 @@ CASES = [
     Case("evaluation.max_completion_length", 2, "answers/baseline"),
     Case("evaluation.confidence", 0.5, "evaluation/baseline/greedy/score/low"),
     Case("evaluation.forgetting", "text.txt", "evaluation/forgetting"),
+    Case("evaluation.other_prompts", "prompts.jsonl", "evaluation/others"),
+    Case(
+        "evaluation.max_drift", 0.5, "evaluation/others/max_drift", given={"evaluation.other_prompts": "prompts.jsonl"}
+    ),
     Case("evaluation.writing", 2, "evaluation/writing"),
     Case("checkpoint.every", 1, "files"),
     Case("checkpoint.keep", 1, "files"),

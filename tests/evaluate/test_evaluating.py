@@ -172,17 +172,33 @@ def test_what_is_missing_is_said(folder, arguments, error, message):
 # --- forgetting ------------------------------------------------------------------------------------------------------
 
 
-def test_reference_loss_predicts_every_token_but_the_first_once_whatever_the_window(folder, tmp_path):
-    """A model without attention beyond the window differs, so the oracle here has the same windows."""
+def window_losses_by_hand(model, windows):
+    found = []
+    for ids in windows:
+        logits = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        found += [-logits[i, ids[i + 1]].item() for i in range(len(ids) - 1)]
+    return found
+
+
+def test_reference_loss_predicts_every_token_once_in_windows_that_begin_with_bos(folder, tmp_path):
     loaded = load_model(ModelConfig(path=str(folder)))
     path = tmp_path / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog")
-    ids = torch.tensor(loaded.tokenizer(path.read_text()).input_ids)
-    expected = []
-    for start in range(0, len(ids) - 1, 15):
-        part = ids[start : start + 16]
-        logits = loaded.model(part[None]).logits[0].log_softmax(-1)
-        expected += [-logits[i, part[i + 1]].item() for i in range(len(part) - 1)]
+    ids = loaded.tokenizer(path.read_text()).input_ids
+    bos = loaded.tokenizer.bos_token_id
+    expected = window_losses_by_hand(loaded.model, [[bos, *ids[n : n + 15]] for n in range(0, len(ids), 15)])
+    found = reference_loss(loaded.model, loaded.tokenizer, path, window=16)
+    assert found.tokens == len(ids) == len(expected)
+    assert found.loss == pytest.approx(sum(expected) / len(expected), abs=1e-5)
+
+
+def test_without_bos_windows_share_a_token_and_all_but_the_first_are_predicted(folder, tmp_path):
+    loaded = load_model(ModelConfig(path=str(folder)))
+    loaded.tokenizer.bos_token = None
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog")
+    ids = loaded.tokenizer(path.read_text()).input_ids
+    expected = window_losses_by_hand(loaded.model, [ids[n : n + 16] for n in range(0, len(ids) - 1, 15)])
     found = reference_loss(loaded.model, loaded.tokenizer, path, window=16)
     assert found.tokens == len(ids) - 1 == len(expected)
     assert found.loss == pytest.approx(sum(expected) / len(expected), abs=1e-5)

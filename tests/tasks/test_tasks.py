@@ -174,3 +174,21 @@ def test_tasks_of_reasoning_gym_are_generated_and_scored_by_its_own_code():
         assert score("no idea", row["reasoning_gym"]) < 1.0
     with pytest.raises(DataError, match=r"reasoning-gym has no generator 'nope'; allowed: .*countdown"):
         find_task("reasoning_gym/nope")
+
+
+def test_a_generator_of_reasoning_gym_takes_its_settings_after_a_colon():
+    pytest.importorskip("reasoning_gym")
+    from posttrain.tasks.reasoning_gym import score
+
+    short = find_task("reasoning_gym/needle_haystack:min_num_statements=2,max_num_statements=2").rows(5)
+    assert all(row["prompt"].count(".") == 3 for row in short), "two statements, and 'Reply only with a name.'"
+    assert all(score(row["answer"], row["reasoning_gym"]) == 1.0 for row in short)
+    examples = find_task("examples/reasoning_gym/needle_haystack:min_num_statements=2,max_num_statements=2").rows(5)
+    assert examples == [{"prompt": row["prompt"], "completion": row["answer"]} for row in short]
+
+
+@pytest.mark.parametrize("settings", ["terms=2", "min_terms", "min_terms=5,max_terms=2"])
+def test_settings_that_a_generator_does_not_take_are_refused_with_those_it_has(settings):
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(DataError, match=r"reasoning-gym's chain_sum with .*; allowed: setting=value.* min_terms"):
+        find_task(f"reasoning_gym/chain_sum:{settings}")

@@ -1,7 +1,8 @@
-"""`posttrain data check SOURCE`"""
+"""`posttrain data check SOURCE`, `posttrain data answers MODEL SOURCE`"""
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -82,6 +83,54 @@ def check(
     )
     answer(report.to_json(), report.render(), as_json=json)
     return 0 if report.usable else 2
+
+
+@data_app.command("answers", no_args_is_help=True)
+def answers(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder or name.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Prompts: file, glob, dataset name or task:<name>.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file of examples: JSONL.")],
+    reward: Annotated[
+        list[str] | None, typer.Option(help="Keep only answers that this reward accepts; more than once: their sum.")
+    ] = None,
+    at_least: Annotated[float, typer.Option(help="From which sum of rewards an answer is kept.")] = 1.0,
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt; the best is kept.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.01)] = 0.7,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens of an answer; those that are cut are not kept.")] = 256,
+    max_rows: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
+    ] = None,
+    answer_column: AnswerColumn = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json: AsJson = False,
+) -> int:
+    """The model's own answers as examples: to keep it as it is while it learns a task, or to start RL from its best.
+
+    \b
+    Examples:
+      posttrain data answers my-model prompts.jsonl -o own.jsonl
+      posttrain data answers my-model svamp.jsonl -o right.jsonl --prompt "{Body} {Question}" --reward math --samples 8
+    """
+    from posttrain.evaluate.own_answers import own_answers
+
+    found = own_answers(
+        model,
+        source,
+        reward,
+        samples=samples,
+        at_least=at_least,
+        temperature=temperature,
+        max_completion_length=max_length,
+        max_rows=max_rows,
+        prompt=prompt,
+        answer=answer_column,
+        seed=seed,
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text("".join(dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8")
+    answer({"rows": len(found), "output": str(output)}, f"{output}: {len(found)} examples", as_json=json)
+    return 0
 
 
 def _facts(model: str | None) -> Facts:

@@ -144,6 +144,8 @@ def files_named(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "model.chat_template", config.model.chat_template
     if config.evaluation.forgetting is not None:
         yield "evaluation.forgetting", config.evaluation.forgetting
+    if config.evaluation.other_prompts is not None:
+        yield "evaluation.other_prompts", config.evaluation.other_prompts
     yield from (one for one in models_named(config) if not one[1].startswith(MARK))
 
 

@@ -519,14 +519,15 @@ def _critic_warms_up_in_time(config: RunConfig, algorithm: Algorithm) -> ConfigE
 
 
 def _forgetting_needs_language(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """evaluation.forgetting measures a language model: one that scores predicts no text."""
-    if config.evaluation.forgetting is None or "scores" not in algorithm.needs:
+    """evaluation.forgetting and other_prompts measure a language model: one that scores writes no text."""
+    given = next((name for name in ("forgetting", "other_prompts") if getattr(config.evaluation, name)), None)
+    if given is None or "scores" not in algorithm.needs:
         return None
     return ConfigError(
-        given=f"evaluation.forgetting = {config.evaluation.forgetting!r}, but {config.algorithm.name} trains a model "
+        given=f"evaluation.{given} = {getattr(config.evaluation, given)!r}, but {config.algorithm.name} trains a model "
         "that scores and predicts no text",
         allowed="null",
-        fix="Remove evaluation.forgetting.",
+        fix=f"Remove evaluation.{given}.",
     )
 
 

@@ -180,7 +180,7 @@ class DataConfig(Part):
     """Share of the training rows held out when `eval` is null (a task brings its own); which rows is fixed by seed."""
     columns: dict[Text, Text] = {}
     """What `train` and `eval` call columns that have a name here: {chosen: better, rejected: worse}. Common names are
-    recognised without it."""
+    recognised without it. Of several files, one that has a column by our name keeps it."""
     prompt: Text | None = None
     """A column, or a template over columns: "{Body} {Question}". null: prompt, question, problem or instruction."""
     system_prompt: str | None = None
@@ -488,6 +488,12 @@ class EvaluationConfig(Part):
     """Level of the intervals."""
     forgetting: PathText | None = None
     """Text or JSONL file whose loss under the model is measured before and after, to see what was unlearned."""
+    other_prompts: PathText | None = None
+    """File of prompts that have nothing to do with the training. The model answers 64 of them greedily before and
+    after, in 64 tokens at most, to see whether it still answers as before; the report shows both."""
+    max_drift: Positive = 0.2
+    """Nats per token by which the former answers to other_prompts may become less likely. Beyond, the verdict says that
+    the model has forgotten."""
     writing: Natural = 8
     """Prompts that the model answers greedily before and after training, in 64 tokens at most, to see whether it still
     writes; its loss on a page of plain English goes with them. A run that samples its evaluations takes those answers.

@@ -50,12 +50,14 @@ _TIES = re.compile(r"\b(tie|tied|both|equal|neither|same|draw|none)\b|tie$", re.
 
 
 def renamed(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """
-    >>> renamed({"better": "a", "id": 1}, {"chosen": "better"})
-    {'chosen': 'a', 'id': 1}
+    """Under our names. A row of another file, which has a column by our name and not by theirs, keeps it.
+
+    >>> renamed({"better": "a", "id": 1}, {"chosen": "better"}), renamed({"chosen": "b"}, {"chosen": "better"})
+    ({'chosen': 'a', 'id': 1}, {'chosen': 'b'})
     """
     ours = {theirs: name for name, theirs in names.items()}
-    return {ours.get(name, name): value for name, value in values.items() if name in ours or name not in names}
+    replaced = {name for name, theirs in names.items() if theirs in values}
+    return {ours.get(name, name): value for name, value in values.items() if name in ours or name not in replaced}
 
 
 def require_columns(names: Names, columns: Sequence[str]) -> None:

@@ -42,9 +42,11 @@ def reference_loss(
 ) -> ReferenceLoss:
     """Loss of `model` on a plain text, or on the `text` column of a JSONL, JSON, CSV or Parquet file.
 
-    Each document is cut into windows of `window` tokens that share one token, so that every token but the first of a
-    document is predicted exactly once; the first `max_tokens` predictions count. `window` must fit the context of the
-    model. Raises `DataError` for a file that cannot be read or holds nothing to predict.
+    Each document is cut into windows of at most `window` tokens. A window begins with BOS, the token that begins a text
+    for this tokenizer: a model that was trained with one predicts badly without it (minimind2-small 14.9 nats per token
+    in place of 4.6). Where there is no BOS, a window begins with the last token of the one before. So every token is
+    predicted once, but for the first of a document without BOS; the first `max_tokens` predictions count. `window` must
+    fit the context of the model. Raises `DataError` for a file that cannot be read or holds nothing to predict.
     """
     scores = window_losses(
         model,
@@ -72,16 +74,27 @@ def window_losses(
     chunk_tokens: int,
 ) -> RowScores:
     """What the model makes of each window of the texts, cut as `reference_loss` cuts them."""
-    windows = list(_limited(_windows(texts, tokenizer, window), max_tokens))
+    windows = _limited(_windows(texts, tokenizer, window), max_tokens)
+    rows = [(ids[:1], ids[1:]) for ids in windows]
+    return row_logprobs(model, rows, compute_dtype=compute_dtype, chunk_tokens=chunk_tokens)
+
+
+def row_logprobs(
+    model: nn.Module,
+    rows: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    compute_dtype: torch.dtype,
+    chunk_tokens: int,
+) -> RowScores:
+    """Of each row (given ids, predicted ids): the log-probability of what is predicted, at temperature 1."""
     device = next(model.parameters()).device
     narrow, logprobs = compute_dtype != torch.float32, list[float]()
     with torch.no_grad(), evaluating(model), torch.autocast(device.type, dtype=compute_dtype, enabled=narrow):
-        for start in range(0, len(windows), 16):
-            rows = [(ids[:1], ids[1:]) for ids in windows[start : start + 16]]
-            tokens, mask_BT = collate(rows, pad_id=0)
+        for start in range(0, len(rows), 16):
+            tokens, mask_BT = collate(rows[start : start + 16], pad_id=0)
             found = token_logprobs(model, tokens, mask_BT, temperature=1.0, chunk_tokens=chunk_tokens)
             logprobs += found.logprobs_BT.sum(dim=-1, dtype=torch.float64).tolist()
-    return RowScores(logprobs, [len(ids) - 1 for ids in windows])
+    return RowScores(logprobs, [len(predicted) for _, predicted in rows])
 
 
 def read_texts(path: Path | str) -> list[str]:
@@ -106,10 +119,15 @@ def read_texts(path: Path | str) -> list[str]:
 
 
 def _windows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[list[int]]:
+    bos = tokenizer.bos_token_id
     for text in texts:
-        ids = list(tokenizer(text, verbose=False).input_ids)
-        for start in range(0, len(ids) - 1, window - 1):
-            yield ids[start : start + window]
+        ids = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+        first = ids[:1] if bos is None else [bos]
+        rest = ids[1:] if bos is None else ids
+        for start in range(0, len(rest), window - 1):
+            yield [*first, *rest[start : start + window - 1]]
+            if bos is None:
+                first = rest[start + window - 2 : start + window - 1]
 
 
 def _limited(windows: Iterator[list[int]], max_tokens: int) -> Iterator[list[int]]:

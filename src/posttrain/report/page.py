@@ -30,7 +30,7 @@ from posttrain.report.store import RunRecord, config_lines, mapping, number, rea
 from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import cut, escaped
 from posttrain.report.verdict import Verdict, verdict
-from posttrain.report.writing import writing_samples_html
+from posttrain.report.writing import before_and_after_html, writing_samples_html
 
 _EVENT_KINDS = ("warning", "guard", "alarm", "error", "resume", "start", "end", "evaluation", "compute", "data")
 """Shown in full; the others, publishes and checkpoints, are counted."""
@@ -194,6 +194,18 @@ def _side_by_side(charts: Sequence[Chart]) -> str:
 
 
 def _samples(run: RunRecord) -> str:
+    return _samples_of_training(run) + _other_prompts(run)
+
+
+def _other_prompts(run: RunRecord) -> str:
+    answers = before_and_after_html(run, "others")
+    if not answers:
+        return ""
+    lead = "Greedy answers to prompts that have nothing to do with the training, before and after, cut at 64 tokens."
+    return f'<h2>Other prompts</h2><p class="lead">{lead}</p>{answers}'
+
+
+def _samples_of_training(run: RunRecord) -> str:
     shown = samples_html(run)
     if not shown:
         answers = writing_samples_html(run)

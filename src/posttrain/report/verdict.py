@@ -9,6 +9,7 @@ from typing import Any, Literal
 from posttrain.report.alarms import alarms_of
 from posttrain.report.heldout import LOWER_IS_BETTER, comparison, headline_span, kind_of, measure_of, only_class
 from posttrain.report.note import fifths
+from posttrain.report.others import forgot, kept, others_sentences
 from posttrain.report.spans import Span, show_change, show_span, span
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact
@@ -36,10 +37,14 @@ class Verdict:
 
 def in_brief(run: RunRecord) -> dict[str, Any]:
     """For programs and the last line of a run: the headline, and 1, 0 or -1 for better, not shown and worse; where it
-    writes worse, how; with alarms, the kinds of those that fired."""
+    writes worse or has forgotten, how; with alarms, the kinds of those that fired."""
     found = verdict(run)
     measured = found.baseline is not None and found.trained is not None
-    more = {"writes_worse": writes_worse(run.evaluation), "alarms": [alarm.kind for alarm in alarms_of(run)]}
+    more = {
+        "writes_worse": writes_worse(run.evaluation),
+        "forgot": forgot(run.evaluation),
+        "alarms": [alarm.kind for alarm in alarms_of(run)],
+    }
     return {"sentence": found.headline, "change": found.change if measured else None} | {
         name: values for name, values in more.items() if values
     }
@@ -58,20 +63,37 @@ def verdict(run: RunRecord) -> Verdict:
 
 
 def measured_verdict(run: RunRecord) -> Verdict:
-    """What the held-out measurements say by themselves, and how the model writes."""
+    """What the held-out measurements say by themselves, how the model writes, and what became of other prompts."""
     found = held_out_verdict(run)
-    worse = writes_worse(run.evaluation)
-    found = replace(found, sentences=[*found.sentences, *writing_sentences(run.evaluation)])
-    if not worse or found.change < 0 or run.status != "finished":
+    more = [*writing_sentences(run.evaluation), *others_sentences(run.evaluation)]
+    found = replace(found, sentences=[*found.sentences, *more])
+    if found.change < 0 or run.status != "finished":
+        return found
+    return _with_forgetting(_with_writing(found, run.evaluation), run.evaluation)
+
+
+def _with_writing(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
+    worse = writes_worse(evaluation)
+    if not worse:
         return found
     if found.change == 0:
         return replace(found, headline=f"{found.headline} The model writes worse: {' and '.join(worse)}.", tone="bad")
-    if kind_of(mapping(run.evaluation.get("trained"))) == "answers":  # which were judged as they are
+    if kind_of(mapping(evaluation.get("trained"))) == "answers":  # which were judged as they are
         return found
     does = "predicts" if found.measure == "loss" else "ranks"
     return replace(
         found, headline=f"The model {does} better and writes worse: {' and '.join(worse)}.", tone="bad", change=0
     )
+
+
+def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
+    lost = forgot(evaluation)
+    if lost:
+        has = f"{found.headline.rstrip('.')}, and it has forgotten: {' and '.join(lost)}."
+        return replace(found, headline=has, tone="bad", change=0)
+    if found.change == 1 and found.tone == "good" and kept(evaluation):
+        return replace(found, headline=f"{found.headline.rstrip('.')}, and it answers other prompts as before.")
+    return found
 
 
 def held_out_verdict(run: RunRecord) -> Verdict:

@@ -83,12 +83,15 @@ def _shown(name: str, found: Span) -> str:
 
 def writing_samples_html(run: RunRecord) -> str:
     """Answers before and after training to the same prompts, of a run that samples none; "" where there are none."""
-    if run.rollout_steps:
-        return ""
-    sides = [_answers(run, name) for name in ("baseline", "trained")]
+    return "" if run.rollout_steps else before_and_after_html(run, "writing")
+
+
+def before_and_after_html(run: RunRecord, kind: str) -> str:
+    """The answers of evaluations/baseline-KIND.json and trained-KIND.json, prompt by prompt."""
+    old, new = (_answers(run, f"evaluations/{side}-{kind}.json") for side in ("baseline", "trained"))
     items = []
-    for place, before in enumerate(sides[0][:SHOWN]):
-        after = sides[1][place] if place < len(sides[1]) else {}
+    for place, before in enumerate(old[:SHOWN]):
+        after = new[place] if place < len(new) else {}
         answers = [("before training", before), *([("after training", after)] if after else [])]
         rows = "".join(
             f'<p class="facts">{when}</p><pre class="tokens" dir="auto" tabindex="0">{_text(answer.get("text"))}</pre>'
@@ -104,9 +107,9 @@ def _text(value: Any) -> str:
     return (escaped(text) or '<span class="empty">(empty)</span>') + (f" {escaped(note)}" if note else "")
 
 
-def _answers(run: RunRecord, name: str) -> list[Mapping[str, Any]]:
+def _answers(run: RunRecord, file: str) -> list[Mapping[str, Any]]:
     try:
-        found = read_sealed_json(run.folder, f"evaluations/{name}-writing.json")
+        found = read_sealed_json(run.folder, file)
     except (Damaged, OSError, ValueError, RecursionError):
         return []
     answers = mapping(found).get("answers")

@@ -129,8 +129,8 @@ def find_task(name: str) -> RowSource:
     """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`,
     `environment/NAME` (of the package verifiers); preferences: `pairs/sort`, `labels/sort`, and
     `pairs/taste`, `labels/taste`, in which only the preferences tell what is good;
-    demonstrations: `examples/sort`, `examples/taste`, and of judging, `judgements/sort`; and what other packages
-    publish.
+    demonstrations: `examples/sort`, `examples/taste`, `examples/reasoning_gym/NAME`, and of judging,
+    `judgements/sort`; and what other packages publish.
 
     Raises `DataError` for a name or a difficulty that there is not.
 
@@ -155,6 +155,8 @@ def find_task(name: str) -> RowSource:
         return JudgementTask(task=PreferenceTask(task=find_builtin(name.removeprefix("judgements/"))))
     if name.startswith("examples/"):
         stem = name.removeprefix("examples/")
+        if stem.startswith("reasoning_gym/"):
+            return ExampleTask(task=find_task(stem))
         return ExampleTask(task=TasteTask(labelled=False) if stem == "taste" else find_builtin(stem))
     others = published_tasks()
     stem = name.partition(":")[0]

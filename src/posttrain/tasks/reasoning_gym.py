@@ -1,4 +1,5 @@
-"""The tasks of reasoning-gym (extra `tasks`), under the names `task:reasoning_gym/NAME`.
+"""The tasks of reasoning-gym (extra `tasks`), under the names `task:reasoning_gym/NAME`, or
+`task:reasoning_gym/NAME:setting=value,setting=value` with settings of the generator: how hard its questions are.
 
 Its questions are generated and checked by its own code. Rows carry where an item came from, not the item, because many
 items do not survive a trip through JSON; the reward makes it again. Train with
@@ -12,8 +13,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+import yaml
 
 from posttrain.errors import DataError
 from posttrain.rewards.fuzzy import final_text
@@ -27,19 +30,31 @@ SIZE = 16_384
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGymTask:
-    """One generator of reasoning-gym with its default settings."""
+    """One generator of reasoning-gym, with its default settings but for those that are given."""
 
     name: str
+    settings: str = ""
+    """`setting=value,setting=value`, values as in YAML."""
 
     @staticmethod
     def named(name: str) -> ReasoningGymTask:
-        """Raises `DataError` when reasoning-gym is not installed or has no generator of that name."""
+        """Raises `DataError` when reasoning-gym is not installed, has no generator of that name, or the generator does
+        not take the settings."""
         names = _names()
+        name, _, settings = name.partition(":")
         if name not in names:
             raise DataError(
                 given=f"reasoning-gym has no generator {name!r}", allowed=", ".join(names), fix="Correct the name."
             )
-        return ReasoningGymTask(name=name)
+        try:
+            _generator(name, 0, settings)
+        except (TypeError, ValueError, AssertionError) as error:
+            raise DataError(
+                given=f"reasoning-gym's {name} with {settings!r}: {error}",
+                allowed=f"setting=value,setting=value with {', '.join(_settings_of(name))}",
+                fix=f"Correct the settings, or leave them out: {name} alone has the defaults.",
+            ) from error
+        return ReasoningGymTask(name=name, settings=settings)
 
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
         """`n` different questions; which split one belongs to is decided by its text, as for the built-in tasks."""
@@ -48,10 +63,10 @@ class ReasoningGymTask:
         for index in range(SIZE):
             if len(found) == n or misses == PATIENCE:
                 break
-            item = _item(self.name, seed, index)
+            item = _item(self.name, seed, index, self.settings)
             question = item["question"]
             if split_of(question) == split and question not in found:
-                origin = {"name": self.name, "seed": seed, "index": index}
+                origin = {"name": self.name, "seed": seed, "index": index, "settings": self.settings}
                 found[question] = {"prompt": question, "answer": item["answer"], "reasoning_gym": origin}
                 misses = 0
             else:
@@ -91,8 +106,8 @@ def score(
 
 def _score(given: str, origin: dict[str, Any] | None, entry: dict[str, Any]) -> float:
     if origin is not None:
-        item = _item(origin["name"], origin["seed"], origin["index"])
-        return _generator(origin["name"], origin["seed"]).score_answer(given, item)
+        name, seed, settings = origin["name"], origin["seed"], origin.get("settings", "")
+        return _generator(name, seed, settings).score_answer(given, _item(name, seed, origin["index"], settings))
     name = (entry["metadata"] or {}).get("source_dataset")
     if name not in _names():
         raise DataError(
@@ -111,16 +126,37 @@ def _scorer(name: str) -> Callable[[str, dict[str, Any]], float]:
 
 
 @functools.lru_cache(maxsize=8192)
-def _item(name: str, seed: int, index: int) -> dict[str, Any]:
-    return _generator(name, seed)[index]
+def _item(name: str, seed: int, index: int, settings: str) -> dict[str, Any]:
+    return _generator(name, seed, settings)[index]
 
 
 @functools.lru_cache(maxsize=64)
-def _generator(name: str, seed: int) -> Any:
+def _generator(name: str, seed: int, settings: str) -> Any:
+    """Raises what reasoning-gym raises for settings that it does not take; ValueError for what are none."""
     _names()
     import reasoning_gym  # pyright: ignore[reportMissingImports]
 
-    return reasoning_gym.create_dataset(name, seed=seed, size=SIZE)
+    return reasoning_gym.create_dataset(name, seed=seed, size=SIZE, **_read_settings(settings))
+
+
+def _settings_of(name: str) -> list[str]:
+    from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
+
+    return [field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
+
+
+def _read_settings(text: str) -> dict[str, Any]:
+    """
+    >>> _read_settings("min_num_statements=2,shuffle=true"), _read_settings("")
+    ({'min_num_statements': 2, 'shuffle': True}, {})
+    """
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise ValueError(f"{part!r} is no setting=value")
+        found[name.strip()] = yaml.safe_load(value)
+    return found
 
 
 def _names() -> list[str]:

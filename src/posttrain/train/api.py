@@ -27,8 +27,8 @@ from posttrain.config.pipeline import MARK, holds_stages
 from posttrain.data.given import where_the_run_is
 from posttrain.data.split import read_auxiliary, read_split
 from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
-from posttrain.evaluate.forgetting import read_texts
 from posttrain.evaluate.heldout_scores import in_words
+from posttrain.evaluate.others import read_other_texts
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called, find_source
 from posttrain.ranks.agreement import Ranks
@@ -204,8 +204,7 @@ def read_inputs(config: RunConfig, folder: Path) -> None:
     find_models(config, folder)
     read_split(config.data, config.seed)
     read_auxiliary(config.data, config.seed)
-    if config.evaluation.forgetting is not None:
-        read_texts(config.evaluation.forgetting)
+    read_other_texts(config.evaluation)
     if config.reward_model is not None:
         stage = reward_model_config(config, folder).config
         read_split(stage.data, stage.seed)

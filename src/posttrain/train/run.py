@@ -16,6 +16,7 @@ from posttrain.experience.assemble import pair_roles
 from posttrain.experience.rollouts import rollout_table
 from posttrain.models.compute import computed_on
 from posttrain.report.lines import short_line
+from posttrain.report.others import others_sentences
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
 from posttrain.report.writing import writing_sentences
@@ -192,7 +193,7 @@ class Run:
         if name in measured:
             self.view.evaluation(name, measured[name])
             self.store.event("evaluation", name, step=self.step, evaluation=measured[name])
-        for sentence in writing_sentences(measured) if name == "trained" else ():
+        for sentence in [*writing_sentences(measured), *others_sentences(measured)] if name == "trained" else ():
             self.store.event("evaluation", sentence, step=self.step)
             self.view.event("evaluation", sentence)
         if measured and not name.startswith("step"):

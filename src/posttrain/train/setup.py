@@ -21,9 +21,10 @@ from posttrain.data.stream import StreamedRows, streaming_notes
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.held import hold_frozen
 from posttrain.episodes.acting import Acting
-from posttrain.evaluate.forgetting import read_texts, reference_loss
+from posttrain.evaluate.forgetting import reference_loss
 from posttrain.evaluate.heldout_scores import HeldOutScores
 from posttrain.evaluate.measure import Measure, WithForgetting
+from posttrain.evaluate.others import WithOtherPrompts, answer_logprobs, other_prompts, read_other_texts
 from posttrain.evaluate.writing import WithWriting, draw_answers, score_plain_english
 from posttrain.experience.deliveries import PROBE_PROMPTS, TrainerScores
 from posttrain.experience.feed import Feed
@@ -93,8 +94,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     tell(store, view, "warning", few_heldout_notes(config, rows))
     streams = {"training data": rows.train, "held-out data": rows.heldout}
     tell(store, view, "data", streaming_notes(streams))
-    if config.evaluation.forgetting is not None:
-        read_texts(config.evaluation.forgetting)
+    read_other_texts(config.evaluation)
     guards = Guards.of(
         config,
         store.evidence,
@@ -273,13 +273,24 @@ class Policy:
 
 
 def measure_of(config: RunConfig, loaded: LoadedModel, samplers: Samplers, source: Source) -> Measure:
-    """What is measured of a model that writes: how well it does, what it forgets, and how it writes."""
+    """What is measured of a model that writes: how well it does, what it forgets, how it writes, and what it answers to
+    other prompts."""
     measure = source.measure
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, partial(forgetting_loss, config, loaded))
-    if config.evaluation.writing:
-        answer, score = partial(draw_answers, samplers.evaluation, config), partial(score_plain_english, config, loaded)
-        measure = WithWriting(measure, source.asked, answer, score, config.evaluation.confidence)
+    answer, settings = partial(draw_answers, samplers.evaluation, config), config.evaluation
+    if settings.writing:
+        score = partial(score_plain_english, config, loaded)
+        measure = WithWriting(measure, source.asked, answer, score, settings.confidence)
+    if settings.other_prompts is not None:
+        measure = WithOtherPrompts(
+            measure,
+            other_prompts(config, loaded),
+            answer,
+            partial(answer_logprobs, config, loaded),
+            max_drift=settings.max_drift,
+            confidence=settings.confidence,
+        )
     return measure
 
 

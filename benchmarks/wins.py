@@ -1,0 +1,224 @@
+"""Real pretrained models that a recipe improves: each recipe on several seeds, from the files of its runs.
+
+    python -m benchmarks.wins                               every recipe, seeds 0, 1 and 2
+    python -m benchmarks.wins statements --seeds 3          one recipe, one more seed
+    python -m benchmarks.wins --page                        the page again, from the figures on file
+
+The recipes are recipes/wins/*.py, the figures benchmarks/results/wins.json, the tables docs/wins.md. A recipe is one
+command, `python recipes/wins/NAME.py --seed N`; what is counted is what its runs measured of themselves. Of a pipeline
+two things more are measured, both of the model before the first stage: its accuracy on the held-out prompts, and how far
+the last model is from it on prompts that no stage was trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.machine import origin
+
+import posttrain as pt
+from posttrain.config import RunConfig, load_config
+from posttrain.data.split import read_split
+from posttrain.evaluate.others import Answered, answer_logprobs, compared, other_prompts
+from posttrain.evaluate.trained import trained_model
+from posttrain.models.load import load_model
+from posttrain.report.store import read_run
+from posttrain.report.verdict import in_brief
+
+HERE = Path(__file__).parent
+RECIPES = HERE.parent / "recipes" / "wins"
+RESULT = HERE / "results" / "wins.json"
+PAGE = HERE.parent / "docs" / "wins.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+SHOWN = 3
+"""Prompts of each kind whose answers before and after are kept."""
+
+
+def measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
+    """One recipe on one seed."""
+    began = time.perf_counter()
+    run = importlib.import_module(f"recipes.wins.{name}").run(seed, folder)
+    seconds = time.perf_counter() - began
+    stages = [stage.folder for stage in run.stages] if isinstance(run, pt.Pipeline) else [run.folder]
+    first, last = stages[0], stages[-1]
+    return {
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "stages": [of_stage(stage) for stage in stages],
+        "start": None if first == last else accuracy_before(first, last),
+        "others": others_between(first, last),
+        "samples": samples(last),
+        "other_samples": other_samples(first, last),
+    }
+
+
+def of_stage(folder: Path) -> dict[str, Any]:
+    """What a run measured of itself."""
+    run = read_run(folder)
+    kl = run.series("kl")
+    memory = run.series("memory/peak_rss_gb")
+    return {
+        "name": folder.name,
+        "algorithm": run.setting("algorithm.name"),
+        "evaluation": {key: value for key, value in run.evaluation.items() if key != "writing"},
+        "text_loss": {
+            side: run.evaluation.get("writing", {}).get(side, {}).get("text_loss") for side in ("baseline", "trained")
+        },
+        "verdict": in_brief(run),
+        "kl": kl[-1][1] if kl else None,
+        "seconds_in_steps": round(sum(value for _, value in run.series("time/step")), 1),
+        "peak_memory_gb": max((value for _, value in memory), default=None),
+    }
+
+
+def accuracy_before(first: Path, last: Path) -> dict[str, Any]:
+    """Of the model before the first stage, on the held-out prompts of the last one and by its rewards."""
+    config = load_config(last / "config.yaml").config
+    start = load_config(first / "config.yaml").config
+    heldout = read_split(config.data, config.seed).heldout
+    rows = [heldout[number].values for number in range(min(len(heldout), config.evaluation.prompts))]
+    found = pt.evaluate(
+        start.model,
+        rows,
+        config.rewards,
+        k=0,
+        max_completion_length=config.sampling.max_completion_length,
+        prompt=config.data.prompt,
+        answer=config.data.answer,
+        system_prompt=config.data.system_prompt,
+    )
+    return found.greedy_accuracy._asdict()
+
+
+def others_between(first: Path, last: Path) -> dict[str, Any] | None:
+    """How the last model answers other prompts, beside the model before the first stage."""
+    config: RunConfig = load_config(last / "config.yaml").config
+    if config.evaluation.other_prompts is None:
+        return None
+    if first == last:
+        return read_run(last).evaluation["others"]
+    before, now = Answered.read(first / "evaluations"), Answered.read(last / "evaluations", "trained")
+    loaded = load_model(trained_model(last, config))
+    then = answer_logprobs(config, loaded, other_prompts(config, loaded), before.answers)
+    confidence = config.evaluation.confidence
+    return {
+        "prompts": len(now.answers),
+        "max_drift": config.evaluation.max_drift,
+        "trained": now.measures(confidence),
+        **compared(before, now, then, confidence),
+    }
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    """The first held-out prompts, with the greedy answers before and after."""
+    sides = [(folder / "evaluations" / f"{side}.jsonl").read_text().splitlines() for side in ("baseline", "trained")]
+    return [
+        {"prompt": old["prompt"], "before": old["greedy"]["text"], "after": new["greedy"]["text"]}
+        for old, new in (map(json.loads, pair) for pair in zip(*sides, strict=True))
+    ][:SHOWN]
+
+
+def other_samples(first: Path, last: Path) -> list[dict[str, Any]]:
+    sides = Answered.read(first / "evaluations").answers, Answered.read(last / "evaluations", "trained").answers
+    return [
+        {"prompt": old["prompt"], "before": old["text"], "after": new["text"]} for old, new in zip(*sides, strict=True)
+    ][:SHOWN]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def write_page(results: Mapping[str, Any]) -> None:
+    """Put the tables between the marks; what stands around them is written by hand."""
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    tail = rest.partition(END)[2]
+    parts = [part for name, found in results.items() for part in section(name, found["runs"])]
+    PAGE.write_text(head + BEGIN + "\n\n" + "\n".join(parts).rstrip() + "\n\n" + END + tail, encoding="utf-8")
+
+
+COLUMNS = ("seed", "start", "before the last stage", "after", "check", "drift", "plain English", "KL", "minutes", "GB")
+
+
+def section(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [f"### {name}", "", f"    python recipes/wins/{name}.py --seed N", ""]
+    lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    lines += [row(run) for run in runs]
+    lines += ["", "What the reports say:", ""]
+    for run in runs:
+        for stage in run["stages"]:
+            lines.append(f"- seed {run['seed']}, {stage['algorithm']}: {stage['verdict']['sentence']}")
+    one = runs[0]
+    for title, kept in (("Held-out prompts", one["samples"]), ("Other prompts", one["other_samples"])):
+        lines += ["", f"{title}, seed {one['seed']}:", "", "| prompt | before | after |", "|---|---|---|"]
+        lines += [f"| {cell(s['prompt'])} | {cell(s['before'])} | {cell(s['after'])} |" for s in kept]
+    return [*lines, ""]
+
+
+def row(run: Mapping[str, Any]) -> str:
+    last = run["stages"][-1]
+    before, after = (last["evaluation"][side]["greedy"]["accuracy"] for side in ("baseline", "trained"))
+    checks = [
+        f"{share(sides['baseline'])} → {share(sides['trained'])}"
+        for sides in last["evaluation"].get("check", {}).values()
+    ]
+    first_text, last_text = run["stages"][0]["text_loss"]["baseline"], last["text_loss"]["trained"]
+    memory = max(stage["peak_memory_gb"] for stage in run["stages"])
+    cells = [
+        str(run["seed"]),
+        share(run["start"]) if run["start"] else share(before),
+        share(before) if run["start"] else "",
+        share(after),
+        "; ".join(checks),
+        f"{run['others']['drift']['mean']:.3f}" if run["others"] else "",
+        f"{first_text['mean']:.2f} → {last_text['mean']:.2f}" if first_text and last_text else "",
+        "" if last["kl"] is None else f"{last['kl']:.3f}",
+        f"{run['seconds'] / 60:.1f}",
+        f"{memory:.1f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def share(found: Mapping[str, float]) -> str:
+    return f"{found['mean']:.0%} [{found['low']:.0%}, {found['high']:.0%}]"
+
+
+def cell(text: str) -> str:
+    """On one line, without the marks of a chat template around the last turn of the user."""
+    said = text.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0] if "<|im_start|>user\n" in text else text
+    said = " ".join(said.split()).replace("|", "\\|")
+    return said if len(said) <= 200 else said[:199] + "…"
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--page", action="store_true")
+    asked = parser.parse_args(arguments)
+    known = sorted(path.stem for path in RECIPES.glob("[a-z]*.py"))
+    if unknown := set(asked.recipes) - set(known):
+        parser.error(f"no recipe {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in [] if asked.page else asked.recipes or known:
+        for seed in asked.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                found = measure(name, seed, Path(folder) / name)
+            runs = {run["seed"]: run for run in results.get(name, {"runs": []})["runs"]} | {seed: found}
+            results[name] = {"origin": origin(), "runs": [runs[seed] for seed in sorted(runs)]}
+            RESULT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            print(row(found), flush=True)
+            print(found["stages"][-1]["verdict"]["sentence"], flush=True)
+    write_page(results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

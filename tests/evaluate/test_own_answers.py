@@ -1,0 +1,60 @@
+"""A model's own answers, as examples that keep it as it is or start it from its best."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.tiny import tiny_model
+
+from posttrain.cli import run
+from posttrain.errors import DataError
+from posttrain.evaluate.own_answers import own_answers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    tiny_model(folder / "model")
+    rows = "".join(json.dumps({"question": f"say {n} ", "answer": "a"}) + "\n" for n in range(6))
+    (folder / "prompts.jsonl").write_text(rows)
+    return folder
+
+
+def test_each_prompt_has_its_best_answer_that_ended(folder):
+    longest = own_answers(
+        str(folder / "model"),
+        str(folder / "prompts.jsonl"),
+        lambda prompt, completion: float(len(completion)),
+        samples=16,
+        temperature=1.0,
+        max_completion_length=24,
+    )
+    first = own_answers(
+        str(folder / "model"), str(folder / "prompts.jsonl"), samples=16, temperature=1.0, max_completion_length=24
+    )
+    assert {row["prompt"] for row in longest} <= {f"say {n} " for n in range(6)}
+    assert all(row["completion"].strip() for row in longest)
+    lengths = {row["prompt"]: len(row["completion"]) for row in first}
+    assert all(len(row["completion"]) >= lengths[row["prompt"]] for row in longest)
+
+
+def test_where_no_answer_is_good_enough_that_is_said(folder):
+    with pytest.raises(DataError, match=r"none of 12 answers ended and got 2; allowed: at least one"):
+        own_answers(
+            str(folder / "model"),
+            str(folder / "prompts.jsonl"),
+            lambda prompt, completion: 1.0,
+            samples=2,
+            at_least=2.0,
+            max_completion_length=8,
+        )
+
+
+def test_the_command_writes_examples_that_sft_reads(folder, capsys):
+    out = folder / "own" / "answers.jsonl"
+    options = ["--samples", "16", "--max-length", "24", "--temperature", "1", "-o", str(out)]
+    assert run(["data", "answers", str(folder / "model"), str(folder / "prompts.jsonl"), *options]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert f"{len(rows)} examples" in capsys.readouterr().out
+    assert all(row.keys() == {"prompt", "completion"} for row in rows)
