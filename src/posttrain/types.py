@@ -63,6 +63,8 @@ class Episode:
     """What the environment gave at the end; None where it gave nothing."""
     turn_rewards: tuple[float | None, ...] = ()
     """What it gave for each turn, None where it gave nothing; empty where it did so for none."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What it measured beside that, by name."""
     calls: tuple[str, ...] = ()
     """Names of the tools that were called, in their order."""
     errors: tuple[str, ...] = ()

@@ -115,13 +115,13 @@ def episodes(
         sessions.start()
         words = tokenizer()
         renderer = Renderer(tokenizer=words, chat=True)
-        roles = [*(["user"] if environment else []), *(["tool"] if tools else [])]
+        roles = [*(["user"] if sessions.speaks else []), *(["tool"] if sessions.schemas else [])]
         yield Episodes(
             sampler=LocalSampler(model or talker(context=context), words, {EOS}, shared=True),
             bridge=Bridge.of(renderer, {EOS}, tools=sessions.schemas, roles=roles, history=history),
             sessions=sessions,
             limits=Limits(max_turns=max_turns, max_length=max_length, attempts=attempts),
-            calls=FORMATS["hermes"] if tools else None,
+            calls=FORMATS["hermes"] if sessions.schemas else None,
         )
     finally:
         sessions.close()

@@ -48,6 +48,57 @@ class Opens:
         return 0.5
 
 
+class Keeper:
+    """Has a tool that remembers, begins with a prompt of its own, and answers no turn."""
+
+    def __init__(self, seen: int = 0) -> None:
+        self.seen = seen
+
+    def reset(self, row: dict[str, Any], prompt: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"prompt": [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + " h"}]}
+
+    def tools(self) -> list[Any]:
+        return [self.look]
+
+    def look(self, place: str) -> str:
+        """Look somewhere.
+
+        Args:
+            place: Where to look.
+        """
+        self.seen += 1
+        return "abcdefgh"[self.seen]
+
+    def reward(self) -> int:
+        return self.seen
+
+    def metrics(self) -> dict[str, float | None]:
+        return {"seen": self.seen, "unknown": None}
+
+
+class Answers:
+    """Answers calls itself: its step sees them."""
+
+    def tools(self) -> list[Any]:
+        parameters = {"type": "object", "properties": {"place": {"type": "string"}}}
+        named = [{"name": name, "description": "Look.", "parameters": parameters} for name in ("look", "broken")]
+        return [{"type": "function", "function": one} for one in named]
+
+    def step(self, message: dict[str, Any]) -> list[dict[str, Any]] | None:
+        given = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+        if not given:
+            return None
+        said = ["unreadable" if isinstance(one, str) else one["place"] for one in given]
+        return [{"role": "tool", "name": "look", "content": one} for one in said]
+
+
+class Mixed:
+    """Offers a function and a schema, which is neither."""
+
+    def tools(self) -> list[Any]:
+        return [look, {"type": "function", "function": {"name": "see"}}]
+
+
 class Says:
     """Never ends; always says the same."""
 

@@ -50,7 +50,8 @@ def try_out(
     """Do the rewards know right from wrong, and will the model learn anything from them?
 
     Gold answers, empty ones and those of other rows are scored, then answers of the model: the expected share of groups
-    whose rewards differ says whether a run teaches anything. Exit code 1 when something speaks against a run.
+    whose rewards differ says whether a run teaches anything. An environment and tools are played without a mind first:
+    do they work, end, repeat, and keep their answers? Exit code 1 when something speaks against a run.
 
     \b
     Examples:
@@ -90,7 +91,8 @@ def audit(
     """Try to game, break and trip a reward before a model does. Exit code 1 when a check fails.
 
     Cheats and right answers in many spellings, malformed rows, hostile texts, repeats in other processes, threads and
-    orders, side effects, latency; for graders of programs also attack programs and the strength of the tests.
+    orders, side effects, latency; for graders of programs also attack programs and the strength of the tests; for an
+    environment and tools players that say nothing, nonsense, or call everything.
 
     \b
     Examples:
@@ -99,13 +101,18 @@ def audit(
       posttrain reward audit my_rewards.py:brevity --data train.jsonl --kind length
       posttrain reward audit code --data mbpp.jsonl --prompt text --json
     """
+    from posttrain.evaluate.environment_trial import audit_environment
     from posttrain.rewards.audit import audit_config
 
     config, folder = run_config(subject, settings or [], data, {"data.prompt": prompt, "data.answer": answer_column})
     options = {"kind": kind, "stochastic": stochastic, "form": form, "model": model, "only": only or ()}
     with Progress() as progress:
         options |= {"seconds": seconds, "progress": progress}
-        reports = audit_config(config, folder, step_seconds=step_seconds, **options)
+        of_turns = audit_environment(config, progress)
+        reports = [
+            *([of_turns] if of_turns else []),
+            *audit_config(config, folder, step_seconds=step_seconds, **options),
+        ]
     ok = all(report.ok for report in reports)
     text = "\n\n".join(report.render() for report in reports)
     answer({"ok": ok, "audits": [report.to_json() for report in reports]}, text, as_json=json)

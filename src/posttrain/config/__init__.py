@@ -41,6 +41,7 @@ from posttrain.config.sections import (
     TeacherConfig,
     TrainConfig,
 )
+from posttrain.config.values import split_form
 
 __all__ = [
     "PRESETS",
@@ -77,5 +78,6 @@ __all__ = [
     "reward_model_config",
     "saved_tree",
     "setting_names",
+    "split_form",
     "to_yaml",
 ]

@@ -33,7 +33,7 @@ from posttrain.config.sections import (
     TeacherConfig,
     TrainConfig,
 )
-from posttrain.config.values import Part, PathText, Text, as_list, as_whole
+from posttrain.config.values import Part, PathText, Text, as_list, as_whole, split_form
 
 REWARD_MODEL = "reward_model"
 """The section, the folder inside of the run's, and what an entry of rewards or check calls the model."""
@@ -73,7 +73,7 @@ class RunConfig(Part):
     """What answers the policy's turns, so that a completion may have several."""
     tools: Annotated[list[Text], BeforeValidator(as_list)] = []
     """Functions that the policy may call, `path/to/file.py:function` or `package.module.function`, or names of those
-    that are built in: calculator."""
+    that are built in: calculator, python (a program in the sandbox), search:FOLDER (full-text search)."""
     sampling: SamplingConfig = SamplingConfig()
     """How completions are drawn."""
     rollout: RolloutConfig = RolloutConfig()
@@ -204,9 +204,14 @@ def functions_named(config: RunConfig) -> Iterator[tuple[str, str]]:
         for place, entry in enumerate(getattr(config, name)):
             if entry.function is not None:
                 yield f"{name}.{place}.function", entry.function
-    if config.environment.function is not None:
-        yield "environment.function", config.environment.function
-    yield from ((f"tools.{place}", tool) for place, tool in enumerate(config.tools) if "." in tool)
+    form, named = split_form(config.environment.function or "")
+    if named and form in ("", "trl"):
+        yield "environment.function", named
+    yield from ((f"tools.{place}", tool) for place, tool in enumerate(config.tools) if _is_code(tool))
+
+
+def _is_code(tool: str) -> bool:
+    return "." in tool and not tool.startswith("search:")
 
 
 def _of_entry(entry: Scorer) -> tuple[str, str | None]:

@@ -264,10 +264,11 @@ class EnvironmentConfig(Part):
     """What answers the policy's turns. A bare string stands for `{function: string}`."""
 
     function: FunctionText = None
-    """A class, `path/to/file.py:Class` or `package.module.Class`, with the methods reset(row), step(message), reward()
-    and close(), of which step alone is needed. null: tools alone answer."""
+    """A class, `path/to/file.py:Class` or `package.module.Class`, with the methods reset(row), step(message), tools(),
+    turn_reward(), reward(), metrics() and close(), of which step or tools alone is needed; or an environment of another
+    library: `trl:path/to/file.py:Class`, `gymnasium:ID`, `verifiers:NAME`. null: tools alone answer."""
     settings: dict[str, JsonValue] = {}
-    """Keyword arguments with which it is made for each trajectory."""
+    """Keyword arguments with which it is made for each trajectory. docs/environments.md has those of gymnasium:."""
     timeout: Positive = 30.0
     """Seconds for each request to an environment or to tools. What is late is killed, with all that it has started."""
     attempts: Count = 3

@@ -85,6 +85,20 @@ NonNegative = Annotated[float, Field(ge=0), BeforeValidator(as_number)]
 Positive = Annotated[float, Field(gt=0), BeforeValidator(as_number)]
 Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(as_number)]
 BelowOne = Annotated[float, Field(ge=0, lt=1), BeforeValidator(as_number)]
+ENVIRONMENT_FORMS = ("trl", "gymnasium", "verifiers")
+"""What may stand before the first colon of `environment.function`: the library whose environment it is."""
+
+
+def split_form(function: str) -> tuple[str, str]:
+    """The library of an environment and its name there; empty, and all of it, for a class of ours.
+
+    >>> split_form("gymnasium:FrozenLake-v1"), split_form("my_env.py:Game")
+    (('gymnasium', 'FrozenLake-v1'), ('', 'my_env.py:Game'))
+    """
+    form, colon, name = function.partition(":")
+    return (form, name) if colon and form in ENVIRONMENT_FORMS else ("", function)
+
+
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[str, Field(min_length=1), BeforeValidator(_path)]
 FunctionText = Annotated[Text | None, BeforeValidator(_by_place)]

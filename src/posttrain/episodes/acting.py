@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from posttrain.data.prompts import Renderer
 from posttrain.engines.local import LocalSampler
+from posttrain.episodes.adapters import find_environment
 from posttrain.episodes.bridge import Bridge
 from posttrain.episodes.calls import proven
 from posttrain.episodes.episodes import Episodes, Limits
 from posttrain.episodes.sessions import Sessions, Setup
 from posttrain.episodes.tools import find_tool
 from posttrain.errors import ConfigError
-from posttrain.rewards.load import resolve
 
 if TYPE_CHECKING:
     from posttrain.config import EnvironmentConfig, SamplingConfig
@@ -48,9 +48,11 @@ class Acting:
         settings, sampling = asked.environment, asked.sampling
         if settings.function is None and not asked.tools:
             return None
+        form, target = ("", None) if settings.function is None else find_environment(settings.function)
         sessions = Sessions(
             Setup(
-                environment=None if settings.function is None else resolve(settings.function),
+                environment=target,
+                form=form,
                 settings=settings.settings,
                 tools=[find_tool(tool) for tool in asked.tools],
                 most_characters=settings.max_result_length,
@@ -77,7 +79,7 @@ class Acting:
                 allowed="data.chat = auto or true, and a chat template",
                 fix="Give model.chat_template the path of a Jinja file, and leave data.chat out.",
             )
-        roles = [*(["user"] if self.settings.function is not None else []), *(["tool"] if self.schemas else [])]
+        roles = [*(["user"] if self.sessions.speaks else []), *(["tool"] if self.schemas else [])]
         bridge = Bridge.of(renderer, eos_ids, tools=self.schemas, roles=roles, history=self.settings.history)
         calls = proven(template_of(renderer), bridge) if self.schemas else None
         if calls is not None:

@@ -150,7 +150,7 @@ class Round:
         while self.pending and len(self.stream) < rows and len(self.stream) + len(self.waiting) < 2 * rows:
             play = self.pending.popleft()
             if self.own.has_environment:
-                self._ask(play, "reset", row=_row(play.prompt))
+                self._ask(play, "reset", row=_row(play.prompt), prompt=play.asked)
             else:
                 self._submit(play)
 
@@ -256,15 +256,18 @@ class Round:
             value = self._late(play, reply)  # tools remember nothing: another process goes on
         play.earn(value.get("turn_reward"))
         if value.get("done"):
-            play.ended, play.reward = "done", value.get("reward")
-            self._complete(play)
+            play.ended = "done"
+            self._worth(play, value)
             return
         messages = value["messages"]
         play.errors += [one["name"] for one, wrong in zip(messages, value.get("errors", ()), strict=False) if wrong]
-        if play.stage == "reset" and not messages:
+        if play.stage == "reset" and value.get("prompt", play.asked) != play.asked:
+            play.opening = messages = value["prompt"]
+        elif play.stage == "reset" and not messages:
             self._submit(play)
             return
-        play.hear(messages)
+        else:
+            play.hear(messages)
         if play.turns >= self.own.limits.max_turns:
             play.ended = "max_turns"
             self._end(play)
@@ -284,7 +287,8 @@ class Round:
         if sum(len(one["content"]) for one in messages) > self._most_characters:
             self._end(play)
             return
-        self.bridge.check(messages)
+        if messages is not play.opening:  # which is a prompt, and stands behind no answer
+            self.bridge.check(messages)
         if anew:
             ids = self.bridge.whole(*play.conversation)
         else:
@@ -323,7 +327,11 @@ class Round:
         if reply.kind != "value":
             self._failed(play, reply.kind, reply.message)
             return
-        play.reward = reply.value.get("reward")
+        self._worth(play, reply.value)
+
+    def _worth(self, play: Play, value: Mapping[str, Any]) -> None:
+        """What its environment made of it."""
+        play.reward, play.metrics = value.get("reward"), value.get("metrics", {})
         self._complete(play)
 
     def _failed(self, play: Play, kind: str, message: str) -> None:
@@ -334,7 +342,7 @@ class Round:
             return
         again = play.anew()
         if self.own.has_environment:
-            self._ask(again, "reset", row=_row(again.prompt))
+            self._ask(again, "reset", row=_row(again.prompt), prompt=again.asked)
         else:
             self._submit(again)
 

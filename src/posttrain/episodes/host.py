@@ -21,11 +21,11 @@ from typing import Any
 
 from posttrain import wire
 from posttrain.descendants import MARK, keep_orphans, kill_tree, new_mark
+from posttrain.episodes.adapters import opened
 from posttrain.episodes.conduct import Conduct
-from posttrain.episodes.tools import schema_of
+from posttrain.episodes.tools import Tool, schema_of
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.rewards.calls import failed
-from posttrain.rewards.load import Target, load
 from posttrain.rewards.worker import die_with_parent
 
 _PR_SET_PDEATHSIG = 1
@@ -43,13 +43,12 @@ def main() -> None:
     with suppress(ImportError):
         importlib.import_module("numpy")  # once: forks seed the numbers of modules that are imported
     try:
-        environment = None if setup["environment"] is None else load(Target(**setup["environment"]))
-        tools = [load(Target(**target)) for target in setup["tools"]]
-        if environment is not None:
-            _in_a_fork(lifeline, lambda: _check(environment, setup["environment"]["name"], setup["settings"]))
+        environment = None
+        if setup["environment"] is not None:
+            environment = opened(setup, lambda function: _in_a_fork(lifeline, function))
+        tools = [Tool(**target).load() for target in setup["tools"]]
         named = {tool.__name__: tool for tool in tools}
-        schemas = _in_a_fork(lifeline, lambda: [schema_of(tool, name) for name, tool in named.items()])
-        control.sendall(wire.encode({"schemas": schemas}))
+        control.sendall(wire.encode(_in_a_fork(lifeline, lambda: _found(environment, setup, named))))
     except PosttrainError as error:
         control.sendall(wire.encode({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}}))
         return
@@ -72,17 +71,43 @@ def main() -> None:
         os.close(descriptors[0])
 
 
-def _check(environment: Callable[..., Any], name: str, settings: Mapping[str, Any]) -> None:
-    missing = [method for method in ("step",) if not callable(getattr(environment, method, None))]
+def _found(
+    environment: Callable[..., Any] | None, setup: Mapping[str, Any], tools: Mapping[str, Callable[..., Any]]
+) -> dict[str, Any]:
+    """Schemas of all tools, and whether the environment answers turns that call none. ConfigError says what is wrong
+    with them."""
+    schemas = [schema_of(tool, name) for name, tool in tools.items()]
+    if environment is None:
+        return {"schemas": schemas, "speaks": False}
+    own = _tried(environment, setup["environment"]["name"], setup["settings"])
+    names = [schema["function"]["name"] for schema in (*schemas, *own["schemas"])]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            given=f"two tools with the name {twice[0]}: the environment offers one, and tools another",
+            allowed="each name once",
+            fix=f"Leave {twice[0]} out of tools, or rename it.",
+        )
+    return {"schemas": [*schemas, *own["schemas"]], "speaks": own["speaks"]}
+
+
+def _tried(environment: Callable[..., Any], name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What one of them offers."""
+    missing = not any(callable(getattr(environment, method, None)) for method in ("step", "tools"))
     if missing or not isinstance(environment, type):
+        of_trl = missing and callable(getattr(environment, "reset", None))
         raise ConfigError(
             given=f"the environment {name} " + ("has no method step" if missing else "is no class"),
-            allowed="a class with the methods reset(row), step(message), turn_reward(), reward() and close(); step "
-            "alone is needed",
-            fix="docs/environments.md shows one.",
+            allowed="a class with the methods reset(row), step(message), tools(), turn_reward(), reward(), metrics() "
+            "and close(); step or tools alone is needed",
+            fix="Write environment = trl:path/to/file.py:Class for a class of TRL's environment_factory."
+            if of_trl
+            else "docs/environments.md shows one.",
         )
     try:
         conduct = Conduct(environment, settings, {}, most_characters=0, seed=0)
+        offers = conduct.offers()
+    except PosttrainError:
+        raise
     except Exception as error:
         raise ConfigError(
             given=f"{name}(**environment.settings) raised {type(error).__name__}: {error}",
@@ -91,6 +116,7 @@ def _check(environment: Callable[..., Any], name: str, settings: Mapping[str, An
         ) from None
     with suppress(Exception):  # in a run `reset` comes before it
         conduct.close()
+    return offers
 
 
 def _in_a_fork(lifeline: int, function: Callable[[], Any]) -> Any:

@@ -40,6 +40,8 @@ class Play:
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     outside: list[int] = field(default_factory=list)
     """Places in `messages` of those that the policy did not write."""
+    opening: list[Mapping[str, Any]] | None = None
+    """What its environment has put in place of the prompt's messages."""
     turns: int = 0
     called: list[str] = field(default_factory=list)
     """What the last turn called, as it named it."""
@@ -50,6 +52,7 @@ class Play:
     ended: str = ""
     reward: float | None = None
     turn_rewards: list[float | None] = field(default_factory=list)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -63,10 +66,16 @@ class Play:
         return len(self.ids) - (len(self.prompt.ids) if self.starts[:1] == [0] else 0)
 
     @property
+    def asked(self) -> list[dict[str, Any]]:
+        """The prompt as messages."""
+        return [dict(message) for message in self.prompt.messages or ()]
+
+    @property
     def conversation(self) -> tuple[list[Mapping[str, Any]], list[int]]:
         """All messages, the prompt's among them, and the places of those that came from outside."""
-        asked = list(self.prompt.messages or ())
-        return [*asked, *self.messages], [len(asked) + place for place in self.outside]
+        asked = self.asked if self.opening is None else self.opening
+        opened = range(0 if self.opening is None else len(asked))
+        return [*asked, *self.messages], [*opened, *(len(asked) + place for place in self.outside)]
 
     def seed(self, seed: int) -> int:
         """What the random numbers of its environment start from."""
@@ -127,6 +136,7 @@ class Play:
                 ended="failed" if failure else self.ended,
                 reward=self.reward,
                 turn_rewards=self._turn_rewards,
+                metrics=self.metrics,
                 calls=tuple(self.calls),
                 errors=tuple(self.errors),
                 failure=failure,

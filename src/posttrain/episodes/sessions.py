@@ -19,6 +19,7 @@ from typing import Any, Literal
 from posttrain import wire
 from posttrain.child import LocalChild
 from posttrain.descendants import kill_tree
+from posttrain.episodes.tools import Tool
 from posttrain.errors import ConfigError
 from posttrain.heartbeat import beat
 from posttrain.rewards.load import Target
@@ -35,8 +36,10 @@ class Setup:
     """What the processes run."""
 
     environment: Target | None = None
+    form: str = ""
+    """The library that the environment is one of (adapters/); empty: it is a class of ours."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    tools: Sequence[Target] = ()
+    tools: Sequence[Tool] = ()
     most_characters: int = 4000
     """Of the result of a tool."""
     timeout: float = 30.0
@@ -81,7 +84,9 @@ class Sessions:
         self._open: set[Session] = set()
         self._selector = selectors.DefaultSelector()
         self.schemas: list[dict[str, Any]] = []
-        """Of the tools."""
+        """Of the tools, those of the environment among them."""
+        self.speaks = False
+        """Does the environment answer turns that call no tool?"""
 
     # --- the host ----------------------------------------------------------------------------------------------------
 
@@ -94,6 +99,7 @@ class Sessions:
             host.channel,
             {
                 "environment": None if self.setup.environment is None else asdict(self.setup.environment),
+                "form": self.setup.form,
                 "settings": self.setup.settings,
                 "tools": [asdict(target) for target in self.setup.tools],
                 "most_characters": self.setup.most_characters,
@@ -102,7 +108,7 @@ class Sessions:
         if "failed" in found:
             self.close()
             raise ConfigError(**found["failed"])
-        self.schemas = found["schemas"]
+        self.schemas, self.speaks = found["schemas"], found["speaks"]
 
     def close(self) -> None:
         """Kill all processes."""

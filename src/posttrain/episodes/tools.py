@@ -11,32 +11,62 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from posttrain.errors import ConfigError
-from posttrain.rewards.load import Target, resolve, suggestion
+from posttrain.rewards.load import Target, load, resolve, suggestion
 
-BUILTINS: Mapping[str, str] = {"calculator": "posttrain.episodes.tools:calculator"}
-"""Tools by name."""
+BUILTINS = ("calculator", "python", "search:FOLDER")
+"""Tools by name: arithmetic; a program in the sandbox; full-text search."""
+_READY = "posttrain.episodes.ready"
 UNKNOWN = "unknown"
 """Stands for the name of a tool that there is not: what a model may call it is not shown to anybody."""
 MOST_EXPRESSION, MOST_DIGITS = 200, 400
 """Letters of an expression, and digits of a number that one of its operations may give."""
 
 
-def find_tool(text: str, folder: Path | None = None) -> Target:
+@dataclass(frozen=True, kw_only=True)
+class Tool(Target):
+    """Where a tool lives; with settings, where what makes it does."""
+
+    settings: Mapping[str, Any] | None = None
+
+    def load(self) -> Callable[..., Any]:
+        """The function. ConfigError where it cannot be imported or made."""
+        found = load(self)
+        return found if self.settings is None else found(**self.settings)
+
+
+def find_tool(text: str, folder: Path | None = None) -> Tool:
     """Of `path/to/file.py:function`, `package.module.function`, or the name of one that is built in."""
-    if text in BUILTINS:
-        return Target.of(BUILTINS[text])
+    if text == "calculator":
+        return Tool(module=__name__, name=text)
+    if text == "python":
+        return Tool(module=_READY, name="python_tool", settings={})
+    name, _, place = text.partition(":")
+    if name == "search":
+        return Tool(module=_READY, name="search_tool", settings={"folder": str(_folder(place, folder))})
     if "." not in text:
         raise ConfigError(
             given=f"tools: {text}{suggestion(text, BUILTINS)}",
             allowed=f'"path/to/file.py:function", "package.module.function", or {", ".join(BUILTINS)}',
             fix="Name the file and the function.",
         )
-    return resolve(text, folder)
+    return Tool(**vars(resolve(text, folder)))
+
+
+def _folder(place: str, beside: Path | None) -> Path:
+    for root in (Path.cwd(), *([beside] if beside else [])):
+        if place and (root / place).is_dir():
+            return (root / place).resolve()
+    raise ConfigError(
+        given=f"tools: search:{place}, and there is no such folder",
+        allowed="search:FOLDER, a folder with texts",
+        fix="Name the folder relative to the working directory, or by its whole path.",
+    )
 
 
 def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:

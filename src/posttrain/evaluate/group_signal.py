@@ -19,7 +19,7 @@ from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import SamplingConfig
-    from posttrain.engines.sampler import Sampler
+    from posttrain.engines.sampler import Answers
     from posttrain.rewards import RewardSet, Scores
 
 FEW_USEFUL, NO_USEFUL = 0.2, 0.02
@@ -73,7 +73,7 @@ class ModelAnswers:
 def sample_answers(
     rewards: RewardSet,
     prompts: Sequence[Prompt],
-    sampler: Sampler,
+    sampler: Answers,
     sampling: SamplingConfig,
     samples: int | None,
     seed: int,

@@ -12,15 +12,17 @@ import random
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config import in_folder
-from posttrain.data.prompts import plain_prompts
+from posttrain.data.prompts import Renderer, plain_prompts
 from posttrain.data.read import Row
 from posttrain.data.split import Split, read_split
 from posttrain.engines import make_sampler
+from posttrain.episodes.acting import Acting
+from posttrain.evaluate.environment_trial import try_environment
 from posttrain.evaluate.group_signal import (
     ModelAnswers,
     about_answers,
@@ -43,7 +45,7 @@ from posttrain.types import Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig, SamplingConfig
-    from posttrain.engines.sampler import Sampler
+    from posttrain.engines.sampler import Answers as Answering
 
 GOLD_ACCEPTED, WRONG_ACCEPTED = 0.98, 0.02
 """Shares of right and of wrong answers that may be accepted: at least and at most."""
@@ -107,20 +109,21 @@ def try_rewards(
     prompts: Sequence[Prompt],
     *,
     sampling: SamplingConfig,
-    sampler: Sampler | None = None,
+    sampler: Answering | None = None,
     sampled_prompts: int = 32,
     samples: int | None = None,
     max_truncated: float = 0.5,
     max_unscored: float = 0.2,
     seed: int = 0,
     of_rows: int | None = None,
+    before: Sequence[Finding] = (),
 ) -> Trial:
     """Try the rewards on completions whose worth is known, and, with a sampler, on those of the model.
 
     `sampling.group_size` is the number of completions that are compared in the run; `samples` (default: as many) are
     drawn for each of the first `sampled_prompts` prompts; a share of `max_truncated` of them may be cut, and one of
     `max_unscored` of all completions without a score. `of_rows`: from how many rows the prompts
-    were drawn. Raises what the rewards raise when they break their contract.
+    were drawn; `before`: what is known already. Raises what the rewards raise when they break their contract.
     """
     given = (
         [(prompt, gold) for prompt in prompts if (gold := _gold(prompt))] if _judge_answers(rewards, prompts) else []
@@ -139,7 +142,7 @@ def try_rewards(
         rows=len(prompts),
         of_rows=of_rows or len(prompts),
         reads=reads,
-        findings=tuple(findings),
+        findings=(*before, *findings),
         model=answers,
     )
 
@@ -277,8 +280,11 @@ def try_config(
     with ExitStack() as stack:
         found = build_rewards(in_folder(config.rewards, folder), device=config.model.device, training=True)
         rewards = stack.enter_context(found)
+        acting = Acting.of(config, stack)
+        limits = {"max_turns": config.sampling.max_turns, "max_unscored": config.guards.max_unscored}
+        plain = plain_prompts(rows, config.data) if acting or not with_model else []
+        about_turns = [] if acting is None else try_environment(acting.sessions, plain, **limits)
         if not with_model:
-            plain = plain_prompts(rows, config.data)
             rewards.check(plain, "training data")
             return try_rewards(
                 rewards,
@@ -286,17 +292,21 @@ def try_config(
                 sampling=config.sampling,
                 max_unscored=config.guards.max_unscored,
                 of_rows=len(train),
+                before=about_turns,
             )
         loaded = load_model(resolve_model_path(config.model, config.seed))
         sampler = make_sampler(loaded)
         rewards.bind(sampler, config.model.chat_template_kwargs)
-        rendered = prompt_sets(config, Split(rows, []), loaded)[0].prompts
+        renderer = Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
+        renderer = renderer if acting is None else replace(renderer, tools=acting.schemas)
+        rendered = prompt_sets(config, Split(rows, []), loaded, renderer)[0].prompts
         rewards.check(rendered, "training data")
         return try_rewards(
             rewards,
             rendered,
             sampling=config.sampling,
-            sampler=sampler,
+            sampler=sampler if acting is None else acting.around(sampler, renderer, loaded.eos_ids),
+            before=about_turns,
             sampled_prompts=prompts,
             samples=samples,
             max_truncated=config.guards.max_truncated,

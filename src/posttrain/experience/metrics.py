@@ -135,6 +135,7 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
     turns/cut_by/<limit>           share of the trajectories that ran into this limit
     environment/failed/<cause>     share whose environment failed for good: exception, timeout, crash or template
     environment/attempts           how often a trajectory was begun, mean
+    environment/metrics/<name>     what the environment measured, mean of the trajectories that have it
     tools/calls                    calls in a trajectory, mean
     tools/calls/<name>             the same of one tool
     tools/errors/<name>            share of its calls that came to nothing
@@ -146,7 +147,10 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
     failures = Counter(episode.failure for episode in episodes if episode.failure)
     calls = Counter(name for episode in episodes for name in episode.calls)
     errors = Counter(name for episode in episodes for name in episode.errors)
+    measured = sorted({name for episode in episodes for name in episode.metrics})
+    own = {name: [one.metrics[name] for one in episodes if name in one.metrics] for name in measured}
     return {
+        **{f"environment/metrics/{name}": Mean(sum(values), len(values)) for name, values in own.items()},
         "turns/mean": Mean(sum(episode.turns for episode in episodes), total),
         "turns/max": Max(float(max(episode.turns for episode in episodes))),
         **_turn_rewards(episodes),

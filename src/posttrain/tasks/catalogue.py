@@ -127,7 +127,8 @@ TASKS: dict[str, Task] = {
 
 def find_task(name: str) -> RowSource:
     """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`,
-    `environment/NAME` (of the package verifiers); preferences: `pairs/sort`, `labels/sort`, and
+    `environment/NAME` (of the package verifiers, with one answer), `verifiers/NAME` and `gymnasium/ID` (with several
+    turns); preferences: `pairs/sort`, `labels/sort`, and
     `pairs/taste`, `labels/taste`, in which only the preferences tell what is good;
     demonstrations: `examples/sort`, `examples/taste`, `examples/reasoning_gym/NAME`, and of judging,
     `judgements/sort`; and what other packages publish.
@@ -141,6 +142,14 @@ def find_task(name: str) -> RowSource:
         from posttrain.tasks.reasoning_gym import ReasoningGymTask
 
         return ReasoningGymTask.named(name.removeprefix("reasoning_gym/"))
+    if name.startswith("verifiers/"):
+        from posttrain.tasks.played import PlayedTask
+
+        return PlayedTask.named(name.removeprefix("verifiers/"))
+    if name.startswith("gymnasium/"):
+        from posttrain.tasks.played import GymnasiumTask
+
+        return GymnasiumTask(name=name.removeprefix("gymnasium/"))
     if name.startswith("environment/"):
         from posttrain.tasks.environments import EnvironmentTask
 
@@ -189,7 +198,8 @@ def find_builtin(name: str) -> Task:
         what = f"there is no task {stem!r}" if task is None else f"the task {stem!r} is no posttrain.tasks.Task"
         raise DataError(
             given=what,
-            allowed=", ".join([*TASKS, *others]) + ", environment/NAME, or reasoning_gym/NAME",
+            allowed=", ".join([*TASKS, *others])
+            + ", environment/NAME, verifiers/NAME, gymnasium/ID, or reasoning_gym/NAME",
             fix=f"Did you mean {close[0]!r}?" if close and task is None else "",
         )
     if not colon:

@@ -118,16 +118,22 @@ def audit(
 
 
 def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[AuditReport]:
-    """Audit every reward of a run on the rows that it will be trained on. `folder` is where the config lies."""
+    """Audit every reward of a run on the rows that it will be trained on. `folder` is where the config lies.
+
+    That of the environment is audited with it: `posttrain.evaluate.environment_trial`.
+    """
     from posttrain.config import in_folder
     from posttrain.data.prompts import plain_prompts
     from posttrain.data.read import read_rows
 
     sizes = {"completions_per_step": config.train.prompts_per_step * config.sampling.group_size}
     told = Options(**{**sizes, **options})
+    given = [one for one in config.rewards if one.name != "environment"]
+    if not given:
+        return []
     rows = read_rows(config.data.train, split=config.data.split, max_rows=MOST_ROWS, seed=config.seed)[:MOST_ROWS]
     prompts = plain_prompts(rows, config.data)
-    rewards = [as_reward(reward, training=True) for reward in in_folder(config.rewards, Path(folder))]
+    rewards = [as_reward(reward, training=True) for reward in in_folder(given, Path(folder))]
     return [audit_prompts(reward, prompts, told, folder=folder) for reward in rewards]
 
 

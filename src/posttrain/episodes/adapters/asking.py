@@ -1,0 +1,227 @@
+"""An agent that asks a model over HTTP, turned inside out: each of its requests waits for the policy's next turn.
+
+    loop = AgentLoop(play)              play(url, key) asks POST url/chat/completions until it is done
+    request = await loop.begin()        its first question: the prompt and the tools
+    request = await loop.answer(turn)   what it asked next; None: it is done, and `loop.result` is what it returned
+
+The endpoint speaks OpenAI's chat completions on the loopback, with a key of its own. A request must go on from the
+conversation so far, since what the policy has drawn is not drawn again: one that rewrites it is an error that says
+where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+_FULL = "This model's maximum context length is reached"
+"""What clients of OpenAI's recognise as the end of the context."""
+_MOST_BODY = 1 << 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What an agent asks."""
+
+    messages: list[dict[str, Any]]
+    """The whole conversation."""
+    new: list[dict[str, Any]]
+    """Of it what the policy has not seen yet."""
+    tools: list[dict[str, Any]]
+    """Schemas."""
+
+
+class Rewritten(ValueError):
+    """An agent asked about another conversation than the one that it had begun."""
+
+
+class AgentLoop:
+    """One agent and its endpoint. Everything happens while one of the methods is awaited."""
+
+    def __init__(self, play: Callable[[str, str], Awaitable[Any]]) -> None:
+        self._play, self._key = play, secrets.token_urlsafe(24)
+        self._said: list[dict[str, Any]] = []
+        self._requests: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[dict[str, Any] | None]]] = asyncio.Queue()
+        self._open: asyncio.Future[dict[str, Any] | None] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._server: asyncio.Server | None = None
+        self.result: Any = None
+
+    async def begin(self) -> Request | None:
+        """Start it. None where it asks nothing."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self._task = asyncio.create_task(_awaited(self._play(f"http://127.0.0.1:{port}/v1", self._key)))
+        return await self._next()
+
+    async def answer(self, message: Mapping[str, Any]) -> Request | None:
+        """A turn of the policy, with `tool_calls` as chat templates take them. Raises what the agent raises."""
+        assert self._open is not None, "only a question is answered"
+        answer = as_answer(message)
+        self._said.append(answer)
+        self._open.set_result(answer)
+        return await self._next()
+
+    async def cut(self) -> None:
+        """Tell it that the context is full, until it is done."""
+        while self._open is not None:
+            self._open.set_result(None)
+            await self._next()
+
+    async def close(self) -> None:
+        """Whatever it is at."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(BaseException):
+                await self._task
+        if self._server is not None:
+            self._server.close()
+
+    async def _next(self) -> Request | None:
+        assert self._task is not None
+        self._open = None
+        asked = asyncio.create_task(self._requests.get())
+        await asyncio.wait({asked, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            asked.cancel()
+            self.result = self._task.result()
+            return None
+        body, self._open = asked.result()
+        messages = [_plain(message) for message in body.get("messages", ())]
+        new = _behind(self._said, messages)
+        self._said = messages
+        return Request(messages=messages, new=new, tools=list(body.get("tools") or ()))
+
+    # --- the endpoint ------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+            length = int(headers.get("content-length", "0"))
+            body = await reader.readexactly(min(length, _MOST_BODY))
+            status, kind, answer = await self._reply(head[0], headers, body)
+            writer.write(
+                f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(answer)}\r\n"
+                "Connection: close\r\n\r\n".encode()
+                + answer
+            )
+            await writer.drain()
+        writer.close()
+
+    async def _reply(self, line: str, headers: Mapping[str, str], body: bytes) -> tuple[str, str, bytes]:
+        if not secrets.compare_digest(headers.get("authorization", ""), f"Bearer {self._key}"):
+            return _error("401 Unauthorized", "the key of this endpoint is another one")
+        if line.startswith("GET /v1/models"):
+            return _json("200 OK", {"object": "list", "data": [{"id": "policy", "object": "model"}]})
+        if not line.startswith("POST /v1/chat/completions"):
+            return _error("404 Not Found", "only POST /v1/chat/completions is answered")
+        asked = json.loads(body)
+        future: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
+        await self._requests.put((asked, future))
+        answer = await future
+        if answer is None:
+            return _error("400 Bad Request", _FULL, code="context_length_exceeded")
+        return _completion(answer, asked)
+
+
+async def _awaited(found: Awaitable[Any]) -> Any:
+    return await found
+
+
+def as_answer(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn as OpenAI writes it: the arguments of calls as text; a space in place of nothing, which clients refuse."""
+    calls = [
+        {
+            "id": f"{one['id']}_{secrets.token_hex(4)}",
+            "type": "function",
+            "function": {"name": one["function"]["name"], "arguments": _as_json(one["function"]["arguments"])},
+        }
+        for one in message.get("tool_calls", ())
+    ]
+    content = message["content"] or (None if calls else " ")
+    return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def _as_json(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _completion(answer: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[str, str, bytes]:
+    reason = "tool_calls" if answer.get("tool_calls") else "stop"
+    about = {
+        "id": f"chatcmpl-{secrets.token_hex(8)}",
+        "created": int(time.time()),
+        "model": asked.get("model", "policy"),
+    }
+    if not asked.get("stream"):
+        choice = {"index": 0, "message": answer, "finish_reason": reason}
+        return _json("200 OK", {**about, "object": "chat.completion", "choices": [choice]})
+    calls = [{"index": place, **call} for place, call in enumerate(answer.get("tool_calls", ()))]
+    delta = {**answer, **({"tool_calls": calls} if calls else {})}
+    chunk = {
+        **about,
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": reason}],
+    }
+    return "200 OK", "text/event-stream", f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+
+
+def _json(status: str, value: Any) -> tuple[str, str, bytes]:
+    return status, "application/json", json.dumps(value).encode()
+
+
+def _error(status: str, message: str, code: str | None = None) -> tuple[str, str, bytes]:
+    return _json(status, {"error": {"message": message, "type": "invalid_request_error", "code": code}})
+
+
+# --- the conversation -------------------------------------------------------------------------------------------------
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as chat templates take it: its text, and the arguments of its calls as objects."""
+    content = message.get("content")
+    if isinstance(content, list):
+        others = [part.get("type") for part in content if part.get("type") != "text"]
+        if others:
+            raise ValueError(f"a message holds {others[0]}, and only text reaches the policy")
+        content = "".join(part["text"] for part in content)
+    found = {"role": message.get("role"), "content": content or ""}
+    if message.get("tool_calls"):
+        found["tool_calls"] = [dict(call) for call in message["tool_calls"]]
+    kept = {name: message[name] for name in ("tool_call_id", "name") if message.get(name)}
+    return {**found, **kept}
+
+
+def _behind(said: Sequence[Mapping[str, Any]], asked: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What follows the conversation so far. Raises Rewritten."""
+    for place, before in enumerate(said):
+        now = asked[place] if place < len(asked) else None
+        if now is None or _same(before) != _same(now):
+            raise Rewritten(
+                f"the environment asks about another conversation: message {place + 1} was {_same(before)!s:.200} and "
+                f"is {None if now is None else _same(now)!s:.200}. What the policy has said and seen cannot be changed"
+            )
+    new = list(asked[len(said) :])
+    if said and any(message["role"] == "assistant" for message in new):
+        raise Rewritten("the environment has put words into the policy's mouth: a message of the role assistant")
+    return new
+
+
+def _same(message: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes two messages the same: not the space around the text, and not how JSON is written."""
+    calls = [(call["function"]["name"], _read(call["function"]["arguments"])) for call in message.get("tool_calls", ())]
+    return message["role"], (message.get("content") or "").strip(), calls
+
+
+def _read(arguments: Any) -> Any:
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            return json.loads(arguments)
+    return arguments

@@ -1,0 +1,157 @@
+r"""Environments of Gymnasium as text: `environment: gymnasium:FrozenLake-v1`.
+
+The observation becomes a message, the message an action:
+
+    settings:
+      actions: [left, down, right, up]    words of the actions 0, 1, ... of a discrete space, which is how it names them
+      pattern: 'move: (\w+)'              where the action stands: the last match of its group; else the last word that
+                                          names an action
+      show: text                          observation (as it is), text (what `render` draws, with render_mode ansi)
+      misread: -0.1                       reward of a turn that names no action; it is told so and nothing moves
+      make: {is_slippery: false}          keyword arguments of gymnasium.make
+
+What a step gives is the reward of its turn, and the reward of a trajectory their sum. It ends when the environment says
+terminated or truncated.
+A column `seed` of the row is what `reset` gets, so that all trajectories of a group begin in the same state; without
+one each has a seed of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from posttrain.errors import ConfigError
+from posttrain.rewards.load import Target
+
+_MOST_SEED = 2**31
+
+
+def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callable[[], Any]], Any]) -> type:
+    """ConfigError where Gymnasium is missing, does not know the environment, or acts on more than text can say."""
+    gymnasium = _imported()
+    try:
+        kind = apart(lambda: type(gymnasium.make(target.name, **settings.get("make", {})).action_space).__name__)
+    except ConfigError as error:
+        raise ConfigError(
+            given=f"gymnasium.make({target.name!r}) raised {error.given}",
+            allowed="an environment that is registered, and arguments that it takes under environment.settings.make",
+            fix="`python -m gymnasium` is no list; print(gymnasium.registry.keys()) is one. A package that registers "
+            "environments is named before a colon: gymnasium:my_package:MyEnv-v0.",
+        ) from None
+    if kind not in ("Discrete", "Text"):
+        raise ConfigError(
+            given=f"{target.name} acts in a space {kind}, which no word names",
+            allowed="environments with a discrete space of actions, or one of texts",
+            fix="Wrap it in an environment whose actions are words, and register that one.",
+        )
+    return type("Gymnasium", (FromGymnasium,), {"name": target.name})
+
+
+class FromGymnasium:
+    """Implements our environment by one of Gymnasium's."""
+
+    name: str
+
+    def __init__(
+        self,
+        actions: Sequence[str] | None = None,
+        pattern: str | None = None,
+        show: str = "observation",
+        misread: float = 0.0,
+        make: Mapping[str, Any] | None = None,
+    ) -> None:
+        gymnasium = _imported()
+        if show not in ("observation", "text"):
+            raise ValueError(f"show is {show!r}, and observation and text are allowed")
+        drawn = {"render_mode": "ansi"} if show == "text" else {}
+        self._own = gymnasium.make(self.name, **drawn, **(make or {}))
+        self._words = self._named(self._own.action_space, actions)
+        self._pattern = None if pattern is None else re.compile(pattern, re.IGNORECASE)
+        self._drawn, self._misread, self._last, self._steps = bool(drawn), misread, 0.0, 0
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> str:
+        given = row.get("seed")
+        observation, _ = self._own.reset(seed=seed % _MOST_SEED if given is None else int(given))
+        self._own.action_space.seed(seed % _MOST_SEED)
+        asked = f"Answer with one of: {', '.join(self._words)}." if self._words else "Answer with your action."
+        return f"{self._shown(observation)}\n{asked}"
+
+    def step(self, message: Mapping[str, Any]) -> str | None:
+        action = self._action(message["content"])
+        if action is None:
+            self._last = self._misread
+            return f"That names no action. Answer with one of: {', '.join(self._words)}."
+        observation, reward, terminated, truncated, _ = self._own.step(action)
+        self._last = float(reward)
+        self._steps += 1
+        return None if terminated or truncated else self._shown(observation)
+
+    def turn_reward(self) -> float:
+        return self._last
+
+    def reward(self) -> float:
+        """Nothing beside that of its turns, and no game is without one."""
+        return 0.0
+
+    def metrics(self) -> dict[str, float]:
+        return {"steps": float(self._steps)}
+
+    def close(self) -> None:
+        self._own.close()
+
+    def _named(self, space: Any, actions: Sequence[str] | None) -> dict[str, Any]:
+        """Words and the actions that they name; none for a space of texts."""
+        if not hasattr(space, "n"):
+            return {}
+        numbers = range(int(space.start), int(space.start) + int(space.n))
+        words = [str(number) for number in numbers] if actions is None else [word.lower() for word in actions]
+        if len(words) != len(numbers) or len(set(words)) != len(words):
+            raise ValueError(
+                f"actions has {len(set(words))} different words, and {self.name} has {len(numbers)} actions"
+            )
+        return dict(zip(words, numbers, strict=True))
+
+    def _action(self, said: str) -> Any:
+        """The action of a turn, None where it names none."""
+        if self._pattern is not None:
+            found = [match[1] if match.re.groups else match[0] for match in self._pattern.finditer(said)]
+            said = found[-1] if found else ""
+        if not self._words:
+            return said.strip() if said.strip() in self._own.action_space else None
+        either = "|".join(map(re.escape, sorted(self._words, key=len, reverse=True)))
+        named = re.findall(rf"(?<![\w-])(?:{either})(?!\w)", said.lower())
+        return self._words[named[-1]] if named else None
+
+    def _shown(self, observation: Any) -> str:
+        if self._drawn:
+            return _plain(str(self._own.render()))
+        return observation if isinstance(observation, str) else str(_numbers(observation))
+
+
+def _plain(drawn: str) -> str:
+    """Without the colours of a terminal: the letter that is coloured, which is where one stands, is put in brackets."""
+    marked = re.sub(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", r"[\1]", drawn)
+    return re.sub(r"\x1b\[[0-9;]*m", "", marked).strip("\n")
+
+
+def _numbers(observation: Any) -> Any:
+    """Numbers, lists and tuples in place of arrays and of numbers of NumPy's."""
+    if isinstance(observation, Mapping):
+        return {name: _numbers(value) for name, value in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(map(_numbers, observation))
+    return observation.tolist() if hasattr(observation, "tolist") else observation
+
+
+def _imported() -> Any:
+    try:
+        import gymnasium  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(
+            given=f"environment: gymnasium:... needs the package gymnasium ({error})",
+            allowed="environments of yours without it",
+            fix='pip install "posttrain[environments]"',
+        ) from None
+    return gymnasium

@@ -1,0 +1,179 @@
+"""Players without a mind try an environment and its tools: what breaks, never ends, pays for nothing or tells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posttrain.cli import run as command
+from posttrain.config import load_config
+from posttrain.evaluate.environment_trial import audit_environment
+from posttrain.rewards.audit.finding import AuditReport
+
+WORLDS = '''
+import time
+
+
+class Game:
+    """As it should be."""
+
+    def __init__(self, pay=0.0, tells=False, ends=True, breaks=False):
+        self.pay, self.tells, self.ends, self.breaks, self.turns = pay, tells, ends, breaks, 0
+
+    def reset(self, row):
+        self.answer = row["answer"]
+        return f"The answer is {self.answer}." if self.tells else "Guess."
+
+    def step(self, message):
+        self.turns += 1
+        if self.breaks:
+            raise RuntimeError("the board is gone")
+        return None if self.ends and self.turns == 2 else "No."
+
+    def reward(self):
+        return self.pay
+
+
+class Clock(Game):
+    def step(self, message):
+        return str(time.time_ns())
+
+
+def works(place: str) -> str:
+    """Look.
+
+    Args:
+        place: Where.
+    """
+    return "a cat"
+
+
+def broken(place: str) -> str:
+    """Look.
+
+    Args:
+        place: Where.
+    """
+    return undefined_name
+
+
+def picky(place: str) -> str:
+    """Look.
+
+    Args:
+        place: Where.
+    """
+    raise KeyError(place)
+
+
+def hangs(place: str) -> str:
+    """Look.
+
+    Args:
+        place: Where.
+    """
+    time.sleep(600)
+
+
+def gossip(place: str) -> str:
+    """Look.
+
+    Args:
+        place: Where.
+    """
+    return "All answers: " + " ".join(f"secret{n}" for n in range(1))
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "worlds.py").write_text(WORLDS)
+    rows = [{"prompt": f"Guess word {n}.", "answer": f"secret{n}"} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def audited(folder: Path, *, tools: tuple[str, ...] = (), world: str = "Game", **settings: object) -> AuditReport:
+    tree = {
+        "model": "none",
+        "algorithm": "grpo",
+        "data": {"train": str(folder / "rows.jsonl")},
+        "rewards": ["environment"] if world else [{"name": "exact_match"}],
+        "tools": [f"{folder}/worlds.py:{tool}" for tool in tools],
+        "train": {"steps": 1},
+    }
+    if world:
+        tree["environment"] = {"function": f"{folder}/worlds.py:{world}", "settings": settings, "timeout": 1.0}
+    elif tools == ("hangs",):
+        tree["environment"] = {"timeout": 0.3}
+    report = audit_environment(load_config(tree, []).config)
+    assert report is not None
+    return report
+
+
+def statuses(report: AuditReport) -> dict[str, str]:
+    return {one.check: one.status for one in report.checks}
+
+
+def test_an_environment_that_is_as_it_should_be_passes(folder):
+    report = audited(folder)
+    assert statuses(report) == {
+        "environment works": "ok",
+        "environment ends": "ok",
+        "nothing is given away": "ok",
+        "environment repeats": "ok",
+        "answers are kept": "ok",
+    }
+    assert report.ok
+
+
+@pytest.mark.parametrize(
+    ("settings", "check", "status", "says"),
+    [
+        ({"breaks": True}, "environment works", "fail", "16 of 16 games failed"),
+        ({"ends": False}, "environment ends", "warn", "0 of 16 games ended within 4 turns"),
+        ({"pay": 1.0}, "nothing is given away", "fail", "16 of 16 got 1 or more, mean 1"),
+        ({"tells": True}, "answers are kept", "fail", "100% of the rows were told theirs"),
+        ({"world": "Clock"}, "environment repeats", "warn", "8 of 8 games went otherwise"),
+    ],
+)
+def test_what_is_wrong_with_an_environment_is_named(folder, settings, check, status, says):
+    report = audited(folder, **settings)
+    assert (report[check].status, says in report[check].text) == (status, True)
+    assert report.ok == (status != "fail")
+
+
+@pytest.mark.parametrize(
+    ("tool", "status", "example"),
+    [
+        ("works", "ok", ""),
+        ("broken", "fail", "NameError: name 'undefined_name' is not defined"),
+        ("picky", "warn", "KeyError"),
+        ("hangs", "fail", "no result after 0.3 s"),
+    ],
+)
+def test_a_broken_tool_is_told_from_one_that_asks_for_more(folder, tool, status, example):
+    report = audited(folder, world="", tools=(tool,))
+    assert report[f"tool {tool}"].status == status
+    assert example in " ".join(report[f"tool {tool}"].examples)
+
+
+def test_what_says_every_answer_tells_no_row_its_own(folder):
+    """Of eight rows one has the answer that is always said: that is chance."""
+    assert audited(folder, tools=("gossip",))["answers are kept"].status in ("ok", "warn")
+
+
+def test_the_command_makes_the_same_checks(folder, capsys):
+    config = folder / "run.yaml"
+    config.write_text(
+        f"model: none\nalgorithm: grpo\ndata: {{train: {folder}/rows.jsonl}}\nrewards: [environment]\n"
+        f"environment: {{function: '{folder}/worlds.py:Game', settings: {{tells: true}}}}\ntrain: {{steps: 1}}\n"
+    )
+    assert command(["reward", "audit", str(config), "--json"]) == 1
+    [audit] = json.loads(capsys.readouterr().out)["audits"]
+    assert [one["check"] for one in audit["checks"] if one["status"] == "fail"] == ["answers are kept"]
+    assert command(["reward", "test", str(config), "--no-model", "--json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {one["check"]: one["status"] for one in findings}["answers are kept"] == "fail"
