@@ -24,6 +24,7 @@ from posttrain.config.run import (
 )
 from posttrain.config.scorers import CheckConfig, JudgeConfig, RewardConfig
 from posttrain.config.sections import (
+    AgentConfig,
     AlarmConfig,
     CheckpointConfig,
     ClusterConfig,
@@ -45,6 +46,7 @@ from posttrain.config.sections import (
 __all__ = [
     "PRESETS",
     "REWARD_MODEL",
+    "AgentConfig",
     "AlarmConfig",
     "AlgorithmConfig",
     "CheckConfig",

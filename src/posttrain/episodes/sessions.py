@@ -19,6 +19,7 @@ from typing import Any, Literal
 from posttrain import wire
 from posttrain.child import LocalChild
 from posttrain.descendants import kill_tree
+from posttrain.episodes.agents.setup import AgentSetup
 from posttrain.errors import ConfigError
 from posttrain.heartbeat import beat
 from posttrain.rewards.load import Target
@@ -37,6 +38,8 @@ class Setup:
     environment: Target | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Target] = ()
+    agent: AgentSetup | None = None
+    """In place of an environment and tools."""
     most_characters: int = 4000
     """Of the result of a tool."""
     timeout: float = 30.0
@@ -96,6 +99,7 @@ class Sessions:
                 "environment": None if self.setup.environment is None else asdict(self.setup.environment),
                 "settings": self.setup.settings,
                 "tools": [asdict(target) for target in self.setup.tools],
+                "agent": None if self.setup.agent is None else asdict(self.setup.agent),
                 "most_characters": self.setup.most_characters,
             },
         )
