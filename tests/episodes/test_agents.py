@@ -22,9 +22,10 @@ from posttrain.episodes.agents.setup import AgentSetup
 from posttrain.episodes.episodes import Limits
 from posttrain.episodes.sessions import Sessions, Setup
 from posttrain.errors import ConfigError
+from posttrain.experience.metrics import turn_metrics
 from posttrain.rewards import Reward, build_rewards
 from posttrain.rewards.load import Target
-from posttrain.types import Completion, Prompt
+from posttrain.types import Completion, Mean, Prompt
 
 HERE = Path(__file__).parent
 DRAWING = {"temperature": 1.0, "top_p": 1.0, "stop": []}
@@ -114,6 +115,7 @@ def test_another_history_is_another_context_of_the_same_trajectory():
             require_ids_are_those_that_were_drawn(own, prompt, one)
             if one.truncated:
                 continue
+            assert turn_metrics([one])["turns/contexts"] == Mean(2, 1)
             [start] = one.starts
             [(begin, end)] = one.given
             assert start == begin
