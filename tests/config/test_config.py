@@ -843,12 +843,18 @@ BROKEN = {
     ),
     "_turns_are_used": (
         ["environment.attempts=2"],
-        "environment.attempts = 2, but each answer has one turn: there is neither an environment nor a tool; "
-        "allowed: environment.function, or tools.\n",
+        "environment.attempts = 2, but each answer has one turn: there is no environment, no tool and no agent; "
+        "allowed: environment.function, tools or agent.function.\n",
     ),
     "_turns_are_sampled_here": (
         ["tools=calculator", "rollout.engines=2"],
-        "an environment or tools with rollout.engine = local and 2 engine(s); allowed: the sampler of the trainer's",
+        "an environment, tools or an agent with rollout.engine = local and 2 engine(s); allowed: the sampler of the "
+        "trainer's",
+    ),
+    "_agents_stand_alone": (
+        ["agent=my_agent.py:run", "tools=calculator"],
+        "tools beside an agent, which answers turns, and calls tools, by itself; allowed: an agent, or an environment "
+        "and tools.",
     ),
     "_environments_give_rewards": (
         ["rewards=[environment]", "tools=calculator"],

@@ -30,7 +30,7 @@ from tests.algorithms.test_settings import SHOWN_ELSEWHERE
 from tests.catalogue import catalogue
 from tests.end_to_end.judging import HERE, KEY, LOSSES, ONCE, SERVED, VERDICTS, verdicts_by_hash
 from tests.end_to_end.recorded import Place, Record
-from tests.end_to_end.turns import CALLS, ENVIRONMENT, PAID, REWRITES, TALKER, TURNS, write_turns
+from tests.end_to_end.turns import AGENT, CALLS, ENVIRONMENT, PAID, REWRITES, TALKER, TURNS, write_turns
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
@@ -348,6 +348,14 @@ CASES = [
     Case(
         "environment.turn_discount", 0.5, given=PAID, refused="turn_discount = 0.5 with environment.credit = trajectory"
     ),
+    Case("agent.function", "askers.py:edits", "rollouts/episode", given=AGENT["talks"]),
+    Case("agent.command", [sys.executable, "askers.py", "edits"], "rollouts/episode", given=AGENT["program"]),
+    Case("agent.settings", {"turns": 1}, "rollouts/episode", given=AGENT["talks"]),
+    Case("agent.timeout", 0.2, "rollouts/episode", given=LIFTED | AGENT["slow"]),
+    Case("agent.attempts", 1, "rollouts/episode", given=LIFTED | AGENT["breaks"]),
+    Case("agent.history", "split", "rollouts/completion_ids", given=AGENT["keep"]),
+    Case("agent.sampling", "ignore", "rollouts/episode", given=LIFTED | AGENT["cold"]),
+    Case("agent.host", "192.0.2.1", given=AGENT["talks"], refused="ConfigError: agent.host = 192.0.2.1, where nothing"),
     Case("tools", ["worlds.py:look"], "rollouts/prompt", given=TALKER),
     Case("sampling.max_batch_rows", 2, "effort/decoded_rows", keeps="rollouts/completion"),
     Case("train.steps", 1, "metrics/step"),
@@ -374,7 +382,7 @@ CASES = [
     ),
     Case("train.mask_truncated", True, "weights"),
     Case(  # what it does where it is not refused: tests/ranks
-        "train.devices", 2, given=TURNS, refused="an environment or tools with train.devices = 2"
+        "train.devices", 2, given=TURNS, refused="an environment, tools or an agent with train.devices = 2"
     ),
     Case(  # what it does where it is not refused: tests/engines/test_vllm.py
         "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"

@@ -24,6 +24,7 @@ from posttrain.rewards.load import Target
 from posttrain.types import Completion, Prompt
 
 WORLDS = str(Path(__file__).with_name("worlds.py"))
+ASKERS = str(Path(__file__).with_name("askers.py"))
 EOS = 2
 
 

@@ -37,7 +37,7 @@ def test_a_run_with_turns_is_evaluated_in_turns_or_not_at_all(
         }
     )
     for rollout in ({"engine": "vllm"}, {"engine": "vllm", "url": ["http://127.0.0.1:9"]}):
-        with pytest.raises(ConfigError, match=r"an environment or tools with rollout.engine = vllm"):
+        with pytest.raises(ConfigError, match=r"an environment, tools or an agent with rollout.engine = vllm"):
             pt.evaluate(run.folder, rollout=rollout)
     assert pt.evaluate(run.folder).prompts == 4
     capsys.readouterr()

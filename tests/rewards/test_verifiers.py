@@ -23,10 +23,10 @@ def rows(name: str) -> list[dict]:
 
 
 def test_every_builtin_is_found_where_the_package_says():
-    """Five share their name with a module, or with a function of Python's, or are of the run itself."""
+    """Six share their name with a module, or with a function of Python's, or are of the run itself."""
     import posttrain.rewards
 
-    elsewhere = {"code", "environment", "format", "language", "repetition"}
+    elsewhere = {"agent", "code", "environment", "format", "language", "repetition"}
     assert {name for name in BUILTINS if name not in posttrain.rewards.__all__} == elsewhere
     for name, builtin in BUILTINS.items():
         if name not in elsewhere:

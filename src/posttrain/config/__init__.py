@@ -24,6 +24,7 @@ from posttrain.config.run import (
 )
 from posttrain.config.scorers import CheckConfig, JudgeConfig, RewardConfig
 from posttrain.config.sections import (
+    AgentConfig,
     AlarmConfig,
     CheckpointConfig,
     ClusterConfig,
@@ -46,6 +47,7 @@ from posttrain.config.values import split_form
 __all__ = [
     "PRESETS",
     "REWARD_MODEL",
+    "AgentConfig",
     "AlarmConfig",
     "AlgorithmConfig",
     "CheckConfig",

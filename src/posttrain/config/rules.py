@@ -284,7 +284,7 @@ def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm)
     alone = {
         "train.compile = true": (train.compile, "train.compile = false"),
         f"train.optimizer = {train.optimizer}": (train.optimizer != "adamw", "train.optimizer = adamw"),
-        "an environment or tools": (config.has_turns, "one answer to each prompt"),
+        "an environment, tools or an agent": (config.has_turns, "one answer to each prompt"),
         "rollout.engine = vllm": (config.rollout.engine == "vllm", "rollout.engine = local"),
         "a Ray cluster": (config.cluster is not None, "engines of this machine"),
     }
@@ -557,14 +557,15 @@ def _judges_have_something_to_compare(config: RunConfig, algorithm: Algorithm) -
 
 
 def _turns_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """Settings of several turns need an environment or tools, and those an algorithm that samples."""
+    """Settings of several turns need an environment, tools or an agent, and those an algorithm that samples."""
     if config.has_turns:
         if _samples(algorithm) and config.sampled_pairs is None:
             return None
         return ConfigError(
-            given=f"an environment or tools, but {config.algorithm.name} as configured trains on answers of one turn",
+            given=f"an environment, tools or an agent, but {config.algorithm.name} as configured trains on answers of "
+            "one turn",
             allowed="an algorithm that samples in each step, without sampled_pairs",
-            fix="Set algorithm = grpo, or leave environment and tools out.",
+            fix="Set algorithm = grpo, or leave environment, tools and agent out.",
         )
     for name in ("environment", "sampling"):
         section = getattr(config, name)
@@ -573,8 +574,8 @@ def _turns_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | No
         if unused:
             return ConfigError(
                 given=f"{name}.{unused[0]} = {getattr(section, unused[0])}, but each answer has one turn: there is "
-                "neither an environment nor a tool",
-                allowed="environment.function, or tools",
+                "no environment, no tool and no agent",
+                allowed="environment.function, tools or agent.function",
                 fix=f"Set tools = [calculator], for example, or leave {name}.{unused[0]} out.",
             )
     return None
@@ -590,21 +591,47 @@ def turns_elsewhere(rollout: RolloutConfig) -> ConfigError | None:
     if not rollout.num_engines:
         return None
     return ConfigError(
-        given=f"an environment or tools with rollout.engine = {rollout.engine} and {rollout.num_engines} engine(s)",
+        given=f"an environment, tools or an agent with rollout.engine = {rollout.engine} and {rollout.num_engines} "
+        "engine(s)",
         allowed="the sampler of the trainer's process: rollout.engine = local with rollout.engines = 0",
         fix="Leave the section rollout out.",
     )
 
 
 def _environments_give_rewards(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """The reward `environment` is that of environment.function; what there is of an environment is an entry's name."""
-    asked = [entry for entry in (*config.rewards, *config.check) if entry.name == "environment"]
-    if not asked or config.environment.function is not None:
+    """The reward `environment` is that of environment.function, the reward `agent` that of the agent."""
+    names = {entry.name for entry in (*config.rewards, *config.check)}
+    if "environment" in names and config.environment.function is None:
+        return ConfigError(
+            given="a reward named environment, but there is no environment that could give one",
+            allowed="environment.function",
+            fix="Set environment = path/to/file.py:Class, or name another reward.",
+        )
+    if "agent" in names and not config.agent.is_given:
+        return ConfigError(
+            given="a reward named agent, but there is no agent that could give one",
+            allowed="agent.function or agent.command",
+            fix="Set agent = path/to/file.py:function, or name another reward.",
+        )
+    return None
+
+
+def _agents_stand_alone(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """Settings of an agent need one, and one that is there takes the place of an environment and of tools."""
+    beside = [*_changed(config, "environment"), *(["tools"] if config.tools else [])]
+    if config.agent.is_given and beside:
+        return ConfigError(
+            given=f"{beside[0]} beside an agent, which answers turns, and calls tools, by itself",
+            allowed="an agent, or an environment and tools",
+            fix=f"Leave {beside[0]} out.",
+        )
+    unused = _changed(config, "agent")
+    if config.agent.is_given or not unused:
         return None
     return ConfigError(
-        given="a reward named environment, but there is no environment that could give one",
-        allowed="environment.function",
-        fix="Set environment = path/to/file.py:Class, or name another reward.",
+        given=f"{unused[0]} is set, but there is no agent",
+        allowed="settings of an agent with agent.function or agent.command",
+        fix=f"Set agent.function = path/to/file.py:function, or leave {unused[0]} out.",
     )
 
 
@@ -646,6 +673,13 @@ def _tokens_have_credit(config: RunConfig, algorithm: Algorithm) -> ConfigError 
         allowed=", ".join(key for key, cls in ALGORITHMS.that_load() if cls.reads_token_rewards is True),
         fix="Set environment.credit = turn, or algorithm = reinforce_plus_plus.",
     )
+
+
+def _changed(config: RunConfig, section: str) -> list[str]:
+    """The settings of a section that are not what they are by default."""
+    part = getattr(config, section)
+    fields = type(part).model_fields
+    return [f"{section}.{name}" for name, field in fields.items() if getattr(part, name) != field.default]
 
 
 def _alarms_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
@@ -726,5 +760,6 @@ RULES: tuple[Rule, ...] = (
     _turns_are_sampled_here,
     _environments_give_rewards,
     _turns_have_credit,
+    _agents_stand_alone,
     _alarms_are_used,
 )

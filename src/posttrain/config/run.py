@@ -16,6 +16,7 @@ from posttrain.config.presets import PRESETS
 from posttrain.config.schema import FieldDoc, Walker
 from posttrain.config.scorers import CheckConfig, RewardConfig, Scorer
 from posttrain.config.sections import (
+    AgentConfig,
     AlarmConfig,
     CheckpointConfig,
     ClusterConfig,
@@ -74,6 +75,9 @@ class RunConfig(Part):
     tools: Annotated[list[Text], BeforeValidator(as_list)] = []
     """Functions that the policy may call, `path/to/file.py:function` or `package.module.function`, or names of those
     that are built in: calculator, python (a program in the sandbox), search:FOLDER (full-text search)."""
+    agent: AgentConfig = AgentConfig()
+    """A program that asks for the policy's turns over an OpenAI-compatible endpoint, in place of an environment and
+    tools."""
     sampling: SamplingConfig = SamplingConfig()
     """How completions are drawn."""
     rollout: RolloutConfig = RolloutConfig()
@@ -107,7 +111,7 @@ class RunConfig(Part):
     @property
     def has_turns(self) -> bool:
         """May a completion have several?"""
-        return self.environment.function is not None or bool(self.tools)
+        return self.environment.function is not None or bool(self.tools) or self.agent.is_given
 
     @property
     def most_drawn(self) -> tuple[int, str]:
@@ -199,7 +203,8 @@ def models_named(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def functions_named(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(dotted setting, function or class) of all code of the user's: of rewards, checks, the environment and tools."""
+    """(dotted setting, function or class) of all code of the user's: of rewards, checks, the environment, tools and the
+    agent."""
     for name in ("rewards", "check"):
         for place, entry in enumerate(getattr(config, name)):
             if entry.function is not None:
@@ -207,6 +212,8 @@ def functions_named(config: RunConfig) -> Iterator[tuple[str, str]]:
     form, named = split_form(config.environment.function or "")
     if named and form in ("", "trl"):
         yield "environment.function", named
+    if config.agent.function is not None:
+        yield "agent.function", config.agent.function
     yield from ((f"tools.{place}", tool) for place, tool in enumerate(config.tools) if _is_code(tool))
 
 

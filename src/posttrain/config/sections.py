@@ -244,8 +244,8 @@ class SamplingConfig(Part):
     stop: list[Text] = []
     """Texts that end a completion. The text is not part of what rewards see."""
     max_turns: Count = 10
-    """Turns of the policy in a trajectory, with an environment or tools. What is not over then is cut and counted as
-    truncated; max_completion_length is that of each turn."""
+    """Turns of the policy in a trajectory, with an environment, tools or an agent. What is not over then is cut and
+    counted as truncated; max_completion_length is that of each turn."""
     max_trajectory_length: Count | None = None
     """Tokens of a trajectory behind its prompt, drawn and given; with environment.history = split the history that a
     turn is given counts each time. null: what the context of the model holds."""
@@ -289,6 +289,58 @@ class EnvironmentConfig(Part):
     @classmethod
     def _bare_string(cls, given: Any) -> Any:
         return expand("environment", given)
+
+
+class AgentConfig(Part):
+    """A program that asks an OpenAI-compatible endpoint: its turns are the policy's (docs/agents.md). A bare string
+    stands for `{function: string}`."""
+
+    function: FunctionText = None
+    """A function of a row, sync or async, `path/to/file.py:function` or `package.module.function`. It is called once
+    for each trajectory, in a process of its own, and returns a reward, messages or None."""
+    command: list[Text] = []
+    """In place of a function, a program and its arguments: it reads the row as JSON from standard input, and the last
+    line that it prints is the reward as JSON."""
+    settings: dict[str, JsonValue] = {}
+    """Keyword arguments of the function."""
+    timeout: Positive = 120.0
+    """Seconds that it may take from one answer to its next request, or to its end. What is late is killed, with all
+    that it has started."""
+    attempts: Count = 3
+    """How often a trajectory is begun whose agent fails. After the last it is unscored, and counted by cause."""
+    history: Literal["auto", "split", "keep"] = "auto"
+    """Of a chat template that rewrites history: as environment.history."""
+    sampling: Literal["refuse", "ignore"] = "refuse"
+    """A request that asks for another temperature, top_p, stop and so on than the run samples with is refused with
+    status 400, or answered as if it had not asked."""
+    host: Text = "127.0.0.1"
+    """The address that the endpoint listens on, one of this machine. Any other than a loopback address lets other
+    machines reach it, with the key of a session, which goes over the wire as it is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_string(cls, given: Any) -> Any:
+        return expand("agent", given)
+
+    @model_validator(mode="after")
+    def _one_program(self) -> Self:
+        if self.function is not None and self.command:
+            raise ConfigError(
+                given="agent.function and agent.command",
+                allowed="one of the two",
+                fix="Leave agent.command out.",
+            )
+        if self.settings and self.function is None:
+            raise ConfigError(
+                given="agent.settings, which are arguments of a function, but there is none",
+                allowed="agent.settings with agent.function",
+                fix="Give a command its settings as arguments, in agent.command.",
+            )
+        return self
+
+    @property
+    def is_given(self) -> bool:
+        return self.function is not None or bool(self.command)
 
 
 class RolloutConfig(Part):

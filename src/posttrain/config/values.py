@@ -133,6 +133,7 @@ _BARE = {
     "reference": "path",
     "teacher": "path",
     "environment": "function",
+    "agent": "function",
     "algorithm": "name",
     "cluster": "address",
 }

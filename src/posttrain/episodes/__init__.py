@@ -11,6 +11,9 @@
 and does not see that some took several turns. A trajectory is drawn as a request of the sampler, leaves it when its
 turn ends, and is submitted again, longer by what came back; the others go on decoding meanwhile.
 
+A program that asks a model by itself, over HTTP, is an agent (agents/): its process serves it, and its requests stand
+where the answers of an environment do.
+
 **Where state lives.** What was said and drawn: in the trajectory's `Play`, in the trainer's process. What the
 environment remembers: in a process of its own (conduct.py), forked from one that has imported the user's file
 (host.py), from `reset` to `close`. It can be killed without hurting another, and what one changes no other sees.

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from posttrain.data.prompts import Renderer
 from posttrain.engines.local import LocalSampler
 from posttrain.episodes.adapters import find_environment
+from posttrain.episodes.agents.rounds import Agents
+from posttrain.episodes.agents.setup import AgentSetup
 from posttrain.episodes.bridge import Bridge
-from posttrain.episodes.calls import proven
+from posttrain.episodes.calls import proven, template_of
 from posttrain.episodes.episodes import Episodes, Limits
 from posttrain.episodes.sessions import Sessions, Setup
-from posttrain.episodes.tools import find_tool
+from posttrain.episodes.tools import find_tool, require_tools_in_prompt
 from posttrain.errors import ConfigError
+from posttrain.rewards.load import resolve
 
 if TYPE_CHECKING:
-    from posttrain.config import EnvironmentConfig, SamplingConfig
+    from posttrain.config import AgentConfig, EnvironmentConfig, SamplingConfig
     from posttrain.engines.sampler import Sampler
 
 
@@ -27,6 +30,8 @@ class Asked(Protocol):
 
     @property
     def environment(self) -> EnvironmentConfig: ...
+    @property
+    def agent(self) -> AgentConfig: ...
     @property
     def tools(self) -> Sequence[str]: ...
     @property
@@ -37,34 +42,26 @@ class Asked(Protocol):
 class Acting:
     """Implements nothing by itself: `around` makes of a sampler one whose completions may have several turns."""
 
-    settings: EnvironmentConfig
     sessions: Sessions
     limits: Limits
+    history: Literal["auto", "split", "keep"] = "auto"
+    """What to do with a chat template that rewrites it."""
 
     @staticmethod
     def of(asked: Asked, resources: ExitStack) -> Acting | None:
-        """None without an environment and without tools. ConfigError says what is wrong with them; `resources` ends
+        """None without an environment, tools and an agent. ConfigError says what is wrong with them; `resources` ends
         their processes."""
-        settings, sampling = asked.environment, asked.sampling
-        if settings.function is None and not asked.tools:
+        sampling, has_agent = asked.sampling, asked.agent.is_given
+        if asked.environment.function is None and not asked.tools and not has_agent:
             return None
-        form, target = ("", None) if settings.function is None else find_environment(settings.function)
-        sessions = Sessions(
-            Setup(
-                environment=target,
-                form=form,
-                settings=settings.settings,
-                tools=[find_tool(tool) for tool in asked.tools],
-                most_characters=settings.max_result_length,
-                timeout=settings.timeout,
-            )
-        )
+        settings = asked.agent if has_agent else asked.environment
+        sessions = Sessions(_agent(asked.agent, sampling) if has_agent else _environment(asked))
         resources.callback(sessions.close)
         sessions.start()
         limits = Limits(
             max_turns=sampling.max_turns, max_length=sampling.max_trajectory_length, attempts=settings.attempts
         )
-        return Acting(settings=settings, sessions=sessions, limits=limits)
+        return Acting(sessions=sessions, limits=limits, history=settings.history)
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
@@ -75,31 +72,41 @@ class Acting:
         """Completions of several turns from this sampler. ConfigError where the chat template does not allow them."""
         if not renderer.chat:
             raise ConfigError(
-                given="an environment or tools, but the prompts are plain text, without turns",
+                given="an environment, tools or an agent, but the prompts are plain text, without turns",
                 allowed="data.chat = auto or true, and a chat template",
                 fix="Give model.chat_template the path of a Jinja file, and leave data.chat out.",
             )
+        assert isinstance(sampler, LocalSampler), "the rules of the config: turns are sampled in this process"
+        if self.sessions.setup.agent is not None:
+            return Agents.of(sampler, renderer, eos_ids, self.sessions, self.limits, self.history)
         roles = [*(["user"] if self.sessions.speaks else []), *(["tool"] if self.schemas else [])]
-        bridge = Bridge.of(renderer, eos_ids, tools=self.schemas, roles=roles, history=self.settings.history)
+        bridge = Bridge.of(renderer, eos_ids, tools=self.schemas, roles=roles, history=self.history)
         calls = proven(template_of(renderer), bridge) if self.schemas else None
         if calls is not None:
-            self._require_tools_in_prompt(renderer)
-        assert isinstance(sampler, LocalSampler), "the rules of the config: turns are sampled in this process"
+            require_tools_in_prompt(renderer, self.schemas)
         return Episodes(sampler=sampler, bridge=bridge, sessions=self.sessions, limits=self.limits, calls=calls)
 
-    def _require_tools_in_prompt(self, renderer: Renderer) -> None:
-        """A template that leaves the tools out would ask for calls of what the model was never told of."""
-        asked = renderer.render([{"role": "user", "content": "?"}], add_generation_prompt=True, tools=self.schemas)
-        left_out = [one["function"]["name"] for one in self.schemas if one["function"]["name"] not in asked]
-        if left_out:
-            raise ConfigError(
-                given=f"the chat template leaves the tool {left_out[0]} out of the prompt: the model would not know it",
-                allowed="a chat template that writes tools",
-                fix="Name the template of a model that calls tools in model.chat_template.",
-            )
+
+def _environment(asked: Asked) -> Setup:
+    settings = asked.environment
+    form, target = ("", None) if settings.function is None else find_environment(settings.function)
+    return Setup(
+        environment=target,
+        form=form,
+        settings=settings.settings,
+        tools=[find_tool(tool) for tool in asked.tools],
+        most_characters=settings.max_result_length,
+        timeout=settings.timeout,
+    )
 
 
-def template_of(renderer: Renderer) -> str:
-    """The text of the chat template; of several that of all."""
-    template = renderer.tokenizer.chat_template
-    return template if isinstance(template, str) else "\n".join(map(str, (template or {}).values()))
+def _agent(settings: AgentConfig, sampling: SamplingConfig) -> Setup:
+    agent = AgentSetup(
+        function=None if settings.function is None else resolve(settings.function),
+        command=settings.command,
+        settings=settings.settings,
+        host=settings.host,
+        sampling={name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p", "stop")},
+        ignores=settings.sampling == "ignore",
+    )
+    return Setup(agent=agent, timeout=settings.timeout)

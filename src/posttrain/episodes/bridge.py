@@ -62,9 +62,10 @@ class Bridge:
         tools: Sequence[Message] = (),
         roles: Collection[str] = ("user",),
         history: Literal["auto", "keep", "split"] = "auto",
+        setting: str = "environment.history",
     ) -> Bridge:
         """Proven for messages of these roles. ConfigError where a template cannot continue a conversation, writes what
-        is not wanted, or rewrites history and `history` does not say what to do then."""
+        is not wanted, or rewrites history and `history`, of this setting, does not say what to do then."""
         if not renderer.tokenizer.chat_template:
             raise ConfigError(
                 given="turns of an environment or of tools, but the tokenizer has no chat template",
@@ -80,9 +81,9 @@ class Bridge:
         if rewritten and history == "auto":
             raise ConfigError(
                 given=f"the chat template rewrites history: {rewritten}",
-                allowed="environment.history = split (each turn sees, and is trained with, the history that the "
+                allowed=f"{setting} = split (each turn sees, and is trained with, the history that the "
                 "template writes for it) or keep (each turn sees what was sampled before)",
-                fix="Set environment.history = split to train what the model will see when it is served with this "
+                fix=f"Set {setting} = split to train what the model will see when it is served with this "
                 "template; keep is quicker, as history is computed once.",
             )
         if rewritten and history != "auto":

@@ -20,6 +20,7 @@ from posttrain.data.dropped import Unusable
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from posttrain.data.prompts import Renderer
     from posttrain.episodes.bridge import Bridge
 
 _TRIED: Mapping[str, Any] = {"at": {"deep": [1, -2.5, True, None, {}]}, "said": "a \"b\" \\ 'c'\n</x> Zürich"}
@@ -63,6 +64,12 @@ class CallFormat:
         content, calls = self.find(text)
         said = Said(content.strip(), calls[:MOST_CALLS])
         return said if calls and said.readable else said._replace(content=text)
+
+
+def template_of(renderer: Renderer) -> str:
+    """The text of the chat template; of several that of all."""
+    template = renderer.tokenizer.chat_template
+    return template if isinstance(template, str) else "\n".join(map(str, (template or {}).values()))
 
 
 def recognised(template: str) -> CallFormat:

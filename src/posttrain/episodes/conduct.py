@@ -49,9 +49,7 @@ class Conduct:
         seed: int,
     ) -> None:
         """`seed` is that of this trajectory: modules that draw random numbers start from it."""
-        random.seed(seed)
-        if "numpy" in sys.modules:  # the host has imported it where there is one
-            sys.modules["numpy"].random.seed(seed % 2**32)
+        start_random_numbers(seed)
         self._runner = asyncio.Runner()
         self._seed, self._tools, self._most = seed, tools, most_characters
         self._environment = None if environment is None else environment(**settings)
@@ -108,11 +106,7 @@ class Conduct:
     def close(self) -> dict[str, Any]:
         """Whether processes are left that the environment has started."""
         self._call(getattr(self._environment, "close", None))
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return {"leaves": False}
-        return {"leaves": True}
+        return {"leaves": leaves_processes()}
 
     def _call(self, function: Callable[..., Any] | None, *arguments: Any, **named: Any) -> Any:
         """The same for functions that are async; None of none."""
@@ -148,6 +142,22 @@ def _told(message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[st
         for n, (name, arguments, problem) in enumerate(calls)
     ]
     return {**message, **({"tool_calls": made} if made else {})}
+
+
+def start_random_numbers(seed: int) -> None:
+    """Of the modules that draw some."""
+    random.seed(seed)
+    if "numpy" in sys.modules:  # the host has imported it where there is one
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def leaves_processes() -> bool:
+    """Has this process children that have not been waited for?"""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 async def _awaited(found: Any) -> Any:

@@ -74,7 +74,7 @@ class Episodes:
     @property
     def has_environment(self) -> bool:
         """Is there more than tools, which remember nothing?"""
-        return self.sessions.setup.environment is not None
+        return self.sessions.setup.environment is not None or self.sessions.setup.agent is not None
 
     @property
     def context_length(self) -> int | None:
@@ -96,7 +96,11 @@ class Episodes:
             )
         order = sorted(range(len(prompts)), key=lambda place: -len(prompts[place].ids))
         plays = [Play(place, g, prompts[place]) for place in order for g in range(group_size)]
-        yield from Round(self, plays, sampling, seed).run()
+        yield from self.round(plays, sampling, seed).run()
+
+    def round(self, plays: Sequence[Play], sampling: SamplingSettings, seed: int) -> Round:
+        """What conducts them."""
+        return Round(self, plays, sampling, seed)
 
     def take_waits(self) -> Waits:
         """Those since the last call."""
@@ -282,9 +286,7 @@ class Round:
 
         Unusable where the chat template cannot write it."""
         anew = play.stage == "reset" or self.bridge.history == "split"
-        seen = 0 if anew else len(play.context)
-        play.ended = "max_trajectory_length" if self.own.limits.max_length is not None else "context"
-        if sum(len(one["content"]) for one in messages) > self._most_characters:
+        if self._is_too_long(play, messages):
             self._end(play)
             return
         if messages is not play.opening:  # which is a prompt, and stands behind no answer
@@ -293,19 +295,24 @@ class Round:
             ids = self.bridge.whole(*play.conversation)
         else:
             ids = self.bridge.between(play.messages[-len(messages) :], last=play.ids[-1] if play.ids else None)
+        self._enter(play, ids, anew=anew)
+
+    def _enter(self, play: Play, ids: Sequence[int], *, anew: bool) -> None:
+        """Context, and the next turn behind it, where there is room for both."""
         more = len(ids) - (len(play.prompt.ids) if anew and not play.ids else 0)
-        play.ended, room = self._room(play, seen + len(ids), more)
+        play.ended, room = self._room(play, (0 if anew else len(play.context)) + len(ids), more)
         if room < 1:
             self._end(play)
             return
         play.give(ids, anew=anew)
         self._submit(play)
 
-    @property
-    def _most_characters(self) -> float:
-        """Of what comes back: more cannot fit, and is not tokenised."""
+    def _is_too_long(self, play: Play, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """More cannot fit, and is not tokenised."""
+        play.ended = "max_trajectory_length" if self.own.limits.max_length is not None else "context"
         limits = (self.own.limits.max_length, self.own.sampler.context_length)
-        return MOST_CHARACTERS * min((limit for limit in limits if limit is not None), default=math.inf)
+        most = MOST_CHARACTERS * min((limit for limit in limits if limit is not None), default=math.inf)
+        return sum(len(one["content"]) for one in messages) > most
 
     def _late(self, play: Play, reply: Reply) -> dict[str, Any]:
         """What the model is told of tools that hung or took their process down."""

@@ -15,13 +15,16 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from posttrain import wire
 from posttrain.descendants import MARK, keep_orphans, kill_tree, new_mark
 from posttrain.episodes.adapters import opened
+from posttrain.episodes.agents.conduct import AgentConduct, prepare, setup_of
 from posttrain.episodes.conduct import Conduct
 from posttrain.episodes.tools import Tool, schema_of
 from posttrain.errors import ConfigError, PosttrainError
@@ -42,7 +45,10 @@ def main() -> None:
     setup = next(_requests(control))
     with suppress(ImportError):
         importlib.import_module("numpy")  # once: forks seed the numbers of modules that are imported
+    agent = None if setup["agent"] is None else setup_of(setup["agent"])
     try:
+        if agent is not None:
+            prepare(agent)
         environment = None
         if setup["environment"] is not None:
             environment = opened(setup, lambda function: _in_a_fork(lifeline, function))
@@ -52,6 +58,7 @@ def main() -> None:
     except PosttrainError as error:
         control.sendall(wire.encode({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}}))
         return
+    world = partial(Conduct, environment, setup["settings"], named, most_characters=setup["most_characters"])
     gc.freeze()  # no fork copies pages because their objects are counted
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end are reaped by the kernel
     while True:
@@ -65,7 +72,10 @@ def main() -> None:
                 channel = socket.socket(fileno=descriptors[0])
                 channel.set_inheritable(False)  # what it starts must not hold the line open once it has died
                 _stand_alone(lifeline, host)
-                _serve(channel, environment, setup, named)
+                if agent is None:
+                    _serve(channel, world)
+                else:
+                    _serve_beside(channel, AgentConduct(agent))
             finally:
                 os._exit(0)
         os.close(descriptors[0])
@@ -168,19 +178,31 @@ def _requests(channel: socket.socket) -> Iterator[Any]:
         yield from wire.decode(buffer)
 
 
-def _serve(
-    channel: socket.socket, environment: Callable[..., Any] | None, setup: Mapping[str, Any], tools: Mapping[str, Any]
-) -> None:
-    """Answer the requests of one trajectory."""
-    conduct: Conduct | None = None
+def _serve_beside(channel: socket.socket, conduct: AgentConduct) -> None:
+    """As `_serve`, but for an agent, which runs in the main thread as a program does."""
+
+    def serve() -> None:
+        try:
+            _serve(channel, conduct.begin)
+        finally:
+            os._exit(0)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    conduct.run()
+    thread.join()
+
+
+def _serve(channel: socket.socket, begin: Callable[..., Conduct | AgentConduct]) -> None:
+    """Answer the requests of one trajectory; `begin` makes whoever can of its seed."""
+    conduct: Conduct | AgentConduct | None = None
     for request in _requests(channel):
         if conduct is None:
             os.environ[MARK] = request["mark"]
             channel.sendall(wire.encode({"pid": os.getpid()}))  # fails where nobody listens any more: nothing is begun
         try:
             if conduct is None:
-                how = {"most_characters": setup["most_characters"], "seed": request["seed"]}
-                conduct = Conduct(environment, setup["settings"], tools, **how)
+                conduct = begin(seed=request["seed"])
             answer = wire.encode({"value": getattr(conduct, request["do"])(**request["with"])})
         except BaseException as error:  # SystemExit too: an environment does not end the run
             outcome = failed(error)

@@ -8,7 +8,7 @@ text is tokenised.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 _FIRST = 0xF0000
 """Of Unicode's supplementary private use area, from which the characters are taken."""
-_TEXTS = ("content", "name")
-"""What a template writes of a message that comes from outside."""
-
-
-def _texts(message: Mapping[str, Any]) -> dict[str, str]:
-    return {key: message[key] for key in _TEXTS if isinstance(message.get(key), str)}
+_FORM = ("role", "type")
+"""Keys of a message under which nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Literal:
         known: dict[str, str] = {}
         if self._pattern is None:
             return [dict(message) for message in messages], known
-        texts = [text for message in messages for text in _texts(message).values()]
+        texts = [text for message in messages for text in _texts(message)]
         taken = {letter for text in texts for letter in text if ord(letter) >= _FIRST}
         free = (chr(code) for code in range(_FIRST, 0x10FFFE) if chr(code) not in taken)
         for text in texts:
@@ -66,7 +62,7 @@ class Literal:
         def without(text: str) -> str:
             return pattern.sub(lambda found: stands_for[found[0]], text)
 
-        return [{**one, **{key: without(text) for key, text in _texts(one).items()}} for one in messages], known
+        return [_changed(message, without) for message in messages], known
 
     def ids(self, text: str, known: Mapping[str, str], *, after: int | None = None) -> tuple[int, ...]:
         """The ids of a rendered text, in which the characters of `hide` are the letters of their names again.
@@ -118,3 +114,28 @@ class Literal:
             if whole[:1] == [after]:
                 return whole[1:]
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All that a message, or a part of it, says."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            if name not in _FORM:
+                yield from (name, *_texts(part))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """The same with each of these texts changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {
+            name if name in _FORM else change(name): part if name in _FORM else _changed(part, change)
+            for name, part in value.items()
+        }
+    return [_changed(part, change) for part in value] if isinstance(value, list | tuple) else value

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from posttrain import wire
 from posttrain.child import LocalChild
 from posttrain.descendants import kill_tree
+from posttrain.episodes.agents.setup import AgentSetup
 from posttrain.episodes.tools import Tool
 from posttrain.errors import ConfigError
 from posttrain.heartbeat import beat
@@ -40,6 +41,8 @@ class Setup:
     """The library that the environment is one of (adapters/); empty: it is a class of ours."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Tool] = ()
+    agent: AgentSetup | None = None
+    """In place of an environment and tools."""
     most_characters: int = 4000
     """Of the result of a tool."""
     timeout: float = 30.0
@@ -102,6 +105,7 @@ class Sessions:
                 "form": self.setup.form,
                 "settings": self.setup.settings,
                 "tools": [asdict(target) for target in self.setup.tools],
+                "agent": None if self.setup.agent is None else asdict(self.setup.agent),
                 "most_characters": self.setup.most_characters,
             },
         )

@@ -10,14 +10,17 @@ import ast
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ConfigError
 from posttrain.rewards.load import Target, load, resolve, suggestion
+
+if TYPE_CHECKING:
+    from posttrain.data.prompts import Renderer
 
 BUILTINS = ("calculator", "python", "search:FOLDER")
 """Tools by name: arithmetic; a program in the sandbox; full-text search."""
@@ -81,6 +84,18 @@ def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
             allowed="a function with type hints, and a docstring that has a line for each parameter under Args:",
             fix='Write def look(place: str) -> str: """Look somewhere.\\n\\nArgs:\\n    place: Where to look.\\n"""',
         ) from None
+
+
+def require_tools_in_prompt(renderer: Renderer, schemas: Sequence[Mapping[str, Any]]) -> None:
+    """A template that leaves the tools out would ask for calls of what the model was never told of: ConfigError."""
+    asked = renderer.render([{"role": "user", "content": "?"}], add_generation_prompt=True, tools=schemas)
+    left_out = [one["function"]["name"] for one in schemas if one["function"]["name"] not in asked]
+    if left_out:
+        raise ConfigError(
+            given=f"the chat template leaves the tool {left_out[0]} out of the prompt: the model would not know it",
+            allowed="a chat template that writes tools",
+            fix="Name the template of a model that calls tools in model.chat_template.",
+        )
 
 
 def as_text(value: Any, most: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.config import (
+    AgentConfig,
     DataConfig,
     EnvironmentConfig,
     EvaluationConfig,
@@ -68,6 +69,7 @@ class Subject:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     tools: Sequence[str] = ()
+    agent: AgentConfig = field(default_factory=AgentConfig)
     seed: int = 0
     max_unscored: float = 0.2
     publish_tolerance: float | None = None
@@ -154,8 +156,8 @@ def _check(subject: Subject) -> None:
             allowed="data with prompts; only a run folder brings its own",
             fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
-    # Servers answer each prompt once: of a run with an environment or tools they would measure something else.
-    has_turns = subject.environment.function is not None or bool(subject.tools)
+    # Servers answer each prompt once: of a run in several turns they would measure something else.
+    has_turns = subject.environment.function is not None or bool(subject.tools) or subject.agent.is_given
     if has_turns and (error := turns_elsewhere(subject.rollout)) is not None:
         raise error
 
@@ -243,6 +245,7 @@ def _run_subject(folder: Path) -> Subject:
         rollout=config.rollout,
         environment=config.environment,
         tools=config.tools,
+        agent=config.agent,
         publish_tolerance=config.guards.publish_tolerance,
         seed=config.seed + EVALUATION_SEED,
         max_unscored=config.guards.max_unscored,

@@ -42,15 +42,17 @@ class ChatSession:
     ) -> None:
         """`model_or_run` is a model folder or name, or a run folder: its newest checkpoint that verifies, with the
         system prompt, the chat template and the stop strings that it was trained with. `system` goes before those.
-        `rollout` says what answers, as for `evaluate`. Of a run with an environment or tools stderr is told that a
-        chat has neither.
+        `rollout` says what answers, as for `evaluate`. Of a run with an environment, tools or an agent stderr is told
+        that a chat has none.
 
         Raises what `run_in`, `trained_model` and `load_model` raise, and ConfigError or ModelError where a server
         cannot be started.
         """
         model, run = _model_and_run(Path(model_or_run))
         if run is not None and run.has_turns:
-            tell("This model was trained with an environment or tools. A chat has neither: the model answers alone.")
+            tell(
+                "This model was trained in several turns. A chat has no environment, tools or agent: it answers alone."
+            )
         self.model_path = model.path
         self.seed = seed
         self.turns: list[dict[str, str]] = []

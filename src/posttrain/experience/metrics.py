@@ -132,6 +132,7 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
 
     turns/mean, turns/max          turns of the policy in a trajectory
     turns/reward/<k>               what turn k earned, mean over the trajectories that have one; of the first ten turns
+    turns/contexts                 contexts of a trajectory, mean: 1 where each turn goes on from the one before
     turns/cut_by/<limit>           share of the trajectories that ran into this limit
     environment/failed/<cause>     share whose environment failed for good: exception, timeout, crash or template
     environment/attempts           how often a trajectory was begun, mean
@@ -140,7 +141,8 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
     tools/calls/<name>             the same of one tool
     tools/errors/<name>            share of its calls that came to nothing
     """
-    episodes = [completion.episode for completion in completions if completion.episode is not None]
+    in_turns = [completion for completion in completions if completion.episode is not None]
+    episodes = [completion.episode for completion in in_turns if completion.episode is not None]
     if not episodes:
         return {}
     total, ends = len(episodes), Counter(episode.ended for episode in episodes)
@@ -149,11 +151,13 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
     errors = Counter(name for episode in episodes for name in episode.errors)
     measured = sorted({name for episode in episodes for name in episode.metrics})
     own = {name: [one.metrics[name] for one in episodes if name in one.metrics] for name in measured}
+    contexts = sum(1 + sum(start > 0 for start in completion.starts) for completion in in_turns)
     return {
         **{f"environment/metrics/{name}": Mean(sum(values), len(values)) for name, values in own.items()},
         "turns/mean": Mean(sum(episode.turns for episode in episodes), total),
         "turns/max": Max(float(max(episode.turns for episode in episodes))),
         **_turn_rewards(episodes),
+        "turns/contexts": Mean(contexts, total),
         **{f"turns/cut_by/{end}": Mean(ends[end], total) for end in sorted(ends.keys() - {"done", "failed"})},
         **{f"environment/failed/{cause}": Mean(count, total) for cause, count in sorted(failures.items())},
         "environment/attempts": Mean(sum(episode.attempts for episode in episodes), total),

@@ -5,7 +5,7 @@
 
 The verifiers are plain functions: `numeric("#### 18", "18")` is 1.0. Those whose modules have their names are in these:
 `from posttrain.verify.programs import code`, and likewise `language` and `repetition`; `format` is `format_tags`, and
-`environment` what an environment gives its trajectory.
+`environment` and `agent` what an environment, or an agent, gives its trajectory.
 """
 
 from __future__ import annotations

@@ -90,6 +90,21 @@ def environment_by_turn(
 environment_by_turn.per_token = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
+def agent(
+    completion: str, environment_reward: float | None, truncated: bool, *, when_cut: float | None = None
+) -> Verdict:
+    """What the agent of a trajectory returned; not applicable where that is no number. A trajectory that a limit has
+    cut, and whose agent gave nothing, gets `when_cut`. Without that number: ValueError, so that it is unscored."""
+    if environment_reward is not None or not truncated:
+        return environment(completion, environment_reward)
+    if when_cut is None:
+        raise ValueError(
+            "a limit has cut the trajectory, and its agent returned no reward: let it catch the error of the endpoint, "
+            "or say what such a trajectory is worth: rewards = [{name: agent, settings: {when_cut: 0}}]"
+        )
+    return Verdict(when_cut, "truncated")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Builtin:
     """How the machinery runs a verifier."""
@@ -125,6 +140,7 @@ BUILTINS: dict[str, Builtin] = {
     "exact_match": Builtin(function=exact_match, target=f"{_HERE}:exact_match", quick=_exact_match_quick),
     "regex": Builtin(function=regex, target=f"{_HERE}:regex"),
     "environment": Builtin(function=environment, target=f"{_HERE}:environment", quick=environment),
+    "agent": Builtin(function=agent, target=f"{_HERE}:agent", quick=agent),
     "fuzzy_match": Builtin(
         function=fuzzy.fuzzy_match, target="posttrain.rewards.fuzzy:fuzzy_match", quick=fuzzy.fuzzy_match_quick
     ),

@@ -1,0 +1,251 @@
+"""One trajectory's agent, in the process that is theirs alone: what it asks for, and how it ends.
+
+    reset(row)       begins the agent; what comes of it is its first request, or its end
+    step(...)        answers or refuses a request; what comes of it is the next one, or the end
+    finish(...)      the same where a limit has ended the session: every further request is refused
+    close()          at the very end
+
+The agent runs in the main thread, where signals and event loops work as in a program; whoever asks for its events does
+so from another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from posttrain.episodes.agents.answers import Answer
+from posttrain.episodes.agents.endpoint import Endpoint
+from posttrain.episodes.agents.requests import Asked, Refused
+from posttrain.episodes.agents.setup import AgentSetup
+from posttrain.episodes.conduct import leaves_processes, start_random_numbers
+from posttrain.errors import ConfigError
+from posttrain.rewards.load import Target, load
+
+NOWHERE = "http://127.0.0.1:9/v1"
+"""While the host imports the agent: a client that is made meanwhile reaches nobody, and no other server either."""
+LONGEST_COMPLAINT = 2000
+"""Characters of what a command wrote to its standard error."""
+
+
+def setup_of(given: Mapping[str, Any]) -> AgentSetup:
+    """As `dataclasses.asdict` wrote it."""
+    return AgentSetup(**{**given, "function": None if given["function"] is None else Target(**given["function"])})
+
+
+def prepare(setup: AgentSetup) -> None:
+    """In the host, once: import what agents import. ConfigError says what is wrong with them."""
+    _point_to(url=NOWHERE, key="of no session", host=setup.host)
+    Endpoint(setup.host, _nobody, sampling={}, ignores=False).close()
+    if setup.function is None:
+        if shutil.which(setup.command[0]) is None:
+            raise ConfigError(
+                given=f"agent.command = {setup.command[0]}, and there is no such program",
+                allowed="a program and its arguments",
+                fix="Set agent.command = [python, my_agent.py], for example.",
+            )
+        return
+    function = load(setup.function)
+    try:
+        inspect.signature(function).bind({}, **_arguments(function, setup, "", "", 0))
+    except TypeError as error:
+        raise ConfigError(
+            given=f"the agent {setup.function.name} cannot be called with a row and agent.settings: {error}",
+            allowed="a function of the row, and of the settings; base_url, api_key and seed are given to whoever asks",
+            fix="Write def run(row): ..., or correct agent.settings.",
+        ) from None
+
+
+class AgentConduct:
+    """What the trainer asks for, one request after the other."""
+
+    def __init__(self, setup: AgentSetup) -> None:
+        self._setup, self._seed = setup, 0
+        self._row: dict[str, Any] | None = None
+        self._changed = threading.Condition()
+        self._waiting: deque[_Pending] = deque()
+        self._pending: _Pending | None = None
+        self._outcome: dict[str, Any] | BaseException | None = None
+
+    def begin(self, seed: int) -> AgentConduct:
+        """`seed` is that of this trajectory: modules that draw random numbers start from it."""
+        self._seed = seed
+        return self
+
+    # --- for the trainer ---------------------------------------------------------------------------------------------
+
+    def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        with self._changed:
+            self._row = dict(row)
+            self._changed.notify_all()
+        return self._next()
+
+    def step(self, answer: Mapping[str, Any] | None = None, refusal: str = "") -> dict[str, Any]:
+        self._tell(answer, Refused(refusal))
+        return self._next()
+
+    def finish(self, limit: str, answer: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What it was worth. An agent that raises once it has been refused gives nothing."""
+        over = Refused(f"the session is over: it has reached {limit}", code="session_over")
+        self._tell(answer, over)
+        while True:
+            try:
+                event = self._next()
+            except Exception:
+                return {}
+            if "request" not in event:
+                return event
+            self._tell(None, over)
+
+    def close(self) -> dict[str, Any]:
+        return {"leaves": leaves_processes()}
+
+    def _tell(self, answer: Mapping[str, Any] | None, refusal: Refused) -> None:
+        assert self._pending is not None, "only a request is answered"
+        self._pending.reply(refusal if answer is None else Answer(**answer))
+        self._pending = None
+
+    def _next(self) -> dict[str, Any]:
+        """The next request, or the end. What the agent has raised is raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._outcome is not None or self._waiting)
+            if self._outcome is None:
+                self._pending = self._waiting.popleft()
+                return {"request": self._pending.asked.to_draw}
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+    # --- for the agent -----------------------------------------------------------------------------------------------
+
+    def answer(self, asked: Asked) -> Answer:
+        """Of the trainer, once it has drawn it. Raises `Refused`."""
+        pending = _Pending(asked)
+        with self._changed:
+            self._waiting.append(pending)
+            self._changed.notify_all()
+        return pending.wait()
+
+    def run(self) -> None:
+        """The agent, from the trainer's first request to its end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._row is not None)
+        try:
+            outcome: dict[str, Any] | BaseException = _worth(self._perform())
+        except BaseException as error:  # SystemExit too: an agent does not end the run
+            outcome = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        with self._changed:
+            self._outcome = outcome
+            self._changed.notify_all()
+
+    def _perform(self) -> Any:
+        setup = self._setup
+        start_random_numbers(self._seed)
+        endpoint = Endpoint(setup.host, self.answer, sampling=setup.sampling, ignores=setup.ignores)
+        endpoint.start()
+        _point_to(url=endpoint.url, key=endpoint.token, host=setup.host)
+        assert self._row is not None
+        if setup.function is None:
+            return _command(setup.command, self._row)
+        function = _of_this_session(setup.function)
+        found = function(self._row, **_arguments(function, setup, endpoint.url, endpoint.token, self._seed))
+        if inspect.isawaitable(found):
+            return asyncio.run(_awaited(found))
+        return found
+
+
+class _Pending:
+    """A request that waits for its answer."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self._there = threading.Event()
+        self._found: Answer | Refused | None = None
+
+    def reply(self, found: Answer | Refused) -> None:
+        self._found = found
+        self._there.set()
+
+    def wait(self) -> Answer:
+        self._there.wait()
+        if isinstance(self._found, Refused):
+            raise self._found
+        assert self._found is not None
+        return self._found
+
+
+def _nobody(asked: Asked) -> Answer:
+    raise Refused("there is no session", status=404)
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+def _point_to(*, url: str, key: str, host: str) -> None:
+    """Programs that read their endpoint from the environment find that of this session, and no proxy before it."""
+    os.environ |= {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": key}
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(dict.fromkeys([host, *filter(None, os.environ.get(name, "").split(","))]))
+
+
+def _of_this_session(target: Target) -> Callable[..., Any]:
+    """Its file is run once more, so that a client which it makes when it is imported is one of this session; what the
+    file imports is there already."""
+    if target.path:
+        sys.modules.pop(load(target).__module__, None)
+    return load(target)
+
+
+def _arguments(
+    function: Callable[..., Any], setup: AgentSetup, base_url: str, api_key: str, seed: int
+) -> dict[str, Any]:
+    """Settings, and what it has parameters for."""
+    offered = {"base_url": base_url, "api_key": api_key, "seed": seed}
+    named = inspect.signature(function).parameters
+    return {**{name: value for name, value in offered.items() if name in named}, **setup.settings}
+
+
+def _command(command: Sequence[str], row: Mapping[str, Any]) -> Any:
+    """The row goes to standard input as JSON; the last line of standard output is the worth as JSON."""
+    done = subprocess.run(command, input=json.dumps(row).encode(), capture_output=True, check=False)
+    if done.returncode:
+        complaint = done.stderr.decode("utf-8", "replace").strip()[-LONGEST_COMPLAINT:]
+        raise RuntimeError(f"{command[0]} ended with code {done.returncode}: {complaint}")
+    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
+    try:
+        return json.loads(lines[-1]) if lines else None
+    except ValueError:
+        raise ValueError(f"the last line of its output is no JSON: {lines[-1]!r:.200}") from None
+
+
+def _worth(found: Any) -> dict[str, Any]:
+    """Of what an agent returned: a number, nothing, or messages. TypeError for anything else.
+
+    >>> _worth(1), _worth(None), _worth([{"role": "assistant", "content": "4"}])
+    ({'done': True, 'reward': 1.0}, {'done': True}, {'done': True, 'messages': [{'role': 'assistant', 'content': '4'}]})
+    """
+    if found is None:
+        return {"done": True}
+    if isinstance(found, list | tuple):
+        messages = [one.model_dump(exclude_none=True) if hasattr(one, "model_dump") else one for one in found]
+        if not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in messages):
+            raise TypeError(f"the agent returned {found!r:.80}, and a list is one of messages")
+        return {"done": True, "messages": [{**one, "content": one.get("content") or ""} for one in messages]}
+    try:
+        reward = float(found)
+    except (TypeError, ValueError):
+        raise TypeError(f"the agent returned {found!r:.80}: a reward, messages, or None") from None
+    if not math.isfinite(reward):
+        raise ValueError(f"the agent returned {found}, and a reward is a finite number")
+    return {"done": True, "reward": reward}

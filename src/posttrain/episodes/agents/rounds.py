@@ -1,0 +1,252 @@
+"""Trajectories whose turns an agent asks for: from its requests to ids, and from what was drawn to its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from posttrain.data.dropped import Unusable
+from posttrain.episodes.agents.answers import Answer
+from posttrain.episodes.agents.transcript import Transcript
+from posttrain.episodes.bridge import Bridge, call_id
+from posttrain.episodes.calls import Said, proven, template_of
+from posttrain.episodes.episodes import Episodes, Round
+from posttrain.episodes.tools import UNKNOWN, require_tools_in_prompt
+from posttrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from posttrain.data.prompts import Renderer
+    from posttrain.engines.local import LocalSampler
+    from posttrain.engines.sampler import SamplingSettings
+    from posttrain.episodes.episodes import Limits
+    from posttrain.episodes.play import Play
+    from posttrain.episodes.sessions import Reply, Sessions
+    from posttrain.types import Completion
+
+Message = Mapping[str, Any]
+_TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
+}
+"""With which a template is proven before any agent has brought tools."""
+ASKED_FOR = "max_tokens"
+"""The limit of a turn that its request named: the trajectory goes on behind it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agents(Episodes):
+    """Implements `Answers`: completions that agents have asked for."""
+
+    with_tools: Bridge | ConfigError
+    """For requests that bring tools; what is wrong with the chat template where it takes none."""
+    known: dict[str, Bridge] = field(default_factory=dict)
+    """Bridges of the tools that were brought so far, by these as JSON."""
+
+    @staticmethod
+    def of(
+        sampler: LocalSampler,
+        renderer: Renderer,
+        eos_ids: Collection[int],
+        sessions: Sessions,
+        limits: Limits,
+        history: Literal["auto", "split", "keep"],
+    ) -> Agents:
+        """With a chat template that is proven for their messages. ConfigError where it does not allow several turns."""
+        of_agent: Any = {"history": history, "setting": "agent.history"}
+        bridge = Bridge.of(renderer, eos_ids, **of_agent)
+        try:
+            with_tools = Bridge.of(renderer, eos_ids, tools=[_TOOL], roles=("user", "tool"), **of_agent)
+            calls = proven(template_of(renderer), with_tools)
+        except ConfigError as refused:
+            calls, with_tools = None, refused
+        how = {"sampler": sampler, "sessions": sessions, "limits": limits}
+        return Agents(bridge=bridge, with_tools=with_tools, calls=calls, **how)
+
+    def round(self, plays: Sequence[Play], sampling: SamplingSettings, seed: int) -> AgentRound:
+        return AgentRound(self, plays, sampling, seed)
+
+    def bridge_of(self, tools: Sequence[Message]) -> Bridge:
+        """The ids between turns with these tools in the context. ConfigError where the template leaves them out,
+        Unusable where they cannot be told to the model."""
+        if not tools:
+            return self.bridge
+        if isinstance(self.with_tools, ConfigError):
+            raise self.with_tools
+        text = json.dumps(tools, sort_keys=True, ensure_ascii=False)
+        if text not in self.known:
+            spelled = [name for name in self.bridge.literal.names if name in text]
+            if spelled:
+                raise Unusable(f"a tool spells the special token {spelled[0]}")
+            require_tools_in_prompt(self.bridge.renderer, tools)
+            self.known[text] = replace(self.with_tools, tools=tuple(tools))
+        return self.known[text]
+
+
+@dataclass
+class Talk:
+    """What a trajectory has been asked for."""
+
+    transcript: Transcript = field(default_factory=Transcript)
+    tools: Sequence[Message] = ()
+    """Of the newest request, as are the two that follow."""
+    most_tokens: int | None = None
+    logprobs: bool = False
+    refused: int = 0
+    """Requests that came to no turn."""
+
+
+class AgentRound(Round):
+    """All trajectories of one call of `each`."""
+
+    own: Agents
+
+    def __init__(self, agents: Agents, plays: Sequence[Play], sampling: SamplingSettings, seed: int) -> None:
+        super().__init__(agents, plays, sampling, seed)
+        self._talks: dict[tuple[int, int], Talk] = {}
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _resume(self, play: Play, reply: Reply) -> None:
+        if play.stage == "reset":
+            self._talks[play.place, play.number] = Talk()
+        if reply.kind != "value":
+            self._failed(play, reply.kind, reply.message)
+        elif "request" in reply.value:
+            self._request(play, **reply.value["request"])
+        elif play.turns:
+            play.ended = "done"
+            _take(play, reply.value)
+            self._complete(play)
+        else:
+            self._failed(play, "exception", "the agent ended without an answer of its endpoint")
+
+    def _request(self, play: Play, messages: Sequence[Message], **asked: Any) -> None:
+        """Draw what answers these messages; `asked` are fields of `Talk`."""
+        talk = self._talks[play.place, play.number] = replace(self._talk(play), **asked)
+        if play.turns + talk.refused >= self.own.limits.max_turns:
+            play.ended = "max_turns"
+            self._end(play)
+            return
+        try:
+            self._go_on(play, talk, messages)
+        except Unusable as refused:
+            talk.refused += 1
+            self._ask(play, "step", refusal=str(refused))
+
+    def _go_on(self, play: Play, talk: Talk, messages: Sequence[Message]) -> None:
+        """From the ids of an earlier request, or in a new context."""
+        bridge = self.own.bridge_of(talk.tools)
+        found = None if bridge.history == "split" else talk.transcript.find(messages, talk.tools)
+        if self._is_too_long(play, messages if found is None else found.more):
+            self._end(play)
+            return
+        if found is None:
+            ids = bridge.whole(messages, range(len(messages)))
+        elif not found.more:
+            ids = found.ids
+        else:
+            bridge.check(found.more)
+            ids = bridge.between(found.more, last=found.ids[-1])
+            ids = ids if found.newest else (*found.ids, *ids)
+        asks_the_prompt = not play.turns and ids == play.prompt.ids
+        goes_on = asks_the_prompt or (found is not None and found.newest)
+        play.hear(found.more if goes_on and found is not None else _behind_prompt(play, messages))
+        self._enter(play, () if asks_the_prompt else ids, anew=not goes_on)
+        talk.transcript.ask(messages, talk.tools, play.context)
+
+    def _room(self, play: Play, *used: int) -> tuple[str, int]:
+        limit, room = super()._room(play, *used)
+        most = self._talk(play).most_tokens
+        return (ASKED_FOR, most) if most is not None and most <= room else (limit, room)
+
+    def _talk(self, play: Play) -> Talk:
+        return self._talks[play.place, play.number]
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    def _turn_ended(self, play: Play, turn: Completion) -> None:
+        talk = self._talk(play)
+        play.draw(turn, self._said(talk, turn))
+        message = play.messages[-1] = _with_own_ids(play)
+        talk.transcript.answer(message, turn.ids)
+        known = {tool["function"]["name"] for tool in talk.tools}
+        named = [call["function"]["name"] for call in message.get("tool_calls", ())]
+        play.calls += [name if name in known else UNKNOWN for name in named]
+        answer = asdict(self._answer(play, talk, turn))
+        if turn.truncated and play.ended != ASKED_FOR:
+            self._ask(play, "finish", limit=self._limit(play), answer=answer)
+            return
+        play.ended, play.reason = "", "stop" if turn.truncated else turn.finish_reason
+        self._ask(play, "step", answer=answer)
+
+    def _said(self, talk: Talk, turn: Completion) -> Said:
+        """A turn with a call that cannot be read is text, as with other servers: it is the agent's to say so."""
+        said = self._read(turn) if talk.tools else Said(turn.text, [])
+        return said if said.readable else Said(turn.text, [])
+
+    def _answer(self, play: Play, talk: Talk, turn: Completion) -> Answer:
+        message, tokenizer = play.messages[-1], self.bridge.renderer.tokenizer
+        calls = message.get("tool_calls", ())
+        ended = turn.ids[-1:] and turn.ids[-1] in self.bridge.eos_ids
+        shown = list(zip(turn.ids, turn.logprobs, strict=True))[: -1 if ended else None] if talk.logprobs else []
+        return Answer(
+            text=message["content"],
+            calls=[_as_json(call) for call in calls],
+            reason="length" if turn.truncated else "tool_calls" if calls else "stop",
+            prompt_tokens=len(play.context) - len(turn.ids),
+            completion_tokens=len(turn.ids),
+            version=turn.versions[-1],
+            logprobs=[(str(tokenizer.decode([token])), logprob) for token, logprob in shown],
+        )
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def _end(self, play: Play) -> None:
+        """A limit has cut it, in place of a turn."""
+        self._ask(play, "finish", limit=self._limit(play))
+
+    def _finish(self, play: Play, reply: Reply) -> None:
+        _take(play, reply.value)
+        super()._finish(play, reply)
+
+    def _limit(self, play: Play) -> str:
+        limits, sampling = self.own.limits, self.sampling
+        return {
+            "max_turns": f"sampling.max_turns = {limits.max_turns}",
+            "max_trajectory_length": f"sampling.max_trajectory_length = {limits.max_length}",
+            "max_completion_length": f"sampling.max_completion_length = {sampling.max_completion_length}",
+        }.get(play.ended, f"the end of the context, {self.own.sampler.context_length} tokens")
+
+
+def _take(play: Play, value: Mapping[str, Any]) -> None:
+    """What an agent has returned: its reward, or the conversation that is judged."""
+    play.reward = value.get("reward")
+    if "messages" in value:
+        play.messages = _behind_prompt(play, value["messages"])
+        said = [one["content"] for one in play.messages if one["role"] == "assistant"]
+        play.text = said[-1] if said else ""
+
+
+def _behind_prompt(play: Play, messages: Sequence[Message]) -> list[Message]:
+    """Without those of the row, where a conversation begins with them."""
+    asked = [(one["role"], one["content"]) for one in play.prompt.messages or ()]
+    begins = [(one["role"], one["content"]) for one in messages[: len(asked)]] == asked
+    return list(messages[len(asked) :] if begins else messages)
+
+
+def _with_own_ids(play: Play) -> Message:
+    """The newest message; the identifiers of its calls are no other's in the session."""
+    message = play.messages[-1]
+    if "tool_calls" not in message:
+        return message
+    named = enumerate(message["tool_calls"], len(play.calls))
+    return {**message, "tool_calls": [{**call, "id": call_id(number)} for number, call in named]}
+
+
+def _as_json(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call in OpenAI's form, whose arguments are text."""
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {"name": function["name"], "arguments": arguments}}
