@@ -84,7 +84,9 @@ class AgentConduct:
 
     # --- for the trainer ---------------------------------------------------------------------------------------------
 
-    def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def reset(self, row: Mapping[str, Any], prompt: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """`prompt`, the row's as messages, is not shown: the agent writes its own."""
+        del prompt
         with self._changed:
             self._row = dict(row)
             self._changed.notify_all()
