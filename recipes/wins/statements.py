@@ -112,7 +112,7 @@ def config(data: Path) -> dict[str, Any]:
     }
 
 
-def run(seed: int, output: Path) -> pt.Pipeline:
+def run(seed: int, output: Path) -> Any:
     """Write the data beside the run, and train."""
     data = output.parent / f"{output.name}-data"
     data.mkdir(parents=True, exist_ok=True)
