@@ -146,7 +146,19 @@ def write_page(results: Mapping[str, Any]) -> None:
     PAGE.write_text(head + BEGIN + "\n\n" + "\n".join(parts).rstrip() + "\n\n" + END + tail, encoding="utf-8")
 
 
-COLUMNS = ("seed", "start", "before the last stage", "after", "check", "drift", "plain English", "KL", "minutes", "GB")
+COLUMNS = (
+    "seed",
+    "start",
+    "before the last stage",
+    "after",
+    "check",
+    "drift",
+    "same answer",
+    "plain English",
+    "KL",
+    "minutes",
+    "GB",
+)
 
 
 def section(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -180,6 +192,9 @@ def row(run: Mapping[str, Any]) -> str:
         share(after),
         "; ".join(checks),
         f"{run['others']['drift']['mean']:.3f}" if run["others"] else "",
+        " → ".join(f"{run['others'][side]['same']['mean']:.0%}" for side in ("baseline", "trained"))
+        if run["others"]
+        else "",
         f"{first_text['mean']:.2f} → {last_text['mean']:.2f}" if first_text and last_text else "",
         "" if last["kl"] is None else f"{last['kl']:.3f}",
         f"{run['seconds'] / 60:.1f}",
