@@ -6,8 +6,8 @@
 
 The recipes are recipes/wins/*.py, the figures benchmarks/results/wins.json, the tables docs/wins.md. A recipe is one
 command, `python recipes/wins/NAME.py --seed N`; what is counted is what its runs measured of themselves. Of a pipeline
-two things more are measured, both of the model before the first stage: its accuracy on the held-out prompts, and how far
-the last model is from it on prompts that no stage was trained on.
+two things more are measured, both of the model before the first stage: its accuracy on the held-out prompts, and how
+far the last model is from it on prompts that no stage was trained on. The runs stay in build/wins.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +30,7 @@ from posttrain.data.split import read_split
 from posttrain.evaluate.others import Answered, answer_logprobs, compared, other_prompts
 from posttrain.evaluate.trained import trained_model
 from posttrain.models.load import load_model
+from posttrain.pipeline.run import Pipeline
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
 
@@ -37,6 +38,7 @@ HERE = Path(__file__).parent
 RECIPES = HERE.parent / "recipes" / "wins"
 RESULT = HERE / "results" / "wins.json"
 PAGE = HERE.parent / "docs" / "wins.md"
+RUNS = HERE.parent / "build" / "wins"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 SHOWN = 3
 """Prompts of each kind whose answers before and after are kept."""
@@ -47,7 +49,7 @@ def measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     run = importlib.import_module(f"recipes.wins.{name}").run(seed, folder)
     seconds = time.perf_counter() - began
-    stages = [stage.folder for stage in run.stages] if isinstance(run, pt.Pipeline) else [run.folder]
+    stages = [stage.folder for stage in run.stages] if isinstance(run, Pipeline) else [run.folder]
     first, last = stages[0], stages[-1]
     return {
         "seed": seed,
@@ -144,7 +146,19 @@ def write_page(results: Mapping[str, Any]) -> None:
     PAGE.write_text(head + BEGIN + "\n\n" + "\n".join(parts).rstrip() + "\n\n" + END + tail, encoding="utf-8")
 
 
-COLUMNS = ("seed", "start", "before the last stage", "after", "check", "drift", "plain English", "KL", "minutes", "GB")
+COLUMNS = (
+    "seed",
+    "start",
+    "before the last stage",
+    "after",
+    "check",
+    "drift",
+    "same answer",
+    "plain English",
+    "KL",
+    "minutes",
+    "GB",
+)
 
 
 def section(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -178,6 +192,9 @@ def row(run: Mapping[str, Any]) -> str:
         share(after),
         "; ".join(checks),
         f"{run['others']['drift']['mean']:.3f}" if run["others"] else "",
+        " → ".join(f"{run['others'][side]['same']['mean']:.0%}" for side in ("baseline", "trained"))
+        if run["others"]
+        else "",
         f"{first_text['mean']:.2f} → {last_text['mean']:.2f}" if first_text and last_text else "",
         "" if last["kl"] is None else f"{last['kl']:.3f}",
         f"{run['seconds'] / 60:.1f}",
@@ -209,8 +226,9 @@ def main(arguments: Sequence[str]) -> int:
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for name in [] if asked.page else asked.recipes or known:
         for seed in asked.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                found = measure(name, seed, Path(folder) / name)
+            folder = RUNS / f"{name}-{seed}"
+            shutil.rmtree(folder, ignore_errors=True)
+            found = measure(name, seed, folder)
             runs = {run["seed"]: run for run in results.get(name, {"runs": []})["runs"]} | {seed: found}
             results[name] = {"origin": origin(), "runs": [runs[seed] for seed in sorted(runs)]}
             RESULT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

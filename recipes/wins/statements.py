@@ -27,7 +27,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 MODEL = str(SHARED / "models" / "minimind2-small")
 STATEMENTS = SHARED / "preference" / "model_written_evals_agreeableness.jsonl"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
-HELD_OUT, DEMONSTRATED = 250, 200
+HELD_OUT, DEMONSTRATED = 250, 120
 """Statements that are held out, and those of the others that SFT sees."""
 
 
@@ -50,13 +50,13 @@ def write_data(folder: Path) -> None:
         MODEL,
         str(folder / "replay_prompts.jsonl"),
         temperature=0.7,
-        max_completion_length=40,
+        max_completion_length=48,
         first_sentence=True,
     )
     write(folder / "replay.jsonl", replay)
 
 
-def replay_prompts(count: int = 240) -> list[str]:
+def replay_prompts(count: int = 420) -> list[str]:
     """Short English prompts of UltraFeedback, none of which is asked when forgetting is measured."""
     from posttrain.data.read import read_rows
 
@@ -100,23 +100,25 @@ def config(data: Path) -> dict[str, Any]:
                 "check": [{"name": "regex", "settings": {"pattern": "Yes|No"}}],
                 "sampling": {"group_size": 8, "max_completion_length": 6},
                 "train": {
-                    "steps": 40,
+                    "steps": 45,
                     "prompts_per_step": 32,
-                    "learning_rate": 4e-6,
+                    "learning_rate": 5e-6,
                     "schedule": "linear",
                     "warmup_steps": 4,
                 },
                 "guards": {"max_truncated": 1.0},  # answers to the replayed prompts are cut on purpose
+                "alarms": {"gap": None},  # their zeros are in the training reward, and in no held-out score
             },
         ],
     }
 
 
-def run(seed: int, output: Path) -> pt.Pipeline:
-    """Write the data beside the run, and train."""
-    data = output.parent / f"{output.name}-data"
-    data.mkdir(parents=True, exist_ok=True)
-    write_data(data)
+def run(seed: int, output: Path) -> Any:
+    """Write the data beside the runs, once for all seeds, and train."""
+    data = output.parent / "statements-data"
+    if not (data / "replay.jsonl").exists():
+        data.mkdir(parents=True, exist_ok=True)
+        write_data(data)
     return pt.train(config(data), seed=seed, output=str(output))
 
 

@@ -95,14 +95,17 @@ def answers(
     ] = None,
     at_least: Annotated[float, typer.Option(help="From which sum of rewards an answer is kept.")] = 1.0,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt; the best is kept.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.01)] = 0.7,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Of the answers.")] = 0.7,
     max_length: Annotated[int, typer.Option(min=1, help="Tokens of an answer; those that are cut are not kept.")] = 256,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
     ] = None,
     answer_column: AnswerColumn = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    first_sentence: Annotated[
+        bool, typer.Option("--first-sentence", help="Keep the first sentence alone, also of an answer that was cut.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
     json: AsJson = False,
 ) -> int:
     """The model's own answers as examples: to keep it as it is while it learns a task, or to start RL from its best.
@@ -111,6 +114,7 @@ def answers(
     Examples:
       posttrain data answers my-model prompts.jsonl -o own.jsonl
       posttrain data answers my-model svamp.jsonl -o right.jsonl --prompt "{Body} {Question}" --reward math --samples 8
+      posttrain data answers my-model chats.jsonl -o replay.jsonl --first-sentence --max-length 40
     """
     from posttrain.evaluate.own_answers import own_answers
 
@@ -125,6 +129,7 @@ def answers(
         max_rows=max_rows,
         prompt=prompt,
         answer=answer_column,
+        first_sentence=first_sentence,
         seed=seed,
     )
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -121,8 +121,8 @@ def read_texts(path: Path | str) -> list[str]:
 def _windows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[list[int]]:
     bos = tokenizer.bos_token_id
     for text in texts:
-        ids = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
-        first = ids[:1] if bos is None else [bos]
+        ids: list[int] = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+        first: list[int] = ids[:1] if bos is None else [int(bos)]
         rest = ids[1:] if bos is None else ids
         for start in range(0, len(rest), window - 1):
             yield [*first, *rest[start : start + window - 1]]
