@@ -47,6 +47,8 @@ class AgentLoop:
     def __init__(self, play: Callable[[str, str], Awaitable[Any]]) -> None:
         self._play, self._key = play, secrets.token_urlsafe(24)
         self._said: list[dict[str, Any]] = []
+        self._calls = 0
+        """Made so far: their numbers name them, the same in a run that is repeated."""
         self._requests: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[dict[str, Any] | None]]] = asyncio.Queue()
         self._open: asyncio.Future[dict[str, Any] | None] | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -63,7 +65,8 @@ class AgentLoop:
     async def answer(self, message: Mapping[str, Any]) -> Request | None:
         """A turn of the policy, with `tool_calls` as chat templates take them. Raises what the agent raises."""
         assert self._open is not None, "only a question is answered"
-        answer = as_answer(message)
+        answer = as_answer(message, self._calls)
+        self._calls += len(answer.get("tool_calls", ()))
         self._said.append(answer)
         self._open.set_result(answer)
         return await self._next()
@@ -135,15 +138,15 @@ async def _awaited(found: Awaitable[Any]) -> Any:
     return await found
 
 
-def as_answer(message: Mapping[str, Any]) -> dict[str, Any]:
+def as_answer(message: Mapping[str, Any], first: int = 0) -> dict[str, Any]:
     """A turn as OpenAI writes it: the arguments of calls as text; a space in place of nothing, which clients refuse."""
     calls = [
         {
-            "id": f"{one['id']}_{secrets.token_hex(4)}",
+            "id": f"call{number:05d}",  # nine letters, as some templates want them
             "type": "function",
             "function": {"name": one["function"]["name"], "arguments": _as_json(one["function"]["arguments"])},
         }
-        for one in message.get("tool_calls", ())
+        for number, one in enumerate(message.get("tool_calls", ()), first)
     ]
     content = message["content"] or (None if calls else " ")
     return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}

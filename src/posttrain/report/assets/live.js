@@ -7,7 +7,7 @@
   const sign = document.getElementById("live"), parser = new DOMParser();
   const INSIDE = "main, section, .charts, details, form, .scroll, .verdict";
   const drawn = typeof Plots !== "undefined";
-  let seen = first, told = first, busy = false, news = null;
+  let seen = first, told = first, busy = false, failures = 0, news = null;
 
   // What the reader is at: it is not replaced under their hands.
   const inUse = (element) => {
@@ -46,17 +46,19 @@
 
   const update = async () => {
     busy = true;
-    const begun = performance.now(), wanted = told;
+    const begun = performance.now();
     try {
       const answer = await fetch(location.href, { redirect: "error" });
       if (answer.ok) {
         const page = parser.parseFromString(await answer.text(), "text/html");
         seen = page.body.dataset.seen;
         putAll(page);
-      } else seen = wanted;
-    } catch { seen = wanted; }  // the server went away; the connection says so
-    // A tenth of the time at most goes into pages that take long to make.
-    setTimeout(() => { busy = false; if (told !== seen) update(); }, Math.max(500, 9 * (performance.now() - begun)));
+        failures = 0;
+      } else failures += 1;
+    } catch { failures += 1; }
+    // A tenth of the time at most goes into pages that take long to make; what fails is tried again, ever later.
+    const pause = Math.max(500, 9 * (performance.now() - begun)) * 2 ** Math.min(failures, 6);
+    setTimeout(() => { busy = false; if (told !== seen) update(); }, pause);
   };
 
   // How long ago something was is counted on from when the page was made.

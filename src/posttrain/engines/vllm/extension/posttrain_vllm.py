@@ -127,7 +127,7 @@ class Hashing:
     """A pass over all tensors of a model: threads hash what a call has taken, while rows are decoded until the next."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.newest, MemoryEngine.newest = MemoryEngine.newest, None  # else the trainer's memory lives on in here
+        self.newest, MemoryEngine.newest = MemoryEngine.newest, None
         self.tensors = held(model)
         self.threads = ThreadPoolExecutor(HASHED_AT_ONCE)
         self.taken: dict[str, Future[list[str]]] = {}
@@ -143,6 +143,7 @@ class Hashing:
             size += plain.numel() * plain.element_size()
         if not self.taken:
             self.threads.shutdown()
+            self.newest = None  # else the trainer's memory lives on in here
         return {"digests": digests, "done": not self.taken}
 
 
