@@ -93,7 +93,7 @@ def test_a_file_without_prompts_is_refused_before_the_model_is_loaded(folder):
 
 def test_a_better_model_that_kept_other_prompts_is_said_to_have():
     run = evaluated(0.2, 0.9, others=OTHERS)
-    assert verdict(run).headline == "The model improved, and it answers other prompts as before."
+    assert verdict(run).headline == "The model improved, and on other prompts it stays within the bound."
     assert (
         "became less likely by 0.050 nats per token (0.030 to 0.070) (bound 0.2); 50% are" in verdict(run).sentences[-1]
     )
@@ -119,3 +119,8 @@ def test_one_answer_to_everything_is_forgetting_within_any_drift():
 
 def test_of_a_model_that_did_not_improve_keeping_the_rest_is_no_merit():
     assert verdict(evaluated(0.9, 0.9, others=OTHERS)).headline == "No improvement is shown."
+
+
+def test_a_drift_whose_interval_crosses_the_bound_is_praised_by_nobody():
+    unsure = {**OTHERS, "drift": {"mean": 0.176, "low": 0.099, "high": 0.252, "n": 64}}
+    assert "other prompts it" not in verdict(evaluated(0.2, 0.9, others=unsure)).headline

@@ -32,9 +32,10 @@ def forgot(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def kept(evaluation: Mapping[str, Any]) -> bool:
-    """Was it measured that other prompts are answered as before, within the bound?"""
+    """Is the drift on other prompts, with its whole interval, within the bound?"""
     others = mapping(evaluation.get("others"))
-    return span(others.get("drift")) is not None and not forgot(evaluation)
+    drift, bound = span(others.get("drift")), number(others.get("max_drift"))
+    return drift is not None and bound is not None and drift.high <= bound and not forgot(evaluation)
 
 
 def others_sentences(evaluation: Mapping[str, Any]) -> list[str]:

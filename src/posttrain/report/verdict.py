@@ -92,7 +92,7 @@ def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
         has = f"{found.headline.rstrip('.')}, and it has forgotten: {' and '.join(lost)}."
         return replace(found, headline=has, tone="bad", change=0)
     if found.change == 1 and found.tone == "good" and kept(evaluation):
-        return replace(found, headline=f"{found.headline.rstrip('.')}, and it answers other prompts as before.")
+        return replace(found, headline=f"{found.headline.rstrip('.')}, and on other prompts it stays within the bound.")
     return found
 
 
