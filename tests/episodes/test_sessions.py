@@ -52,7 +52,14 @@ def lasting(living: Started, seconds: float = 30.0) -> list[psutil.Process]:
 @pytest.fixture
 def sleepers(started: Started) -> Started:
     """The processes that worlds.py has started."""
-    return lambda: [process for process in started() if process.cmdline()[:1] == ["sleep"]]
+    return lambda: [process for process in started() if sleeps(process)]
+
+
+def sleeps(process: psutil.Process) -> bool:
+    try:
+        return process.cmdline()[:1] == ["sleep"]
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False  # it has ended since it was found
 
 
 def ask(sessions: Sessions, session: Session, do: str, **arguments: Any) -> Reply:

@@ -855,10 +855,10 @@ def normalised(text: str, folder: Path) -> str:
 _HEAD = f"""\
 # Bad inputs, and what they are told
 
-Look up a message here: this page shows what posttrain says to each wrong input. `python -m tests.faults.bad_inputs` makes
-every mistake and writes the page, and a test compares the two. A message says what was given, what is allowed and how to
-fix it. The exit code is 2 for settings, data and models, 3 if something does not fit, 4 if a guard stopped the run, 1 for
-anything else, and never 0.
+Look up a message here: this page shows what posttrain says to each wrong input. `python -m tests.faults.bad_inputs`
+makes every mistake and writes the page, and a test compares the two. A message says what was given, what is allowed
+and how to fix it. The exit code is 2 for settings, data and models, 3 if something does not fit, 4 if a guard stopped
+the run, 1 for anything else, and never 0.
 
 Each command runs in a folder with a small model, prompts, a reward function and this `run.yaml`:
 

@@ -15,7 +15,7 @@ from posttrain.config import LoRAConfig, ModelConfig
 from posttrain.errors import NonFiniteError
 from posttrain.models.adapters import apply_lora
 from posttrain.models.load import LoadedModel, load_model
-from posttrain.models.modes import computing_wide
+from posttrain.models.modes import ComputingWide
 from posttrain.models.policy import hold_in
 from posttrain.models.reward_head import load_reward_model
 from posttrain.models.unread import fill, is_unread
@@ -104,7 +104,7 @@ def test_frozen_layers_are_read_in_the_precision_in_which_they_are_held(tmp_path
     fill(left)
     assert_equal(whole, left)
     ids_12 = torch.tensor([[3, 4]])
-    with torch.no_grad(), computing_wide(left):
+    with torch.no_grad(), ComputingWide():
         logits = left(input_ids=ids_12).logits
     assert logits.dtype == torch.float32
     assert "forward" not in vars(left.get_submodule("model.layers.0.mlp.up_proj"))

@@ -50,7 +50,7 @@ def test_an_installed_package_publishes_a_reward_by_name(score, reward_file, tmp
     [
         (
             Reward(name="maths"),
-            r"'maths', and there is no such reward; did you mean \"math\"\?; allowed: aime, arora_zanette, code",
+            r"'maths', and there is no such reward; did you mean \"math\"\?; allowed: agent, aime, arora_zanette, code",
         ),
         (
             Reward(name="accuracy_reward"),

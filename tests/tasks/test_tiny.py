@@ -191,7 +191,9 @@ def test_wide_heads_are_those_that_a_server_has_attention_for(tmp_path, monkeypa
     assert Path(wide.path).name.startswith("wide-sort-seed0-")
     plain = resolve_model_path(ModelConfig(path="tiny:sort"), seed=0)
     model, other = (AutoModelForCausalLM.from_pretrained(found.path) for found in (wide, plain))
-    assert (model.config.num_attention_heads, other.config.num_attention_heads) == (2, 4)
+    assert (model.config.num_attention_heads, other.config.num_attention_heads) == (2, QUICK.heads)
+    whole = SORT.in_form("tiny-wide").tiny
+    assert whole.hidden_size // whole.heads == 32
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in other.parameters())
 
 

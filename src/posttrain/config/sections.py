@@ -268,7 +268,8 @@ class EnvironmentConfig(Part):
     turn_reward(), reward(), metrics() and close(), of which step or tools alone is needed; or an environment of another
     library: `trl:path/to/file.py:Class`, `gymnasium:ID`, `verifiers:NAME`. null: tools alone answer."""
     settings: dict[str, JsonValue] = {}
-    """Keyword arguments with which it is made for each trajectory. docs/environments-from-elsewhere.md has those of gymnasium:."""
+    """Keyword arguments with which it is made for each trajectory. docs/environments-from-elsewhere.md has those of
+    gymnasium:."""
     timeout: Positive = 30.0
     """Seconds for each request to an environment or to tools. What is late is killed, with all that it has started."""
     attempts: Count = 3

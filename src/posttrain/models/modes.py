@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from torch.overrides import TorchFunctionMode
 from transformers.utils import logging
 
 compiled: WeakSet[nn.Module] = WeakSet()
@@ -50,24 +49,18 @@ def recompute_activations(model: nn.Module, **settings: Any) -> None:
     enable({"use_reentrant": False, **settings})
 
 
-@contextmanager
-def computing_wide(model: nn.Module) -> Iterator[None]:
+class ComputingWide(TorchFunctionMode):
     """Inside, linear layers whose weights are held in less than float32 compute in float32, without autocast."""
-    held: list[Any] = [module for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
-    held = [module for module in held if module.weight.dtype in (torch.bfloat16, torch.float16)]
-    for module in held:
-        module.forward = partial(_wide, module)
-    try:
-        yield
-    finally:
-        for module in held:
-            del module.forward
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (nn.functional.linear, torch.addmm):  # the latter is that of Conv1D
+            args = tuple(_widened(one) for one in args)
+        return func(*args, **(kwargs or {}))
 
 
-def _wide(module: Any, x: Tensor) -> Tensor:
-    """The product of a linear layer, with its weights made wide for the moment."""
-    weight, bias = module.weight.float(), None if module.bias is None else module.bias.float()
-    return nn.functional.linear(x.float(), weight.T if isinstance(module, Conv1D) else weight, bias)
+def _widened(given: Any) -> Any:
+    narrow = isinstance(given, Tensor) and given.dtype in (torch.bfloat16, torch.float16)
+    return given.float() if narrow else given
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from posttrain.errors import ModelError
 from posttrain.models.critic import Critic
 from posttrain.models.entering import set_entry
 from posttrain.models.forward_path import ForwardPath, body_path, forward_path, without_adapters
-from posttrain.models.modes import computing_wide
+from posttrain.models.modes import ComputingWide
 from posttrain.models.unread import device_of, fill
 from posttrain.ranks.agreement import Ranks, on_all
 
@@ -165,7 +165,7 @@ def _mesh(device: str, size: int) -> DeviceMesh:
 def _path_in(root: Root, plain: nn.Module) -> ForwardPath:
     """How the model is run, found in one pass through the root. Raises ModelError for one of padded rows."""
     found: list[ForwardPath] = []
-    with torch.no_grad(), computing_wide(plain):
+    with torch.no_grad(), ComputingWide():
         _run(root, lambda: found.append(_path_of(plain)))
     if found[0].attention == "padded":
         raise ModelError(

@@ -227,7 +227,7 @@ def test_the_page_and_the_picture_show_every_trial_and_nothing_acts_on_them():
     assert "script-src 'sha256-" in page
     assert page.count("<tr>") == 1 + len(told) + 1 + 2
     assert 'href="#trials"' in page
-    assert page.count('<th scope="col">') == page.count("<th") == 4 + 5 + len(KNOBS)
+    assert page.count('<th scope="col">') == 4 + 5 + len(KNOBS)
     for knob in knobs_of(found):
         chart = knob_chart(found, knob)
         assert chart.count("<title>") == len(told) - 1  # the failed one has no place on it
