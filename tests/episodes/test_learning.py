@@ -1,4 +1,4 @@
-"""The recipe of a game in several turns: a tiny model learns to halve what is left."""
+"""The recipes in several turns: tiny models learn to halve what is left, and to call a calculator."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import yaml
 import posttrain
 from posttrain.data.prompts import Renderer
 from posttrain.episodes.bridge import Bridge
+from posttrain.episodes.calls import proven
+from posttrain.episodes.tools import calculator, schema_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 RECIPE = RECIPES / "guess_a_number"
@@ -50,6 +52,20 @@ def test_the_tokenizer_of_the_game_writes_what_stands_between_two_guesses():
     bridge = Bridge.of(Renderer(tokenizer=words, chat=True), {words.eos_token_id})
     between = bridge.between([{"role": "user", "content": "higher"}], last=words.eos_token_id)
     assert words.convert_ids_to_tokens(between) == ["higher", ">"]
+
+
+def test_the_model_with_a_calculator_is_shown_what_a_run_writes():
+    """Its demonstrations have the very ids of a trajectory: prompt, call, result, answer."""
+    start, schema = module("start", "calculator"), schema_of(calculator, "calculator")
+    words = start.tokenizer()
+    bridge = Bridge.of(Renderer(tokenizer=words, chat=True), {words.eos_token_id}, tools=[schema], roles=["tool"])
+    call = bridge.turn_that_calls("calculator", {"expression": "12*34"})
+    assert proven(words.chat_template, bridge).read(call).calls == [("calculator", {"expression": "12*34"}, "")]
+    asked = bridge.whole([{"role": "user", "content": "12*34"}], ())
+    back = bridge.between([{"role": "tool", "content": "408"}], last=words.eos_token_id)
+    said = [words(text + "<eos>", add_special_tokens=False).input_ids for text in (call, "408")]
+    shown = start.demonstration(0, {"prompt": "12*34", "answer": "408"}, calls=True)
+    assert shown.input_ids == (*asked, *said[0], *back, *said[1])
 
 
 @pytest.mark.slow
