@@ -17,17 +17,34 @@ class Game:
     """The environment of one game."""
 
     def reset(self, row: dict[str, Any]) -> None:
-        self.secret, self.found = random.choice(NUMBERS), False
+        self.secret, self.found, self.left = random.choice(NUMBERS), False, GUESSES
 
     def step(self, message: dict[str, Any]) -> str | None:
         """`higher`, `lower`, or nothing more to say."""
-        said = message["content"].strip()
+        said, self.left = message["content"].strip(), self.left - 1
         if not said.isdecimal() or int(said) not in NUMBERS:
             return None
         self.found = int(said) == self.secret
-        if self.found:
+        if self.found or not self.left:
             return None
         return "higher" if int(said) < self.secret else "lower"
 
     def reward(self) -> float:
         return float(self.found)
+
+
+def best_score() -> float:
+    """That of the optimal policy.
+
+    >>> best_score()
+    1.0
+    """
+    return most_found(len(NUMBERS), GUESSES) / len(NUMBERS)
+
+
+def most_found(numbers: int, guesses: int) -> int:
+    """How many of so many numbers in a row the best player finds: the one guessed, and the most on both sides of it."""
+    if not numbers or not guesses:
+        return 0
+    sides = ((below, numbers - 1 - below) for below in range(numbers))
+    return 1 + max(sum(most_found(side, guesses - 1) for side in both) for both in sides)

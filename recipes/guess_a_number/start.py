@@ -1,6 +1,6 @@
-"""Makes the model that the recipe starts with, in seconds: a tiny Llama that has learned to name numbers, any of them.
+"""Makes the model that the recipe starts with, in seconds: a tiny Llama that has seen games of a forgetful player.
 
-python recipes/guess_a_number/start.py        writes recipes/guess_a_number/model and games.jsonl beside this file
+python recipes/guess_a_number/start.py        writes model/ and rows.jsonl beside this file
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from posttrain.types import Example
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from game import GUESSES, NUMBERS  # noqa: E402
+from game import GUESSES, NUMBERS, best_score  # noqa: E402, F401
 
-WORDS = ("<pad>", "<bos>", "<eos>", "<unk>", "guess", "higher", "lower", *map(str, NUMBERS))
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% else %} {% endif %}{% endfor %}"
+WORDS = ("<pad>", "<bos>", "<eos>", "<unk>", "guess", "higher", "lower", ">", *map(str, NUMBERS))
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% else %} > {% endif %}{% endfor %}"
+)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -36,28 +38,34 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def games(dice: random.Random, count: int) -> list[Example]:
-    """Games of a player who names any number, whatever the answers were."""
+    """Games of a player who obeys the last answer and has forgotten those before it."""
     found = []
     for index in range(count):
-        secret, ids, mask = dice.choice(NUMBERS), [WORDS.index("guess")], [False]
+        secret, possible, said, mask = dice.choice(NUMBERS), NUMBERS, ["guess", ">"], [False, False]
         for _ in range(GUESSES):
-            guess = dice.choice(NUMBERS)
-            ids += [WORDS.index(str(guess)), WORDS.index("<eos>"), WORDS.index("higher" if guess < secret else "lower")]
-            mask += [True, True, False]
-        found.append(Example(index=index, input_ids=tuple(ids), completion_mask=tuple(mask)))
+            guess = dice.choice(possible)
+            said += [str(guess), "<eos>"]
+            mask += [True, True]
+            if guess == secret:
+                break
+            said += ["higher" if guess < secret else "lower", ">"]
+            mask += [False, False]
+            possible = [number for number in NUMBERS if (number > guess) == (secret > guess) and number != guess]
+        ids = tuple(map(WORDS.index, said))
+        found.append(Example(index=index, input_ids=ids, completion_mask=tuple(mask)))
     return found
 
 
 def make(folder: Path, *, seed: int = 0) -> Path:
-    """The model, as a Hugging Face folder."""
+    """The model, as a Hugging Face folder, and the rows."""
     recipe, words = TinyRecipe(demonstrations=2_000, steps=150), tokenizer()
     model = build_model(words, recipe, seed=seed)
     imitate(model, games(random.Random(seed), recipe.demonstrations), recipe, seed=seed)
-    model.save_pretrained(folder)
-    words.save_pretrained(folder)
+    model.save_pretrained(folder / "model")
+    words.save_pretrained(folder / "model")
+    (folder / "rows.jsonl").write_text((json.dumps({"prompt": "guess"}) + "\n") * 128)
     return folder
 
 
 if __name__ == "__main__":
-    make(HERE / "model")
-    (HERE / "games.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [{"prompt": "guess"}] * 128))
+    make(HERE)

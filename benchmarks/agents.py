@@ -1,0 +1,129 @@
+"""Tiny models that learn to act in several turns, on a CPU: each recipe on several seeds, from the files of its runs.
+
+    python -m benchmarks.agents                                every recipe, seeds 0, 1 and 2
+    python -m benchmarks.agents guess_a_number --seeds 3       one recipe, one more seed
+    python -m benchmarks.agents --page                         the table again, from the figures on file
+
+The recipes are recipes/NAME/, the figures benchmarks/results/agents.json, the table docs/environments.md. A seed is
+that of the model, of its weights and its demonstrations, as well as that of the run. Before and after are held-out
+prompts, each answered four times at temperature 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+from benchmarks.asynchrony.tables import table, with_tables
+from benchmarks.speed.machine import origin
+
+import posttrain as pt
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "agents.json"
+RECIPES = HERE.parent / "recipes"
+PAGE = HERE.parent / "docs" / "environments.md"
+SIDES = ("baseline", "trained")
+
+
+def measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
+    """One recipe on one seed: the model is made, then trained."""
+    recipe, began, cpu, load = recipe_of(name), time.perf_counter(), cpu_seconds(), os.getloadavg()[0]
+    recipe.make(folder, seed=seed)
+    config = yaml.safe_load((RECIPES / name / "config.yaml").read_text())
+    config |= {"output": str(folder / "run"), "seed": seed}
+    config["model"]["path"] = str(folder / "model")
+    config["data"] = {split: str(folder / Path(path).name) for split, path in config["data"].items()}
+    run = pt.train(config)
+    call = getattr(recipe, "CALL", None)
+    return {
+        "seed": seed,
+        "best": recipe.best_score(),
+        **{side: of_side(run, side, None if call is None else recipe.WORDS.index(call)) for side in SIDES},
+        "seconds": round(time.perf_counter() - began, 1),
+        "cpu_seconds": round(cpu_seconds() - cpu, 1),
+        "load": round(load, 1),
+        "origin": origin(),
+    }
+
+
+def of_side(run: pt.Run, side: str, call: int | None) -> dict[str, Any]:
+    """The scores of sampled answers and of greedy ones, and the share of the sampled ones with a token of a call."""
+    found = run.evaluation[side]
+    lines = (Path(run.folder) / "evaluations" / f"{side}.jsonl").read_text(encoding="utf-8").splitlines()
+    answers = [sample["ids"] for line in lines for sample in json.loads(line)["samples"]]
+    called = None if call is None else sum(call in ids for ids in answers) / len(answers)
+    return {"sampled": found["sampled"]["score"], "greedy": found["greedy"]["score"], "called": called}
+
+
+def recipe_of(name: str) -> ModuleType:
+    """What recipes/NAME/start.py has: `make` and `best_score`, and where tools are called, `CALL` among `WORDS`."""
+    spec = importlib.util.spec_from_file_location(f"{name}_start", RECIPES / name / "start.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+HEAD = ("recipe", "seed", "score before", "after", "of the optimal policy", "answers with a call", "minutes of CPU")
+
+
+def row(name: str, found: Mapping[str, Any]) -> list[str]:
+    before, after = (found[side] for side in SIDES)
+    scores = [
+        f"{one['mean']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for one in (before["sampled"], after["sampled"])
+    ]
+    called = "" if after["called"] is None else f"{before['called']:.0%} → {after['called']:.0%}"
+    return [name, str(found["seed"]), *scores, f"{found['best']:.2f}", called, f"{found['cpu_seconds'] / 60:.1f}"]
+
+
+def write_page(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """The table, between its marks."""
+    rows = [row(f"`{name}`", found) for name, runs in results.items() for found in runs]
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), {"agents": table(HEAD, rows)}), encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--page", action="store_true")
+    asked = parser.parse_args(arguments)
+    known = sorted(path.parent.name for path in RECIPES.glob("*/start.py"))
+    if unknown := set(asked.recipes) - set(known):
+        parser.error(f"no recipe {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    results = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    for name in [] if asked.page else asked.recipes or known:
+        for seed in asked.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                found = measure(name, seed, Path(folder))
+            runs = {run["seed"]: run for run in results.get(name, [])} | {seed: found}
+            results[name] = [runs[seed] for seed in sorted(runs)]
+            RESULT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            print(" | ".join(row(name, found)), flush=True)
+    write_page(results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""Makes the model that the recipe starts with, in a minute: a tiny Llama that mostly answers out of its head.
+
+python recipes/calculator/start.py        writes model/, train.jsonl and eval.jsonl beside this file
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from itertools import product
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from posttrain.tasks.base import TinyRecipe
+from posttrain.tasks.tiny import build_model, imitate
+from posttrain.types import Example
+
+HERE = Path(__file__).parent
+FACTORS, HELD_OUT = range(10, 100), 512
+CALLED = 0.2
+"""Share of the demonstrations that call the calculator."""
+CALL = "<tool_call>"
+CALLING = (CALL, '{"name": "calculator", "arguments": {"expression": "', '"}}', "</tool_call>")
+WORDS = ("<pad>", "<bos>", "<eos>", "<unk>", *CALLING, "calculator", *"0123456789*= ")
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}"
+    "{% if m.role == 'assistant' %}<eos>{% else %}={% endif %}{% endfor %}"
+)
+"""Calls in the form of Hermes; `=` asks for an answer."""
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character, and one for each piece of a call."""
+    found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    pieces = Regex("|".join([*map(re.escape, CALLING), "calculator", "."]))
+    found.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    found.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    names = {name: f"<{name.removesuffix('_token')}>" for name in ("pad_token", "bos_token", "eos_token", "unk_token")}
+    made = PreTrainedTokenizerFast(tokenizer_object=found, **names)
+    made.chat_template = TEMPLATE
+    return made
+
+
+def problems() -> list[dict[str, str]]:
+    """Every product of two numbers with two digits, shuffled, always alike."""
+    rows = [{"prompt": f"{one}*{other}", "answer": str(one * other)} for one, other in product(FACTORS, FACTORS)]
+    random.Random(0).shuffle(rows)
+    return rows
+
+
+def demonstration(index: int, row: dict[str, str], *, calls: bool) -> Example:
+    """The right answer, out of the head or from the calculator."""
+    begin, name, end, done = CALLING
+    given, drawn = ["calculator", " ", *row["prompt"], "="], [*row["answer"], "<eos>"]
+    pieces = [(given, False), (drawn, True)]
+    if calls:
+        call = [begin, name, *row["prompt"], end, done, "<eos>"]
+        pieces = [(given, False), (call, True), ([*row["answer"], "="], False), (drawn, True)]
+    words = [(word, trained) for words, trained in pieces for word in words]
+    return Example(
+        index=index,
+        input_ids=tuple(WORDS.index(word) for word, _ in words),
+        completion_mask=tuple(trained for _, trained in words),
+    )
+
+
+def best_score() -> float:
+    """That of the optimal policy: it always calls, and says what comes back."""
+    return 1.0
+
+
+def make(folder: Path, *, seed: int = 0) -> Path:
+    """The model, as a Hugging Face folder, and the rows; none of those held out is shown to it."""
+    held_out, shown = problems()[:HELD_OUT], problems()[HELD_OUT:]
+    recipe, words, dice = (
+        TinyRecipe(demonstrations=len(shown), steps=400, learning_rate=3e-3),
+        tokenizer(),
+        random.Random(seed),
+    )
+    model = build_model(words, recipe, seed=seed)
+    examples = [demonstration(index, row, calls=dice.random() < CALLED) for index, row in enumerate(shown)]
+    imitate(model, examples, recipe, seed=seed)
+    model.save_pretrained(folder / "model")
+    words.save_pretrained(folder / "model")
+    for name, rows in (("train", shown), ("eval", held_out)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+if __name__ == "__main__":
+    make(HERE)
