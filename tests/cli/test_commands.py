@@ -19,8 +19,8 @@ from posttrain.tasks import demo
 
 VERBS = (
     "demo", "check", "init", "advise", "plan", "train", "submit", "compare", "sweep", "dash", "track", "resume",
-    "replay", "eval", "chat", "explain", "explore", "convert", "data check", "reward test", "reward audit", "export",
-    "engine install",
+    "replay", "eval", "chat", "explain", "explore", "convert", "data check", "data answers", "reward test",
+    "reward audit", "export", "engine install",
 )  # fmt: skip
 
 

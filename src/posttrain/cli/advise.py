@@ -23,18 +23,22 @@ if TYPE_CHECKING:
 
 
 def advise(
-    details: Annotated[int, typer.Option(min=0, max=3, help="Recommendations to tell in full.")] = 0,
-    write: Annotated[Path | None, typer.Option(help="Write the config of the first recommendation here.")] = None,
+    details: Annotated[int, typer.Option(min=0, max=3, help="How many recommendations to show in full.")] = 0,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the config of the first recommendation to this file.")
+    ] = None,
     ask: Annotated[
         bool | None,
-        typer.Option("--ask/--no-ask", help="Ask what no flag says. Default: on a terminal, without flags."),
+        typer.Option(
+            "--ask/--no-ask", help="Ask for what no flag says. Default: ask on a terminal if no flag is given."
+        ),
     ] = None,
     json: AsJson = False,
     **flags: Any,
 ) -> int:
-    """Say which algorithm suits a task, a model and a machine: ranked, with reasons, costs, pitfalls and a config.
+    """Recommend algorithms for a task, a model and a machine: ranked, with reasons, costs, pitfalls and a config.
 
-    Everything is optional; on a terminal and without flags some questions are asked, and Enter skips one.
+    Every flag is optional. On a terminal without flags, the command asks some questions; Enter skips one.
 
     \b
     Examples:
@@ -117,24 +121,29 @@ def _write(path: Path, config: str | None) -> None:
 
 def init(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER", help="Where to write it.", show_default="my-run")
+        Path | None, typer.Argument(metavar="FOLDER", help="Folder to write the project to.", show_default="my-run")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="answers, function, pairs, thumbs or demonstrations.", show_default="answers")
+        str | None,
+        typer.Option(
+            help="What to learn from: answers, function, pairs, thumbs or demonstrations.", show_default="answers"
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A folder, a Hugging Face name, or tiny.", show_default="tiny")
+        str | None, typer.Option(help="Model folder, Hugging Face name, or tiny.", show_default="tiny")
     ] = None,
-    where: Annotated[str | None, typer.Option(help="auto, cpu or gpu.", show_default="auto")] = None,
+    where: Annotated[str | None, typer.Option(help="Where to train: auto, cpu or gpu.", show_default="auto")] = None,
     goal: Annotated[
-        str | None, typer.Option(help="balance, quality, stability, speed or memory.", show_default="balance")
+        str | None,
+        typer.Option(help="What matters most: balance, quality, stability, speed or memory.", show_default="balance"),
     ] = None,
-    defaults: Annotated[bool, typer.Option("--defaults", "-y", help="Ask nothing; take the defaults.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", "-y", help="Ask nothing and use the defaults.")] = False,
     json: AsJson = False,
 ) -> int:
-    """A project to begin with: config, reward, sample data and a README; five questions on a terminal, or flags.
+    """Make a project that runs: config, reward, sample data and a README.
 
-    It runs as it is. What is given as a flag is not asked; without a terminal nothing is. Nothing is overwritten.
+    On a terminal the command asks five questions, except those that flags answer. Without a terminal it asks nothing.
+    It never overwrites a file.
 
     \b
     Examples:

@@ -20,25 +20,25 @@ def _forms(incomplete: str) -> list[str]:
 
 def convert(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A Python script, YAML, or a shell script with the command.")
+        Path, typer.Argument(metavar="FILE", help="Python script, YAML file, or shell script with the command.")
     ],
     to: Annotated[Path | None, typer.Option(help="Write the config to this file; it must not exist yet.")] = None,
     form: Annotated[
         str | None,
         typer.Option(
-            "--as", help="What the file trains, where it does not say so: grpo, dpo, sft ...", autocompletion=_forms
+            "--as", help="What the file trains, if it does not say so: grpo, dpo, sft ...", autocompletion=_forms
         ),
     ] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Training rows, to count passes over them in steps.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Number of training rows, to turn epochs into steps.")] = None,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that the other library was started with; 1 unless FILE says so."),
+        typer.Option(min=1, help="Number of processes of the other library; 1 unless FILE says so."),
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Turn a config of TRL or verl into one of ours, with a comment wherever something differs.
+    """Convert a TRL or verl config to a posttrain config, with a comment wherever something differs.
 
-    A script is parsed and never run. What has no counterpart is named line by line at the end of the file.
+    A script is parsed, never run. The end of the file lists, line by line, the settings that have no counterpart.
 
     \b
     Examples:

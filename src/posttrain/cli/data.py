@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
 
-data_app = typer.Typer(help="Look at a dataset before anything is trained on it.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Inspect data before training on it, or make examples from a model's own answers.", no_args_is_help=True
+)
 
 
 class Facts(NamedTuple):
@@ -39,25 +41,26 @@ def check(
         str, typer.Argument(metavar="SOURCE", help="File, glob, Hugging Face dataset name or task:<name>.")
     ],
     model: Annotated[
-        str | None, typer.Option(help="Model or tokenizer: lengths in tokens, its context as limit, its chat template.")
+        str | None,
+        typer.Option(help="Model or tokenizer that gives token counts, the context limit and the chat template."),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=1, help="What is longer is dropped: as with a context of so many tokens.")
+        int | None, typer.Option(min=1, help="Drop longer rows, as a context of this many tokens would.")
     ] = None,
     kind: Annotated[
-        Kind | None, typer.Option("--as", help="What to look at the data as, where it suits several kinds of training.")
+        Kind | None, typer.Option("--as", help="Kind of training to read the data for, if it suits several.")
     ] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
     ] = None,
     answer_column: AnswerColumn = None,
     column: Annotated[
-        list[str] | None, typer.Option(help="What the data calls a column, for example chosen=better; more than once.")
+        list[str] | None, typer.Option(help="Name of a column in the data, such as chosen=better; repeatable.")
     ] = None,
     split: Annotated[str, typer.Option(help="Split of a Hugging Face dataset; train or eval for a task.")] = "train",
     json: AsJson = False,
 ) -> int:
-    """Detected format and columns, lengths, repetitions, what would be dropped and why, three rendered samples.
+    """Show how data is read: format, columns, lengths, repetitions, dropped rows with reasons, three rendered samples.
 
     \b
     Examples:
@@ -89,26 +92,29 @@ def check(
 def answers(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder or name.")],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Prompts: file, glob, dataset name or task:<name>.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file of examples: JSONL.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="JSONL file to write the examples to.")],
     reward: Annotated[
-        list[str] | None, typer.Option(help="Keep only answers that this reward accepts; more than once: their sum.")
+        list[str] | None,
+        typer.Option(help="Keep only answers that this reward accepts; repeatable: rewards are summed."),
     ] = None,
-    at_least: Annotated[float, typer.Option(help="From which sum of rewards an answer is kept.")] = 1.0,
+    at_least: Annotated[float, typer.Option(help="Lowest sum of rewards at which an answer is kept.")] = 1.0,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt; the best is kept.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.01, help="Of the answers.")] = 0.7,
-    max_length: Annotated[int, typer.Option(min=1, help="Tokens of an answer; those that are cut are not kept.")] = 256,
-    max_rows: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Temperature of the answers.")] = 0.7,
+    max_length: Annotated[int, typer.Option(min=1, help="Most tokens of an answer; cut answers are not kept.")] = 256,
+    max_rows: Annotated[int | None, typer.Option(min=1, help="Use only this many prompts, from the first on.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
     ] = None,
     answer_column: AnswerColumn = None,
     first_sentence: Annotated[
-        bool, typer.Option("--first-sentence", help="Keep the first sentence alone, also of an answer that was cut.")
+        bool,
+        typer.Option("--first-sentence", help="Keep only the first sentence, even of an answer that was cut."),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the answers.")] = 0,
     json: AsJson = False,
 ) -> int:
-    """The model's own answers as examples: to keep it as it is while it learns a task, or to start RL from its best.
+    """Save a model's own answers as examples, to keep the model as it is while it learns a task, or to start RL from
+    its best answers.
 
     \b
     Examples:

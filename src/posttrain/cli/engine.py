@@ -9,7 +9,7 @@ import typer
 
 from posttrain.cli.output import AsJson, answer
 
-engine_app = typer.Typer(help="Engines that have an environment of their own.", no_args_is_help=True)
+engine_app = typer.Typer(help="Install engines that need their own environment.", no_args_is_help=True)
 
 
 class Engine(StrEnum):
@@ -27,11 +27,14 @@ class Device(StrEnum):
 
 @engine_app.command("install", no_args_is_help=True)
 def install(
-    engine: Annotated[Engine, typer.Argument(metavar="ENGINE", help="vllm.")],
-    device: Annotated[Device | None, typer.Option(help="Its build; default: what the machine has.")] = None,
+    engine: Annotated[Engine, typer.Argument(metavar="ENGINE", help="The engine to install: vllm.")],
+    device: Annotated[
+        Device | None, typer.Option(help="Device to build for; default: the one that the machine has.")
+    ] = None,
     json: AsJson = False,
 ) -> int:
-    """Make the environment of an engine, once: vLLM pins versions of torch and transformers that are not the trainer's.
+    """Install an engine in its own environment, once: vLLM pins other versions of torch and transformers than the
+    trainer.
 
     It takes 4 GB on a CPU and more with CUDA, in `~/.cache/posttrain/engines`, or in the folder that the variable
     POSTTRAIN_ENGINES names.

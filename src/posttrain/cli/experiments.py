@@ -12,19 +12,21 @@ from posttrain.cli.output import AsJson, Quiet, answer, lines_for
 
 def compare(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A config; a file with arms; or a comparison's folder, to go on.")
+        Path, typer.Argument(metavar="SOURCE", help="A config, a file with arms, or a comparison's folder to continue.")
     ],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings of all arms.")
+        list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings for all arms.")
     ] = None,
-    algorithms: Annotated[str | None, typer.Option(help="The arms: algorithms, with commas.")] = None,
+    algorithms: Annotated[str | None, typer.Option(help="The arms: algorithms, separated by commas.")] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many seeds, from 0 on; 3 unless the file says so.")
+        int | None, typer.Option(min=1, help="Number of seeds, counted from 0; default 3, or what the file says.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="UNIT=N", help="Of each run: tokens=2e6, steps=200 or seconds=600.")
+        str | None, typer.Option(metavar="UNIT=N", help="Budget of each run: tokens=2e6, steps=200 or seconds=600.")
     ] = None,
-    target: Annotated[float | None, typer.Option(help="Held-out score; tells the tokens and seconds to it.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Held-out score; the result shows the tokens and seconds to reach it.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; comparisons/NAME unless given.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     quiet: Quiet = False,
@@ -32,8 +34,8 @@ def compare(
 ) -> int:
     """Compare algorithms, or configs, on one task with equal seeds and budget: intervals, curves, and a verdict.
 
-    Each run is a process of its own; one that fails is counted and loses no other, and the exit code is 1. The same
-    command again goes on.
+    Each run is its own process. A run that fails is counted and does not affect the others; the exit code is then 1. To
+    continue, run the same command again.
 
     \b
     Examples:
@@ -66,7 +68,7 @@ def compare(
 def sweep(
     source: Annotated[
         Path,
-        typer.Argument(metavar="SOURCE", help="A config; a file with base and knobs; or a sweep's folder, to go on."),
+        typer.Argument(metavar="SOURCE", help="A config, a file with base and knobs, or a sweep's folder to continue."),
     ],
     knobs: Annotated[
         list[str] | None,
@@ -74,21 +76,25 @@ def sweep(
             metavar="SETTING=RANGE", help="log(a,b), float(a,b), int(a,b) or choice(a,b,...); SETTING=VALUE fixes one."
         ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials in all; 20 unless the file says so.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Total number of trials; default 20, or what the file says.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    pruner: Annotated[str | None, typer.Option(help="median, hyperband or none.", show_default="median")] = None,
+    pruner: Annotated[
+        str | None, typer.Option(help="How to stop poor trials: median, hyperband or none.", show_default="median")
+    ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=0, help="Fresh seeds for the best configuration and the default.", show_default="5"),
+        typer.Option(min=0, help="Number of fresh seeds for the best configuration and the default.", show_default="5"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; sweeps/NAME unless given.")] = None,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
-    """Search settings for the best held-out score; say which of them matter, and which turn success into collapse.
+    """Search for the settings with the best held-out score; show which matter and which turn success into collapse.
 
-    Each trial is a run in a process of its own, pruned where others do better. The best configuration is run again on
-    fresh seeds, beside the default. Killed at any moment, the same command goes on; no trial is lost.
+    Each trial is a run in its own process and is pruned if others do better. The best configuration and the default run
+    again on fresh seeds. After a kill, run the same command again: no trial is lost.
 
     \b
     Examples:

@@ -18,12 +18,12 @@ def explain(
     algorithm: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ALGO]", help="For example grpo; without it, all are listed.", autocompletion=algorithm_names
+            metavar="[ALGO]", help="Name, such as grpo; without it, all are listed.", autocompletion=algorithm_names
         ),
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Say what an algorithm does: formula, what it needs, settings with the source of each default, paper.
+    """Explain an algorithm: formula, needs, settings with the source of each default, paper.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def _summary(key: str) -> str:
 
 
 def check(json: AsJson = False) -> int:
-    """Compare this environment with the tested versions: OK, WARN or FAIL, and the line that fixes it.
+    """Check this environment against the tested versions: OK, WARN or FAIL, and the command that fixes it.
 
     \b
     Examples:
@@ -89,7 +89,7 @@ def explore(
 ) -> int:
     """Write the algorithm explorer: models, memory and choices of every algorithm, and the advisor, on one page.
 
-    The page needs no network and no server, and its numbers are those of `posttrain plan`.
+    The page needs no network and no server. Its numbers come from `posttrain plan`.
 
     \b
     Examples:
@@ -110,20 +110,20 @@ def explore(
 
 
 def dash(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of runs, at any depth; or one run.")] = Path("runs"),
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of runs, at any depth, or of one run.")
+    ] = Path("runs"),
     port: Annotated[
         int | None,
-        typer.Option(
-            min=0, max=65535, help="Where it listens; 0 is any that is free.", show_default="8765 or the next"
-        ),
+        typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.", show_default="8765 or the next"),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     json: AsJson = False,
 ) -> int:
-    """A dashboard over the runs folder, in the browser: all runs, their reports, plots side by side, every answer.
+    """Show all runs in the browser: their reports, plots side by side, every answer.
 
-    It reads files and writes none; training does not notice. Only this machine can connect, and only with the address
-    that is printed. From elsewhere: ssh -L 8765:127.0.0.1:8765 MACHINE. Ctrl-C ends it.
+    The dashboard only reads files, so it does not disturb training. Only this machine can connect, and only with the
+    address that is printed. From another machine: ssh -L 8765:127.0.0.1:8765 MACHINE. Ctrl-C ends it.
 
     \b
     Examples:
@@ -148,13 +148,13 @@ def dash(
 
 def track(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    to: Annotated[Literal["tensorboard", "trackio", "wandb"], typer.Option(help="The tracker that is told.")],
+    to: Annotated[Literal["tensorboard", "trackio", "wandb"], typer.Option(help="The tracker to send to.")],
     json: AsJson = False,
 ) -> int:
-    """Send a run to TensorBoard, Trackio or Weights & Biases: one that is over, or one that goes on, until it ends.
+    """Send a run to TensorBoard, Trackio or Weights & Biases: a finished run, or a live one until it ends.
 
-    It reads the files of the run and sends what the tracker does not know yet, so it can be called again. A run sends
-    itself with the setting report_to.
+    The command reads the files of the run and sends what the tracker does not have yet, so you can run it again. With
+    the setting report_to, a run sends itself.
 
     \b
     Examples:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 Rollout = Annotated[
     list[str] | None,
-    typer.Argument(metavar="rollout.KEY=VALUE", help="What answers: rollout.engine=vllm, rollout.url=[...], ..."),
+    typer.Argument(
+        metavar="rollout.KEY=VALUE", help="Engine that answers: rollout.engine=vllm, rollout.url=[...], ..."
+    ),
 ]
 
 
@@ -36,18 +38,21 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option("--samples", "-k", min=0, help="Sampled answers per prompt; 0: greedy only.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampled answers.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Temperature of the sampled answers.")] = None,
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Use at most this many prompts.")] = None,
     max_completion_length: Annotated[int | None, typer.Option(min=1, help="Tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampled answers.")] = None,
-    kind: Annotated[str | None, typer.Option("--as", help="By given answers: pairs, labels, examples, ...")] = None,
-    answers: Annotated[Path | None, typer.Option(help="Write all answers to this JSONL file, and judgements.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--as", help="Measure by given answers: pairs, labels, examples, ...")
+    ] = None,
+    answers: Annotated[Path | None, typer.Option(help="Write all answers and judgements to this JSONL file.")] = None,
     json: AsJson = False,
 ) -> int:
     """Score a model on held-out prompts: greedy, pass@k and majority vote, each with an interval.
 
-    A run folder brings its data, rewards and settings; what is not given for a model has the default of the config.
-    What learned from given answers is measured as its run did: pair accuracy, AUC or loss; --as does so for any model.
+    A run folder supplies its data, rewards and settings. For a model, whatever you do not give has the default of the
+    config. A model that learned from given answers is measured as in its run: by pair accuracy, AUC or loss. --as does
+    this for any model.
 
     \b
     Examples:
@@ -138,16 +143,18 @@ def chat(
         str, typer.Argument(metavar="MODEL|RUN", help="Model folder or name, or a run folder (its last checkpoint).")
     ],
     settings: Rollout = None,
-    message: Annotated[str | None, typer.Option("--message", "-m", help="Ask this one thing and stop.")] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Send this one message, print the answer and stop.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     max_completion_length: Annotated[int, typer.Option(min=1, help="Tokens.")] = 256,
-    seed: Annotated[int, typer.Option(help="Seed of the answers, where the temperature is not 0.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the answers, if the temperature is not 0.")] = 0,
     json: AsJson = False,
 ) -> int:
     """Talk to a model; lines come from the terminal or from standard input.
 
-    A model without a chat template goes on writing where the text ends.
+    A model without a chat template continues the text.
 
     \b
     Examples:
@@ -202,24 +209,25 @@ def export(
     ] = None,
     to: Annotated[str, typer.Option(help="hf: a Hugging Face folder; gguf: one file for llama.cpp.")] = "hf",
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16; for gguf also q8_0. Default: that of the source.")
+        str | None, typer.Option(help="float32, bfloat16, float16; for gguf also q8_0. Default: the source's.")
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="Checkpoint of the run; default: the newest.")] = None,
-    base: Annotated[str | None, typer.Option(help="Base model of LoRA adapters, when it has moved.")] = None,
+    base: Annotated[str | None, typer.Option(help="Base model of LoRA adapters, if it has moved.")] = None,
     prompts: Annotated[
-        str | None, typer.Option(help="Replay these prompts; default: held-out ones of the run.")
+        str | None, typer.Option(help="File of prompts to replay; default: held-out prompts of the run.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to replay.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens for each.")] = 32,
-    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts to replay.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens per prompt.")] = 32,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
+    device: Annotated[str, typer.Option(help="Where to run the trained model: auto, cpu or cuda.")] = "auto",
     json: AsJson = False,
 ) -> int:
-    """Write the trained model as a folder that others open, and prove it by replaying prompts through what was written.
+    """Export the trained model to a folder that other programs open, and prove the export by replaying prompts through
+    it.
 
-    LoRA adapters are merged; README.md becomes a model card with data, algorithm, settings and results. Plain
-    transformers, in a process of its own, has to give the same greedy tokens and log-probabilities as the trained
-    model; otherwise the command fails, says where, and leaves nothing behind.
+    LoRA adapters are merged, and README.md becomes a model card with data, algorithm, settings and results. Plain
+    transformers, in its own process, must give the same greedy tokens and log-probabilities as the trained model.
+    Otherwise the command fails, says where they differ, and leaves nothing behind.
 
     \b
     Examples:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from posttrain.train.job import FinishedRun
     from posttrain.train.run import Run
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but warnings, errors and the last lines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and everything else on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings, errors and the last lines.")]
 ShowSamples = Annotated[bool, typer.Option("--show-samples", help="Show completions of every tenth step.")]
 PromptColumn = Annotated[str | None, typer.Option(help='Prompt column, or a template: "{Body} {Question}".')]
 AnswerColumn = Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")]

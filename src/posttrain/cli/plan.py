@@ -13,38 +13,38 @@ from posttrain.errors import ConfigError
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]", help="YAML or TOML file, and settings that go before its."),
+    typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]", help="YAML or TOML file, and settings that override it."),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="Without a config: a size class (7b, 30b-a3b), a folder or a config.json.")
+    str | None, typer.Option(help="Model, without a config: size class (7b, 30b-a3b), folder or config.json.")
 ]
-Algorithm = Annotated[str | None, typer.Option(help="Without a config: the algorithm.")]
-Gpus = Annotated[str | None, typer.Option(help="For example 8xH100. Without it: this machine.")]
-Lora = Annotated[bool, typer.Option("--lora", help="Adapters of the default rank: lora={}.")]
+Algorithm = Annotated[str | None, typer.Option(help="Algorithm, without a config.")]
+Gpus = Annotated[str | None, typer.Option(help="GPUs to plan for, such as 8xH100. Default: this machine.")]
+Lora = Annotated[bool, typer.Option("--lora", help="Train adapters of the default rank: lora={}.")]
 GroupSize = Annotated[int | None, typer.Option(help="sampling.group_size")]
 PromptsPerStep = Annotated[int | None, typer.Option(help="train.prompts_per_step")]
 MaxCompletionLength = Annotated[int | None, typer.Option(help="sampling.max_completion_length")]
 Steps = Annotated[int | None, typer.Option(help="train.steps")]
-PromptLength = Annotated[int | None, typer.Option(help="Tokens of the longest prompt, where no setting says.")]
-MeanCompletionLength = Annotated[int | None, typer.Option(help="Tokens of a usual answer; time depends on it.")]
+PromptLength = Annotated[int | None, typer.Option(help="Tokens of the longest prompt, if no setting says.")]
+MeanCompletionLength = Annotated[int | None, typer.Option(help="Mean tokens of an answer; the time depends on it.")]
 LengthSpread = Annotated[
     float | None,
-    typer.Option(help="Sigma of the log-normal lengths of answers, where engines sample beside training: 1.0."),
+    typer.Option(help="Sigma of the log-normal answer lengths, if engines sample beside training: 1.0."),
 ]
-Engine = Annotated[str | None, typer.Option(help="Who samples: shared, copy or separate (a server of its own).")]
-EngineGpus = Annotated[int, typer.Option(help="Devices of separate engines.")]
+Engine = Annotated[str | None, typer.Option(help="What samples: shared, copy or separate (its own server).")]
+EngineGpus = Annotated[int, typer.Option(help="Number of devices for separate engines.")]
 EngineTensor = Annotated[
-    int | None, typer.Option(help="Of them those of one engine; without it as many as a machine has.")
+    int | None, typer.Option(help="Devices per separate engine; default: as many as a machine has.")
 ]
 Sharding = Annotated[
     str | None,
-    typer.Option(help="What devices divide: none, optimizer, gradients, full (FSDP), or hybrid: full in each machine."),
+    typer.Option(help="What devices divide: none, optimizer, gradients, full (FSDP) or hybrid (full in each machine)."),
 ]
 Tensor = Annotated[int, typer.Option(help="Devices of a machine that divide the matrices of each layer.")]
 Network = Annotated[
-    float | None, typer.Option(help="GB/s from each device to other machines, in place of the table's.")
+    float | None, typer.Option(help="GB/s from each device to other machines, instead of the table's value.")
 ]
-Price = Annotated[float | None, typer.Option(help="Dollars per device and hour, in place of the usual range.")]
+Price = Annotated[float | None, typer.Option(help="Dollars per device and hour, instead of the usual range.")]
 Probe = Annotated[bool, typer.Option("--probe", help="Measure on this machine first, with random weights.")]
 SETTINGS = ("sampling.group_size", "train.prompts_per_step", "sampling.max_completion_length", "train.steps")
 """That have an option of their own."""
@@ -73,7 +73,7 @@ def plan(
     probe: Probe = False,
     json: AsJson = False,
 ) -> int:
-    """Say whether a run fits, how long it takes and what it costs, and what would make it fit. Downloads nothing.
+    """Estimate whether a run fits, how long it takes, what it costs and what would make it fit. Downloads nothing.
 
     \b
     Examples:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 reward_app = typer.Typer(help="Test and audit a reward before it is trained on.", no_args_is_help=True)
 
 Subject = Annotated[
-    str, typer.Argument(metavar="CONFIG|REWARD", help="A run's YAML or TOML file; or a name, path.py:function.")
+    str,
+    typer.Argument(metavar="CONFIG|REWARD", help="A run's YAML or TOML file, or a reward: a name or path.py:function."),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of a file.")
+    list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that override the file.")
 ]
-Data = Annotated[str | None, typer.Option(help="Of a reward by itself: file, glob, dataset or task:NAME.")]
+Data = Annotated[str | None, typer.Option(help="Data for a single reward: file, glob, dataset or task:NAME.")]
 FAILED = 1
 """Exit code of a test or an audit in which something failed."""
 
@@ -36,22 +37,24 @@ def try_out(
     settings: Settings = None,
     data: Data = None,
     model: Annotated[
-        str | None, typer.Option(help="Model whose answers are scored; default: that of the file.")
+        str | None, typer.Option(help="Model whose answers are scored; default: the file's model.")
     ] = None,
     prompt: PromptColumn = None,
     answer_column: AnswerColumn = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts that the model answers.")] = 32,
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts that the model answers.")] = 32,
     samples: Annotated[
-        int | None, typer.Option("--samples", "-k", min=2, help="Its answers to each; default: sampling.group_size.")
+        int | None, typer.Option("--samples", "-k", min=2, help="Answers to each prompt; default: sampling.group_size.")
     ] = None,
-    without_model: Annotated[bool, typer.Option("--no-model", help="Only completions whose worth is known.")] = False,
+    without_model: Annotated[
+        bool, typer.Option("--no-model", help="Score only completions with a known right score.")
+    ] = False,
     json: AsJson = False,
 ) -> int:
-    """Do the rewards know right from wrong, and will the model learn anything from them?
+    """Test whether the rewards tell right from wrong, and whether the model can learn from them.
 
-    Gold answers, empty ones and those of other rows are scored, then answers of the model: the expected share of groups
-    whose rewards differ says whether a run teaches anything. An environment and tools are played without a mind first:
-    do they work, end, repeat, and keep their answers? Exit code 1 when something speaks against a run.
+    The command scores gold answers, empty answers and answers of other rows, then answers of the model. The expected
+    share of groups whose rewards differ says whether a run teaches anything. Scripted players first try an environment
+    and tools: do they work, end, repeat, and keep their answers? The exit code is 1 if something speaks against a run.
 
     \b
     Examples:
@@ -78,21 +81,28 @@ def audit(
     prompt: PromptColumn = None,
     answer_column: AnswerColumn = None,
     kind: Annotated[
-        str | None, typer.Option(help="What it rewards: exact, literal, judge, code, format, length.")
+        str | None, typer.Option(help="What the reward rewards: exact, literal, judge, code, format, length.")
     ] = None,
-    stochastic: Annotated[bool, typer.Option("--stochastic", help="Its scores vary, and are meant to.")] = False,
-    form: Annotated[str | None, typer.Option(help="How an answer is stated: '<final>GOLD</final>'.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model whose answers show whether groups differ.")] = None,
-    step_seconds: Annotated[float, typer.Option(min=0.1, help="Of a training step, to hold scoring against.")] = 60.0,
-    only: Annotated[list[str] | None, typer.Option(help="One check; repeatable.")] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="For the checks of one reward; the rest is skipped.")] = 120.0,
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Allow scores that vary from call to call.")] = False,
+    form: Annotated[str | None, typer.Option(help="How a completion states its answer: '<final>GOLD</final>'.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model whose answers show whether rewards differ within groups.")
+    ] = None,
+    step_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of a training step, to compare the scoring time with.")
+    ] = 60.0,
+    only: Annotated[list[str] | None, typer.Option(help="Run only this check; repeatable.")] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Most seconds for the checks of one reward; later checks are skipped.")
+    ] = 120.0,
     json: AsJson = False,
 ) -> int:
-    """Try to game, break and trip a reward before a model does. Exit code 1 when a check fails.
+    """Try to game, break and trip a reward before a model does. The exit code is 1 if a check fails.
 
-    Cheats and right answers in many spellings, malformed rows, hostile texts, repeats in other processes, threads and
-    orders, side effects, latency; for graders of programs also attack programs and the strength of the tests; for an
-    environment and tools players that say nothing, nonsense, or call everything.
+    The audit tries cheats and right answers in many spellings, malformed rows and hostile texts. It repeats calls in
+    other processes, threads and orders, and looks for side effects and latency. For graders of programs it also runs
+    attack programs and tests the strength of the tests. In an environment or with tools, players say nothing, say
+    nonsense, or call everything.
 
     \b
     Examples:

@@ -27,7 +27,7 @@ def train(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SECTION.KEY=VALUE", help="Settings that go before those of the file.", autocompletion=setting_keys
+            metavar="SECTION.KEY=VALUE", help="Settings that override the file.", autocompletion=setting_keys
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Run folder; it must not hold a run yet.")] = None,
@@ -41,9 +41,9 @@ def train(
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
-    """Train a model as a config says; every setting can be changed on the command line.
+    """Train a model from a config; you can change every setting on the command line.
 
-    A file with `stages` is a pipeline: they are trained one after the other, each from the model of the one before.
+    A file with `stages` is a pipeline: it trains one stage after the other, each from the model of the previous one.
 
     \b
     Examples:
@@ -179,13 +179,13 @@ def resume(
         int | None, typer.Option(min=1, help="Train up to this step instead of the configured one.")
     ] = None,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Go on with so many ranks instead of the configured ones.")
+        int | None, typer.Option(min=1, help="Continue with this many ranks instead of the configured number.")
     ] = None,
     show_samples: ShowSamples = False,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
-    """Continue a run that was stopped or killed, from its newest checkpoint that verifies; or a pipeline.
+    """Continue a stopped or killed run from its newest checkpoint that verifies, or a pipeline from where it stopped.
 
     \b
     Examples:
@@ -213,7 +213,7 @@ def replay(
         list[str] | None,
         typer.Argument(
             metavar="SECTION.KEY=VALUE",
-            help="Other settings than the run's: a what-if on the same data.",
+            help="Settings that differ from the run's: a what-if on the same data.",
             autocompletion=setting_keys,
         ),
     ] = None,
@@ -227,8 +227,9 @@ def replay(
 ) -> int:
     """Train steps of a run again from what it recorded, and show that the weights are the same bits.
 
-    Nothing is sampled and nothing is scored. Exit code 4 when a number or a bit is not what the run recorded; the first
-    step and tensor are named. With settings it is a what-if on the same data, which claims nothing to be equal.
+    A replay samples nothing and scores nothing. If a number or a bit differs from what the run recorded, it names the
+    first such step and tensor and exits with code 4. With settings, it is a what-if on the same data and does not claim
+    that anything is equal.
 
     \b
     Examples:
@@ -261,11 +262,11 @@ def replay(
 def demo(
     seed: Annotated[int, typer.Option(help="Seed of data, model and sampling.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Run folder.", show_default="the next free runs/...")] = None,
-    engine: Annotated[str, typer.Option(help="What samples: local, or vllm: a server that the run starts.")] = "local",
+    engine: Annotated[str, typer.Option(help="What samples: local, or vllm (a server that the run starts).")] = "local",
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
-    """The whole story on a CPU, in about two minutes: a weak model, a verifiable reward, GRPO, and the proof.
+    """Show the whole story on a CPU in about two minutes: a weak model, a verifiable reward, GRPO, and the proof.
 
     \b
     Examples:

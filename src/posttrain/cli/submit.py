@@ -22,29 +22,30 @@ def submit(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SECTION.KEY=VALUE", help="Settings that go before those of the file.", autocompletion=setting_keys
+            metavar="SECTION.KEY=VALUE", help="Settings that override the file.", autocompletion=setting_keys
         ),
     ] = None,
     output: Annotated[
         str | None, typer.Option(help="Run folder: an absolute path on storage that the whole cluster sees.")
     ] = None,
     cluster: Annotated[
-        str, typer.Option(help="http://HOST:8265, the dashboard of a Ray cluster; auto: that of this machine.")
+        str, typer.Option(help="Dashboard of a Ray cluster: http://HOST:8265; auto: this machine's.")
     ] = "auto",
     cpus: Annotated[int, typer.Option(min=1, help="Processors of the trainer.")] = 1,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of the trainer.")] = 0,
     python: Annotated[
-        str | None, typer.Option(help="The cluster's Python.", show_default="the path of this one")
+        str | None, typer.Option(help="Path of Python on the cluster.", show_default="the path of this one")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --output, by the settings that it has.")
+        bool, typer.Option("--resume", help="Continue the run in --output with its own settings.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Show what the job prints until it ends.")] = True,
     json: AsJson = False,
 ) -> int:
-    """Train on a Ray cluster: trainer, engines and reward workers. Ends with the exit code of the run.
+    """Train on a Ray cluster: trainer, engines and reward workers. Exits with the exit code of the run.
 
-    Files that the config names by relative paths go along, with the folders of reward functions and posttrain itself.
+    The command sends along the files that the config names by relative paths, the folders of reward functions, and
+    posttrain itself.
 
     \b
     Examples:

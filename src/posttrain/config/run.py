@@ -50,28 +50,28 @@ class RunConfig(Part):
     lora: LoRAConfig | None = None
     """Train low-rank adapters; null trains all weights."""
     reference: ReferenceConfig | None = None
-    """The model that the policy is held to, for an algorithm that has one; null is the model that the run starts with,
-    of which there is no second copy with lora or on given answers."""
+    """The model that the policy is held to, for an algorithm that has one. null is the model that the run starts with;
+    with lora, or on given answers, this needs no second copy."""
     teacher: TeacherConfig | None = None
     """The teacher, for an algorithm that learns from one (distillation)."""
     critic: CriticConfig | None = None
-    """The critic, for an algorithm that has one (ppo); null is one with default settings there."""
+    """The critic, for an algorithm that has one (ppo); null is a critic with default settings."""
     algorithm: AlgorithmConfig = Field(examples=["grpo"])
     """The algorithm and its settings."""
     data: DataConfig = Field(examples=[{"train": "train.jsonl"}])
     """The prompts or examples."""
     rewards: list[RewardConfig] = []
-    """What training maximises: the weighted sum. An entry that is a text stands for `{name: text}`, or for
-    `{function: text}` where it has a dot: `[math, my_rewards.py:brevity]`."""
+    """Training maximises the weighted sum of these. An entry that is a string stands for `{name: string}`, or for
+    `{function: string}` if it has a dot: `[math, my_rewards.py:brevity]`."""
     check: list[CheckConfig] = []
-    """An independent check: scores held-out answers, and a sample of those that the rewards accept (see alarms). It is
-    never seen by training."""
+    """An independent check. It scores held-out answers and a sample of the answers that the rewards accept (see
+    alarms). Training never sees its scores."""
     reward_model: dict[str, JsonValue] | None = None
-    """A reward model to train first, on preference pairs: the settings of a run of its own (data and train at least),
-    made in the folder reward_model of this run. Its algorithm is reward_model, model and seed are those of this run,
-    unless given. An entry `{model: reward_model}` of rewards or check scores with it."""
+    """A reward model to train first, on preference pairs: the settings of a separate run (at least data and train), in
+    the folder reward_model of this run. By default its algorithm is reward_model, and it takes the model and the seed
+    of this run. An entry `{model: reward_model}` of rewards or check scores with it."""
     environment: EnvironmentConfig = EnvironmentConfig()
-    """What answers the policy's turns, so that a completion may have several."""
+    """What answers the policy's turns, so that a completion may have several turns."""
     tools: Annotated[list[Text], BeforeValidator(as_list)] = []
     """Functions that the policy may call, `path/to/file.py:function` or `package.module.function`, or names of those
     that are built in: calculator, python (a program in the sandbox), search:FOLDER (full-text search)."""
@@ -97,16 +97,16 @@ class RunConfig(Part):
     guards: GuardConfig = GuardConfig()
     """When to stop."""
     alarms: AlarmConfig = AlarmConfig()
-    """What to watch, so that a reward which is gamed is noticed."""
+    """What to watch, to notice a reward that is gamed."""
     output: PathText | None = None
     """Folder of the run. null: the first free runs/<model>-<algorithm>-<n>."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(as_whole)] = 0
-    """All randomness of the run is a function of it."""
+    """Seed of all randomness in the run."""
     report: bool = True
     """Write report.html."""
     report_to: Annotated[list[Literal["tensorboard", "trackio", "wandb"]], BeforeValidator(as_list)] = []
-    """Trackers that are told of the run while it goes on, by a process for each (`posttrain track` does so afterwards).
-    The run folder is written in any case."""
+    """Trackers that receive the run's metrics while it runs; each has its own process. `posttrain track` sends a run
+    afterwards. The run folder is written in any case."""
 
     @property
     def has_turns(self) -> bool:

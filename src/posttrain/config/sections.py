@@ -84,17 +84,17 @@ class ModelConfig(ByPath):
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Variables of the chat template, for example enable_thinking."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the computation; master weights are float32 always. auto is bfloat16 on a GPU that has it. On a CPU it is
-    bfloat16 for a model of a million parameters or more where the processor has it and a short measurement shows it to
-    be 1.2 times as fast as float32, else float32. float32 never computes in less. A frozen teacher or reference
-    holds its linear layers in it, which changes no number. What was chosen is saved with the run and shown at its
-    start."""
+    """Precision of the computation; master weights are always float32. auto is bfloat16 on a GPU that supports it. On a
+    CPU auto is bfloat16 if the model has a million parameters or more, the processor supports it, and a short
+    measurement shows it to be 1.2 times as fast as float32; else float32. float32 never computes in less. A frozen
+    teacher or reference holds its linear layers in this precision, which changes no number. The choice is saved with
+    the run and shown at its start."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train and sample. auto takes the GPU if there is one."""
 
 
 class FrozenModelConfig(ByPath):
-    """A model beside the trained one, that never learns."""
+    """A frozen model beside the trained one."""
 
     path: PathText = Field(examples=["Qwen/Qwen3-4B"])
     """A Hugging Face folder or name, or `tiny:TASK`; its tokenizer must be that of `model`."""
@@ -132,25 +132,25 @@ class LoRAConfig(Part):
 
 
 class CriticConfig(Part):
-    """The critic of an algorithm that has one: what predicts the reward before each token."""
+    """The critic of an algorithm that has one: it predicts the reward before each token."""
 
     kind: Literal["auto", "separate", "shared", "lora"] = "auto"
     """separate: a model of its own; shared: a head on the policy; lora: a second adapter on the policy's frozen base.
     auto is lora where the policy has adapters, else separate."""
     path: PathText | None = None
-    """Where a separate critic starts: a reward model (`reward_model` is that of the section), a language model, or the
-    folder of a run. null: where the policy starts."""
+    """Where a separate critic starts: a reward model (`reward_model` names the one that the section trains), a language
+    model, or the folder of a run. null: where the policy starts."""
     rank: Count = 16
     """Rank of the critic's adapter (kind lora)."""
     alpha: Count = 32
     """Its output is scaled by alpha / rank (kind lora)."""
     learning_rate: NonNegative | None = None
-    """Highest learning rate of the critic, on the course of the policy's. null: ten times train.learning_rate, as verl
-    (1e-5 and 1e-6) and OpenRLHF (9e-6 and 1e-6) have it."""
+    """Highest learning rate of the critic; it follows the policy's schedule. null: ten times train.learning_rate, as in
+    verl (1e-5 and 1e-6) and OpenRLHF (9e-6 and 1e-6)."""
     warmup_steps: Natural = 0
     """First steps in which only the critic learns, and the policy stays as it is."""
     max_grad_norm: NonNegative = 1.0
-    """The critic's gradient is scaled down to this norm by itself when it is longer. 0 is off."""
+    """The critic's gradient is clipped to this norm, separately from the policy's. 0 is off."""
 
     def kind_beside(self, lora: LoRAConfig | None) -> Literal["separate", "shared", "lora"]:
         """What auto means beside a policy with these adapters."""
@@ -160,7 +160,7 @@ class CriticConfig(Part):
 
 
 class DataConfig(Part):
-    """The prompts or examples to learn from and those to be judged on."""
+    """The prompts or examples to learn from, and those to be judged on."""
 
     train: PathText | list[PathText] = Field(examples=["train.jsonl"])
     """Paths or globs of JSONL, JSON, CSV or Parquet files, Hugging Face datasets (`name` or `name:config`), or
@@ -179,34 +179,34 @@ class DataConfig(Part):
     eval_fraction: BelowOne = 0.1
     """Share of the training rows held out when `eval` is null (a task brings its own); which rows is fixed by seed."""
     columns: dict[Text, Text] = {}
-    """What `train` and `eval` call columns that have a name here: {chosen: better, rejected: worse}. Common names are
-    recognised without it. Of several files, one that has a column by our name keeps it."""
+    """Names of columns in `train` and `eval` that differ from ours: {chosen: better, rejected: worse}. Common names are
+    recognised without this setting. A file that already has a column with our name keeps it."""
     prompt: Text | None = None
     """A column, or a template over columns: "{Body} {Question}". null: prompt, question, problem or instruction."""
     system_prompt: str | None = None
-    """A system message before each prompt that brings none of its own."""
+    """A system message before each prompt that has none of its own."""
     chat: Literal["auto"] | bool = "auto"
     """Wrap plain prompts as a user turn: auto does so when the tokenizer has a chat template."""
     train_on: Literal["all", "last"] = "all"
-    """Of examples that are conversations: every answer is trained, or the last one."""
+    """In examples that are conversations, train every answer or only the last one."""
     answer: Text | None = None
     """Column of the gold answer, given to rewards as `answer`. null: answer, Answer, solution, ground_truth or gold."""
     max_prompt_length: Count | None = None
-    """Tokens. Longer prompts are dropped and counted, never cut. null: no limit of its own."""
+    """Tokens. Longer prompts are dropped and counted, never cut. null: no separate limit."""
     max_length: Count | None = None
     """Tokens of a given example, or of each answer of a pair, with its prompt. Longer rows are dropped and counted,
     never cut. null: the context of the model."""
     max_rows: Count | None = None
-    """Use only so many rows."""
+    """Use at most this many rows."""
     streaming: Literal["auto"] | bool = "auto"
-    """Tokenise each row in the step that takes it, not all of them before the run: auto does so from 20 MB of text on.
-    The run is the same, bit for bit, unless a row turns out to be unusable on the way. Ratings and steps stay in
+    """Tokenise each row in the step that uses it, instead of all rows before the run. auto does so from 20 MB of text.
+    The run is the same, bit for bit, unless a row turns out to be unusable during the run. Ratings and steps stay in
     memory."""
     part: Text | None = None
-    """Train on one of several equal parts of the training rows, in their order: 2/3 is the second third (sDPO,
-    arXiv:2403.19270, takes one after the other). The held-out rows stay the same."""
+    """Train on one of several equal parts of the training rows, in their order: 2/3 is the second third. sDPO
+    (arXiv:2403.19270) trains on one part after the other. The held-out rows stay the same."""
     max_dropped: Share = 0.5
-    """Share of rows that may be dropped before it is an error."""
+    """Share of rows that may be dropped. More are an error."""
 
     @model_validator(mode="after")
     def _part_is_one_of_several(self) -> Self:
@@ -232,27 +232,27 @@ class SamplingConfig(Part):
     group_size: Count = 8
     """Completions per prompt (G)."""
     max_completion_length: Count = 256
-    """Tokens, EOS included; what is longer is cut and counted as truncated."""
+    """Tokens, including EOS. Longer completions are cut and counted as truncated."""
     temperature: NonNegative = 1.0
     """Logits are divided by it, in sampling and in training alike. 0 is greedy, for evaluation only."""
     top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(as_number)] = 1.0
     """Sample from the most likely tokens that together have this probability. 1 is off."""
     top_k: Natural = 0
-    """Sample from so many most likely tokens. 0 is off."""
+    """Sample from this many of the most likely tokens. 0 is off."""
     min_p: BelowOne = 0.0
     """Leave out tokens less likely than this share of the most likely one. 0 is off."""
     stop: list[Text] = []
-    """Texts that end a completion. The text is not part of what rewards see."""
+    """Texts that end a completion. Rewards do not see the text that ended it."""
     max_turns: Count = 10
-    """Turns of the policy in a trajectory, with an environment, tools or an agent. What is not over then is cut and
-    counted as truncated; max_completion_length is that of each turn."""
+    """Most turns of the policy in a trajectory with an environment, tools or an agent. A trajectory that is not over by
+    then is cut and counted as truncated. max_completion_length limits each turn."""
     max_trajectory_length: Count | None = None
-    """Tokens of a trajectory behind its prompt, drawn and given; with environment.history = split the history that a
-    turn is given counts each time. null: what the context of the model holds."""
+    """Most tokens of a trajectory after its prompt, both sampled and given. With environment.history = split, the
+    history counts again in each turn. null: as many as the model's context holds."""
     max_batch_rows: Count | Literal["auto"] = "auto"
-    """Rows that are decoded together: more is faster and needs more memory for their caches. auto: 64 on a CPU; on a
-    GPU as many, from 64 to 512, as its memory has surely room for, by the formulas of `posttrain plan`. A run keeps
-    what was chosen (sizes.json)."""
+    """Rows that are decoded together. More are faster, but their caches need more memory. auto: 64 on a CPU; on a GPU,
+    between 64 and 512, as many as surely fit by the formulas of `posttrain plan`. A run keeps the number that was
+    chosen (sizes.json)."""
 
     @property
     def rows_together(self) -> int:
@@ -268,23 +268,26 @@ class EnvironmentConfig(Part):
     turn_reward(), reward(), metrics() and close(), of which step or tools alone is needed; or an environment of another
     library: `trl:path/to/file.py:Class`, `gymnasium:ID`, `verifiers:NAME`. null: tools alone answer."""
     settings: dict[str, JsonValue] = {}
-    """Keyword arguments with which it is made for each trajectory. docs/environments-from-elsewhere.md has those of
-    gymnasium:."""
+    """Keyword arguments for the constructor, which is called for each trajectory. docs/environments-from-elsewhere.md
+    lists those of gymnasium:."""
     timeout: Positive = 30.0
-    """Seconds for each request to an environment or to tools. What is late is killed, with all that it has started."""
+    """Seconds for each request to an environment or to tools. A late one is killed, with every process that it
+    started."""
     attempts: Count = 3
-    """How often a trajectory is begun whose environment fails. After the last it is unscored, and counted by cause."""
+    """How often a trajectory is started if its environment fails. After the last attempt it is unscored and counted by
+    cause."""
     history: Literal["auto", "split", "keep"] = "auto"
-    """Of a chat template that rewrites history, such as one that takes reasoning out of earlier turns: split gives each
-    turn the history that the template writes, keep the one that was sampled. auto refuses such a template."""
+    """What to do with a chat template that rewrites history, such as one that removes reasoning from earlier turns.
+    split gives each turn the history as the template writes it; keep gives the history as it was sampled. auto refuses
+    such a template."""
     max_result_length: Count = 4000
-    """Characters of the result of a tool; longer ones are cut, and say so."""
+    """Most characters of a tool's result. A longer result is cut, and a note in it says so."""
     credit: Literal["trajectory", "turn", "token"] = "trajectory"
-    """Who earned the rewards of a trajectory. trajectory: all of it, their sum. turn: each turn, what this turn and
-    later ones earned; group methods compare the same turns, a critic's GAE goes from turn to turn. token: each token,
-    with the reward of a turn on its last token; for algorithms that read rewards of tokens."""
+    """How rewards are credited. trajectory: the whole trajectory gets their sum. turn: each turn gets what it and later
+    turns earned; group methods compare the same turns, and a critic's GAE goes from turn to turn. token: the reward of
+    a turn goes to its last token; for algorithms that read rewards of tokens."""
     turn_discount: Share = 1.0
-    """With credit = turn: discount of what later turns earn, for each turn in between."""
+    """With credit = turn: the discount per turn on what later turns earn."""
 
     @model_validator(mode="before")
     @classmethod
@@ -300,23 +303,24 @@ class AgentConfig(Part):
     """A function of a row, sync or async, `path/to/file.py:function` or `package.module.function`. It is called once
     for each trajectory, in a process of its own, and returns a reward, messages or None."""
     command: list[Text] = []
-    """In place of a function, a program and its arguments: it reads the row as JSON from standard input, and the last
-    line that it prints is the reward as JSON."""
+    """A program and its arguments, instead of a function. It reads the row as JSON from standard input; the last line
+    that it prints is the reward as JSON."""
     settings: dict[str, JsonValue] = {}
     """Keyword arguments of the function."""
     timeout: Positive = 120.0
-    """Seconds that it may take from one answer to its next request, or to its end. What is late is killed, with all
-    that it has started."""
+    """Seconds that the agent may take from one answer to its next request, or to its end. A late agent is killed, with
+    every process that it started."""
     attempts: Count = 3
-    """How often a trajectory is begun whose agent fails. After the last it is unscored, and counted by cause."""
+    """How often a trajectory is started if its agent fails. After the last attempt it is unscored and counted by
+    cause."""
     history: Literal["auto", "split", "keep"] = "auto"
-    """Of a chat template that rewrites history: as environment.history."""
+    """What to do with a chat template that rewrites history; see environment.history."""
     sampling: Literal["refuse", "ignore"] = "refuse"
-    """A request that asks for another temperature, top_p, stop and so on than the run samples with is refused with
-    status 400, or answered as if it had not asked."""
+    """What happens to a request whose temperature, top_p, stop and so on differ from those of the run. refuse: it gets
+    status 400. ignore: it is answered with the settings of the run."""
     host: Text = "127.0.0.1"
-    """The address that the endpoint listens on, one of this machine. Any other than a loopback address lets other
-    machines reach it, with the key of a session, which goes over the wire as it is."""
+    """The address of this machine that the endpoint listens on. Unless it is a loopback address, other machines can
+    reach the endpoint with the key of a session, which is sent unencrypted."""
 
     @model_validator(mode="before")
     @classmethod
@@ -348,19 +352,19 @@ class RolloutConfig(Part):
     """Where completions are sampled."""
 
     engine: Literal["local", "vllm"] | EngineName = "local"
-    """What samples: the local sampler, vLLM servers, which have an environment of their own (`posttrain engine install
-    vllm`), or engines that another package publishes (docs/plugins.md)."""
+    """What samples: the local sampler, vLLM servers in their own environment (`posttrain engine install vllm`), or
+    engines that another package publishes (docs/plugins.md)."""
     engines: Natural = 0
-    """Processes that sample, each with cores of its own. 0: the trainer's process samples. With `engine: vllm`: servers
-    that are started with the run, on this machine."""
+    """Processes that sample, each on its own cores. 0: the trainer's process samples. With `engine: vllm`: servers that
+    the run starts on this machine."""
     url: list[Text] = []
-    """vLLM servers of this machine that are running, in place of ones that are started, such as
-    `http://127.0.0.1:8000`. docs/vllm.md has the command that starts one."""
+    """Use these vLLM servers, which already run on this machine, instead of starting new ones: `http://127.0.0.1:8000`.
+    docs/vllm.md has the command that starts one."""
 
     placement: Literal["auto", "shared", "beside"] = "auto"
-    """On GPUs: `shared` has trainer and vLLM server on one, in turns: the server sleeps while a step is trained.
-    `beside` gives each server a GPU of its own. `auto`: beside where there are enough, else shared. On a CPU it changes
-    nothing."""
+    """Where vLLM servers run on GPUs. `shared`: the trainer and the server take turns on one GPU; the server sleeps
+    while a step is trained. `beside`: each server has its own GPU. `auto`: beside if there are enough GPUs, else
+    shared. On a CPU it changes nothing."""
 
     @property
     def num_engines(self) -> int:
@@ -368,12 +372,12 @@ class RolloutConfig(Part):
         return len(self.url) or self.engines or int(self.engine != "local")
 
     keep_cache: bool = False
-    """When weights change, let completions that are under way go on with the keys and values that the old weights
-    computed: quicker and only nearly right, as the log-probabilities then are not those of any one policy. Else keys
-    and values are computed anew."""
+    """When the weights change, unfinished completions continue with the keys and values that the old weights computed.
+    This is faster but only nearly right, because the log-probabilities then belong to no single policy. If false, keys
+    and values are computed again."""
     deadline: Positive = 120
-    """Seconds in which an engine has to draw a token, or to load new weights. One that does not is taken for lost: its
-    completions go on elsewhere. To start it has 300 s, or five times as long as this."""
+    """Seconds that an engine may take to sample a token or to load new weights. An engine that takes longer counts as
+    lost, and its completions continue on another one. To start, it has 300 s or five times this limit."""
 
 
 class ClusterConfig(Part):
@@ -381,13 +385,13 @@ class ClusterConfig(Part):
 
     address: Text = "auto"
     """`auto` is the cluster that this machine belongs to, or the one that RAY_ADDRESS names; `ray` means the same.
-    `ray://HOST:10001` is one that is reached from outside, `HOST:6379` one by its head, and `local` starts Ray on this
-    machine for the run alone."""
+    `ray://HOST:10001` reaches a cluster from outside, `HOST:6379` reaches one through its head, and `local` starts Ray
+    on this machine for this run only."""
     engine_cpus: Count = 1
-    """Processors that each engine gets, and threads with which it computes. Where the trainer computes on a GPU, each
-    engine gets one, too."""
+    """Processors of each engine, which are also its threads. If the trainer computes on a GPU, each engine gets a GPU,
+    too."""
     reward_workers: Natural = 2
-    """Processes of the cluster that compute rewards, with a processor each. 0: they run beside the trainer."""
+    """Processes of the cluster that compute rewards, with one processor each. 0: rewards run beside the trainer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -409,20 +413,20 @@ class ClusterConfig(Part):
 
 
 class SampledPairsConfig(Part):
-    """Which pairs are made of the answers that the start model gives before training: one round of iterative DPO."""
+    """How pairs are made from the answers that the start model gives before training: one round of iterative DPO."""
 
     select: Literal["best_worst", "random"] = "best_worst"
-    """Of each prompt's answers: the best against the worst, then the second best against the second worst; or any two
-    of different score, drawn at random."""
+    """How each prompt's answers are paired. best_worst: the best with the worst, then the second best with the second
+    worst. random: any two with different scores, drawn at random."""
     min_gap: NonNegative = 0.0
     """Least difference of the two scores."""
     correct_at: Number | None = None
-    """Only pairs of a right answer and a wrong one, an answer being right from this score on (iterative RPO). null: any
-    two of different score."""
+    """Pair only right answers with wrong ones; an answer with at least this score is right (iterative RPO). null: any
+    two with different scores."""
     max_per_prompt: Count = 1
     """Most pairs of one prompt."""
     max_without: Share = 0.9
-    """Share of prompts that may give no pair before it is an error that says why."""
+    """Share of prompts that may give no pair. More are an error that says why."""
 
 
 class TrainConfig(Part):
@@ -431,23 +435,25 @@ class TrainConfig(Part):
     steps: Count = Field(examples=[200])
     """Steps: each samples (or takes) prompts_per_step prompts and learns from them."""
     stop_after_tokens: Count | None = None
-    """End with the step in which the run's tokens, prompts and completions of all rows that were sampled or taken
-    (metric num_tokens), reach this number, if `steps` do not come first. null: no such limit."""
+    """End with the step in which the run's tokens reach this number, unless `steps` end it first. Prompts and
+    completions of all rows that were sampled or taken count (metric num_tokens). null: no such limit."""
     stop_after_seconds: Positive | None = None
-    """End with the step in which the seconds spent in steps (metric time/step, so no evaluation) reach this number, if
-    `steps` do not come first. Another machine, or a resume, then ends elsewhere. null: no such limit."""
+    """End with the step in which the seconds spent in steps reach this number, unless `steps` end it first. Evaluations
+    do not count (metric time/step). On another machine, or after a resume, the run ends at another step. null: no such
+    limit."""
     prompts_per_step: Count = 16
-    """Prompts of one step, which then has prompts_per_step * group_size rows. For supervised algorithms: the rows."""
+    """Prompts in one step, which has prompts_per_step * group_size rows. For supervised algorithms: rows in one
+    step."""
     learning_rate: NonNegative = 1e-6
-    """Highest learning rate of AdamW. The default is for training all weights by reinforcement; LoRA takes about ten
+    """Highest learning rate of AdamW. The default suits reinforcement learning of all weights; LoRA needs about ten
     times more."""
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """How AdamW holds its two moments of each trained weight: adamw as float32, 8 bytes; adamw_8bit in 8 bits with a
-    scale for each 256, 2.03 bytes, by torchao (`pip install "posttrain[cuda]"`). Weights stay float32. It is for all
-    weights of a large model on a GPU: adapters have few moments, and on a CPU a step takes more memory than it
-    saves."""
+    """How AdamW stores its two moments of each trained weight. adamw: in float32, 8 bytes. adamw_8bit: in 8 bits with a
+    scale for each 256 numbers, 2.03 bytes, by torchao (`pip install "posttrain[cuda]"`). Weights stay float32. Use
+    adamw_8bit to train all weights of a large model on a GPU: adapters have few moments, and on a CPU a step takes more
+    memory than it saves."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate after the warm-up; linear and cosine fall to min_learning_rate_ratio of it."""
+    """Schedule of the learning rate after the warm-up; linear and cosine fall to min_learning_rate_ratio of it."""
     warmup_steps: Natural = 0
     """Steps in which the learning rate rises from 0."""
     min_learning_rate_ratio: Share = 0.0
@@ -461,48 +467,49 @@ class TrainConfig(Part):
     adam_eps: Positive = 1e-8
     """Added to the root in AdamW's denominator."""
     max_grad_norm: NonNegative = 1.0
-    """The gradient is scaled down to this norm when it is longer. 0 is off."""
+    """The gradient is clipped to this norm. 0 is off."""
     minibatches: Count = 1
     """Optimizer steps per batch: the rows of a step are divided among them."""
     epochs: Count = 1
-    """Passes over each batch. With more than one update per batch the ratios of the algorithm do their work."""
+    """Passes over each batch. With more than one update per batch, the policy ratios and their clipping take effect."""
     tokens_per_microbatch: Count | Literal["auto"] = "auto"
-    """Tokens that go through the model in one forward and backward pass; what rows have in common at their beginning
-    counts once. It decides memory and speed, never the gradient; where memory ends, it is halved and the step computed
-    again. auto: 2,048 on a CPU; on a GPU as many, from 256 to 32,768, as its memory has surely room for, by the
-    formulas of `posttrain plan`. A run keeps what was chosen (sizes.json)."""
+    """Tokens that go through the model in one forward and backward pass; a prefix that rows share counts once. It
+    affects memory and speed, never the gradient. If memory runs out, the run halves it and computes the step again.
+    auto: 2,048 on a CPU; on a GPU, between 256 and 32,768, as many as surely fit by the formulas of `posttrain plan`. A
+    run keeps the number that was chosen (sizes.json)."""
     logprob_chunk_tokens: Count = 1024
-    """Tokens whose logits are computed together, a part of the vocabulary at a time; all of it where the head is not
-    linear, which takes this times the vocabulary of memory. It never changes a result."""
+    """Tokens whose logits are computed together, a part of the vocabulary at a time. If the head is not linear, the
+    whole vocabulary is computed at once, which takes this number times the vocabulary of memory. It never changes a
+    result."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     compile: bool = False
-    """Let torch.compile generate code for the decoder layers of the trained model, in passes of training and scoring:
-    minutes at the start for fewer operations in each pass. Numbers are the same but for rounding. Not with
-    gradient_checkpointing, and not for mixtures of experts."""
+    """Compile the decoder layers of the trained model with torch.compile, for training and scoring passes. Compiling
+    takes minutes at the start and saves operations in each pass. Numbers are the same except for rounding. It does not
+    work with gradient_checkpointing or for mixtures of experts."""
     mask_truncated: bool = False
     """Leave truncated completions out of the loss; their rewards still count in the statistics of their group."""
     run_ahead: Natural | Literal["auto"] = 0
-    """Steps by which sampling may be ahead of training: throughput. 0 is synchronous training; 2 keeps most trainers
-    busy; `auto` looks for the least that does, by trial. Above 0 it needs engines in processes of their own
-    (`rollout.engines`)."""
+    """Steps by which sampling may run ahead of training; it raises throughput. 0 is synchronous training, 2 keeps most
+    trainers busy, and `auto` finds the smallest number that does, by trial. Above 0 it needs engines in their own
+    processes (`rollout.engines`)."""
     max_staleness: Natural = 0
-    """Policy versions by which a trained token may be old: correctness. Older tokens are context and train nothing;
-    their completion is trained and its reward counts whole. At least `run_ahead`; 8 with `run_ahead` 2 masks next to
-    nothing."""
+    """Policy versions by which a trained token may be old; it bounds how far off-policy training is. Older tokens serve
+    as context and are not trained; the rest of their completion is, and its reward counts in full. Set it to at least
+    `run_ahead`; 8 with `run_ahead` 2 masks almost nothing."""
     publish_every: Count = 1
-    """Steps from one handing over of weights to the sampler to the next. Above 1 the steps between learn from what an
-    older policy sampled, so that off-policy corrections can be studied; the sampler then holds a copy of the model."""
+    """Steps between two hand-overs of weights to the sampler. Above 1, the steps in between learn from samples of an
+    older policy, so that you can study off-policy corrections; the sampler then holds a copy of the model."""
     devices: Count | Literal["auto"] = 1
-    """Processes that train together, each with its part of the weights and of the rows (FSDP2): one on each GPU, or on
-    a CPU for trials. `auto`: as many as there are GPUs, one without. Inside of a job of torchrun or srun its processes
-    are used. No number changes but for rounding."""
+    """Processes that train together, each with its part of the weights and of the rows (FSDP2): one on each GPU, or
+    several on a CPU for trials. `auto`: one per GPU, or one without a GPU. Inside a torchrun or srun job, the job's
+    processes are used. Numbers change only by rounding."""
     restarts: Natural = 3
-    """Times that a job of several devices starts again by itself from its newest checkpoint after a rank was lost."""
+    """How often a job of several devices restarts from its newest checkpoint after it lost a rank."""
     rank_deadline: Positive = 600.0
-    """Seconds that a rank waits for another one in the middle of a step before that one is lost."""
+    """Seconds that a rank waits for another one within a step. After that, the other one counts as lost."""
     max_sampling_rounds: Count = 10
-    """Most rounds of sampling in one step, where the algorithm replaces groups without signal; then it is an error."""
+    """Most rounds of sampling in one step, if the algorithm replaces groups without signal. More are an error."""
 
     @property
     def microbatch_tokens(self) -> int:
@@ -531,27 +538,28 @@ class EvaluationConfig(Part):
     every: Natural = 0
     """Steps between evaluations. 0: only before and after."""
     prompts: Count = 256
-    """Held-out prompts at most."""
+    """Most held-out prompts."""
     samples: Natural = 4
     """Completions per prompt; pass@k and majority vote go up to this k. 1 gives pass@1 alone, 0 greedy answers only."""
     temperature: NonNegative = 1.0
-    """Of the sampled part; the greedy part has none."""
+    """Temperature of the sampled answers; greedy answers have none."""
     max_completion_length: Count | None = None
     """Tokens. null: sampling.max_completion_length."""
     confidence: Annotated[float, Field(gt=0, lt=1), BeforeValidator(as_number)] = 0.95
     """Level of the intervals."""
     forgetting: PathText | None = None
-    """Text or JSONL file whose loss under the model is measured before and after, to see what was unlearned."""
+    """Text or JSONL file. The model's loss on it is measured before and after training, to show what was forgotten."""
     other_prompts: PathText | None = None
-    """File of prompts that have nothing to do with the training. The model answers 64 of them greedily before and
-    after, in 64 tokens at most, to see whether it still answers as before; the report shows both."""
+    """File of prompts that have nothing to do with the training. The model answers 64 of them before and after
+    training, greedily and in at most 64 tokens, to show whether it still answers as before. The report shows both
+    answers."""
     max_drift: Positive = 0.2
-    """Nats per token by which the former answers to other_prompts may become less likely. Beyond, the verdict says that
-    the model has forgotten."""
+    """Nats per token by which the former answers to other_prompts may become less likely. Beyond that, the verdict says
+    that the model has forgotten."""
     writing: Natural = 8
-    """Prompts that the model answers greedily before and after training, in 64 tokens at most, to see whether it still
-    writes; its loss on a page of plain English goes with them. A run that samples its evaluations takes those answers.
-    0 is off."""
+    """Prompts that the model answers before and after training, greedily and in at most 64 tokens, to show whether it
+    still writes. Its loss on a page of plain English is measured, too. A run that samples answers for its evaluations
+    uses those. 0 is off."""
 
 
 class CheckpointConfig(Part):
@@ -560,11 +568,11 @@ class CheckpointConfig(Part):
     every: Natural = 50
     """Steps between checkpoints. 0: only the last."""
     keep: Count = 3
-    """Checkpoints kept; older ones are deleted, but for one from before a rise of disagreement (alarms)."""
+    """Checkpoints to keep. Older ones are deleted, except one from before a rise of disagreement (alarms)."""
 
 
 class GuardConfig(Part):
-    """Limits past which going on would give a wrong or a useless model; the run stops and says why."""
+    """Limits beyond which training on would give a wrong or useless model; the run stops and says why."""
 
     max_unscored: Share = 0.2
     """Share of completions in one step whose reward failed or timed out."""
@@ -577,66 +585,68 @@ class GuardConfig(Part):
     publish_tolerance: Positive | None = None
     """Nats per token that trainer and sampler may differ by after the weights were published. null: by precision."""
     stalled_minutes: Positive | None = 30.0
-    """Minutes that may pass without a token, a micro-batch, a reward or anything on file. Then the process ends, with
-    the stack of each thread in stalled.txt; `posttrain resume` continues the run. null: no limit."""
+    """Minutes that may pass without a token, a micro-batch, a reward or a write to a file. Then the process ends and
+    leaves the stack of each thread in stalled.txt; `posttrain resume` continues the run. null: no limit."""
 
 
 class AlarmConfig(Part):
     """Alarms for rewards that are gamed. Each fires once in a run; null switches one off.
 
-    docs/alarms.md has the formula of each, and how often it cries and how late it comes in simulations.
+    docs/alarms.md has the formula of each, its false alarms and its delay in simulations.
     """
 
     enabled: bool = True
-    """Watch at all."""
+    """Switch all alarms on or off."""
     on_alarm: Literal["warn", "pause", "stop"] = "warn"
-    """warn: say so and go on. pause: save a checkpoint and end; `posttrain resume` takes the alarm as seen and goes on.
-    stop: end where the alarm fired; a resumed run ends there again."""
+    """warn: warn and continue. pause: save a checkpoint and end; `posttrain resume` takes the alarm as seen and
+    continues. stop: end where the alarm fired; a resumed run ends there again."""
     check_sample: Natural = 32
-    """Accepted answers of each step that the independent check looks at, after the update. 0: evaluations only."""
+    """Accepted answers that the independent check looks at after each step's update. 0: evaluations only."""
     accepted_at: Number | None = None
-    """Total reward from which on an answer counts as accepted. null: 1 where rewards are marks from 0 to 1, else what
-    the best quarter of the answers got before training."""
+    """An answer with at least this total reward counts as accepted. null: 1 if rewards are marks from 0 to 1, else the
+    reward that the best quarter of the answers reached before training."""
     check_accepts_at: Number = 0.5
-    """Score of the check from which on it agrees; of several checks each has to."""
+    """The check agrees with an answer if it scores at least this much. If there are several checks, all have to
+    agree."""
     baseline_disagreement: Annotated[float, Field(gt=0, lt=1), BeforeValidator(as_number)] | None = None
-    """Share of accepted answers that the check rejects in an honest run. null: as measured before training on the
-    held-out answers, at least 1%."""
+    """Share of accepted answers that the check rejects in an honest run. null: the share measured on held-out answers
+    before training, at least 1%."""
     disagreement_ratio: Ratio | None = 3.0
-    """By which factor the odds of disagreement grow in a run that is gamed (by ten points at most): what the cumulative
-    sum is tuned to find."""
+    """Factor by which the odds of disagreement grow in a gamed run (by ten points at most). The cumulative sum is tuned
+    to detect it."""
     cusum_limit: Positive = 9.0
-    """The sum of log-likelihood ratios at which the alarm fires. At 7 one honest run in eight fires in 1000 steps, at 9
-    one in fifty."""
+    """The alarm fires if the sum of log-likelihood ratios reaches this. At 7, one honest run in eight fires within 1000
+    steps; at 9, one in fifty."""
     heldout_z: Positive | None = 4.0
-    """Standard errors by which the last evaluations are below the best earlier ones."""
+    """Standard errors by which the last evaluations may lie below the best earlier ones."""
     heldout_window: Count = 3
-    """Evaluations that are averaged for that."""
+    """Evaluations that heldout_z averages."""
     gap: Share | None = 0.1
-    """By how much training reward minus held-out score may grow."""
+    """How much training reward minus held-out score may grow."""
     reference_steps: Count = 5
-    """The first steps, which later ones are compared with, and the number of last steps that are averaged for that."""
+    """Number of first steps that serve as the reference, and of last steps that are averaged and compared with them."""
     length_correlation: Share | None = 0.3
-    """By how much the rank correlation of reward and length, among answers to one prompt, may move away from 0. Prompts
+    """How far the rank correlation of reward and length, among answers to one prompt, may move away from 0. Prompts
     whose answers differ by fewer than 8 tokens do not count."""
     length_ratio: Ratio | None = 1.5
-    """By which factor, and 8 tokens at least, answers may become longer while the held-out score does not rise."""
+    """Factor by which answers may become longer, and by 8 tokens at least, while the held-out score does not rise."""
     truncated: Share | None = 0.2
-    """Share of truncated answers, where the start had less than half of that."""
+    """Share of answers that may be truncated, if the start had less than half of that."""
     distinct_ratio: Share | None = 0.5
-    """To which share of the start the distinct sequences of four tokens in an answer may fall."""
+    """Share of its value at the start to which the distinct sequences of four tokens in an answer may fall."""
     compression_ratio: Ratio | None = 2.0
-    """By which factor answers may become more compressible."""
+    """Factor by which answers may become more compressible."""
     template: Share | None = 0.3
-    """By how much the share of answers to different prompts with the same first (or last) 30 tokens may grow."""
+    """How much the share of answers that begin (or end) with the same 30 tokens as answers to other prompts may
+    grow."""
     concentration: Share | None = 0.3
-    """By how much the share of answers with one and the same value may grow, beyond the share of the most common gold
-    answer of their prompts."""
+    """How much the share of answers with the same value may grow, beyond the share of the most common gold answer of
+    their prompts."""
     entropy_ratio: Share | None = 0.3
-    """To which share of the start the entropy may fall while the held-out score does not rise."""
+    """Share of its value at the start to which the entropy may fall while the held-out score does not rise."""
     kl_ratio: Ratio | None = 5.0
-    """By which factor the KL to the reference may jump within ten steps."""
+    """Factor by which the KL to the reference may jump within ten steps."""
     failures: Share | None = 0.02
-    """By how much the share of answers may grow that were not scored, timed out, failed or were ambiguous."""
+    """How much the share of answers that were unscored, timed out, failed or were ambiguous may grow."""
     no_signal: Share | None = 0.8
-    """Share of groups whose rewards do not differ, where it is not that the model has learned the task."""
+    """Share of groups whose rewards may be all equal, unless the model has simply learned the task."""
