@@ -42,9 +42,7 @@ def evaluate(
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Use at most this many prompts.")] = None,
     max_completion_length: Annotated[int | None, typer.Option(min=1, help="Tokens.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampled answers.")] = None,
-    kind: Annotated[
-        str | None, typer.Option("--as", help="Measure by given answers: pairs, labels, examples, ...")
-    ] = None,
+    kind: Annotated[str | None, typer.Option("--as", help="Measure by given answers: pairs, labels, ...")] = None,
     answers: Annotated[Path | None, typer.Option(help="Write all answers and judgements to this JSONL file.")] = None,
     json: AsJson = False,
 ) -> int:
