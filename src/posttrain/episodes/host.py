@@ -145,7 +145,8 @@ def _in_a_fork(lifeline: int, function: Callable[[], Any]) -> Any:
         except BaseException as error:
             message = {"failed": {"given": failed(error).message}}
         theirs.sendall(wire.encode(message))
-        os._exit(0)
+        while True:  # until it is killed: what it has started is found below it, even before that shows its mark
+            signal.pause()
     theirs.close()
     with ours:
         found = next(
