@@ -140,6 +140,14 @@ def test_a_job_takes_its_config_and_the_files_that_this_names_along(here):
         assert (luggage.folder / "data" / "rows.jsonl").is_file()
 
 
+def test_the_program_of_an_agent_goes_along(here):
+    (here / "run.yaml").write_text(json.dumps(settings(agent={"command": ["/usr/bin/python3", "agent.py"]})))
+    (here / "agent.py").write_text("print(1.0)")
+    with luggage_of(job(), load_config("run.yaml").config) as luggage:
+        assert (luggage.folder / "agent.py").is_file()
+        assert not list(luggage.folder.rglob("python3*"))
+
+
 @pytest.mark.parametrize(("engines", "more"), [(2, ["--cluster", "auto"]), (0, [])])
 def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_on_the_cluster(engines, more):
     config = load_config(settings(cluster=None, rollout={"engines": engines})).config
@@ -157,6 +165,7 @@ def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_on_the_clus
         ({}, {"model": {"path": "my-model"}}, "model.path = my-model, a folder of this machine"),
         ({}, {"rewards": [{"function": "../far.py:f"}]}, r"rewards\.0\.function = \.\./far\.py:f, whose file"),
         ({}, {"tools": ["../far.py:look"]}, r"tools\.0 = \.\./far\.py:look, whose file does not go"),
+        ({}, {"tools": ["search:my-model"]}, r"tools\.0 = my-model, a folder of this machine"),
         ({}, {"environment": "/far/game.py:Game"}, r"environment\.function = /far/game\.py:Game, whose file"),
     ],
 )

@@ -860,6 +860,14 @@ BROKEN = {
         ["rewards=[environment]", "tools=calculator"],
         "a reward named environment, but there is no environment that could give one; allowed: environment.function.",
     ),
+    "_tasks_are_those_that_are_played": (
+        [
+            "environment={function: verifiers:wordle, settings: {taskset: {length: 4}}}",
+            "data.train=task:verifiers/wordle",
+        ],
+        "environment.settings.taskset with the rows of task:verifiers/wordle, which are the default ones; allowed: "
+        "rows that were made with these settings.",
+    ),
     "_turns_have_credit": (
         ["algorithm=gspo", "tools=calculator", "environment.credit=turn"],
         "credit by turn, but gspo as configured has one advantage for all of a completion; allowed: grpo, rloo, dapo, "

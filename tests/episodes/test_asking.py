@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import httpx
@@ -126,6 +127,32 @@ def test_a_conversation_that_is_rewritten_is_an_error_that_says_where(change, sa
 
     with pytest.raises((Rewritten, ValueError), match=says):
         run(go())
+
+
+def test_what_is_no_request_is_answered_with_the_reason():
+    async def careless(url: str, key: str) -> list[Any]:
+        async with httpx.AsyncClient(timeout=20, trust_env=False) as client:
+            headers = {"Authorization": f"Bearer {key}"}
+            post = partial(client.post, f"{url}/chat/completions")
+            replies = [await post(headers=headers, content=body) for body in (b"{", b"[]")]
+        heard, saying = await asyncio.open_connection("127.0.0.1", httpx.URL(url).port)
+        saying.write(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")
+        long = await heard.read()
+        saying.close()
+        return [*((reply.status_code, reply.json()["error"]["message"]) for reply in replies), long.split(b"\r\n")[0]]
+
+    async def go() -> Any:
+        loop = AgentLoop(careless)
+        try:
+            assert await loop.begin() is None
+            return loop.result
+        finally:
+            await loop.close()
+
+    (broken, why), no_object, long = run(go())
+    assert (broken, "not JSON" in why) == (400, True)
+    assert no_object == (400, "the body is not a JSON object")
+    assert long == b"HTTP/1.1 413 Content Too Large"
 
 
 def test_only_who_has_the_key_is_answered_and_what_is_raised_comes_through():

@@ -121,6 +121,23 @@ def test_where_the_action_stands_and_what_a_misread_turn_costs_are_settings():
     assert one.finish() == {"reward": 0.0, "metrics": {"steps": 1.0}}
 
 
+@pytest.mark.parametrize(
+    ("words", "text", "read"),
+    [
+        ("numbers", "I pick 1.5", False),
+        ("numbers", "step 2: go 3. (of 4)", True),
+        ("numbers", "1", True),
+        ("names", "left-up", False),
+        ("names", "not left - up", True),
+    ],
+)
+def test_part_of_a_number_or_of_a_word_names_no_action(words, text, read):
+    pytest.importorskip("gymnasium", reason="the extra [environments] is not installed")
+    one = conduct("gymnasium:FrozenLake-v1", **(LAKE if words == "names" else {"show": "text"}))
+    one.reset({})
+    assert ("names no action" not in str(one.step(**said(text)))) is read
+
+
 def test_rows_of_the_same_seed_begin_in_the_same_state():
     pytest.importorskip("gymnasium", reason="the extra [environments] is not installed")
     rows = find_task("gymnasium/Blackjack-v1").rows(8)

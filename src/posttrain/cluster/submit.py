@@ -135,7 +135,7 @@ def refuse_what_stays(job: Job, config: RunConfig) -> None:
 
 
 def files_named(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(setting, path or name) of data, texts, templates and models."""
+    """(setting, path or name) of data, texts, templates, models, folders to search and programs."""
     data = config.data
     for setting, given in (("data.train", data.train), ("data.eval", data.eval), ("data.auxiliary", data.auxiliary)):
         for path in [given] if isinstance(given, str) else given or ():
@@ -146,6 +146,12 @@ def files_named(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "evaluation.forgetting", config.evaluation.forgetting
     if config.evaluation.other_prompts is not None:
         yield "evaluation.other_prompts", config.evaluation.other_prompts
+    for place, tool in enumerate(config.tools):
+        if tool.startswith("search:"):
+            yield f"tools.{place}", tool.removeprefix("search:")
+    for place, part in enumerate(config.agent.command):
+        if not Path(part).is_absolute():  # an interpreter is that of the node
+            yield f"agent.command.{place}", part
     yield from (one for one in models_named(config) if not one[1].startswith(MARK))
 
 

@@ -598,6 +598,20 @@ def turns_elsewhere(rollout: RolloutConfig) -> ConfigError | None:
     )
 
 
+def _tasks_are_those_that_are_played(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """Rows of task:verifiers/NAME are made without settings, so environment.settings cannot choose other tasks."""
+    name = (config.environment.function or "").partition("verifiers:")[2]
+    sources = (config.data.train, config.data.eval)
+    given = [one for source in sources for one in ([source] if isinstance(source, str) else source or ())]
+    if name and f"task:verifiers/{name}" in given and "taskset" in config.environment.settings:
+        return ConfigError(
+            given=f"environment.settings.taskset with the rows of task:verifiers/{name}, which are the default ones",
+            allowed="rows that were made with these settings",
+            fix="Write the rows of the Taskset to a file and name it in data, or leave taskset out.",
+        )
+    return None
+
+
 def _environments_give_rewards(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """The reward `environment` is that of environment.function, the reward `agent` that of the agent."""
     names = {entry.name for entry in (*config.rewards, *config.check)}
@@ -759,6 +773,7 @@ RULES: tuple[Rule, ...] = (
     _turns_are_used,
     _turns_are_sampled_here,
     _environments_give_rewards,
+    _tasks_are_those_that_are_played,
     _turns_have_credit,
     _agents_stand_alone,
     _alarms_are_used,

@@ -107,9 +107,11 @@ class AgentLoop:
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
-            length = int(headers.get("content-length", "0"))
-            body = await reader.readexactly(min(length, _MOST_BODY))
-            status, kind, answer = await self._reply(head[0], headers, body)
+            length = headers.get("content-length", "0")
+            if not length.isdecimal() or int(length) > _MOST_BODY:
+                status, kind, answer = _error("413 Content Too Large", f"at most {_MOST_BODY} bytes are read")
+            else:
+                status, kind, answer = await self._reply(head[0], headers, await reader.readexactly(int(length)))
             writer.write(
                 f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(answer)}\r\n"
                 "Connection: close\r\n\r\n".encode()
@@ -125,7 +127,12 @@ class AgentLoop:
             return _json("200 OK", {"object": "list", "data": [{"id": "policy", "object": "model"}]})
         if not line.startswith("POST /v1/chat/completions"):
             return _error("404 Not Found", "only POST /v1/chat/completions is answered")
-        asked = json.loads(body)
+        try:
+            asked = json.loads(body)
+        except ValueError as error:
+            return _error("400 Bad Request", f"the body is not JSON: {error}")
+        if not isinstance(asked, dict):
+            return _error("400 Bad Request", "the body is not a JSON object")
         future: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
         await self._requests.put((asked, future))
         answer = await future

@@ -37,8 +37,8 @@ def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callabl
         raise ConfigError(
             given=f"gymnasium.make({target.name!r}) raised {error.given}",
             allowed="an environment that is registered, and arguments that it takes under environment.settings.make",
-            fix="`python -m gymnasium` is no list; print(gymnasium.registry.keys()) is one. A package that registers "
-            "environments is named before a colon: gymnasium:my_package:MyEnv-v0.",
+            fix="print(gymnasium.registry.keys()) lists the environments. Name a package that registers its own before "
+            "a colon: gymnasium:my_package:MyEnv-v0.",
         ) from None
     if kind not in ("Discrete", "Text"):
         raise ConfigError(
@@ -82,7 +82,8 @@ class FromGymnasium:
         action = self._action(message["content"])
         if action is None:
             self._last = self._misread
-            return f"That names no action. Answer with one of: {', '.join(self._words)}."
+            allowed = f"one of: {', '.join(self._words)}" if self._words else "a text that the environment accepts"
+            return f"That names no action. Answer with {allowed}."
         observation, reward, terminated, truncated, _ = self._own.step(action)
         self._last = float(reward)
         self._steps += 1
@@ -121,7 +122,8 @@ class FromGymnasium:
         if not self._words:
             return said.strip() if said.strip() in self._own.action_space else None
         either = "|".join(map(re.escape, sorted(self._words, key=len, reverse=True)))
-        named = re.findall(rf"(?<![\w-])(?:{either})(?!\w)", said.lower())
+        whole = rf"(?<![\w-])(?<!\d\.)(?:{either})(?![\w-])(?!\.\d)"  # neither left-up nor 1.5 names an action
+        named = re.findall(whole, said.lower())
         return self._words[named[-1]] if named else None
 
     def _shown(self, observation: Any) -> str:

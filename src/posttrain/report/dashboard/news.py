@@ -43,15 +43,18 @@ class News:
         self._stopping = stopping
         self._known: dict[str, tuple[float, str]] = {}
         self._lock = threading.Lock()
+        self._took = 0.0
+        """Seconds of the last look, without the wait for those of others."""
         self.listeners = 0
 
     async def of(self, what: str, look: Callable[[], str], seen: str) -> AsyncIterator[str]:
         """Events for one listener, until it leaves: `what` is the same for all who are to hear the same."""
+        if self.listeners >= MOST_LISTENERS:
+            return  # several asked at once, and each was let in
         self.listeners += 1
         try:
             said = time.monotonic()
             while not self._stopping():
-                begun = time.monotonic()
                 now = await asyncio.to_thread(self._looked, what, look)
                 if now != seen:
                     yield f"data: {now}\n\n"
@@ -59,7 +62,7 @@ class News:
                 elif time.monotonic() - said > QUIET:
                     yield ": nothing new\n\n"
                     said = time.monotonic()
-                await self._wait(max(SECONDS, 10 * (time.monotonic() - begun)))
+                await self._wait(max(SECONDS, 10 * self._took))
         finally:
             self.listeners -= 1
 
@@ -67,8 +70,10 @@ class News:
         with self._lock:
             when, state = self._known.get(what, (-SECONDS, ""))
             if time.monotonic() - when >= SECONDS:
+                begun = time.monotonic()
                 state = look()
                 self._known[what] = time.monotonic(), state
+                self._took = time.monotonic() - begun
             return state
 
     async def _wait(self, seconds: float) -> None:

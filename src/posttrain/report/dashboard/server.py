@@ -260,8 +260,6 @@ def _telling(folder: Path, news: News) -> Callable[[Request], Awaitable[Response
         names, seen = sorted(set(request.query_params.getlist("run"))), request.query_params.get("seen", "")
         if len(names) > pages.MOST_OVERLAID:
             return PlainTextResponse(f"News of {pages.MOST_OVERLAID} runs at most.\n", 400)
-        if news.listeners >= MOST_LISTENERS:
-            return PlainTextResponse("Too many pages listen already.\n", 503)
         place = await asyncio.to_thread(find_runs, folder)
         try:
             look = partial(state_of_runs, [_run(place, name) for name in names]) if names else partial(_state, folder)
@@ -269,6 +267,8 @@ def _telling(folder: Path, news: News) -> Callable[[Request], Awaitable[Response
             return PlainTextResponse(f"{reason}\n", 404)
         if request.method == "HEAD":
             return Response(media_type=EVENTS)
+        if news.listeners >= MOST_LISTENERS:
+            return PlainTextResponse("Too many pages listen already.\n", 503)
         return StreamingResponse(news.of(repr(names), look, seen), media_type=EVENTS)
 
     return tell
