@@ -11,7 +11,6 @@ prompts, each answered four times at temperature 1.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -26,6 +25,7 @@ from typing import Any
 
 import yaml
 from benchmarks.asynchrony.tables import table, with_tables
+from benchmarks.seeds import asked_for, with_run
 from benchmarks.speed.machine import origin
 
 import posttrain as pt
@@ -104,21 +104,14 @@ def write_page(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--page", action="store_true")
-    asked = parser.parse_args(arguments)
     known = sorted(path.parent.name for path in RECIPES.glob("*/start.py"))
-    if unknown := set(asked.recipes) - set(known):
-        parser.error(f"no recipe {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    recipes, seeds = asked_for(arguments, __doc__, known)
     results = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
-    for name in [] if asked.page else asked.recipes or known:
-        for seed in asked.seeds:
+    for name in recipes:
+        for seed in seeds:
             with tempfile.TemporaryDirectory() as folder:
                 found = measure(name, seed, Path(folder))
-            runs = {run["seed"]: run for run in results.get(name, [])} | {seed: found}
-            results[name] = [runs[seed] for seed in sorted(runs)]
+            results[name] = with_run(results.get(name, []), found)
             RESULT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
             print(" | ".join(row(name, found)), flush=True)
     write_page(results)

@@ -12,7 +12,6 @@ far the last model is from it on prompts that no stage was trained on. The runs 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import shutil
@@ -22,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.seeds import asked_for, with_run
 from benchmarks.speed.machine import origin
 
 import posttrain as pt
@@ -215,22 +215,15 @@ def cell(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--page", action="store_true")
-    asked = parser.parse_args(arguments)
     known = sorted(path.stem for path in RECIPES.glob("[a-z]*.py"))
-    if unknown := set(asked.recipes) - set(known):
-        parser.error(f"no recipe {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    recipes, seeds = asked_for(arguments, __doc__, known)
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name in [] if asked.page else asked.recipes or known:
-        for seed in asked.seeds:
+    for name in recipes:
+        for seed in seeds:
             folder = RUNS / f"{name}-{seed}"
             shutil.rmtree(folder, ignore_errors=True)
             found = measure(name, seed, folder)
-            runs = {run["seed"]: run for run in results.get(name, {"runs": []})["runs"]} | {seed: found}
-            results[name] = {"origin": origin(), "runs": [runs[seed] for seed in sorted(runs)]}
+            results[name] = {"origin": origin(), "runs": with_run(results.get(name, {"runs": []})["runs"], found)}
             RESULT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             print(row(found), flush=True)
             print(found["stages"][-1]["verdict"]["sentence"], flush=True)
