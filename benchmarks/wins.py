@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from posttrain.evaluate.others import Answered, answer_logprobs, compared, other
 from posttrain.evaluate.trained import trained_model
 from posttrain.models.load import load_model
 from posttrain.pipeline.run import Pipeline
+from posttrain.report.others import forgot, kept
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
 
@@ -146,6 +148,22 @@ def write_page(results: Mapping[str, Any]) -> None:
     PAGE.write_text(head + BEGIN + "\n\n" + "\n".join(parts).rstrip() + "\n\n" + END + tail, encoding="utf-8")
 
 
+def of_both_stages(run: Mapping[str, Any]) -> str:
+    """The verdict of a report on other prompts, of the whole path from the pretrained model to the last one."""
+    between = {"others": run["others"]}
+    if found := forgot(between):
+        return f"it has forgotten: {'; '.join(found)}."
+    drift = span_text(run["others"]["drift"])
+    within = "within" if kept(between) else "not clearly within"
+    return (
+        f"the drift on other prompts, {drift} nats per token, is {within} the bound of {run['others']['max_drift']:g}."
+    )
+
+
+def span_text(found: Mapping[str, float]) -> str:
+    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+
+
 COLUMNS = (
     "seed",
     "start",
@@ -169,10 +187,12 @@ def section(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
     for run in runs:
         for stage in run["stages"]:
             lines.append(f"- seed {run['seed']}, {stage['algorithm']}: {stage['verdict']['sentence']}")
+        if run["others"]:
+            lines.append(f"- seed {run['seed']}, from the pretrained model to the last one: {of_both_stages(run)}")
     one = runs[0]
-    for title, kept in (("Held-out prompts", one["samples"]), ("Other prompts", one["other_samples"])):
+    for title, answers in (("Held-out prompts", one["samples"]), ("Other prompts", one["other_samples"])):
         lines += ["", f"{title}, seed {one['seed']}:", "", "| prompt | before | after |", "|---|---|---|"]
-        lines += [f"| {cell(s['prompt'])} | {cell(s['before'])} | {cell(s['after'])} |" for s in kept]
+        lines += [f"| {cell(s['prompt'])} | {cell(s['before'])} | {cell(s['after'])} |" for s in answers]
     return [*lines, ""]
 
 
@@ -191,7 +211,7 @@ def row(run: Mapping[str, Any]) -> str:
         share(before) if run["start"] else "",
         share(after),
         "; ".join(checks),
-        f"{run['others']['drift']['mean']:.3f}" if run["others"] else "",
+        span_text(run["others"]["drift"]) if run["others"] else "",
         " → ".join(f"{run['others'][side]['same']['mean']:.0%}" for side in ("baseline", "trained"))
         if run["others"]
         else "",
@@ -220,6 +240,10 @@ def main(arguments: Sequence[str]) -> int:
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for name in recipes:
         for seed in seeds:
+            if len(seeds) > 1:  # a process for each: its peak of memory is that of this run
+                subprocess.run([sys.executable, "-m", "benchmarks.wins", name, "--seeds", str(seed)], check=True)
+                results = json.loads(RESULT.read_text(encoding="utf-8"))
+                continue
             folder = RUNS / f"{name}-{seed}"
             shutil.rmtree(folder, ignore_errors=True)
             found = measure(name, seed, folder)

@@ -43,6 +43,7 @@ def read(ignores: bool = False, **body: Any) -> Asked:
         ({"max_completion_tokens": True}, "max_completion_tokens", "at least 1"),
         ({"functions": []}, "functions", "'functions' is not supported"),
         ({"messages": []}, "messages", "at least one"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}, HELLO]}, "messages[0]", "are no list"),
         (
             {"messages": [HELLO, {"role": "assistant", "content": "b"}]},
             "messages",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tests.tiny import tiny_model
@@ -37,6 +38,35 @@ def test_each_prompt_has_its_best_answer_that_ended(folder):
     assert all(row["completion"].strip() for row in longest)
     lengths = {row["prompt"]: len(row["completion"]) for row in first}
     assert all(len(row["completion"]) >= lengths[row["prompt"]] for row in longest)
+
+
+def test_right_answers_that_are_alike_are_kept_for_each_prompt_and_replay_keeps_one(folder):
+    def asked(rewards):
+        return own_answers(
+            str(folder / "model"),
+            str(folder / "prompts.jsonl"),
+            rewards,
+            samples=16,
+            temperature=1.0,
+            max_completion_length=24,
+            seed=3,
+        )
+
+    alike = {row["prompt"]: row["completion"] for row in asked(lambda prompt, completion: 1.0)}
+    assert len(alike) == 6
+    replay = asked(None)
+    assert len({row["completion"] for row in replay}) == len(replay) <= 6
+
+
+def test_yes_to_all_prompts_is_six_examples(folder, monkeypatch):
+    def yes(model, rows, *_, **__):
+        sample = SimpleNamespace(text="Yes", truncated=False, score=1.0)
+        return SimpleNamespace(records=[SimpleNamespace(index=n, samples=[sample]) for n in range(len(rows))])
+
+    monkeypatch.setattr("posttrain.evaluate.own_answers.evaluate", yes)
+    asked = str(folder / "model"), str(folder / "prompts.jsonl")
+    assert [row["completion"] for row in own_answers(*asked, lambda prompt, completion: 1.0)] == ["Yes"] * 6
+    assert len(own_answers(*asked)) == 1
 
 
 def test_where_no_answer_is_good_enough_that_is_said(folder):

@@ -43,9 +43,10 @@ def own_answers(
 
     Good enough is an answer that ended by itself and has `at_least` this sum of `rewards`; without rewards, any that
     ended. With `first_sentence` that sentence alone is the completion, and an answer that was cut behind it is good,
-    too: replay that is cheap, of a model that rambles. An answer that another prompt got, too, is kept once. A row has
-    the prompt as the data gives it, after the template `prompt`, and no system turn. Raises what `evaluate` raises, and
-    `DataError` when no answer is good enough.
+    too: replay that is cheap, of a model that rambles. Without rewards an answer that another prompt got, too, is kept
+    once, because replay should show many answers; with them every prompt keeps its answer. A row has the prompt as the
+    data gives it, after the template `prompt`, and no system turn. Raises what `evaluate` raises, and `DataError` when
+    no answer is good enough.
     """
     data = DataConfig(train=source, prompt=prompt, answer=answer)
     rows = read_rows(source, max_rows=max_rows, seed=seed)
@@ -68,7 +69,8 @@ def own_answers(
         best = _best(record, 1.0 if rewards is None else at_least, first_sentence)
         values = form.read(rows[record.index], chat=True)
         if best is not None and not isinstance(values, Dropped):
-            kept.setdefault(best, {"prompt": values["prompt"], "completion": best})
+            key = best if rewards is None else str(record.index)
+            kept.setdefault(key, {"prompt": values["prompt"], "completion": best})
     if not kept:
         raise DataError(
             given=f"none of {len(found.records) * samples} answers ended and got {at_least:g}",

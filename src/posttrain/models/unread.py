@@ -1,4 +1,4 @@
-"""A model whose weights are still in their files: each process reads what it holds of them, and nobody all of them.
+"""A model whose weights are still in their files: each process reads what it holds of them, and none holds all of them.
 
     leave    when the model was built on the meta device, where weights have shapes and no memory
     fill     when it was sharded: of each weight this process reads its rows, straight from the safetensors files

@@ -1,4 +1,4 @@
-"""One trajectory's agent, in the process that is theirs alone: what it asks for, and how it ends.
+"""The agent of one trajectory, in that trajectory's own process: what it asks for, and how it ends.
 
     reset(row)       begins the agent; what comes of it is its first request, or its end
     step(...)        answers or refuses a request; what comes of it is the next one, or the end
@@ -26,7 +26,7 @@ from typing import Any
 
 from posttrain.episodes.agents.answers import Answer
 from posttrain.episodes.agents.endpoint import Endpoint
-from posttrain.episodes.agents.requests import Asked, Refused
+from posttrain.episodes.agents.requests import Asked, Refused, text_of
 from posttrain.episodes.agents.setup import AgentSetup
 from posttrain.episodes.conduct import leaves_processes, start_random_numbers
 from posttrain.errors import ConfigError
@@ -243,7 +243,14 @@ def _worth(found: Any) -> dict[str, Any]:
         messages = [one.model_dump(exclude_none=True) if hasattr(one, "model_dump") else one for one in found]
         if not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in messages):
             raise TypeError(f"the agent returned {found!r:.80}, and a list is one of messages")
-        return {"done": True, "messages": [{**one, "content": one.get("content") or ""} for one in messages]}
+        try:
+            texts = [text_of(one.get("content"), f"message {place}") for place, one in enumerate(messages)]
+        except Refused as refused:
+            raise TypeError(f"the agent returned messages, and {refused}") from None
+        return {
+            "done": True,
+            "messages": [{**one, "content": text} for one, text in zip(messages, texts, strict=True)],
+        }
     try:
         reward = float(found)
     except (TypeError, ValueError):

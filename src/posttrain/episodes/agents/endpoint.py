@@ -26,7 +26,7 @@ CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 
 
 class Endpoint:
-    """`answer` is called once per chat request, one at a time in the order in which they arrive."""
+    """`answer` is called once per chat request, for one request at a time."""
 
     def __init__(
         self, host: str, answer: Callable[[Asked], Answer], *, sampling: Mapping[str, Any], ignores: bool
@@ -99,12 +99,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self, respond: Callable[[bytes], None]) -> None:
         with suppress(ConnectionError):  # a client that is gone
             try:
-                body = self._body()
                 if not self.server.endpoint.knows(self.headers.get("Authorization", "")):
+                    self.close_connection = True  # its body is not read
                     raise Refused("this is not the key of this session", status=401, code="invalid_api_key")
-                respond(body)
+                respond(self._body())
             except Refused as refused:
                 self._send(refused.body, refused.status)
+            except ConnectionError:
+                raise
+            except Exception as error:
+                self.close_connection = True
+                failed = Refused(f"{type(error).__name__}: {error}", status=500, code="internal_error")
+                self._send(failed.body, failed.status)
 
     def _body(self) -> bytes:
         """It is read even of a request that is refused: the next one stands behind it."""

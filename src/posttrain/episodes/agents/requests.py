@@ -46,7 +46,7 @@ class Refused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = "authentication_error" if self.status == 401 else "invalid_request_error"
+        kind = {401: "authentication_error", 500: "server_error"}.get(self.status, "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
@@ -145,8 +145,10 @@ def _messages(given: Any) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             raise Refused(f"{where} has no role of {', '.join(ROLES)}", param=where)
         role = "system" if message["role"] == "developer" else message["role"]
-        own: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
+        own: dict[str, Any] = {"role": role, "content": text_of(message.get("content"), where)}
         if role == "assistant" and message.get("tool_calls"):
+            if not isinstance(message["tool_calls"], list):
+                raise Refused(f"the tool_calls of {where} are no list", param=where)
             own["tool_calls"] = [_call(one, where) for one in message["tool_calls"]]
             names |= {call["id"]: call["function"]["name"] for call in own["tool_calls"]}
         if role == "tool":
@@ -160,8 +162,8 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _text(content: Any, where: str) -> str:
-    """Of a text, of parts that are texts, or of nothing."""
+def text_of(content: Any, where: str) -> str:
+    """Of a text, of parts that are texts, or of nothing. Raises `Refused`."""
     if content is None:
         return ""
     if isinstance(content, str):

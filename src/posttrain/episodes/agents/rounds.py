@@ -30,7 +30,7 @@ _TOOL = {
     "type": "function",
     "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
 }
-"""With which a template is proven before any agent has brought tools."""
+"""Stands for the tools of an agent when a run proves its chat template: the agent has not named any yet."""
 ASKED_FOR = "max_tokens"
 """The limit of a turn that its request named: the trajectory goes on behind it."""
 
@@ -90,7 +90,7 @@ class Talk:
 
     transcript: Transcript = field(default_factory=Transcript)
     tools: Sequence[Message] = ()
-    """Of the newest request, as are the two that follow."""
+    """Those of the newest request; so are `most_tokens` and `logprobs`."""
     most_tokens: int | None = None
     logprobs: bool = False
     refused: int = 0
