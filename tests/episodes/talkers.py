@@ -17,7 +17,8 @@ from posttrain.data.prompts import Renderer
 from posttrain.engines.local import LocalSampler
 from posttrain.episodes.bridge import Bridge
 from posttrain.episodes.calls import FORMATS
-from posttrain.episodes.episodes import Episodes, Limits
+from posttrain.episodes.episodes import Episodes
+from posttrain.episodes.scene import Limits, Scene
 from posttrain.episodes.sessions import Sessions, Setup
 from posttrain.episodes.tools import find_tool
 from posttrain.rewards.load import Target
@@ -117,13 +118,15 @@ def episodes(
         words = tokenizer()
         renderer = Renderer(tokenizer=words, chat=True)
         roles = [*(["user"] if sessions.speaks else []), *(["tool"] if sessions.schemas else [])]
-        yield Episodes(
-            sampler=LocalSampler(model or talker(context=context), words, {EOS}, shared=True),
+        sampler = LocalSampler(model or talker(context=context), words, {EOS}, shared=True)
+        scene = Scene(
             bridge=Bridge.of(renderer, {EOS}, tools=sessions.schemas, roles=roles, history=history),
             sessions=sessions,
             limits=Limits(max_turns=max_turns, max_length=max_length, attempts=attempts),
             calls=FORMATS["hermes"] if sessions.schemas else None,
+            context_length=sampler.context_length,
         )
+        yield Episodes(sampler=sampler, scene=scene)
     finally:
         sessions.close()
 

@@ -17,9 +17,10 @@ from tests.episodes.talkers import EOS, play, prompts, talker, tokenizer
 
 from posttrain.data.prompts import Renderer
 from posttrain.engines.local import LocalSampler
-from posttrain.episodes.agents.rounds import Agents
 from posttrain.episodes.agents.setup import AgentSetup
-from posttrain.episodes.episodes import Limits
+from posttrain.episodes.agents.turns import AgentScene
+from posttrain.episodes.episodes import Episodes
+from posttrain.episodes.scene import Limits
 from posttrain.episodes.sessions import Sessions, Setup
 from posttrain.errors import ConfigError
 from posttrain.experience.metrics import turn_metrics
@@ -41,7 +42,7 @@ def agents(
     context: int = 256,
     limits: Mapping[str, Any] | None = None,
     **setup: Any,
-) -> Iterator[Agents]:
+) -> Iterator[Episodes]:
     """Of the random model, with what askers.py has."""
     target = Target(path=str(HERE / file), name=function) if function else None
     sessions = Sessions(Setup(agent=AgentSetup(function=target, sampling=DRAWING, **setup), timeout=timeout))
@@ -50,12 +51,14 @@ def agents(
         words = tokenizer()
         sampler = LocalSampler(talker(context=context), words, {EOS}, shared=True)
         most = Limits(**{"max_turns": 6, "attempts": 2, **(limits or {})})
-        yield Agents.of(sampler, Renderer(tokenizer=words, chat=True), {EOS}, sessions, most, history)
+        renderer = Renderer(tokenizer=words, chat=True)
+        scene = AgentScene.proven(renderer, {EOS}, sessions, most, history, sampler.context_length)
+        yield Episodes(sampler=sampler, scene=scene)
     finally:
         sessions.close()
 
 
-def answers(own: Agents, asked: Sequence[Prompt], **how: Any) -> list[Completion]:
+def answers(own: Episodes, asked: Sequence[Prompt], **how: Any) -> list[Completion]:
     return list(chain(*play(own, asked, **how)))
 
 
@@ -63,7 +66,7 @@ def rewards(found: Sequence[Completion]) -> list[float | None]:
     return [one.episode.reward for one in found if one.episode]
 
 
-def require_ids_are_those_that_were_drawn(own: Agents, prompt: Prompt, found: Completion) -> None:
+def require_ids_are_those_that_were_drawn(own: Episodes, prompt: Prompt, found: Completion) -> None:
     """The sampler, given each context with what was drawn in it, names the log-probabilities that it drew with."""
     starts, drawn = list(found.starts), list(found.logprobs)
     edges = [*([] if starts[:1] == [0] else [0]), *starts, len(found.ids)]
@@ -86,7 +89,7 @@ def test_a_conversation_goes_on_from_the_ids_that_were_drawn():
     asked = prompts(6)
     with agents("talks", settings={"turns": 3}) as own:
         found = answers(own, asked)
-        between = own.bridge.between([{"role": "user", "content": "c"}], last=EOS)
+        between = own.scene.bridge.between([{"role": "user", "content": "c"}], last=EOS)
         for prompt, one in zip(asked, found, strict=True):
             require_ids_are_those_that_were_drawn(own, prompt, one)
     whole = [one for one in found if not one.truncated]
@@ -110,7 +113,7 @@ def test_another_history_is_another_context_of_the_same_trajectory():
     asked = prompts(4)
     with agents("edits") as own:
         found = answers(own, asked)
-        words = own.bridge.renderer.tokenizer
+        words = own.scene.bridge.renderer.tokenizer
         for prompt, one in zip(asked, found, strict=True):
             require_ids_are_those_that_were_drawn(own, prompt, one)
             if one.truncated:
@@ -275,7 +278,7 @@ def test_what_cannot_be_used_is_refused_before_the_run(setup, message):
 def test_no_session_reads_another(tmp_path: Path):
     """Three at the same time: an address and a key each, and 401 for the key of another."""
     with agents("spies") as own:
-        sessions = own.sessions
+        sessions = own.scene.sessions
         opened, worth = [sessions.open(seed) for seed in range(3)], []
         for number, session in enumerate(opened):
             row = {"prompt": "a", "secret": str(number), "folder": str(tmp_path), "sessions": 3}
@@ -305,7 +308,8 @@ def test_a_client_of_openai_calls_tools_of_its_own(openai):
     asked = prompts(24)
     with agents("with_a_tool", file="openai_agents.py") as own:
         found = answers(own, asked)
-        [bridge] = own.known.values()
+        assert isinstance(own.scene, AgentScene)
+        [bridge] = own.scene.known.values()
         for prompt, one in zip(asked, found, strict=True):
             require_ids_are_those_that_were_drawn(own, prompt, one)
             assert one.episode is not None

@@ -53,7 +53,7 @@ def test_an_answer_that_calls_nothing_is_a_trajectory_of_one_piece():
 def test_a_trajectory_is_what_was_drawn_and_what_came_back():
     with episodes("Guess") as one:
         found = list(chain(*play(one, prompts(16), group_size=2)))
-        bridges = {text: one.bridge.between([{"role": "user", "content": text}], last=EOS) for text in "<>"}
+        bridges = {text: one.scene.bridge.between([{"role": "user", "content": text}], last=EOS) for text in "<>"}
     words = tokenizer()
     longer = [completion for completion in found if completion.given]
     assert len(longer) >= 8
@@ -132,7 +132,7 @@ def test_a_conversation_that_the_environment_opens_begins_with_it():
 
 def test_split_gives_each_turn_its_own_history():
     with episodes("Guess") as kept, episodes("Guess") as own:
-        split = type(own)(**{**vars(own), "bridge": type(own.bridge)(**{**vars(own.bridge), "history": "split"})})
+        split = replace(own, scene=replace(own.scene, bridge=replace(own.scene.bridge, history="split")))
         together, apart = play(kept, prompts(16)), play(split, prompts(16))
     assert any(group[0].starts for group in apart)
     for [one], [other] in zip(together, apart, strict=True):
@@ -144,7 +144,7 @@ def test_split_gives_each_turn_its_own_history():
 @pytest.mark.parametrize("limit", [30, 60])
 def test_a_limit_of_the_whole_counts_all_histories_of_split(limit: int):
     with episodes("Chatty", max_turns=50, max_length=limit) as one:
-        split = replace(one, bridge=replace(one.bridge, history="split"))
+        split = replace(one, scene=replace(one.scene, bridge=replace(one.scene.bridge, history="split")))
         found = [group[0] for group in play(split, prompts(16))]
     assert sum(len(completion.starts) > 1 for completion in found) >= 2
     assert {len(completion.ids) <= limit for completion in found} == {True}
@@ -175,7 +175,7 @@ def test_tools_are_called_and_their_results_are_context():
 def test_a_tool_that_hangs_or_dies_is_told_to_the_model():
     """Tools remember nothing: another process goes on."""
     with episodes(tools=["look", "broken"], timeout=0.3) as one:
-        broken = one.sessions.setup.tools[1]
+        broken = one.scene.sessions.setup.tools[1]
         assert broken.name == "broken"
         play_ = play(one, prompts(1))
         assert play_
@@ -185,7 +185,7 @@ def test_a_tool_that_hangs_or_dies_is_told_to_the_model():
             trial.messages.append({"role": "assistant", "content": ""})
             trial.called = ["broken"]
             trial.ids, trial.turns = [EOS], 1
-            round_._ask(trial, "step", message=trial.messages[-1], calls=[["broken", {"place": place}, ""]])
-            round_._resume(round_.waiting.popleft(), round_._wait(trial))
+            round_.turns.ask(trial, "step", message=trial.messages[-1], calls=[["broken", {"place": place}, ""]])
+            round_.turns.answered(round_.waiting.popleft(), round_._reply(trial))
             assert trial.messages[-1]["content"] == expected
             assert trial.errors == ["broken"]

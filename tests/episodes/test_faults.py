@@ -48,7 +48,8 @@ def test_what_fails_is_begun_anew_and_then_unscored(tmp_path: Path, fault: str):
 def test_a_message_that_the_template_does_not_write_is_a_failure():
     """This one is written behind a question alone."""
     with episodes("Demands", attempts=1) as one:
-        refused = replace(one, bridge=replace(one.bridge, refused={"system": "it is not written"}))
+        bridge = replace(one.scene.bridge, refused={"system": "it is not written"})
+        refused = replace(one, scene=replace(one.scene, bridge=bridge))
         [[completion]] = play(refused, prompts(1))
     assert completion.episode is not None
     assert (completion.failure, completion.episode.reward) == ("template", None)
@@ -59,18 +60,18 @@ def test_an_environment_that_dies_while_its_policy_draws_is_begun_anew():
     with episodes("Guess", attempts=2) as one:
         round_ = Round(one, [], Settings(max_completion_length=6), 3)
         trial = Play(0, 0, prompts(1)[0])
-        round_._ask(trial, "reset", row={"secret": "b"})
-        round_._wait(round_.waiting.popleft())
+        round_.turns.ask(trial, "reset", row={"secret": "b"})
+        round_._reply(round_.waiting.popleft())
         assert trial.session is not None
         assert trial.session.pid is not None
         psutil.Process(trial.session.pid).kill()
-        while trial.session in one.sessions._open:
-            one.sessions.poll(0.05)
-        round_._ask(trial, "step", message={"role": "assistant", "content": "b"}, calls=[])
-        round_._resume(round_.waiting.popleft(), round_._wait(trial))
+        while trial.session in one.scene.sessions._open:
+            one.scene.sessions.poll(0.05)
+        round_.turns.ask(trial, "step", message={"role": "assistant", "content": "b"}, calls=[])
+        round_.turns.answered(round_.waiting.popleft(), round_._reply(trial))
         again = round_.waiting.popleft()
         assert (again.attempt, again.stage, again.session is trial.session) == (2, "reset", False)
-        assert round_._wait(again).kind == "value"
+        assert round_._reply(again).kind == "value"
 
 
 def test_rewards_that_fail_do_so_in_counted_order():
@@ -79,11 +80,11 @@ def test_rewards_that_fail_do_so_in_counted_order():
         round_ = Round(one, [], Settings(max_completion_length=6), 3)
         plays = [Play(place, 0, prompt) for place, prompt in enumerate(prompts(2))]
         for play_, pause in zip(plays, (1.0, 0.0), strict=True):
-            round_._ask(play_, "reset", row={"pause": pause})
-            round_._wait(round_.waiting.popleft())
+            round_.turns.ask(play_, "reset", row={"pause": pause})
+            round_._reply(round_.waiting.popleft())
         for play_ in plays:
-            round_._ask(play_, "finish")
-        assert round_._wait(plays[1]).kind == "exception"
+            round_.turns.ask(play_, "finish")
+        assert round_._reply(plays[1]).kind == "exception"
         assert plays[0].session is not None
         assert plays[0].session.reply is None
         round_._look()
@@ -166,4 +167,4 @@ def test_whoever_stops_listening_leaves_no_process():
         answers = one.each(prompts(8), Settings(max_completion_length=6), group_size=2, seed=3)
         next(answers)
         answers.close()  # type: ignore[attr-defined]
-        assert not one.sessions._open
+        assert not one.scene.sessions._open

@@ -38,7 +38,8 @@ def played(
     try:
         sessions.start()
         with episodes("Guess", **limits) as one:
-            return prompts(count), play(replace(one, sessions=sessions), prompts(count), group_size=group_size, **how)
+            other = replace(one, scene=replace(one.scene, sessions=sessions))
+            return prompts(count), play(other, prompts(count), group_size=group_size, **how)
     finally:
         sessions.close()
 

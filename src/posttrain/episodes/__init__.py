@@ -1,7 +1,8 @@
 """Completions of several turns: a policy, its tools, and the environment that answers it.
 
     Generator, evaluation --each()--> Episodes --submit(), step()--> RowStream     the sampler, one token of each row
-                                         |   \\--between()--> Bridge               ids between turns, from the template
+                                         |
+                                       Turns --between()--> Bridge                 ids between turns, from the template
                                          |   \\--read()-----> CallFormat           a turn's text -> its tool calls
                                          |
                                      Sessions ==socket==> host --fork--> one process per trajectory
@@ -9,7 +10,8 @@
 
 `Episodes` (episodes.py) stands where a sampler stands: whoever asks it for completions of prompts gets them one by one,
 and does not see that some took several turns. A trajectory is drawn as a request of the sampler, leaves it when its
-turn ends, and is submitted again, longer by what came back; the others go on decoding meanwhile.
+turn ends, and is submitted again, longer by what came back; the others go on decoding meanwhile. What follows from a
+turn or from an answer is said in `Turns` (turns.py), for engines in other processes, too (experience/trajectories.py).
 
 A program that asks a model by itself, over HTTP, is an agent (agents/): its process serves it, and its requests stand
 where the answers of an environment do.
@@ -20,8 +22,8 @@ environment remembers: in a process of its own (conduct.py), forked from one tha
 
 **When one comes back.** By counting, never by the clock: the trajectory that has waited longest comes back as soon as
 so many rows wait that the batch has become small (`Round._due`), and is then waited for. So the same run composes the
-same batches, however long tools take. On a GPU, where the order of sums is not kept anyway, whoever is ready comes
-back.
+same batches, however long tools take. On a GPU, where the order of sums is not kept anyway, and with engines whoever is
+ready comes back.
 
 **Token in, token out.** What a turn sees begins with the very ids of the turns before: those that were drawn, and those
 that the template writes between them (bridge.py), which are found by rendering a short conversation before and after.

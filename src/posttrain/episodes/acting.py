@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from posttrain.data.prompts import Renderer
 from posttrain.engines.local import LocalSampler
 from posttrain.episodes.adapters import find_environment
-from posttrain.episodes.agents.rounds import Agents
 from posttrain.episodes.agents.setup import AgentSetup
+from posttrain.episodes.agents.turns import AgentScene
 from posttrain.episodes.bridge import Bridge
 from posttrain.episodes.calls import proven, template_of
-from posttrain.episodes.episodes import Episodes, Limits
+from posttrain.episodes.episodes import Episodes
+from posttrain.episodes.scene import Limits, Scene
 from posttrain.episodes.sessions import Sessions, Setup
 from posttrain.episodes.tools import find_tool, require_tools_in_prompt
 from posttrain.errors import ConfigError
@@ -70,21 +71,33 @@ class Acting:
 
     def around(self, sampler: Sampler, renderer: Renderer, eos_ids: Collection[int]) -> Episodes:
         """Completions of several turns from this sampler. ConfigError where the chat template does not allow them."""
+        assert isinstance(sampler, LocalSampler), "others take requests in their own ways"
+        return Episodes(sampler=sampler, scene=self.scene(renderer, eos_ids, sampler.context_length))
+
+    def scene(self, renderer: Renderer, eos_ids: Collection[int], context_length: int | None) -> Scene:
+        """What its trajectories have in common where `context_length` tokens can be seen. ConfigError where the chat
+        template does not allow several turns."""
         if not renderer.chat:
             raise ConfigError(
                 given="an environment, tools or an agent, but the prompts are plain text, without turns",
                 allowed="data.chat = auto or true, and a chat template",
                 fix="Give model.chat_template the path of a Jinja file, and leave data.chat out.",
             )
-        assert isinstance(sampler, LocalSampler), "the rules of the config: turns are sampled in this process"
         if self.sessions.setup.agent is not None:
-            return Agents.of(sampler, renderer, eos_ids, self.sessions, self.limits, self.history)
+            agent = (self.sessions, self.limits, self.history, context_length)
+            return AgentScene.proven(renderer, eos_ids, *agent)
         roles = [*(["user"] if self.sessions.speaks else []), *(["tool"] if self.schemas else [])]
         bridge = Bridge.of(renderer, eos_ids, tools=self.schemas, roles=roles, history=self.history)
         calls = proven(template_of(renderer), bridge) if self.schemas else None
         if calls is not None:
             require_tools_in_prompt(renderer, self.schemas)
-        return Episodes(sampler=sampler, bridge=bridge, sessions=self.sessions, limits=self.limits, calls=calls)
+        return Scene(
+            bridge=bridge,
+            sessions=self.sessions,
+            limits=self.limits,
+            calls=calls,
+            context_length=context_length,
+        )
 
 
 def _environment(asked: Asked) -> Setup:

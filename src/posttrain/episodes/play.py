@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +21,7 @@ LIMITS = ("max_completion_length", "max_turns", "max_trajectory_length", "contex
 """Why a trajectory is cut: settings of `sampling`, or the model's context window."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Play:
     """Everything about a trajectory but what its environment remembers."""
 
@@ -29,6 +30,10 @@ class Play:
     number: int
     """In its group."""
     prompt: Prompt
+    seed: int = 0
+    """Of the random numbers of its group."""
+    max_turn_length: int = sys.maxsize
+    """Tokens that the policy may draw in a turn."""
     attempt: int = 1
     stage: Stage = "reset"
     session: Session | None = None
@@ -77,13 +82,15 @@ class Play:
         opened = range(0 if self.opening is None else len(asked))
         return [*asked, *self.messages], [*opened, *(len(asked) + place for place in self.outside)]
 
-    def seed(self, seed: int) -> int:
+    @property
+    def world_seed(self) -> int:
         """What the random numbers of its environment start from."""
-        return random.Random(f"{seed} {self.prompt.index} {self.number}").getrandbits(63)
+        return random.Random(f"{self.seed} {self.prompt.index} {self.number}").getrandbits(63)
 
     def anew(self) -> Play:
         """The same trajectory before anything was drawn, once more."""
-        return Play(self.place, self.number, self.prompt, attempt=self.attempt + 1)
+        same = {"seed": self.seed, "max_turn_length": self.max_turn_length}
+        return Play(self.place, self.number, self.prompt, **same, attempt=self.attempt + 1)
 
     def hear(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """What came back, with the identifiers of the calls that it answers."""

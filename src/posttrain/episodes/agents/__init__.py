@@ -1,8 +1,7 @@
 """Agents: programs that ask an OpenAI-compatible endpoint, and are trained by what they asked.
 
-    Agents.each() --> AgentRound --submit(), step()--> RowStream     the sampler, as for environments
-                          |   \\--find()--> Transcript                 from which ids a request goes on
-                          |
+    Conductor --turn_ended(), answered()--> AgentTurns --find()--> Transcript     from which ids a request goes on
+                                                |
                       Sessions ==socket==> host --fork--> one process per trajectory
                                                AgentConduct: the program, in the main thread
                                                    | HTTP, loopback, a token

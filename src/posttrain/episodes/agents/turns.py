@@ -6,22 +6,22 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 from posttrain.data.dropped import Unusable
 from posttrain.episodes.agents.answers import Answer
 from posttrain.episodes.agents.transcript import Transcript
 from posttrain.episodes.bridge import Bridge, call_id
 from posttrain.episodes.calls import Said, proven, template_of
-from posttrain.episodes.episodes import Episodes, Round
+from posttrain.episodes.scene import Scene
 from posttrain.episodes.tools import UNKNOWN, require_tools_in_prompt
+from posttrain.episodes.turns import Conductor, Turns
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from posttrain.data.prompts import Renderer
-    from posttrain.engines.local import LocalSampler
-    from posttrain.engines.sampler import SamplingSettings
-    from posttrain.episodes.episodes import Limits
     from posttrain.episodes.play import Play
+    from posttrain.episodes.scene import Limits
     from posttrain.episodes.sessions import Reply, Sessions
     from posttrain.types import Completion
 
@@ -36,8 +36,8 @@ ASKED_FOR = "max_tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agents(Episodes):
-    """Implements `Answers`: completions that agents have asked for."""
+class AgentScene(Scene):
+    """What trajectories have in common whose turns agents ask for."""
 
     with_tools: Bridge | ConfigError
     """For requests that bring tools; what is wrong with the chat template where it takes none."""
@@ -45,14 +45,14 @@ class Agents(Episodes):
     """Bridges of the tools that were brought so far, by these as JSON."""
 
     @staticmethod
-    def of(
-        sampler: LocalSampler,
+    def proven(
         renderer: Renderer,
         eos_ids: Collection[int],
         sessions: Sessions,
         limits: Limits,
         history: Literal["auto", "split", "keep"],
-    ) -> Agents:
+        context_length: int | None,
+    ) -> AgentScene:
         """With a chat template that is proven for their messages. ConfigError where it does not allow several turns."""
         of_agent: Any = {"history": history, "setting": "agent.history"}
         bridge = Bridge.of(renderer, eos_ids, **of_agent)
@@ -61,11 +61,11 @@ class Agents(Episodes):
             calls = proven(template_of(renderer), with_tools)
         except ConfigError as refused:
             calls, with_tools = None, refused
-        how = {"sampler": sampler, "sessions": sessions, "limits": limits}
-        return Agents(bridge=bridge, with_tools=with_tools, calls=calls, **how)
+        how: Any = {"sessions": sessions, "limits": limits, "context_length": context_length}
+        return AgentScene(bridge=bridge, with_tools=with_tools, calls=calls, **how)
 
-    def round(self, plays: Sequence[Play], sampling: SamplingSettings, seed: int) -> AgentRound:
-        return AgentRound(self, plays, sampling, seed)
+    def turns(self, conductor: Conductor) -> AgentTurns:
+        return AgentTurns(self, conductor)
 
     def bridge_of(self, tools: Sequence[Message]) -> Bridge:
         """The ids between turns with these tools in the context. ConfigError where the template leaves them out,
@@ -97,20 +97,20 @@ class Talk:
     """Requests that came to no turn."""
 
 
-class AgentRound(Round):
-    """All trajectories of one call of `each`."""
+class AgentTurns(Turns):
+    """The rules of trajectories whose turns an agent asks for."""
 
-    own: Agents
+    scene: AgentScene
 
-    def __init__(self, agents: Agents, plays: Sequence[Play], sampling: SamplingSettings, seed: int) -> None:
-        super().__init__(agents, plays, sampling, seed)
-        self._talks: dict[tuple[int, int], Talk] = {}
+    def __init__(self, scene: AgentScene, conductor: Conductor) -> None:
+        super().__init__(scene, conductor)
+        self._talks: WeakKeyDictionary[Play, Talk] = WeakKeyDictionary()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _resume(self, play: Play, reply: Reply) -> None:
         if play.stage == "reset":
-            self._talks[play.place, play.number] = Talk()
+            self._talks[play] = Talk()
         if reply.kind != "value":
             self._failed(play, reply.kind, reply.message)
         elif "request" in reply.value:
@@ -124,8 +124,8 @@ class AgentRound(Round):
 
     def _request(self, play: Play, messages: Sequence[Message], **asked: Any) -> None:
         """Draw what answers these messages; `asked` are fields of `Talk`."""
-        talk = self._talks[play.place, play.number] = replace(self._talk(play), **asked)
-        if play.turns + talk.refused >= self.own.limits.max_turns:
+        talk = self._talks[play] = replace(self._talk(play), **asked)
+        if play.turns + talk.refused >= self.scene.limits.max_turns:
             play.ended = "max_turns"
             self._end(play)
             return
@@ -133,11 +133,11 @@ class AgentRound(Round):
             self._go_on(play, talk, messages)
         except Unusable as refused:
             talk.refused += 1
-            self._ask(play, "step", refusal=str(refused))
+            self.ask(play, "step", refusal=str(refused))
 
     def _go_on(self, play: Play, talk: Talk, messages: Sequence[Message]) -> None:
         """From the ids of an earlier request, or in a new context."""
-        bridge = self.own.bridge_of(talk.tools)
+        bridge = self.scene.bridge_of(talk.tools)
         found = None if bridge.history == "split" else talk.transcript.find(messages, talk.tools)
         if self._is_too_long(play, messages if found is None else found.more):
             self._end(play)
@@ -162,11 +162,11 @@ class AgentRound(Round):
         return (ASKED_FOR, most) if most is not None and most <= room else (limit, room)
 
     def _talk(self, play: Play) -> Talk:
-        return self._talks[play.place, play.number]
+        return self._talks[play]
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    def _turn_ended(self, play: Play, turn: Completion) -> None:
+    def turn_ended(self, play: Play, turn: Completion) -> None:
         talk = self._talk(play)
         play.draw(turn, self._said(talk, turn))
         message = play.messages[-1] = _with_own_ids(play)
@@ -176,10 +176,10 @@ class AgentRound(Round):
         play.calls += [name if name in known else UNKNOWN for name in named]
         answer = asdict(self._answer(play, talk, turn))
         if turn.truncated and play.ended != ASKED_FOR:
-            self._ask(play, "finish", limit=self._limit(play), answer=answer)
+            self.ask(play, "finish", limit=self._limit(play), answer=answer)
             return
         play.ended, play.reason = "", "stop" if turn.truncated else turn.finish_reason
-        self._ask(play, "step", answer=answer)
+        self.ask(play, "step", answer=answer)
 
     def _said(self, talk: Talk, turn: Completion) -> Said:
         """A turn with a call that cannot be read is text, as with other servers: it is the agent's to say so."""
@@ -205,19 +205,19 @@ class AgentRound(Round):
 
     def _end(self, play: Play) -> None:
         """A limit has cut it, in place of a turn."""
-        self._ask(play, "finish", limit=self._limit(play))
+        self.ask(play, "finish", limit=self._limit(play))
 
     def _finish(self, play: Play, reply: Reply) -> None:
         _take(play, reply.value)
         super()._finish(play, reply)
 
     def _limit(self, play: Play) -> str:
-        limits, sampling = self.own.limits, self.sampling
+        limits = self.scene.limits
         return {
             "max_turns": f"sampling.max_turns = {limits.max_turns}",
             "max_trajectory_length": f"sampling.max_trajectory_length = {limits.max_length}",
-            "max_completion_length": f"sampling.max_completion_length = {sampling.max_completion_length}",
-        }.get(play.ended, f"the end of the context, {self.own.sampler.context_length} tokens")
+            "max_completion_length": f"sampling.max_completion_length = {play.max_turn_length}",
+        }.get(play.ended, f"the end of the context, {self.scene.context_length} tokens")
 
 
 def _take(play: Play, value: Mapping[str, Any]) -> None:
