@@ -43,6 +43,7 @@ DEADLINES: dict[WaitKind, float] = {
     "load": 3.0,
     "sleep": 3.0,
     "draw": 4.0,
+    "act": 6.0,
     "score": 4.0,
     "ask": 5.0,
     "train": 6.0,
@@ -93,12 +94,26 @@ def workload_of(rng: Random, limits: Limits) -> Workload:
     )
 
 
+def with_turns(rng: Random, limits: Limits, workload: Workload) -> tuple[Limits, Workload]:
+    """In every third schedule rows have several turns, and environments between them."""
+    if rng.randrange(3):
+        return limits, workload
+    acts = {
+        "turns": rng.randint(1, 4),
+        "act_seconds": rng.choice((0.01, 0.3, 1.0)),
+        "act_fails": rng.choice((0.0, 0.1)),
+        "act_hangs": rng.choice((0.0, 0.0, 0.02)),
+    }
+    return replace(limits, turns=True), replace(workload, **acts)
+
+
 def scheduled(seed: int, *, controller: type[Controller] = Controller, history: bool = False) -> Simulated:
     """The run of a seed."""
     rng = Random(seed)
     limits = limits_of(rng)
     workload = workload_of(rng, limits)
     faults = Faults(rng.randint(0, 7), within=rng.choice((2.0, 8.0)) * limits.last_version)
+    limits, workload = with_turns(Random(f"turns {seed}"), limits, workload)
     return simulate(limits, workload, seed=seed, faults=faults, controller=controller, watched=True, history=history)
 
 

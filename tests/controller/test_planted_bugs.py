@@ -18,6 +18,7 @@ from posttrain.controller.messages import (
     Loaded,
     Publish,
     Restart,
+    Resumed,
     Row,
     Scored,
     Stop,
@@ -348,6 +349,46 @@ class NeverStartsWhatDiedAsleep(Controller):
         pass
 
 
+class DrawsWhileTheEnvironmentAnswers(Controller):
+    def _may_be_placed(self, row):
+        found = self._groups[row.group].rows[row.g]
+        return not found.ended and found.engine is None
+
+    def _paused(self, event):
+        super()._paused(event)
+        if event.row in self._away:
+            self._unplaced.add(event.row.group)
+
+
+class OpensNoEnvironment(Controller):
+    def _open(self):
+        self._unopened.clear()
+
+
+class ForgetsWhoComesBack(Controller):
+    def _back(self, event):
+        super()._back(event)
+        self._unplaced.discard(event.row.group)
+
+
+class KeepsTokensOfAnEarlierBeginning(Controller):
+    def _back(self, event):
+        super()._back(replace(event, anew=False) if isinstance(event, Resumed) else event)
+
+
+class KeepsTokensOfTurnsThatBeginAnew(Controller):
+    def _enter(self, number, group, *, turns):
+        spans = [row.spans for row in group.rows]
+        super()._enter(number, group, turns=turns)
+        for row, own in zip(group.rows, spans, strict=True):
+            row.spans = own
+
+
+class ForgetsTheDeadlineOfEnvironments(Controller):
+    def _all_waits(self):
+        return (wait for wait in super()._all_waits() if wait.kind != "act")
+
+
 BUGS = {
     DecodesLostRowsTwice: "holders",
     LeavesOthersAtWhatIsGivenUp: "holders",
@@ -394,6 +435,12 @@ BUGS = {
     LeavesEnginesAsleep: "weights",
     ForgetsTheDeadlineOfASleep: "owners",
     NeverStartsWhatDiedAsleep: "memory",
+    DrawsWhileTheEnvironmentAnswers: "turns",
+    OpensNoEnvironment: "turns",
+    ForgetsWhoComesBack: "places",
+    KeepsTokensOfAnEarlierBeginning: "tokens",
+    KeepsTokensOfTurnsThatBeginAnew: "tokens",
+    ForgetsTheDeadlineOfEnvironments: "owners",
 }
 """Each with the invariant that it breaks."""
 

@@ -581,20 +581,27 @@ def _turns_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | No
     return None
 
 
-def _turns_are_sampled_here(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """An environment and tools go with the sampler of the trainer's process."""
-    return turns_elsewhere(config.rollout) if config.has_turns else None
+def _stale_turns_have_no_credit_of_their_own(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """environment.credit other than trajectory needs all tokens: those that are too old to be trained are missing."""
+    credit = config.environment.credit
+    if not config.has_turns or credit == "trajectory" or config.train.lead == 0:
+        return None
+    return ConfigError(
+        given=f"environment.credit = {credit} with train.run_ahead = {config.train.run_ahead}: turns that are too old "
+        "to be trained would be missing where turns are counted and compared",
+        allowed="environment.credit = trajectory, or train.run_ahead = 0",
+        fix="Set environment.credit = trajectory, or train.run_ahead = 0.",
+    )
 
 
 def turns_elsewhere(rollout: RolloutConfig) -> ConfigError | None:
-    """What is wrong with sampling turns of an environment or of tools so; None where nothing is."""
-    if not rollout.num_engines:
+    """What is wrong with an evaluation in turns of an environment or of tools so; None where nothing is."""
+    if rollout.engine == "local":
         return None
     return ConfigError(
-        given=f"an environment, tools or an agent with rollout.engine = {rollout.engine} and {rollout.num_engines} "
-        "engine(s)",
-        allowed="the sampler of the trainer's process: rollout.engine = local with rollout.engines = 0",
-        fix="Leave the section rollout out.",
+        given=f"an environment, tools or an agent with rollout.engine = {rollout.engine}, in an evaluation beside a run",
+        allowed="this process: rollout.engine = local",
+        fix="Add rollout.engine=local.",
     )
 
 
@@ -771,7 +778,7 @@ RULES: tuple[Rule, ...] = (
     _judges_have_something_to_compare,
     _forgetting_needs_language,
     _turns_are_used,
-    _turns_are_sampled_here,
+    _stale_turns_have_no_credit_of_their_own,
     _environments_give_rewards,
     _tasks_are_those_that_are_played,
     _turns_have_credit,

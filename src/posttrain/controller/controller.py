@@ -19,6 +19,10 @@ to load the next publication. An engine that is lost meanwhile is ended, and sta
 
 A group in flight is one of: rows without an engine (`_unplaced`), rows being decoded, ended and to be scored
 (`_unscored`), being scored (`_scoring`). Then it is in `_finished`, until it is trained.
+
+A row of several turns is away (`_away`) before its first turn and between two of them: whoever minds environments says
+when it is to be decoded again (`Resumed`), and when it is over (`Finished`). It may come back to another engine, and to
+newer weights. Nobody waits for it but its own group.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ from posttrain.controller.messages import (
     Evaluate,
     Evaluated,
     Event,
+    Finished,
     GiveUp,
     Interrupt,
     Joined,
@@ -51,9 +56,12 @@ from posttrain.controller.messages import (
     Load,
     Loaded,
     Lost,
+    Open,
+    Paused,
     Publish,
     Published,
     Restart,
+    Resumed,
     Returned,
     Row,
     Score,
@@ -73,6 +81,7 @@ LATE = {
     "join": "did not start",
     "load": "did not load its weights",
     "draw": "drew no token",
+    "act": "gave no answer",
     "sleep": "did not fall asleep",
     "ask": "did not ask for a batch",
     "train": "did not finish its step",
@@ -94,6 +103,9 @@ class Controller:
         self._finished: list[int] = []
         self._groups: dict[int, GroupState] = {}
         self._unplaced: set[int] = set()
+        self._unopened: set[int] = set()
+        """Groups whose rows have to be opened."""
+        self._away: set[Row] = set()
         self._unscored: set[int] = set()
         self._scoring: set[int] = set()
         self._next_group = version * limits.prompts_per_step
@@ -168,9 +180,7 @@ class Controller:
         controller.counts = Counter(state["counts"])
         for saved in state["in_flight"]:
             group = GroupState.restored(saved["rows"])
-            controller._groups[saved["group"]] = group
-            waiting = controller._unscored if group.ended else controller._unplaced
-            waiting.add(saved["group"])
+            controller._enter(saved["group"], group, turns=limits.turns)
         return controller
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -181,6 +191,10 @@ class Controller:
                 self._drew(event)
             case Ended():
                 self._ended(event)
+            case Paused():
+                self._paused(event)
+            case Resumed() | Finished():
+                self._back(event)
             case Returned():
                 self._returned(event)
             case Joined(engine):
@@ -251,19 +265,47 @@ class Controller:
         engine.progress += event.count
 
     def _ended(self, event: Ended) -> None:
-        row = self._held(event)
-        if row is None:
+        if self._held(event) is None:
             return
-        row.ended = True
+        self._take_answer(event)
+        self._row_is_over(event.row)
+
+    def _paused(self, event: Paused) -> None:
+        if self._held(event) is None:
+            return
+        self._take_answer(event)
+        self._away.add(event.row)
+        self._groups[event.row.group].moves += 1
+
+    def _back(self, event: Resumed | Finished) -> None:
+        """A row that was away goes on, or is over."""
+        row = self._row(event.row)
+        if row is None or event.row not in self._away:
+            self._ignore()
+            return
+        self._away.discard(event.row)
+        self._groups[event.row.group].moves += 1
+        if isinstance(event, Finished):
+            self._row_is_over(event.row)
+            return
+        if event.anew:
+            row.spans, row.failures = [], 0
+        self._unplaced.add(event.row.group)
+
+    def _take_answer(self, event: Ended | Paused) -> None:
+        """An engine has ended what it had to decode of a row."""
         self._take_from(event.engine, event.row)
         if not self.limits.in_turns:
             self._engines[event.engine].losses = 0
-        group = event.row.group
-        if self._groups[group].ended and group < 0:
-            self._forget(group)
-            self._order(Evaluated(group))
-        elif self._groups[group].ended:
-            self._unscored.add(group)
+
+    def _row_is_over(self, row: Row) -> None:
+        group = self._groups[row.group]
+        group.rows[row.g].ended = True
+        if group.ended and row.group < 0:
+            self._forget(row.group)
+            self._order(Evaluated(row.group))
+        elif group.ended:
+            self._unscored.add(row.group)
 
     def _returned(self, event: Returned) -> None:
         if self._held(event) is None:
@@ -322,14 +364,15 @@ class Controller:
             raise ValueError(f"{event}, but version {self._published} is published and not {self._version}")
         if event.group >= 0 or event.group in self._groups:
             raise ValueError(f"{event}: the number has to be below 0, and new")
-        self._groups[event.group] = GroupState([RowState() for _ in range(event.rows)])
-        self._unplaced.add(event.group)
+        self._enter(event.group, GroupState([RowState() for _ in range(event.rows)]), turns=event.turns)
 
     def _late(self, wait: Wait) -> None:
         if wait not in self.waits():
             self._ignore()
         elif wait.kind == "score":
             self._scoring_lost(wait.progress, f"{wait.owner} {LATE['score']} within the deadline")
+        elif wait.kind == "act":
+            self._give_up(wait.progress, f"an environment {LATE['act']} within the deadline")
         elif wait.owner in self._engines:
             self._lose(wait.owner, f"{LATE[wait.kind]} within the deadline")
         else:
@@ -413,6 +456,7 @@ class Controller:
         self._restart()
         self._load()
         self._begin()
+        self._open()
         self._place()
         self._score()
         self._sleep()
@@ -459,9 +503,32 @@ class Controller:
         version = self._version - 1 if self._phase in ("blocked", "publishing") else self._version
         free = capacity(self.limits, version, self._accepted, self.in_flight)
         for number in range(self._next_group, self._next_group + max(0, free)):
-            self._groups[number] = GroupState([RowState() for _ in range(self.limits.group_size)])
-            self._unplaced.add(number)
+            rows = [RowState() for _ in range(self.limits.group_size)]
+            self._enter(number, GroupState(rows), turns=self.limits.turns)
             self._next_group = number + 1
+
+    def _enter(self, number: int, group: GroupState, *, turns: bool) -> None:
+        """A group is in flight from now on. Rows of several turns begin with their environment, those that are not over
+        anew."""
+        self._groups[number] = group
+        if group.ended:
+            self._unscored.add(number)
+        elif not turns:
+            self._unplaced.add(number)
+        else:
+            self._unopened.add(number)
+            for g, row in enumerate(group.rows):
+                if not row.ended:
+                    row.spans = []
+                    self._away.add(Row(number, g))
+
+    def _open(self) -> None:
+        """Have the environments begin of rows that have several turns."""
+        for number in sorted(self._unopened):
+            for g, row in enumerate(self._groups[number].rows):
+                if not row.ended:
+                    self._order(Open(Row(number, g)))
+        self._unopened.clear()
 
     def _place(self) -> None:
         """Give each group's rows without an engine to the one that has the fewest, as soon as that is ready."""
@@ -469,13 +536,20 @@ class Controller:
         if not load:
             return
         for number in sorted(self._unplaced):
-            rows = [Row(number, g) for g, row in enumerate(self._groups[number].rows) if not (row.ended or row.engine)]
+            rows = [row for row in self._rows_of(number) if self._may_be_placed(row)]
             name = min(load, key=lambda name: (load[name], name))
             load[name] += len(rows)
             if self._engines[name].ready(self._published):
                 self._unplaced.discard(number)
                 for row in rows:
                     self._submit(name, row)
+
+    def _rows_of(self, number: int) -> list[Row]:
+        return [Row(number, g) for g in range(len(self._groups[number].rows))]
+
+    def _may_be_placed(self, row: Row) -> bool:
+        found = self._groups[row.group].rows[row.g]
+        return not found.ended and found.engine is None and row not in self._away
 
     def _submit(self, name: str, row: Row) -> None:
         found = self._groups[row.group].rows[row.g]
@@ -509,7 +583,7 @@ class Controller:
         if not self.limits.in_turns or self._published is None:
             return False
         if self._phase == "asked":
-            sampling = self._unplaced or any(engine.rows for engine in self._engines.values())
+            sampling = self._unplaced or self._away or any(engine.rows for engine in self._engines.values())
             return len(self._finished) >= self.limits.prompts_per_step and not sampling
         return self._phase != "between"
 
@@ -541,6 +615,8 @@ class Controller:
                 yield Wait("join", name, engine.progress, engine.losses)
         if self._ending is not None:
             return
+        for number in {row.group for row in self._away}:
+            yield Wait("act", "environments", number, self._groups[number].moves)
         for number in self._scoring:
             yield Wait("score", "rewards", number, self._groups[number].scorings)
         if self._phase == "training":
@@ -559,7 +635,7 @@ class Controller:
         group = self._groups.get(row.group)
         return None if group is None else group.rows[row.g]
 
-    def _held(self, event: Drew | Ended | Returned) -> RowState | None:
+    def _held(self, event: Drew | Ended | Paused | Returned) -> RowState | None:
         """The row of which an engine speaks, unless it does so of an earlier attempt."""
         if not self.holds(event.engine, event.row, event.attempt):
             self._ignore()
@@ -573,8 +649,9 @@ class Controller:
         self._groups[row.group].rows[row.g].engine = None
 
     def _forget(self, number: int) -> None:
+        self._away.difference_update(self._rows_of(number))
         del self._groups[number]
-        for numbers in (self._unplaced, self._unscored, self._scoring):
+        for numbers in (self._unplaced, self._unopened, self._unscored, self._scoring):
             numbers.discard(number)
 
     def _ignore(self) -> None:

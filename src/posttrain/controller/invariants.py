@@ -26,6 +26,7 @@ from posttrain.controller.messages import (
     Evaluate,
     Evaluated,
     Event,
+    Finished,
     GiveUp,
     Interrupt,
     Joined,
@@ -35,9 +36,12 @@ from posttrain.controller.messages import (
     Load,
     Loaded,
     Lost,
+    Open,
+    Paused,
     Publish,
     Published,
     Restart,
+    Resumed,
     Returned,
     Row,
     Score,
@@ -65,6 +69,7 @@ INVARIANTS = {
     "memory": "While a step is trained, engines hold no memory of the trainer's device; they sleep for that only.",
     "holders": "Two engines never hold the same row.",
     "together": "Rows of a group go together, to the engine with the fewest.",
+    "turns": "A row of several turns is with an engine or with its environment, which begins once; nobody else waits.",
     "attempts": "What an engine says of an earlier attempt counts for nothing, and nothing is tried too often.",
     "tokens": "A row goes on after the tokens that were delivered: none is lost, none is drawn twice.",
     "engines": "A lost engine is started anew or dismissed, and no other is.",
@@ -91,6 +96,8 @@ class SeenRow:
     """How often it was lost since its last token."""
     spans: list[list[int]] = field(default_factory=list)
     ended: bool = False
+    away: Literal["", "unopened", "away"] = ""
+    """With its environment, or about to be."""
 
     @property
     def drawn(self) -> int:
@@ -161,6 +168,8 @@ class Observer:
         """The engine that the last event says is lost."""
         self.unscored: int | None = None
         """The group whose rewards the last event says are lost."""
+        self.hopeless: int | None = None
+        """The group whose environments the last event says give no answer."""
 
     # --- a run that is killed and goes on ----------------------------------------------------------------------------
 
@@ -202,6 +211,8 @@ class Observer:
             books.rows.setdefault(group["group"], self._new_rows())
         for row in (row for rows in books.rows.values() for row in rows):
             row.engine, row.attempt, row.failures = None, 0, 0
+            if self.limits.turns and not row.ended:
+                row.spans, row.away = [], "unopened"
         self.start(engines)
 
     # --- every reaction ----------------------------------------------------------------------------------------------
@@ -211,7 +222,7 @@ class Observer:
         if self.stopped:
             self._check(not commands and not waits, "ends", f"after the end {event} leads to {commands}, {waits}")
             return
-        self.gone = self.unscored = None
+        self.gone = self.unscored = self.hopeless = None
         self._learn(event)
         for command in commands:
             self._follow(command, event)
@@ -223,7 +234,7 @@ class Observer:
                 self._nothing_is_left_undone()
         self.waits = waits
         expected = set() if self.stopped else set(self._owing())
-        found = {(wait.kind, wait.owner, wait.progress if wait.kind == "score" else 0) for wait in waits}
+        found = {(wait.kind, wait.owner, wait.progress if wait.kind in ("act", "score") else 0) for wait in waits}
         if found != expected:
             self._break("owners", f"after {event} {found} are waited for, but {expected} have to act")
         if not waits and not self.stopped:
@@ -231,8 +242,10 @@ class Observer:
 
     def _learn(self, event: Event) -> None:
         match event:
-            case Drew() | Ended() | Returned():
+            case Drew() | Ended() | Paused() | Returned():
                 self._heard(event)
+            case Resumed() | Finished():
+                self._came_back(event)
             case Joined(engine):
                 self._now_joined(engine)
             case Loaded():
@@ -249,8 +262,8 @@ class Observer:
                 self._rewards_lost(group)
             case Asked():
                 self.asked = True
-            case Evaluate(group, rows):
-                self.books.rows[group] = [SeenRow() for _ in range(rows)]
+            case Evaluate(group, rows, turns):
+                self.books.rows[group] = [SeenRow(away="unopened" if turns else "") for _ in range(rows)]
             case Trained(version):
                 self.books.trained |= set(self.books.training)
                 self.books.version, self.books.training = version, ()
@@ -265,7 +278,7 @@ class Observer:
             case _:
                 pass
 
-    def _heard(self, event: Drew | Ended | Returned) -> None:
+    def _heard(self, event: Drew | Ended | Paused | Returned) -> None:
         """An engine speaks of a row; the books are kept by the row's present attempt alone."""
         row = self._row(event.row)
         if row is None or row.ended or (row.engine, row.attempt) != (event.engine, event.attempt):
@@ -284,11 +297,19 @@ class Observer:
             return
         row.engine = None
         engine.rows.discard(event.row)
-        if isinstance(event, Ended):
-            row.ended = True
-            engine.losses = engine.losses if self.limits.in_turns else 0
-        else:
+        if isinstance(event, Returned):
             row.failures += 1
+            return
+        row.ended, row.away = isinstance(event, Ended), "away" if isinstance(event, Paused) else ""
+        engine.losses = engine.losses if self.limits.in_turns else 0
+
+    def _came_back(self, event: Resumed | Finished) -> None:
+        row = self._row(event.row)
+        if row is None or row.away != "away":
+            return
+        row.away, row.ended = "", isinstance(event, Finished)
+        if isinstance(event, Resumed) and event.anew:
+            row.spans, row.failures = [], 0
 
     def _now_joined(self, name: str) -> None:
         if name in self.dismissed:
@@ -322,6 +343,8 @@ class Observer:
     def _late(self, wait: Wait) -> None:
         if wait.kind == "score":
             self._rewards_lost(wait.progress)
+        elif wait.kind == "act":
+            self.hopeless = wait.progress
         elif wait.owner in self.engines:
             self._lost(wait.owner)
 
@@ -357,6 +380,8 @@ class Observer:
         if self.stopped:
             self._break("ends", f"{command} is ordered after the end")
         match command:
+            case Open(row):
+                self._opened(row)
             case Submit():
                 self._submitted(command)
             case Interrupt(engine, row):
@@ -384,15 +409,28 @@ class Observer:
             case Stop():
                 self._stops(command)
 
-    def _submitted(self, submit: Submit) -> None:
-        row, books = submit.row, self.books
-        self._check(not self.ending, "ends", f"{submit} although the run is to end")
+    def _opened(self, row: Row) -> None:
+        self._begun(row, "it is opened")
+        found = self._row(row)
+        right = found is not None and found.away == "unopened"
+        self._check(right, "turns", f"{row} is opened, and is {found}")
+        if found is not None and right:
+            found.away = "away"
+
+    def _begun(self, row: Row, why: str) -> None:
+        """Groups up to this one are in flight now."""
+        books = self.books
+        self._check(not self.ending, "ends", f"{row}: {why} although the run is to end")
         if row.group >= books.created:
             for number in range(books.created, row.group + 1):
                 books.rows[number] = self._new_rows()
             books.created = row.group + 1
             free = self._free(self.furthest)  # what was begun with a larger lead may be placed after it has shrunk
-            self._check(free >= 0, "admission", f"{submit}: {-free} groups more than admitted are in flight")
+            self._check(free >= 0, "admission", f"{row}: {-free} groups more than admitted are in flight")
+
+    def _submitted(self, submit: Submit) -> None:
+        row = submit.row
+        self._begun(row, "it is submitted")
         found = self._row(row)
         if found is None:
             self._check(False, "once", f"{submit}, although the group is over")
@@ -400,6 +438,7 @@ class Observer:
         engine = self.engines.get(submit.engine, SeenEngine())
         ready = engine.joined and engine.loading is None and engine.version == self.published is not None
         self._check(ready, "weights", f"{submit}: the engine has {engine.version}, {self.published} is published")
+        self._check(not found.away, "turns", f"{submit}, although the row is {found.away}")
         self._check(found.engine is None, "holders", f"{submit}, although {found.engine} holds the row")
         self._check(not found.ended, "once", f"{submit}, although the row has ended")
         self._check(submit.drawn == found.drawn, "tokens", f"{submit}, but {found.drawn} tokens were delivered")
@@ -412,7 +451,7 @@ class Observer:
     def _goes_to_the_right_engine(self, submit: Submit) -> None:
         """The first row of a group goes to who has the fewest rows of those that are ready, the others follow."""
         others = [row.engine for row in self.books.rows[submit.row.group][: submit.row.g] if row.attempt and row.engine]
-        first = submit.attempt == 1
+        first = submit.attempt == 1 and not self.limits.turns  # rows of turns come back one by one
         if first and others and all(row.attempt == 1 for row in self.books.rows[submit.row.group][: submit.row.g]):
             self._check(submit.engine in others, "together", f"{submit}, but the group is at {sorted(set(others))}")
         elif first and submit.row.g == 0:
@@ -540,7 +579,7 @@ class Observer:
         self._check(bool(cause), "once", f"group {number} is given up without a cause")
         used = [row for row in rows or () if row.engine is None and row.failures >= self.limits.attempts]
         scored = books.scorings[number] >= self.limits.attempts and self.unscored == number
-        self._check(bool(used) or scored, "attempts", f"group {number} is given up after {event}: {cause}")
+        self._check(bool(used) or scored or self.hopeless == number, "attempts", f"group {number} is given up after {event}: {cause}")
         held = [row.engine for row in rows or () if row.engine]
         self._check(not held, "holders", f"group {number} is given up while {held} decode it")
         self.unscored = None if self.unscored == number else self.unscored
@@ -603,8 +642,10 @@ class Observer:
         if self._free() > 0:
             self._break("places", f"{self._free()} groups more could be in flight")
         for number, rows in self.books.rows.items():
-            if any(not row.ended and row.engine is None for row in rows):
+            if any(not row.ended and row.engine is None and not row.away for row in rows):
                 self._break("places", f"rows of group {number} have no engine")
+            if any(row.away == "unopened" for row in rows):
+                self._break("turns", f"rows of group {number} are not opened")
 
     def _free(self, run_ahead: int | None = None) -> int:
         """Groups that may still be begun. A version counts once it is published."""
@@ -628,6 +669,8 @@ class Observer:
             return
         if not self.engines and not self.dismissed:
             yield ("join", "engines", 0)
+        away = (number for number, rows in self.books.rows.items() if any(row.away == "away" for row in rows))
+        yield from (("act", "environments", number) for number in away)
         yield from (("score", "rewards", number) for number in self.books.scoring)
         if self.books.training:
             yield ("train", "trainer", 0)
@@ -639,7 +682,8 @@ class Observer:
     # --- small things ------------------------------------------------------------------------------------------------
 
     def _new_rows(self) -> list[SeenRow]:
-        return [SeenRow() for _ in range(self.limits.group_size)]
+        away: Literal["", "unopened"] = "unopened" if self.limits.turns else ""
+        return [SeenRow(away=away) for _ in range(self.limits.group_size)]
 
     def _row(self, row: Row) -> SeenRow | None:
         rows = self.books.rows.get(row.group)

@@ -10,7 +10,8 @@ process is passed on, save perhaps `Drew`, `Ended` and `Returned`, which attempt
 
     trainer  -> Asked, Trained, Published, Evaluate          Publish, Deliver, Evaluated -> trainer
     engines  -> Joined, Loaded, Slept, Drew, Ended,          Submit, Interrupt, Load, Sleep, End,
-                Returned, Lost                               Restart, Dismiss       -> engines
+                Paused, Returned, Lost                       Restart, Dismiss       -> engines
+    environments -> Resumed, Finished                        Open                   -> environments
     rewards  -> Scored, ScoringLost                          Score                  -> rewards
     clock    -> Late                                         GiveUp, Stop           -> run
     pace     -> Lead
@@ -76,6 +77,30 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Paused:
+    """A turn of a row has ended; all its tokens were told before. From now on the row is away, with its environment."""
+
+    engine: str
+    row: Row
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The next turn of a row that is away is to be drawn. `anew`: it begins again, and its tokens so far are none."""
+
+    row: Row
+    anew: bool = False
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A row that is away has ended."""
+
+    row: Row
+
+
+@dataclass(frozen=True)
 class Returned:
     """A row came back unfinished, because of an `Interrupt`; all its tokens were told before."""
 
@@ -134,6 +159,8 @@ class Evaluate:
     group: int
     """Below 0, and not used before."""
     rows: int
+    turns: bool = False
+    """Its rows have turns, as those that are trained may have (`Limits.turns`)."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +184,9 @@ class Ending:
     cause: str
 
 
-AboutEngines = Joined | Loaded | Slept | Drew | Ended | Returned | Lost
-Event = AboutEngines | Scored | ScoringLost | Asked | Trained | Published | Evaluate | Late | Lead | Ending
+AboutEngines = Joined | Loaded | Slept | Drew | Ended | Paused | Returned | Lost
+AboutEnvironments = Resumed | Finished
+Event = AboutEngines | AboutEnvironments | Scored | ScoringLost | Asked | Trained | Published | Evaluate | Late | Lead | Ending
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -172,6 +200,13 @@ class Submit:
     row: Row
     attempt: int
     drawn: int
+
+
+@dataclass(frozen=True)
+class Open:
+    """Begin what a row of several turns needs beside an engine, up to its first turn."""
+
+    row: Row
 
 
 @dataclass(frozen=True)
@@ -267,12 +302,12 @@ class Stop:
 
 
 ToEngines = Submit | Interrupt | Load | Sleep | End | Restart | Dismiss
-Command = ToEngines | Score | Publish | Deliver | Evaluated | GiveUp | Stop
+Command = ToEngines | Open | Score | Publish | Deliver | Evaluated | GiveUp | Stop
 
 
 # --- waits -----------------------------------------------------------------------------------------------------------
 
-WaitKind = Literal["join", "load", "draw", "sleep", "score", "ask", "train", "publish"]
+WaitKind = Literal["join", "load", "draw", "act", "sleep", "score", "ask", "train", "publish"]
 
 
 class Wait(NamedTuple):
@@ -284,12 +319,13 @@ class Wait(NamedTuple):
 
     kind: WaitKind
     owner: str
-    """An engine, "rewards" or "trainer"; "engines" as long as none is known."""
+    """An engine, "environments", "rewards" or "trainer"; "engines" as long as none is known."""
     progress: int
-    """What an engine drew and answered so far, the version that it loads, the group that is scored, the version that
-    the trainer makes, publishes or asks a batch for."""
+    """What an engine drew and answered so far, the version that it loads, the group whose rows are away, the group that
+    is scored, the version that the trainer makes, publishes or asks a batch for."""
     attempt: int = 0
-    """How often an engine was lost in a row, or how often rewards were asked for before."""
+    """How often an engine was lost in a row, how often rows of the group came and went, or how often rewards were asked
+    for before."""
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -314,6 +350,9 @@ class Limits:
     in_turns: bool = False
     """Trainer and engines share the memory of one device: engines sleep from the end of sampling until the next
     publication. Only with a `run_ahead` of 0 that stays, and where every version is published."""
+    turns: bool = False
+    """Rows that are trained have turns: between two of them they are away, with their environments, and no engine holds
+    them. An environment does not outlive the run, so that a row that is not over begins anew in a run that goes on."""
     max_groups: int = 1 << 30
     """C: most groups in flight."""
     max_given_up: int = 16

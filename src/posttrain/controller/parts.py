@@ -45,6 +45,8 @@ class GroupState:
     rows: list[RowState]
     scorings: int = 0
     """How often its rewards were asked for."""
+    moves: int = 0
+    """How often one of its rows went away, or came back."""
 
     @property
     def ended(self) -> bool:

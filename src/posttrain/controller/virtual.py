@@ -17,6 +17,7 @@ from posttrain.controller.messages import (
     Load,
     Loaded,
     Lost,
+    Paused,
     Returned,
     Row,
     Sleep,
@@ -38,7 +39,7 @@ class Decoding:
     row: Row
     attempt: int
     left: int
-    """Tokens from here to its end."""
+    """Tokens from here to the end of the row, or of its turn."""
     begun: float = 0.0
     """Tokens that each row of the engine had drawn by then, since the engine was started."""
     told: int = 0
@@ -126,7 +127,7 @@ class VirtualEngine:
     # --- what it is ordered ------------------------------------------------------------------------------------------
 
     def submit(self, command: Submit) -> None:
-        left = self.world.length(command.row) - command.drawn
+        left = self.world.turn_ends(command.row, command.drawn) - command.drawn
         if self.alive:
             self.queue.append(Decoding(command.row, command.attempt, max(1, left)))
             self.plan()
@@ -234,7 +235,8 @@ class VirtualEngine:
             if not decoding.gone:
                 decoding.gone = True
                 self.tell(decoding, decoding.left)
-                self.say(Ended(self.name, decoding.row, decoding.attempt))
+                over = Paused if self.world.limits.turns else Ended
+                self.say(over(self.name, decoding.row, decoding.attempt))
         self.active = [decoding for decoding in self.active if not decoding.gone]
         self.plan()
 

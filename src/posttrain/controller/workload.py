@@ -25,6 +25,14 @@ class Workload:
     sigma: float = 1.0
     longest: float = 6.0
     """Nothing is longer than so many times the mean."""
+    turns: int = 1
+    """In which a row is drawn, where the limits say that rows have several."""
+    act_seconds: float = 0.1
+    """Mean time that an environment takes between two turns; it is distributed exponentially."""
+    act_fails: float = 0.0
+    """Share of its answers in place of which the row begins anew."""
+    act_hangs: float = 0.0
+    """Share of its answers that never come."""
     reward_seconds: float = 0.0
     train_seconds: float = 1.0
     publish_seconds: float = 0.02

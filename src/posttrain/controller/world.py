@@ -24,15 +24,19 @@ from posttrain.controller.messages import (
     Evaluate,
     Evaluated,
     Event,
+    Finished,
     GiveUp,
     Interrupt,
     Late,
     Lead,
     Limits,
     Load,
+    Open,
+    Paused,
     Publish,
     Published,
     Restart,
+    Resumed,
     Row,
     Score,
     Scored,
@@ -150,11 +154,19 @@ class World:
         else:
             text, spans, books = self.saved
             state, self.spans = json.loads(text), deepcopy(spans)
+            self._begin_turns_anew(state)
             controller = self.kind.restored(self.limits, state, engines=self.names)
         del self.steps[state["version"] :]
         if self.observer:
             self.observer.restored(books, state, self.names)
         self.begin(controller)
+
+    def _begin_turns_anew(self, state: Any) -> None:
+        """Environments do not outlive a run."""
+        for group in state["in_flight"] if self.limits.turns else ():
+            for g, row in enumerate(group["rows"]):
+                if not row["ended"]:
+                    self.spans.pop(Row(group["group"], g), None)
 
     def save(self) -> None:
         books = self.observer.copied() if self.observer else None
@@ -172,6 +184,8 @@ class World:
         commands = self.controller.handle(event)
         if isinstance(event, Drew) and held and self._holds(event):  # the second time: it was not found to lie
             add_span(self.spans.setdefault(event.row, []), event.version, event.count)
+        if isinstance(event, Paused) and held:
+            self._act(event.row)
         waits = self.controller.waits()
         if self.history is not None:
             self.history.append((self.now, event, list(commands)))
@@ -184,7 +198,8 @@ class World:
         self.arm(waits)
 
     def _holds(self, event: Event) -> bool:
-        return isinstance(event, Drew) and self.controller.holds(event.engine, event.row, event.attempt)
+        of_row = isinstance(event, Drew | Paused)
+        return of_row and self.controller.holds(event.engine, event.row, event.attempt)
 
     def arm(self, waits: frozenset[Wait]) -> None:
         """Wake up when the deadline of a new wait passes."""
@@ -203,6 +218,8 @@ class World:
 
     def follow(self, command: Command) -> None:
         match command:
+            case Open(row):
+                self._act(row)
             case Submit(engine, row):
                 if row.group >= 0:
                     self.drawn[row] = self.length(row)
@@ -239,6 +256,24 @@ class World:
             case Stop():
                 self.stop = command
                 self.settle("trainer")
+
+    def _act(self, row: Row) -> None:
+        """The environment of a row answers after a while, or fails and begins anew, or never answers."""
+        workload = self.workload
+        if self.rng.random() >= workload.act_hangs:
+            self.after(self.rng.expovariate(1 / workload.act_seconds), lambda: self._acted(row))
+
+    def _acted(self, row: Row) -> None:
+        drawn = sum(count for _, count in self.spans.get(row, ()))
+        anew = bool(drawn) and self.rng.random() < self.workload.act_fails
+        if anew:
+            self.spans.pop(row)
+        self.tell(Finished(row) if drawn == self.length(row) and not anew else Resumed(row, anew))
+
+    def turn_ends(self, row: Row, drawn: int) -> int:
+        """How many tokens a row has when the turn has ended that begins behind `drawn` of them."""
+        length, each = self.length(row), -(-self.length(row) // self.workload.turns)
+        return min(length, (drawn // each + 1) * each)
 
     def _score(self, group: int) -> None:
         trouble, self.next_score = self.next_score, ""
@@ -279,7 +314,7 @@ class World:
         first, self.evaluations = self.evaluations, self.evaluations + self.workload.evaluated
         self.unanswered_groups = {-number - 1 for number in range(first, self.evaluations)}
         for group in sorted(self.unanswered_groups):
-            self.tell(Evaluate(group, self.limits.group_size))
+            self.tell(Evaluate(group, self.limits.group_size, self.limits.turns))
 
     def _answered(self, group: int) -> None:
         self.unanswered_groups.discard(group)

@@ -47,7 +47,7 @@ class ContinuousSampler:
     def _append(self, tasks: Iterable[Task]) -> None:
         for task in sorted(tasks, key=lambda task: -len(task.prompt_ids) - len(task.drawn_ids)):
             stream = UniformStream(task.seed, *task.stream)
-            stream.skip(len(task.drawn_ids))
+            stream.skip(task.used + len(task.drawn_ids))
             request = Request(
                 prompt_ids=task.prompt_ids,
                 max_new_tokens=task.max_new_tokens,

@@ -31,6 +31,8 @@ class Task:
     seed: int
     stream: tuple[int, int]
     """`(prompt index, g)`: with `seed`, which random numbers the row draws with."""
+    used: int = 0
+    """Random numbers that the row has used before the first of its `drawn_ids`: those of its earlier turns."""
     max_new_tokens: int
     """Of the whole completion, what is drawn already included."""
     temperature: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from posttrain.data.prompts import Renderer
@@ -63,6 +63,13 @@ class Acting:
             max_turns=sampling.max_turns, max_length=sampling.max_trajectory_length, attempts=settings.attempts
         )
         return Acting(sessions=sessions, limits=limits, history=settings.history)
+
+    def apart(self, resources: ExitStack) -> Acting:
+        """The same with processes of its own, which another thread may ask at the same time."""
+        sessions = Sessions(self.sessions.setup)
+        resources.callback(sessions.close)
+        sessions.start()
+        return replace(self, sessions=sessions)
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:

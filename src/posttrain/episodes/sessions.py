@@ -174,6 +174,10 @@ class Sessions:
         for session in list(self._open):
             self._kill(session)
 
+    def fileno(self) -> int:
+        """What becomes readable when a process has said something."""
+        return self._selector.fileno()
+
     def poll(self, patience: float = 0.0) -> None:
         """Move what there is to move; wait for it so many seconds at most."""
         for key, events in self._selector.select(patience) if self._open else ():

@@ -32,14 +32,19 @@ class Question:
     """In place of the run's truncation, where it is given."""
     stops: bool = True
     """The run's stop strings end a completion."""
+    turns: bool = False
+    """Its completions have several turns."""
 
 
 class EngineAnswers:
     """Implements `Answers`."""
 
-    def __init__(self, window: Window, driver: Callable[[], Driver], publish: Callable[[], None]) -> None:
-        """`publish` hands over the present weights where engines lack them."""
-        self.window, self.driver, self.publish = window, driver, publish
+    def __init__(
+        self, window: Window, driver: Callable[[], Driver], publish: Callable[[], None], *, turns: bool = False
+    ) -> None:
+        """`publish` hands over the present weights where engines lack them. `turns`: completions have several, with the
+        environment of the driver's run."""
+        self.window, self.driver, self.publish, self.turns = window, driver, publish, turns
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -49,12 +54,19 @@ class EngineAnswers:
         Raises ConfigError where a prompt and its completion do not fit the context window, EngineError where no engine
         could answer.
         """
-        for prompt in sorted(prompts, key=lambda prompt: -len(prompt.ids)):
+        for prompt in () if self.turns else sorted(prompts, key=lambda prompt: -len(prompt.ids)):
             check_length(self.window, prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
         self.publish()
         yield from self.driver().evaluate(
             [
-                Question(prompt, seed, sampling.temperature, sampling.max_completion_length, group_size)
+                Question(
+                    prompt,
+                    seed,
+                    sampling.temperature,
+                    sampling.max_completion_length,
+                    group_size,
+                    turns=self.turns,
+                )
                 for prompt in prompts
             ]
         )

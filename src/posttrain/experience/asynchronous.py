@@ -37,10 +37,11 @@ class AsynchronousFeed(PromptFeed):
         publish: Callable[[int], Metrics],
         say: Callable[[str], None],
         replaces: bool = False,
+        context_length: int | None = None,
     ) -> None:
         """`weights` are those of the rewards, None where nothing is learned from them; `publish` hands over the weights
         of a version, and `say` warns the user. `replaces`: groups without signal are replaced."""
-        super().__init__(config, prompts, pad_id=pad_id)
+        super().__init__(config, prompts, pad_id=pad_id, context_length=context_length)
         self.driver, self.weights, self.publish, self.say = driver, weights, publish, say
         self.max_lag, self.replaces = config.train.max_lag, replaces
         self._told = False
@@ -69,7 +70,8 @@ class AsynchronousFeed(PromptFeed):
                 f"{self.max_lag} versions old and train nothing; raise train.max_staleness = {train.max_staleness}, or "
                 f"lower train.run_ahead = {train.run_ahead}. staleness/masked has the share of later steps"
             )
-        return replace(data, metrics=metrics, seconds={"time/wait_for_groups": batch.waited})
+        in_tools = {} if batch.in_tools is None else {"time/in_tools": batch.in_tools}
+        return replace(data, metrics=metrics, seconds={"time/wait_for_groups": batch.waited, **in_tools})
 
     def describe(self) -> str:
         train = self.config.train

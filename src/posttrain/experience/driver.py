@@ -45,6 +45,8 @@ from posttrain.controller.messages import (
     Load,
     Loaded,
     Lost,
+    Open,
+    Paused,
     Publish,
     Published,
     Restart,
@@ -81,6 +83,7 @@ from posttrain.experience.answers import Question
 from posttrain.experience.group import Group, groups_of
 from posttrain.experience.pace import Pace
 from posttrain.experience.schedule import Planned, Schedule
+from posttrain.experience.trajectories import Trajectories, Turn
 from posttrain.heartbeat import beat
 from posttrain.rewards import RewardSet
 from posttrain.store.timeline import Timeline
@@ -151,6 +154,8 @@ class Batch:
     """Share of the engines' time in which they drew no token, since the last batch."""
     gave_back: int = 0
     """Bytes of the trainer's device that engines gave back for this step, where they share it."""
+    in_tools: float | None = None
+    """Seconds that environments and tools have taken since the last batch, summed over trajectories; None without."""
 
 
 @dataclass(kw_only=True)
@@ -179,6 +184,8 @@ class Driver:
     """What chooses the lead of a run whose lead is chosen for it."""
     greedy: bool = False
     """Whether the last row of each group takes the likeliest tokens, for an algorithm that compares with them."""
+    trajectories: Trajectories | None = None
+    """What becomes of rows that have several turns; None where each is one answer."""
 
     def __post_init__(self) -> None:
         self.controller = Controller(self.limits, engines=self.engines)
@@ -208,6 +215,8 @@ class Driver:
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._events: queue.SimpleQueue[Event | Callable[[], None]] = queue.SimpleQueue()
+        if self.trajectories is not None:
+            self.trajectories.tell = self._events.put
         self._to_score: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._bell, self._woken = socket.socketpair()
         self._bell.setblocking(False)
@@ -246,6 +255,8 @@ class Driver:
             thread.join(SCORED_IN)  # a reward that is being computed ends by its own limits
         for name in list(self._ports):
             self._end_engine(name)
+        if self.trajectories is not None and self._stopped is not None and self._error is None:
+            self.trajectories.settle()
         self._selector.close()
         self._bell.close()
         self._woken.close()
@@ -370,14 +381,18 @@ class Driver:
 
     def _drive(self) -> None:
         self._selector.register(self._woken, selectors.EVENT_READ)
+        if self.trajectories is not None:
+            self._selector.register(self.trajectories.fileno(), selectors.EVENT_READ, self.trajectories)
         self.activity.look(self.controller)
         while not self._closing:
             unsent = [port.push() for port in self._ports.values()]
             for key, _ in self._selector.select(SOON if any(unsent) else TICK):
                 if key.fileobj is self._woken:
                     self._woken.recv(4096)
-                else:
+                elif key.data is not self.trajectories:
                     self._hear(key.data)
+            if self.trajectories is not None:
+                self.trajectories.poll()
             self._take_events()
             self._look_at_clocks()
 
@@ -405,6 +420,8 @@ class Driver:
 
     def _obey(self, command: Command) -> None:
         match command:
+            case Open(row):
+                self._open(row)
             case Interrupt(engine, row, attempt):
                 if engine in self._ports:
                     self._ports[engine].interrupt([(row, attempt)])
@@ -530,7 +547,16 @@ class Driver:
             )
         self._rows.setdefault(row, Drawn()).take(piece)
         if piece.reason is not None:
-            self._handle(Ended(name, row, piece.attempt))
+            self._row_ended(name, row, piece.attempt)
+
+    def _row_ended(self, name: str, row: Row, attempt: int) -> None:
+        """A whole row, or a turn of one that has several."""
+        if self.trajectories is None or row not in self.trajectories:
+            self._handle(Ended(name, row, attempt))
+            return
+        turn = self._rows.pop(row).completion()
+        self._handle(Paused(name, row, attempt))
+        self.trajectories.drew(row, turn)
 
     def _heard_from(self, name: str) -> None:
         """A row goes on in an engine that passes its tokens on later: whoever waits for one begins to wait anew."""
@@ -556,21 +582,37 @@ class Driver:
 
     def _task(self, command: Submit) -> Task:
         group = command.row.group
-        how: Planned | Question = self._questions[group] if group < 0 else self._planned(group)
+        how = self._how(group)
         drawn = self._rows[command.row].ids if command.row in self._rows else []
-        assert len(drawn) == command.drawn, "controller and driver count the same tokens"
+        turn = Turn(how.prompt.ids, self._length(how), 0)
+        if self.trajectories is not None and command.row in self.trajectories:
+            turn = self.trajectories.next_turn(command.row)
+        assert turn.drawn + len(drawn) == command.drawn, "controller and driver count the same tokens"
         return Task(
             row=command.row,
             attempt=command.attempt,
-            prompt_ids=how.prompt.ids,
+            prompt_ids=turn.context,
             drawn_ids=tuple(drawn),
             seed=how.seed,
             stream=(how.prompt.index, command.row.g),
-            max_new_tokens=how.max_new_tokens if isinstance(how, Question) else self.max_new_tokens,
+            used=turn.drawn,
+            max_new_tokens=turn.room,
             temperature=self._temperature(how, command.row),
             top_p=how.top_p if isinstance(how, Question) else None,
             stops=how.stops if isinstance(how, Question) else True,
         )
+
+    def _open(self, row: Row) -> None:
+        assert self.trajectories is not None, "rows have turns where there is something that answers them"
+        how = self._how(row.group)
+        self.trajectories.open(row, how.prompt, seed=how.seed, max_turn_length=self._length(how))
+
+    def _how(self, group: int) -> Planned | Question:
+        return self._questions[group] if group < 0 else self._planned(group)
+
+    def _length(self, how: Planned | Question) -> int:
+        """Tokens that a completion may have, or a turn of it."""
+        return how.max_new_tokens if isinstance(how, Question) else self.max_new_tokens
 
     def _temperature(self, how: Planned | Question, row: Row) -> float | None:
         if isinstance(how, Question):
@@ -584,7 +626,8 @@ class Driver:
         numbered = {-1 - first - place: question for place, question in enumerate(questions)}
         self._questions |= numbered
         for number, question in numbered.items():
-            self._handle(Evaluate(number, question.group_size))
+            turns = self.trajectories is not None and question.turns
+            self._handle(Evaluate(number, question.group_size, turns))
         return list(numbered)
 
     def _prompt(self, number: int) -> Prompt:
@@ -605,11 +648,18 @@ class Driver:
         return {name for name, port in ports.items() if isinstance(port, Examinable)}
 
     def _completions(self, number: int) -> list[Completion]:
-        return [self._rows[Row(number, g)].completion() for g in range(self._size(number))]
+        return [self._completion(Row(number, g)) for g in range(self._size(number))]
+
+    def _completion(self, row: Row) -> Completion:
+        if self.trajectories is not None and row in self.trajectories:
+            return self.trajectories.completion(row)
+        return self._rows[row].completion()
 
     def _forget(self, number: int) -> None:
         for g in range(self._size(number)):
             self._rows.pop(Row(number, g), None)
+            if self.trajectories is not None:
+                self.trajectories.forget(Row(number, g))
         self._questions.pop(number, None)
 
     def _batch(self, deliver: Deliver, waited: float) -> Batch:
@@ -625,6 +675,7 @@ class Driver:
             queued=self.controller.queued,
             engines_idle=self.activity.idle(),
             gave_back=gave_back,
+            in_tools=None if self.trajectories is None else self.trajectories.take_waited(),
         )
 
     # --- the thread of rewards ---------------------------------------------------------------------------------------
@@ -672,6 +723,8 @@ class Driver:
             "voided": [group.to_json() for group in self._voided],
             "rows": [{"row": row, **vars(drawn)} for row, drawn in self._rows.items() if row.group >= 0],
         }
+        if self.trajectories is not None:  # a turn under way begins anew with its trajectory
+            state |= {"rows": [], "trajectories": self.trajectories.state()}
         open_groups = [*state["controller"]["finished"], *(one["group"] for one in state["controller"]["in_flight"])]
         state |= {
             "group_size": self.limits.group_size,
@@ -711,6 +764,8 @@ class Driver:
             Row(*saved["row"]): Drawn(**{name: saved[name] for name in saved if name != "row"})
             for saved in state["rows"]
         }
+        if self.trajectories is not None:
+            self.trajectories.load_state(state.get("trajectories", ()))
         self._greet()
 
     def _begin_at(self, version: int) -> None:
@@ -761,4 +816,5 @@ def begun_anew(state: Mapping[str, Any], group_size: int) -> dict[str, Any]:
     numbers = sorted([*controller["finished"], *(group["group"] for group in controller["in_flight"])])
     rows = [{"spans": [], "ended": False} for _ in range(group_size)]
     anew = {"finished": [], "in_flight": [{"group": number, "rows": rows} for number in numbers]}
-    return {**state, "controller": {**controller, **anew}, "groups": {}, "greedy": {}, "rows": []}
+    nothing = {"groups": {}, "greedy": {}, "rows": [], "trajectories": []}
+    return {**state, "controller": {**controller, **anew}, **nothing}

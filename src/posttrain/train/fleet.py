@@ -15,7 +15,7 @@ from posttrain.controller.messages import Lead, Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.port import EnginePort, Token
 from posttrain.engines.process import EngineProcess, EngineSetup, StartEngine, published_engine
-from posttrain.engines.sampler import Answers, Judging, Sampler
+from posttrain.engines.sampler import Answers, Judging, Sampler, rows_together
 from posttrain.errors import GuardStop
 from posttrain.experience.answers import EngineAnswers, EngineJudge
 from posttrain.experience.asynchronous import AsynchronousFeed
@@ -26,6 +26,7 @@ from posttrain.experience.pace import Pace
 from posttrain.experience.schedule import Schedule
 from posttrain.experience.selection import DynamicSampling, informative
 from posttrain.experience.servers import Servers, engine_starts, room_for_judges, start_deadline
+from posttrain.experience.trajectories import Trajectories
 from posttrain.models.policy import Forward
 from posttrain.placement import placement_for
 from posttrain.rewards.scores import enforce_limit
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
     from posttrain.config import RunConfig
     from posttrain.engines.vllm.sleeping import SharedDevice
+    from posttrain.episodes.scene import Scene
     from posttrain.models.load import LoadedModel
     from posttrain.rewards import RewardSet
     from posttrain.store.run_store import RunStore
@@ -91,12 +93,18 @@ class Fleet:
         """What publishes to the engines, once the feed is made."""
         return self._deliveries
 
+    @property
+    def window(self) -> int | None:
+        """Most tokens that an engine can see; None without a limit."""
+        return longest_row(self.config, self.loaded) if self.config.rollout.engine == "vllm" else self.loaded.context_length
+
     def answers(self, local: Sampler) -> Answers:
         """What answers evaluations: engines, once the feed is made. Where they do not get every version, the trainer's
         process: what is measured are the present weights."""
         if self.config.train.publish_every > 1:
             return local
-        return EngineAnswers(local, lambda: self._driver, lambda: self.deliveries.newest())
+        of_engines = partial(EngineAnswers, local, lambda: self._driver, lambda: self.deliveries.newest())
+        return of_engines(turns=self.config.has_turns)
 
     def judging(self, local: Sampler, *, scores: bool) -> Judging:
         """What judges with the policy's weights: servers, as for evaluations. `scores`: groups for training, which
@@ -106,9 +114,11 @@ class Fleet:
         ready = (lambda: self._driver.wait_for_weights()) if scores else (lambda: self.deliveries.newest())
         return EngineJudge(local.tokenizer, longest_row(self.config, self.loaded), lambda: self._driver, ready)
 
-    def feed(self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None) -> AsynchronousFeed:
+    def feed(
+        self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None, scene: Scene | None = None
+    ) -> AsynchronousFeed:
         """Engines start at once, and load the model while the rest of the run is set up; one that shares the trainer's
-        GPU starts with the first publication."""
+        GPU starts with the first publication. `scene` is that of completions with several turns."""
         config, rollout, greedy = self.config, self.config.rollout, "greedy_reward" in algorithm.needs
         proof = DeliveryProof.from_prompts(
             [prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
@@ -136,6 +146,7 @@ class Fleet:
             say=self.say,
             timeline=self.store.timeline,
             greedy=greedy,
+            trajectories=None if scene is None else Trajectories(scene, most_open(config)),
         )
         self._driver = deliveries.driver = driver
         if config.train.run_ahead == "auto":
@@ -155,6 +166,7 @@ class Fleet:
             publish=deliveries,
             say=self.say,
             replaces="signal" in algorithm.needs,
+            context_length=self.loaded.context_length,
         )
 
     def examine(self, tokens: Sequence[Token]) -> list[Answered]:
@@ -208,8 +220,12 @@ class Fleet:
 
 
 def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
-    """Tokens of the longest row that an engine may have to decode, its prompt included."""
-    lengths = (config.sampling.max_completion_length, config.evaluation.max_completion_length or 0)
+    """Tokens of the longest row that an engine may have to decode, its prompt included. Of several turns without
+    max_trajectory_length, as many as the model can see."""
+    sampling = config.sampling
+    lengths = [sampling.max_completion_length, config.evaluation.max_completion_length or 0]
+    if config.has_turns:
+        lengths.append(sampling.max_trajectory_length or loaded.context_length or config.most_drawn[0])
     longest = max(lengths) + (config.data.max_prompt_length or loaded.context_length or 0)
     longest = min(longest, loaded.context_length or longest)
     judges = [entry.judge for entry in (*config.rewards, *config.check) if entry.judge is not None]
@@ -241,8 +257,14 @@ def limits_of(config: RunConfig, *, greedy: bool = False, in_turns: bool = False
         max_staleness=train.max_staleness,
         publish_every=train.publish_every,
         in_turns=in_turns,
+        turns=config.has_turns,
         max_voided=train.max_sampling_rounds * train.prompts_per_step,
     )
+
+
+def most_open(config: RunConfig) -> int:
+    """Trajectories that are open at a time: as many as engines draw, and as many again that wait."""
+    return 2 * rows_together(config.sampling) * config.rollout.num_engines
 
 
 def threads_of(config: RunConfig) -> tuple[int, int]:

@@ -52,6 +52,7 @@ from posttrain.types import Example, Prompt
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.engines.sampler import Answers, Sampler
+    from posttrain.episodes.scene import Scene
     from posttrain.train.fleet import Fleet
     from posttrain.train.judges import Judges, Samplers
 
@@ -101,7 +102,19 @@ class Inputs:
         acting = self.samplers.acting
         if acting is None:
             return sampler
+        if self.fleet is not None:  # whose thread asks the environments of training meanwhile
+            acting = acting.apart(self.fleet.resources)
         return acting.around(sampler, self.prompt_renderer, self.loaded.eos_ids)
+
+    def answers(self, local: Sampler) -> Answers:
+        """Who answers an evaluation."""
+        found = local if self.fleet is None else self.fleet.answers(local)
+        return self.in_turns(local) if found is local else found
+
+    def scene(self, fleet: Fleet) -> Scene | None:
+        """That of completions with several turns which engines draw; None where each is one answer."""
+        acting = self.samplers.acting
+        return None if acting is None else acting.scene(self.prompt_renderer, self.loaded.eos_ids, fleet.window)
 
     def rendered(self, render: Callable[..., Any]) -> tuple[Any, Any]:
         """The training rows and the held-out ones, or None where there are none of those."""
@@ -143,7 +156,7 @@ def online(inputs: Inputs) -> Source:
     train, heldout, measure, notes = prompts_and_measure(inputs, inputs.rows)
     rewards = inputs.judges.rewards
     if inputs.fleet is not None:
-        feed = inputs.fleet.feed(algorithm, train.prompts, rewards)
+        feed = inputs.fleet.feed(algorithm, train.prompts, rewards, inputs.scene(inputs.fleet))
     else:
         feed = SampledFeed(
             config,
@@ -170,8 +183,7 @@ def prompts_and_measure(inputs: Inputs, rows: Split) -> tuple[PromptSet, PromptS
     if check is not None and heldout.prompts:
         check.require(heldout.prompts, HELD_OUT)
     judges = None if check is None else check.in_evaluations
-    local = inputs.samplers.evaluation
-    answers = inputs.in_turns(local) if inputs.fleet is None else inputs.fleet.answers(local)
+    answers = inputs.answers(inputs.samplers.evaluation)
     measure = HeldOutAnswers(config, answers, heldout.prompts, rewards, judges)
     notes = [*inputs.samplers.decoding_notes, *prompt_notes(train, heldout, config.data.system_prompt)]
     return train, heldout, measure, notes

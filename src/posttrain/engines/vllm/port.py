@@ -417,7 +417,7 @@ class VllmEngine:
             version,
             max_tokens=task.max_new_tokens - len(flight.drawn),
             temperature=temperature,
-            seed=seed_of(task, len(flight.drawn)),
+            seed=seed_of(task, task.used + len(flight.drawn)),
             stop_token_ids=list(self.setup.eos_ids),
             logprobs=0,
             **(truncation if temperature else {}),
