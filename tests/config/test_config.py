@@ -846,10 +846,16 @@ BROKEN = {
         "environment.attempts = 2, but each answer has one turn: there is no environment, no tool and no agent; "
         "allowed: environment.function, tools or agent.function.\n",
     ),
-    "_turns_are_sampled_here": (
-        ["tools=calculator", "rollout.engines=2"],
-        "an environment, tools or an agent with rollout.engine = local and 2 engine(s); allowed: the sampler of the "
-        "trainer's",
+    "_stale_turns_have_no_credit_of_their_own": (
+        [
+            "environment=env.py:Game",
+            "environment.credit=turn",
+            "rollout.engines=2",
+            "train.run_ahead=2",
+            "train.max_staleness=8",
+        ],
+        "environment.credit = turn with train.run_ahead = 2: turns that are too old to be trained would be missing "
+        "where turns are counted and compared; allowed: environment.credit = trajectory, or train.run_ahead = 0.\n",
     ),
     "_agents_stand_alone": (
         ["agent=my_agent.py:run", "tools=calculator"],
@@ -1095,6 +1101,10 @@ def test_a_gpu_is_shared_by_one_server_of_a_synchronous_run(overrides, message):
             ["cluster=ray", "rollout={engine: vllm, engines: 2}"],
             "cluster with rollout.engine = vllm, which is started on the trainer's machine; allowed: rollout"
             ".engine = local.",
+        ),
+        (
+            ["cluster=ray", "rollout.engines=2", "tools=calculator"],
+            "cluster with an environment, tools or an agent, which was not tried on several machines",
         ),
         (["cluster=a/b", "rollout.engines=1"], "cluster.address = 'a/b'"),
         (["cluster=http://head:8265", "rollout.engines=1"], "cluster.address = 'http://head:8265'"),

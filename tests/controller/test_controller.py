@@ -20,6 +20,7 @@ from posttrain.controller.messages import (
     Ending,
     Evaluate,
     Evaluated,
+    Finished,
     GiveUp,
     Interrupt,
     Joined,
@@ -28,9 +29,12 @@ from posttrain.controller.messages import (
     Load,
     Loaded,
     Lost,
+    Open,
+    Paused,
     Publish,
     Published,
     Restart,
+    Resumed,
     Returned,
     Row,
     Score,
@@ -94,6 +98,79 @@ def test_a_synchronous_step():
     assert controller.handle(Trained(1)) == [Publish(1)], "nothing is sampled with old weights"
     assert controller.handle(Published(1)) == [Load("a", 1)]
     assert controller.handle(Loaded("a", 1)) == [Submit("a", Row(group, g), 1, 0) for group in (2, 3) for g in (0, 1)]
+
+
+def in_turns(**changes: Any) -> tuple[Controller, list[Command]]:
+    """A controller of one group a step, whose two rows have turns, and what it orders of their environments."""
+    controller = Controller(limits(prompts_per_step=1, turns=True, **changes), engines="a")
+    controller.handle(Joined("a"))
+    opened = [command for command in controller.handle(Published(0)) if isinstance(command, Open)]
+    controller.handle(Loaded("a", 0))
+    return controller, opened
+
+
+def test_a_row_of_several_turns_is_with_its_environment_or_with_an_engine():
+    """Environments begin before the first turn, and again in parallel: nobody but the group waits for one."""
+    controller, opened = in_turns()
+    one, other = Row(0, 0), Row(0, 1)
+    assert opened == [Open(one), Open(other)]
+    assert waiting(controller) == {("act", "environments"), ("ask", "trainer")}
+    assert controller.handle(Resumed(one)) == [Submit("a", one, 1, 0)]
+    controller.handle(Drew("a", one, 1, 0, 5))
+    assert controller.handle(Paused("a", one, 1)) == []
+    assert waiting(controller) == {("act", "environments"), ("ask", "trainer")}, "the engine is not late"
+    assert controller.handle(Ended("a", one, 1)) == [], "of an attempt that is over"
+    assert controller.handle(Resumed(one)) == [Submit("a", one, 2, 5)]
+    controller.handle(Drew("a", one, 2, 0, 3))
+    controller.handle(Paused("a", one, 2))
+    assert controller.handle(Finished(one)) == []
+    assert controller.handle(Finished(other)) == [Score(0)], "one that is over before its first turn"
+    assert controller.handle(Resumed(one)) == [], "it is over"
+
+
+def test_a_row_whose_environment_failed_begins_anew():
+    controller, _ = in_turns()
+    row = Row(0, 0)
+    controller.handle(Resumed(row))
+    controller.handle(Drew("a", row, 1, 0, 5))
+    controller.handle(Paused("a", row, 1))
+    assert controller.handle(Resumed(row, anew=True)) == [Submit("a", row, 2, 0)]
+
+
+def test_a_turn_under_way_goes_on_elsewhere_and_what_is_away_stays():
+    controller, _ = in_turns(run_ahead=1)
+    controller.handle(Resumed(Row(0, 0)))
+    controller.handle(Drew("a", Row(0, 0), 1, 0, 5))
+    assert controller.handle(Lost("a", "killed")) == [Restart("a")]
+    controller.handle(Joined("a"))
+    assert controller.handle(Loaded("a", 0)) == [Submit("a", Row(0, 0), 2, 5)]
+
+
+def test_open_trajectories_begin_anew_in_a_run_that_goes_on():
+    """Those that are over are kept."""
+    controller, _ = in_turns()
+    for row in (Row(0, 0), Row(0, 1)):
+        controller.handle(Resumed(row))
+        controller.handle(Drew("a", row, 1, 0, 5))
+        controller.handle(Paused("a", row, 1))
+    controller.handle(Finished(Row(0, 1)))
+    state = json.loads(json.dumps(controller.state()))
+    again = Controller.restored(limits(prompts_per_step=1, turns=True), state, engines="a")
+    assert again.handle(Joined("a")) == [Open(Row(0, 0))]
+    again.handle(Published(0))
+    again.handle(Loaded("a", 0))
+    assert again.handle(Resumed(Row(0, 0))) == [Submit("a", Row(0, 0), 1, 0)]
+    again.handle(Drew("a", Row(0, 0), 1, 0, 2))
+    again.handle(Paused("a", Row(0, 0), 1))
+    assert again.handle(Finished(Row(0, 0))) == [Score(0)]
+
+
+def test_a_group_whose_environments_never_answer_is_given_up():
+    controller, _ = in_turns()
+    [wait] = [wait for wait in controller.waits() if wait.kind == "act"]
+    [given_up, *opened] = controller.handle(Late(wait))
+    assert given_up == GiveUp(0, "an environment gave no answer within the deadline")
+    assert opened == [Open(Row(1, 0)), Open(Row(1, 1))], "another prompt takes its place"
 
 
 def due(engines: str = "a", **changes: Any) -> tuple[Controller, list[Command]]:

@@ -382,7 +382,7 @@ CASES = [
     ),
     Case("train.mask_truncated", True, "weights"),
     Case(  # what it does where it is not refused: tests/ranks
-        "train.devices", 2, given=TURNS, refused="an environment, tools or an agent with train.devices = 2"
+        "train.devices", 2, given={"train.compile": True}, refused="train.compile = true with train.devices = 2"
     ),
     Case(  # what it does where it is not refused: tests/engines/test_vllm.py
         "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"

@@ -406,5 +406,5 @@ def test_one_place_names_the_local_sampler():
     source = Path(posttrain.__file__).parent
     naming = {str(path.relative_to(source)) for path in source.rglob("*.py") if "LocalSampler" in path.read_text()}
     processes = {"engines/continuous.py", "engines/worker.py"}  # engines that are local samplers, in other processes
-    turns = {"engines/row_stream.py", "episodes/acting.py", "episodes/episodes.py"}  # rows that come and go
+    turns = {"engines/row_stream.py"}  # rows that come and go
     assert naming == {"engines/__init__.py", "engines/local.py", "train/sharded_sampler.py"} | processes | turns

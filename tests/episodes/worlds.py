@@ -33,6 +33,38 @@ class Guess:
         return float(self.won)
 
 
+class Waits(Guess):
+    """Answers its row's first turn when the run has made six steps."""
+
+    def reset(self, row: dict[str, Any]) -> None:
+        super().reset(row)
+        self.metrics = Path(row["metrics"]) if row["metrics"] else None
+
+    def step(self, message: dict[str, Any]) -> str | None:
+        while self.metrics is not None and (not self.metrics.exists() or self.metrics.read_text().count("\n") < 6):
+            time.sleep(0.02)
+        return super().step(message)
+
+
+class DiesOnce(Guess):
+    """Its process dies after the first turn of the first attempt at every second letter."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+
+    def reset(self, row: dict[str, Any], seed: int) -> None:
+        super().reset(row)
+        self.begun = self.folder / f"begun-{seed}"
+        self.dies = row["secret"] in "aceg" and not self.begun.exists()
+        self.begun.touch()
+
+    def step(self, message: dict[str, Any]) -> str | None:
+        if self.dies:
+            os._exit(7)
+        return super().step(message)
+
+
 class Opens:
     """Begins with a message of its own, and is async."""
 

@@ -175,9 +175,16 @@ def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
 
 
 def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """cluster holds local engines, rollout.engines of them; vLLM servers stay on the trainer's machine."""
+    """cluster holds local engines, rollout.engines of them; vLLM servers stay on the trainer's machine. Turns of an
+    environment, tools or an agent are drawn there."""
     if config.cluster is None:
         return None
+    if config.has_turns:
+        return ConfigError(
+            given="cluster with an environment, tools or an agent, which was not tried on several machines",
+            allowed="engines or servers of the trainer's machine",
+            fix="Leave cluster out; `posttrain submit` trains on a cluster without it.",
+        )
     if config.rollout.engine != "local":
         return ConfigError(
             given=f"cluster with rollout.engine = {config.rollout.engine}, which is started on the trainer's machine",
@@ -284,7 +291,6 @@ def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm)
     alone = {
         "train.compile = true": (train.compile, "train.compile = false"),
         f"train.optimizer = {train.optimizer}": (train.optimizer != "adamw", "train.optimizer = adamw"),
-        "an environment, tools or an agent": (config.has_turns, "one answer to each prompt"),
         "rollout.engine = vllm": (config.rollout.engine == "vllm", "rollout.engine = local"),
         "a Ray cluster": (config.cluster is not None, "engines of this machine"),
     }
@@ -591,17 +597,6 @@ def _stale_turns_have_no_credit_of_their_own(config: RunConfig, algorithm: Algor
         "to be trained would be missing where turns are counted and compared",
         allowed="environment.credit = trajectory, or train.run_ahead = 0",
         fix="Set environment.credit = trajectory, or train.run_ahead = 0.",
-    )
-
-
-def turns_elsewhere(rollout: RolloutConfig) -> ConfigError | None:
-    """What is wrong with an evaluation in turns of an environment or of tools so; None where nothing is."""
-    if rollout.engine == "local":
-        return None
-    return ConfigError(
-        given=f"an environment, tools or an agent with rollout.engine = {rollout.engine}, in an evaluation beside a run",
-        allowed="this process: rollout.engine = local",
-        fix="Add rollout.engine=local.",
     )
 
 

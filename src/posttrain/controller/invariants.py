@@ -579,7 +579,11 @@ class Observer:
         self._check(bool(cause), "once", f"group {number} is given up without a cause")
         used = [row for row in rows or () if row.engine is None and row.failures >= self.limits.attempts]
         scored = books.scorings[number] >= self.limits.attempts and self.unscored == number
-        self._check(bool(used) or scored or self.hopeless == number, "attempts", f"group {number} is given up after {event}: {cause}")
+        self._check(
+            bool(used) or scored or self.hopeless == number,
+            "attempts",
+            f"group {number} is given up after {event}: {cause}",
+        )
         held = [row.engine for row in rows or () if row.engine]
         self._check(not held, "holders", f"group {number} is given up while {held} decode it")
         self.unscored = None if self.unscored == number else self.unscored

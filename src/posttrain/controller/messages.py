@@ -186,7 +186,19 @@ class Ending:
 
 AboutEngines = Joined | Loaded | Slept | Drew | Ended | Paused | Returned | Lost
 AboutEnvironments = Resumed | Finished
-Event = AboutEngines | AboutEnvironments | Scored | ScoringLost | Asked | Trained | Published | Evaluate | Late | Lead | Ending
+Event = (
+    AboutEngines
+    | AboutEnvironments
+    | Scored
+    | ScoringLost
+    | Asked
+    | Trained
+    | Published
+    | Evaluate
+    | Late
+    | Lead
+    | Ending
+)
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

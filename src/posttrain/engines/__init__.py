@@ -4,13 +4,14 @@ from typing import Literal
 
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.local import LocalSampler
+from posttrain.engines.row_stream import HasRows
 from posttrain.engines.sampler import Sampler, SamplingSettings
 from posttrain.models.load import LoadedModel
 
 __all__ = ["DeliveryProof", "LocalSampler", "Sampler", "SamplingSettings", "make_sampler"]
 
 
-def make_sampler(loaded: LoadedModel, weights: Literal["shared", "copied", "taken"] = "shared") -> Sampler:
+def make_sampler(loaded: LoadedModel, weights: Literal["shared", "copied", "taken"] = "shared") -> HasRows:
     """What answers prompts with this model: here, and nowhere else, is decided which engine does.
 
     `shared`: it decodes with the weights that are trained, as they are at the time. `copied`: with a copy of its own,

@@ -286,6 +286,10 @@ class LocalSampler:
             lag=self.lag,
         )
 
+    def up_to_date(self) -> LocalSampler:
+        """See `HasRows`."""
+        return self
+
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device

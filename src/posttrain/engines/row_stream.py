@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from posttrain.engines.engine import Draw, Request, Row
 from posttrain.engines.local import LocalSampler
-from posttrain.engines.sampler import SamplingSettings, check_length, rows_together
+from posttrain.engines.sampler import Sampler, SamplingSettings, check_length, rows_together
 from posttrain.engines.sampling import StopStrings, UniformStream
 from posttrain.types import Completion
 
 Name = TypeVar("Name")
+
+
+class HasRows(Sampler, Protocol):
+    """A sampler of this process: a local one, or what has one."""
+
+    def up_to_date(self) -> LocalSampler:
+        """That sampler, with the weights that answer now."""
+        ...
 
 
 class RowStream(Generic[Name]):

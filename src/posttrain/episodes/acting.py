@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from posttrain.data.prompts import Renderer
-from posttrain.engines.local import LocalSampler
 from posttrain.episodes.adapters import find_environment
 from posttrain.episodes.agents.setup import AgentSetup
 from posttrain.episodes.agents.turns import AgentScene
@@ -23,7 +22,7 @@ from posttrain.rewards.load import resolve
 
 if TYPE_CHECKING:
     from posttrain.config import AgentConfig, EnvironmentConfig, SamplingConfig
-    from posttrain.engines.sampler import Sampler
+    from posttrain.engines.row_stream import HasRows
 
 
 class Asked(Protocol):
@@ -76,9 +75,8 @@ class Acting:
         """Of the tools, as a chat template writes them."""
         return list(self.sessions.schemas)
 
-    def around(self, sampler: Sampler, renderer: Renderer, eos_ids: Collection[int]) -> Episodes:
+    def around(self, sampler: HasRows, renderer: Renderer, eos_ids: Collection[int]) -> Episodes:
         """Completions of several turns from this sampler. ConfigError where the chat template does not allow them."""
-        assert isinstance(sampler, LocalSampler), "others take requests in their own ways"
         return Episodes(sampler=sampler, scene=self.scene(renderer, eos_ids, sampler.context_length))
 
     def scene(self, renderer: Renderer, eos_ids: Collection[int], context_length: int | None) -> Scene:

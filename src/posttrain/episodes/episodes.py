@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from posttrain.engines.engine import Request
-from posttrain.engines.row_stream import RowStream
+from posttrain.engines.row_stream import HasRows, RowStream
 from posttrain.engines.sampler import rows_together
 from posttrain.episodes.play import Play
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from posttrain.engines.local import LocalSampler
     from posttrain.engines.sampler import SamplingSettings
     from posttrain.episodes.scene import Scene
     from posttrain.episodes.sessions import Reply
@@ -44,7 +43,7 @@ class Waits:
 class Episodes:
     """Implements `Answers`."""
 
-    sampler: LocalSampler
+    sampler: HasRows
     scene: Scene
     waits: Waits = field(default_factory=Waits)
 
@@ -52,11 +51,6 @@ class Episodes:
     def context_length(self) -> int | None:
         """That of the sampler."""
         return self.scene.context_length
-
-    @property
-    def patient(self) -> bool:
-        """Who comes back when is found by counting, not by the clock: see the package."""
-        return self.sampler.device.type == "cpu"
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -87,7 +81,10 @@ class Round:
     def __init__(self, episodes: Episodes, plays: Sequence[Play], sampling: SamplingSettings, seed: int) -> None:
         self.own, self.sampling = episodes, sampling
         self.turns, self.sessions = episodes.scene.turns(self), episodes.scene.sessions
-        self.stream: RowStream[Play] = RowStream(episodes.sampler, sampling, seed=seed)
+        sampler = episodes.sampler.up_to_date()
+        self.stream: RowStream[Play] = RowStream(sampler, sampling, seed=seed)
+        self.patient = sampler.device.type == "cpu"
+        """Who comes back when is found by counting, not by the clock: see the package."""
         self.pending = deque(plays)
         self.waiting: deque[Play] = deque()
         """For what they need to go on, the longest first."""
@@ -145,7 +142,7 @@ class Round:
         while self.waiting and self._due():
             play = self.waiting.popleft()
             self.turns.answered(play, self._reply(play))
-        if not self.own.patient:
+        if not self.patient:
             for play in [play for play in self.waiting if play.session is not None and play.session.reply is not None]:
                 if len(self.stream) < rows_together(self.sampling):
                     self.waiting.remove(play)
@@ -165,7 +162,7 @@ class Round:
         """
         self.sessions.poll()
         replies = [(play, play.session.reply) for play in self.finishing if play.session is not None]
-        for play in [p for p, reply in replies if reply and not (self.own.patient and reply.kind != "value")]:
+        for play in [p for p, reply in replies if reply and not (self.patient and reply.kind != "value")]:
             self.finishing.remove(play)
             self.turns.answered(play, self._reply(play))
 

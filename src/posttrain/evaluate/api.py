@@ -24,7 +24,6 @@ from posttrain.config import (
     in_folder,
     load_config,
 )
-from posttrain.config.rules import turns_elsewhere
 from posttrain.data.given import Data, given_rows, where_the_run_is
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row
@@ -32,6 +31,7 @@ from posttrain.data.split import read_split
 from posttrain.engines import make_sampler
 from posttrain.engines.sampler import Answers
 from posttrain.episodes.acting import Acting
+from posttrain.episodes.scene import Scene
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
@@ -156,10 +156,6 @@ def _check(subject: Subject) -> None:
             allowed="data with prompts; only a run folder brings its own",
             fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
-    # Servers answer each prompt once: of a run in several turns they would measure something else.
-    has_turns = subject.environment.function is not None or bool(subject.tools) or subject.agent.is_given
-    if has_turns and (error := turns_elsewhere(subject.rollout)) is not None:
-        raise error
 
 
 def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, own_model: bool) -> Evaluation:
@@ -180,12 +176,16 @@ def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, 
         for scorer in scorers:
             scorer.bind(sampler, subject.model.chat_template_kwargs)
             scorer.check(prompts)
-        answers: Answers = sampler if acting is None else acting.around(sampler, renderer, loaded.eos_ids)
+        answers: Answers = sampler
+        if acting is not None and not served:
+            answers = acting.around(sampler, renderer, loaded.eos_ids)
         if served:
-            longest = max(len(prompt.ids) for prompt in prompts) + length
+            behind = length if acting is None else acting.limits.max_length or loaded.context_length or length
+            longest = min(max(len(prompt.ids) for prompt in prompts) + behind, loaded.context_length or sys.maxsize)
             judges = [one.judge.settings for scorer in scorers for one in scorer.components if one.judge is not None]
             longest = room_for_judges(longest, judges, loaded)
-            answers = servers = stack.enter_context(_served(subject, loaded, prompts, longest))
+            scene = None if acting is None else acting.scene(renderer, loaded.eos_ids, longest)
+            answers = servers = stack.enter_context(_served(subject, loaded, prompts, longest, scene))
             for scorer in scorers:
                 scorer.bind(servers.judge, subject.model.chat_template_kwargs)
         return evaluate_sampler(
@@ -205,9 +205,9 @@ def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, 
 
 
 def _served(
-    subject: Subject, loaded: LoadedModel, prompts: Sequence[Prompt], longest: int
+    subject: Subject, loaded: LoadedModel, prompts: Sequence[Prompt], longest: int, scene: Scene | None
 ) -> AbstractContextManager[Serving]:
-    """Servers that answer these prompts, in rows of at most `longest` tokens."""
+    """Servers that answer these prompts, in rows of at most `longest` tokens; `scene` is that of several turns."""
     return serving(
         subject.rollout,
         subject.sampling.model_copy(update={"temperature": subject.evaluation.temperature}),
@@ -217,6 +217,7 @@ def _served(
         probe=[prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
         tolerance=subject.publish_tolerance,
         say=tell,
+        scene=scene,
     )
 
 

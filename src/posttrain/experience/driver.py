@@ -255,7 +255,7 @@ class Driver:
             thread.join(SCORED_IN)  # a reward that is being computed ends by its own limits
         for name in list(self._ports):
             self._end_engine(name)
-        if self.trajectories is not None and self._stopped is not None and self._error is None:
+        if self.trajectories is not None and self._error is None:
             self.trajectories.settle()
         self._selector.close()
         self._bell.close()

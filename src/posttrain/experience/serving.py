@@ -18,7 +18,7 @@ from posttrain.controller.messages import Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.port import EnginePort
 from posttrain.engines.process import EngineSetup, published_engine
-from posttrain.engines.sampler import SamplingSettings
+from posttrain.engines.sampler import SamplingSettings, rows_together
 from posttrain.errors import EngineError
 from posttrain.experience.answers import EngineAnswers, EngineJudge
 from posttrain.experience.deliveries import Deliveries, TrainerScores
@@ -26,11 +26,13 @@ from posttrain.experience.driver import Driver
 from posttrain.experience.group import Group
 from posttrain.experience.schedule import Schedule
 from posttrain.experience.servers import Servers, engine_starts, start_deadline
+from posttrain.experience.trajectories import Trajectories
 from posttrain.models.policy import Forward
 from posttrain.types import Completion, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import ModelConfig, RolloutConfig, SamplingConfig
+    from posttrain.episodes.scene import Scene
     from posttrain.models.load import LoadedModel
 
 PROBE_TEXTS, PROBE_TOKENS = 4, 16
@@ -44,12 +46,15 @@ CHUNK_TOKENS = 1024
 class Serving:
     """Answers prompts as a `Sampler` does, with the weights that a model has when the first are asked."""
 
-    def __init__(self, loaded: LoadedModel, longest: int, driver: Driver, deliveries: Deliveries) -> None:
+    def __init__(
+        self, loaded: LoadedModel, longest: int, driver: Driver, deliveries: Deliveries, *, turns: bool = False
+    ) -> None:
+        """`longest`: tokens of a row, its prompt included. `turns`: completions have several."""
         self.tokenizer = loaded.tokenizer
         self.context_length = longest
         """Most tokens of prompt and completion together."""
         self.context_reason = loaded.context_reason if longest == loaded.context_length else " of its server"
-        self._answers = EngineAnswers(self, lambda: driver, deliveries.newest)
+        self._answers = EngineAnswers(self, lambda: driver, deliveries.newest, turns=turns)
         self.judge = EngineJudge(loaded.tokenizer, longest, lambda: driver, deliveries.newest)
         """What asks the same weights as a judge."""
 
@@ -80,13 +85,14 @@ def serving(
     probe: Sequence[Sequence[int]] | None = None,
     say: Callable[[str], None],
     tolerance: float | None = None,
+    scene: Scene | None = None,
 ) -> Iterator[Serving]:
     """Engines of this model while the context lasts; they end with it, and with this process however that ends.
 
     `model` is what was `loaded`; `sampling` is how tokens are drawn, `longest` the tokens of the longest row. The
     weights are proven on `probe`, a few prompts, by default tokens from all over the vocabulary, within `tolerance`
-    nats, by default what their precision allows. `say` is told what is lost and mended. Raises ConfigError or
-    ModelError where no server can be started, EngineError where none is left.
+    nats, by default what their precision allows. `scene` is that of answers in several turns. `say` is told what is
+    lost and mended. Raises ConfigError or ModelError where no server can be started, EngineError where none is left.
     """
     temperature = sampling.temperature or 1.0
     proof = DeliveryProof.from_prompts(
@@ -109,14 +115,16 @@ def serving(
             else:
                 setup = _setup(model, sampling, loaded, threads)
                 starts = engine_starts(published_engine(rollout.engine), rollout, setup, deliveries, folder)
-            driver = deliveries.driver = _driver(rollout, starts, deliveries, say)
+            most = 2 * rows_together(sampling) * rollout.num_engines
+            trajectories = None if scene is None else Trajectories(scene, most)
+            driver = deliveries.driver = _driver(rollout, starts, deliveries, say, trajectories)
             stack.callback(driver.close)
             if not rollout.url:
                 count = f"{rollout.num_engines} server(s)"
                 say(f"rollout.engine = {rollout.engine}: starting {count}, which takes half a minute")
             driver.start()
             driver.launch()
-            yield Serving(loaded, longest, driver, deliveries)
+            yield Serving(loaded, longest, driver, deliveries, turns=scene is not None)
     except EngineError as error:
         keep = True
         raise EngineError(
@@ -156,6 +164,7 @@ def _driver(
     starts: Mapping[str, Callable[[], EnginePort]],
     deliveries: Deliveries,
     say: Callable[[str], None],
+    trajectories: Trajectories | None,
 ) -> Driver:
     """One that has no step to feed."""
     return Driver(
@@ -170,6 +179,7 @@ def _driver(
         deadline=rollout.deadline,
         start_deadline=start_deadline(rollout),
         say=say,
+        trajectories=trajectories,
     )
 
 

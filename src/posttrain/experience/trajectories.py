@@ -49,7 +49,10 @@ class Trajectories:
         self.waited = 0.0
         """Seconds from requests to their replies since they were taken last, summed over all."""
         self._turns = scene.turns(self)
+        self._asked: deque[Play] = deque()
+        """Those of an evaluation that have not begun: the trainer waits for it."""
         self._pending: deque[Play] = deque()
+        """Others that have not begun."""
         self._plays: dict[Row, Play] = {}
         """Those that are open."""
         self._waiting: dict[Play, None] = {}
@@ -69,9 +72,9 @@ class Trajectories:
     # --- what the driver asks ----------------------------------------------------------------------------------------
 
     def open(self, row: Row, prompt: Prompt, *, seed: int, max_turn_length: int) -> None:
-        """Begin one, as soon as there is room; those of an evaluation, for which the trainer waits, before others."""
+        """Begin one, as soon as there is room; those of an evaluation before others."""
         play = Play(row.group, row.g, prompt, seed=seed, max_turn_length=max_turn_length)
-        (self._pending.appendleft if row.group < 0 else self._pending.append)(play)
+        (self._asked if row.group < 0 else self._pending).append(play)
         self._go_on()
 
     def next_turn(self, row: Row) -> Turn:
@@ -99,7 +102,9 @@ class Trajectories:
         self._next.pop(row, None)
         play = self._plays.pop(row, None)
         if play is None:
-            self._pending = deque(one for one in self._pending if _row(one) != row)
+            for queue in (self._asked, self._pending):
+                for one in [one for one in queue if _row(one) == row]:
+                    queue.remove(one)
             return
         self._waiting.pop(play, None)
         if play.session is not None:
@@ -145,8 +150,8 @@ class Trajectories:
                 del self._waiting[play]
                 self.waited += play.session.reply.seconds
                 self._turns.answered(play, play.session.reply)
-            while self._pending and len(self._plays) < self.most:
-                play = self._pending.popleft()
+            while (self._asked or self._pending) and len(self._plays) < self.most:
+                play = (self._asked or self._pending).popleft()
                 self._plays[_row(play)] = play
                 self._turns.begin(play)
             if not answered:

@@ -96,7 +96,11 @@ class Fleet:
     @property
     def window(self) -> int | None:
         """Most tokens that an engine can see; None without a limit."""
-        return longest_row(self.config, self.loaded) if self.config.rollout.engine == "vllm" else self.loaded.context_length
+        return (
+            longest_row(self.config, self.loaded)
+            if self.config.rollout.engine == "vllm"
+            else self.loaded.context_length
+        )
 
     def answers(self, local: Sampler) -> Answers:
         """What answers evaluations: engines, once the feed is made. Where they do not get every version, the trainer's

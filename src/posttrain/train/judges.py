@@ -21,6 +21,7 @@ from posttrain.watch.check import IndependentCheck
 
 if TYPE_CHECKING:
     from posttrain.config import CheckConfig, RewardConfig, RunConfig
+    from posttrain.engines.row_stream import HasRows
     from posttrain.episodes.acting import Acting
     from posttrain.train.fleet import Fleet
 
@@ -34,9 +35,9 @@ ALONE = (
 class Samplers(NamedTuple):
     """What answers prompts."""
 
-    training: Sampler
+    training: HasRows
     """With the weights that were published last; its own copy of them where that is not after every step."""
-    evaluation: Sampler
+    evaluation: HasRows
     """With the present weights."""
     notes: Sequence[str] = ()
     """What the user should be warned of."""
@@ -55,7 +56,7 @@ class Samplers(NamedTuple):
             follows = published and config.train.publish_every == 1
             training, present = (ShardedPolicySampler(config, loaded, present=one) for one in (False, True))
             notes = [ALONE] if published else []
-            return Samplers(training, training if follows else present, notes)
+            return Samplers(training, training if follows else present, notes, acting)
         every, notes = 1 if config.rollout.num_engines else config.train.publish_every, list[str]()
         if published and loaded.compute.sampler == "packed":
             try:

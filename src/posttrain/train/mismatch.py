@@ -143,17 +143,18 @@ class Examiner:
         )
 
     def _rows(self, groups: Sequence[Group], version: int) -> list[Row]:
-        """Those with the largest differences."""
+        """Those with the largest differences; of several turns the first."""
         whole = [
             Row(
                 prompt_ids=tuple(group.prompt.ids),
-                ids=completion.ids,
-                logprobs=completion.logprobs,
-                places=tuple(place for place, drawn in enumerate(completion.versions) if drawn == version),
+                ids=completion.ids[:end],
+                logprobs=completion.logprobs[:end],
+                places=tuple(place for place, drawn in enumerate(completion.versions[:end]) if drawn == version),
             )
             for group in groups
             for completion in group.completions
-            if not completion.given and version in completion.versions
+            for end in [completion.given[0][0] if completion.given else len(completion.ids)]
+            if version in completion.versions[:end]
         ]
         vocabulary = self.loaded.model.get_output_embeddings().weight.shape[0]  # pyright: ignore
         count = max(1, min(ROWS, NUMBERS // vocabulary // PLACES))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ShardedPolicySampler:
-    """Implements `Sampler`."""
+    """Implements `Sampler` and `HasRows`."""
 
     owns_weights = True
 
@@ -56,7 +56,8 @@ class ShardedPolicySampler:
     def note(self) -> str:
         return self.copy.note
 
-    def _up_to_date(self) -> LocalSampler:
+    def up_to_date(self) -> LocalSampler:
+        """See `HasRows`."""
         if self.present:
             self.copy.overwrite(merged_tensors(self.policy.model), self.version)
         return self.copy
@@ -65,19 +66,19 @@ class ShardedPolicySampler:
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> list[list[Completion]]:
         """See `Sampler`."""
-        return self._up_to_date().generate(prompts, sampling, group_size=group_size, seed=seed)
+        return self.up_to_date().generate(prompts, sampling, group_size=group_size, seed=seed)
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> Iterator[tuple[int, int, Completion]]:
         """See `Sampler`."""
-        return self._up_to_date().each(prompts, sampling, group_size=group_size, seed=seed)
+        return self.up_to_date().each(prompts, sampling, group_size=group_size, seed=seed)
 
     def score(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
     ) -> list[list[float]]:
         """See `Sampler`."""
-        return self._up_to_date().score(prompt_ids, completion_ids, temperature=temperature)
+        return self.up_to_date().score(prompt_ids, completion_ids, temperature=temperature)
 
     def deliver(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         """See `Sampler`."""

@@ -51,7 +51,8 @@ from posttrain.types import Example, Prompt
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
-    from posttrain.engines.sampler import Answers, Sampler
+    from posttrain.engines.row_stream import HasRows
+    from posttrain.engines.sampler import Answers
     from posttrain.episodes.scene import Scene
     from posttrain.train.fleet import Fleet
     from posttrain.train.judges import Judges, Samplers
@@ -97,7 +98,7 @@ class Inputs:
         acting = self.samplers.acting
         return renderer if acting is None else replace(renderer, tools=acting.schemas)
 
-    def in_turns(self, sampler: Sampler) -> Answers:
+    def in_turns(self, sampler: HasRows) -> Answers:
         """Who answers with this sampler: in several turns, where there is an environment or tools."""
         acting = self.samplers.acting
         if acting is None:
@@ -106,7 +107,7 @@ class Inputs:
             acting = acting.apart(self.fleet.resources)
         return acting.around(sampler, self.prompt_renderer, self.loaded.eos_ids)
 
-    def answers(self, local: Sampler) -> Answers:
+    def answers(self, local: HasRows) -> Answers:
         """Who answers an evaluation."""
         found = local if self.fleet is None else self.fleet.answers(local)
         return self.in_turns(local) if found is local else found
