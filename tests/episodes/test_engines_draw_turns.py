@@ -55,7 +55,7 @@ def rows_of(run: pt.Run, step: int) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if "seconds" not in name} for row in rows]
 
 
-AHEAD = {"rollout.engines": 2, "train.run_ahead": 2, "train.max_staleness": 8}
+AHEAD = {"rollout.engines": 1, "train.run_ahead": 2, "train.max_staleness": 8}
 CALLS = {
     "environment": {},
     "tools": [f"{WORLDS}:look"],
@@ -89,7 +89,7 @@ def batched(edges: list[int], size: int) -> list[list[int]]:
     return [edges[at : at + size] for at in range(0, len(edges), size)]
 
 
-@pytest.mark.parametrize("changes", [{}, CALLS], ids=["environment", "tools"])
+@pytest.mark.parametrize("changes", [{}, pytest.param(CALLS, marks=pytest.mark.slow)], ids=["environment", "tools"])
 def test_engines_draw_what_the_process_itself_draws(place: Path, changes: dict[str, Any]):
     """Synchronous, token for token. The trainer names the log-probabilities that the engines drew with."""
     name = "tools" if changes else "environment"
@@ -126,6 +126,7 @@ def test_turns_of_a_trajectory_are_drawn_with_the_weights_of_their_time(place: P
     assert all(line["turns/mean"] > 1 for line in run.metrics)
 
 
+@pytest.mark.slow
 def test_a_slow_environment_holds_up_neither_the_others_nor_the_trainer(place: Path):
     """It answers when six steps are made: its group, of the third step, is trained after them, with its first turn as
     old as it is. All prompts of these steps were trained meanwhile."""
@@ -146,6 +147,7 @@ def test_a_slow_environment_holds_up_neither_the_others_nor_the_trainer(place: P
     assert any(max(row["versions"]) >= 6 for row in own)
 
 
+@pytest.mark.slow
 def test_a_killed_engine_costs_no_turn_and_an_environment_that_dies_no_trajectory(place: Path):
     """Its rows go on in the other engine behind the tokens that were delivered; a world that dies is begun anew."""
     run, killed = place / "killed", []
@@ -178,10 +180,11 @@ def test_a_resumed_run_begins_open_trajectories_anew_and_loses_none(place: Path)
     assert state["feed"]["engines"]["controller"]["version"] == 5
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_checkpoint(place: Path):
     """kill -9 while trajectories are open: each prompt is trained once, and no process is left."""
     run = place / "kill -9"
-    settings = config(place, run.name, rollout={"engines": 2}, checkpoint={"every": 2})
+    settings = config(place, run.name, rollout={"engines": 1}, checkpoint={"every": 2})
     settings["train"] = {"steps": 1000, "prompts_per_step": 4, "run_ahead": 2, "max_staleness": 8}
     settings["environment"] = {"function": f"{WORLDS}:Guess", "settings": {"pause": 0.1}}
     (place / "kill.yaml").write_text(json.dumps(settings))
@@ -200,6 +203,7 @@ def engines() -> list[int]:
     return [int(number) for number in found.stdout.split()]
 
 
+@pytest.mark.slow
 def test_an_agent_is_drawn_by_engines(place: Path):
     """Its requests over HTTP are answered by them, with their log-probabilities."""
     changes = {
@@ -216,6 +220,7 @@ def test_an_agent_is_drawn_by_engines(place: Path):
     assert max(line["mismatch/abs_max"] for line in runs[1].metrics) < 1e-4
 
 
+@pytest.mark.slow
 def test_evaluations_of_the_process_itself_have_environments_of_their_own(place: Path):
     """With publish_every above 1 it answers them, while engines play for the steps to come."""
     more = {"train.publish_every": 2, "train.steps": 4, "evaluation.every": 2, "checkpoint.every": 2}

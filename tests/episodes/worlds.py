@@ -38,10 +38,10 @@ class Waits(Guess):
 
     def reset(self, row: dict[str, Any]) -> None:
         super().reset(row)
-        self.metrics = Path(row["metrics"]) if row["metrics"] else None
+        self.file = Path(row["metrics"]) if row["metrics"] else None
 
     def step(self, message: dict[str, Any]) -> str | None:
-        while self.metrics is not None and (not self.metrics.exists() or self.metrics.read_text().count("\n") < 6):
+        while self.file is not None and (not self.file.exists() or self.file.read_text().count("\n") < 6):
             time.sleep(0.02)
         return super().step(message)
 

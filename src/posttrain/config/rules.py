@@ -175,8 +175,7 @@ def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
 
 
 def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """cluster holds local engines, rollout.engines of them; vLLM servers stay on the trainer's machine. Turns of an
-    environment, tools or an agent are drawn there."""
+    """cluster holds local engines, rollout.engines of them; vLLM servers and turns stay on the trainer's machine."""
     if config.cluster is None:
         return None
     if config.has_turns:
