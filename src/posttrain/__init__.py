@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from posttrain.pipeline.run import Pipeline
     from posttrain.report.terminal import TerminalView
     from posttrain.store.run_store import RunStore
-    from posttrain.train.hosts import Hosts, Say
+    from posttrain.train.hosts import Hosts, RankHosts, Say
     from posttrain.train.job import FinishedRun
     from posttrain.train.replayed import Replay
     from posttrain.train.run import Run
@@ -58,15 +58,23 @@ def _tiny_model(form: str) -> Callable[[str, int], Path]:
     return model
 
 
-def _ray_cluster(config: RunConfig, say: Say, warn: Say) -> AbstractContextManager[Hosts]:
-    from posttrain.cluster.connect import connect
+class _RayCluster:
+    """Ray itself is imported when a run asks for it. Implements `Cluster`."""
 
-    return connect(config, say, warn)
+    def hosts(self, config: RunConfig, say: Say, warn: Say) -> AbstractContextManager[Hosts]:
+        from posttrain.cluster.connect import connect
+
+        return connect(config, say, warn)
+
+    def ranks(self, config: RunConfig, size: int, output: int | None) -> AbstractContextManager[RankHosts]:
+        from posttrain.cluster.ranks import reserve_ranks
+
+        return reserve_ranks(config, size, output)
 
 
 sources.ROWS["task"] = _rows_of_task
 sources.MODELS |= {form: _tiny_model(form) for form in ("tiny", "tiny-moe", "tiny-wide")}
-CLUSTERS["ray"] = _ray_cluster
+CLUSTERS["ray"] = _RayCluster()
 
 __version__ = "0.1.0"
 __all__ = ["advise", "compare", "evaluate", "plan", "presets", "replay", "resume", "sweep", "train"]

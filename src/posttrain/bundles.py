@@ -10,12 +10,16 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
 
+RANK = "trainer rank"
+"""What holds a part of the model that is trained."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
     """What one process gets."""
 
     holds: str
-    """`engine` or `reward worker`."""
+    """`trainer rank`, `engine` or `reward worker`."""
     cpus: int
     gpus: int = 0
 
@@ -25,22 +29,45 @@ class Bundle:
         return {"CPU": float(self.cpus), **({"GPU": float(self.gpus)} if self.gpus else {})}
 
 
-def bundles_of(config: RunConfig, *, on_gpu: bool) -> tuple[Bundle, ...]:
-    """Of a run with a cluster: its engines, then its reward workers. The trainer is where the command runs.
+def bundles_of(config: RunConfig, *, on_gpu: bool, ranks: int = 0) -> tuple[Bundle, ...]:
+    """Of a run with a cluster: the ranks of its trainer, its engines, its reward workers. Without ranks the trainer is
+    where the command runs.
 
     `on_gpu`: the trainer computes on a GPU, so that engines do.
     """
     cluster = config.cluster
     if cluster is None:
         return ()
+    trainer = [Bundle(holds=RANK, cpus=cluster.rank_cpus, gpus=int(on_gpu))] * ranks
     engines = [Bundle(holds="engine", cpus=cluster.engine_cpus, gpus=int(on_gpu))] * config.rollout.engines
     workers = [Bundle(holds="reward worker", cpus=1)] * (cluster.reward_workers if _needs_workers(config) else 0)
-    return (*engines, *workers)
+    return (*trainer, *engines, *workers)
+
+
+def ranks_of(config: RunConfig) -> int:
+    """How many ranks a cluster would hold of a run; 0: its trainer is one process, where the command runs."""
+    devices = config.train.devices
+    return devices if isinstance(devices, int) and devices > 1 else 0
+
+
+def needs_cluster(config: RunConfig) -> bool:
+    """Does a run have something for a cluster to hold?"""
+    return bool(config.rollout.engines or ranks_of(config))
 
 
 def _needs_workers(config: RunConfig) -> bool:
     """Models and judges score in the trainer's process."""
     return any(entry.model is None and entry.judge is None for entry in (*config.rewards, *config.check))
+
+
+def by_node(nodes: Sequence[str]) -> list[int]:
+    """Numbers of the bundles in the order in which ranks take them, from the node of each: those on one node follow
+    each other.
+
+    >>> by_node(["a", "b", "a", "a"])
+    [0, 2, 3, 1]
+    """
+    return sorted(range(len(nodes)), key=lambda bundle: (nodes.index(nodes[bundle]), bundle))
 
 
 def totals(bundles: Sequence[Bundle]) -> dict[str, float]:

@@ -18,17 +18,22 @@ MEMORY = 10**8
 
 
 @contextmanager
-def three_nodes() -> Iterator[Any]:
+def three_nodes(head_cpus: int = CPUS, cpus: int = CPUS) -> Iterator[Any]:
     """On one machine; `.address` is that of the head, `.webui_url` that of its dashboard, which takes jobs."""
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": CPUS, "object_store_memory": MEMORY, "include_dashboard": True, "dashboard_port": free_port()}
+    head = {
+        "num_cpus": head_cpus,
+        "object_store_memory": MEMORY,
+        "include_dashboard": True,
+        "dashboard_port": free_port(),
+    }
     cluster = Cluster(initialize_head=True, head_node_args=head)
     with ExitStack() as stack:
         stack.callback(cluster.shutdown)
         for _ in range(2):  # as on machines of their own, each unpacks what goes along into a folder of its own
             folder = stack.enter_context(TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
-            cluster.add_node(num_cpus=CPUS, object_store_memory=MEMORY, temp_dir=folder)
+            cluster.add_node(num_cpus=cpus, object_store_memory=MEMORY, temp_dir=folder)
         yield cluster
 
 

@@ -162,7 +162,7 @@ def test_weights_go_in_buckets_and_the_last_two_publications_are_kept(cluster):
 
 
 def test_what_a_cluster_has_no_room_for_is_said_before_anything_is_started(cluster, place, monkeypatch):
-    monkeypatch.setattr("posttrain.cluster.connect.ROOM", 1.0)
+    monkeypatch.setattr("posttrain.cluster.reservation.ROOM", 1.0)
     with pytest.raises(DoesNotFit, match=r"no room for 2 x engine: 64 CPUs; 2 x reward worker: 1 CPU: it has 6 CPUs"):
         pt.train(config(place, "too large", cluster={"address": cluster.address, "engine_cpus": 64}))
 

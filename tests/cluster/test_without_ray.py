@@ -11,10 +11,10 @@ import pytest
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain as pt
-from posttrain.bundles import Bundle, bundles_of
+from posttrain.bundles import Bundle, bundles_of, ranks_of
 from posttrain.cluster.luggage import LARGEST_FILE, Luggage
 from posttrain.cluster.submit import Job, luggage_of, refuse_what_stays
-from posttrain.config import load_config
+from posttrain.config import check, load_config
 from posttrain.errors import ConfigError
 from posttrain.rewards.load import MOVED, Target, load
 
@@ -64,6 +64,19 @@ def test_a_run_asks_for_a_bundle_for_each_engine_and_each_reward_worker():
     assert bundles_of(config, on_gpu=False)[0].resources == {"CPU": 4.0}
 
 
+def test_ranks_have_bundles_of_their_own_and_a_run_of_ranks_alone_is_enough_for_a_cluster():
+    """Of an SFT: no engine, no reward worker."""
+    sft = {"algorithm": "sft", "data": {"train": "task:examples/sort"}, "rewards": [], "rollout": {}}
+    config = load_config(settings(train={"steps": 1, "devices": 16}, cluster={"rank_cpus": 8}, **sft)).config
+    check(config)
+    ranks = (Bundle(holds="trainer rank", cpus=8, gpus=1),) * 16
+    assert bundles_of(config, on_gpu=True, ranks=ranks_of(config)) == ranks
+    assert [one.holds for one in bundles_of(load_config(settings()).config, on_gpu=False, ranks=1)][:2] == [
+        "trainer rank",
+        "engine",
+    ]
+
+
 def test_rewards_that_are_models_need_no_worker():
     config = load_config(settings(rewards=[{"model": "folder"}])).config
     assert [one.holds for one in bundles_of(config, on_gpu=False)] == ["engine"] * 3
@@ -78,6 +91,14 @@ def test_a_plan_says_what_the_cluster_is_asked_for():
     assert "3 x engine: 4 CPUs; 2 x reward worker: 1 CPU; 14 CPUs in all" in " ".join(planned.render().split())
     assert planned.to_json()["cluster"][0] == {"holds": "engine", "CPU": 4.0}
     assert "Cluster" not in pt.plan(settings(cluster=None)).render()
+
+
+def test_a_plan_says_what_ranks_ask_for():
+    planned = pt.plan(settings(train={"steps": 1, "devices": 2}))
+    told = " ".join(planned.render().split())
+    asked = "2 x trainer rank: 1 CPU; 3 x engine: 4 CPUs; 2 x reward worker: 1 CPU; 16 CPUs in all"
+    assert f"one placement group, on as few nodes as possible: {asked}" in told
+    assert "the command itself only watches the ranks" in told
 
 
 @pytest.mark.skipif(not WITHOUT_RAY, reason="Ray is installed")
@@ -135,6 +156,9 @@ def test_a_job_takes_its_config_and_the_files_that_this_names_along(here):
     (here / "run.yaml").write_text(json.dumps(settings(data={"train": "data/rows.jsonl"})))
     (here / "data").mkdir()
     write_prompts(here / "data" / "rows.jsonl", count=2)
+    with Luggage.of(load_config("run.yaml").config, files=True) as luggage:  # of ranks that the command itself starts
+        assert (luggage.folder / "data" / "rows.jsonl").is_file()
+        assert not (luggage.folder / "run.yaml").exists()
     with luggage_of(job(), load_config("run.yaml").config) as luggage:
         assert (luggage.folder / "run.yaml").read_bytes() == (here / "run.yaml").read_bytes()
         assert (luggage.folder / "data" / "rows.jsonl").is_file()
@@ -148,9 +172,13 @@ def test_the_program_of_an_agent_goes_along(here):
         assert not list(luggage.folder.rglob("python3*"))
 
 
-@pytest.mark.parametrize(("engines", "more"), [(2, ["--cluster", "auto"]), (0, [])])
-def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_on_the_cluster(engines, more):
-    config = load_config(settings(cluster=None, rollout={"engines": engines})).config
+@pytest.mark.parametrize(
+    ("engines", "devices", "more"),
+    [(2, 1, ["--cluster", "auto"]), (0, 2, ["--cluster", "auto"]), (0, 1, []), (0, "auto", [])],
+)
+def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_and_ranks_on_the_cluster(engines, devices, more):
+    train = {"steps": 1, "devices": devices}
+    config = load_config(settings(cluster=None, rollout={"engines": engines}, train=train)).config
     verb = ["/py", "-m", "posttrain", "train", "run.yaml", "seed=1"]
     assert job().command(config) == [*verb, *more, "--output", "/shared/run", "--quiet"]
     assert job(resume=True).command(config) == ["/py", "-m", "posttrain", "resume", "/shared/run", "--quiet"]
@@ -164,6 +192,7 @@ def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_on_the_clus
         ({"config": "../run.yaml"}, {}, r"\.\./run\.yaml does not lie below the present directory"),
         ({}, {"model": {"path": "my-model"}}, "model.path = my-model, a folder of this machine"),
         ({}, {"rewards": [{"function": "../far.py:f"}]}, r"rewards\.0\.function = \.\./far\.py:f, whose file"),
+        ({"gpus": 2}, {"train": {"steps": 1, "devices": 2}}, r"--gpus 2 with train\.devices = 2, whose ranks get GPUs"),
         ({}, {"tools": ["../far.py:look"]}, r"tools\.0 = \.\./far\.py:look, whose file does not go"),
         ({}, {"tools": ["search:my-model"]}, r"tools\.0 = my-model, a folder of this machine"),
         ({}, {"environment": "/far/game.py:Game"}, r"environment\.function = /far/game\.py:Game, whose file"),

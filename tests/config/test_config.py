@@ -938,8 +938,12 @@ BROKEN = {
     ),
     "_the_cluster_has_something_to_hold": (
         ["cluster=ray"],
-        "cluster with rollout.engines = 0: the trainer's process would sample, and the cluster do nothing; allowed: at "
-        "least one engine, of an algorithm that samples.",
+        "cluster with rollout.engines = 0 and train.devices = 1, which leave it nothing to do; allowed: at least one "
+        "engine, of an algorithm that samples, or at least two devices.",
+    ),
+    "_the_run_has_a_folder": (
+        ["output=s3://bucket/runs/first"],
+        "output = s3://bucket/runs/first: a checkpoint is written beside its place and renamed, which a URL has not",
     ),
     "_shared_gpus_are_used_in_turns": (
         ["rollout={engine: vllm, placement: shared, engines: 2}"],
@@ -1105,6 +1109,10 @@ def test_a_gpu_is_shared_by_one_server_of_a_synchronous_run(overrides, message):
         (
             ["cluster=ray", "rollout.engines=2", "tools=calculator"],
             "cluster with an environment, tools or an agent, which was not tried on several machines",
+        ),
+        (
+            ["cluster=ray", "train.devices=auto"],
+            "cluster with train.devices = auto: a cluster says how many GPUs it has",
         ),
         (["cluster=a/b", "rollout.engines=1"], "cluster.address = 'a/b'"),
         (["cluster=http://head:8265", "rollout.engines=1"], "cluster.address = 'http://head:8265'"),

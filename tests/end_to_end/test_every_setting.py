@@ -748,7 +748,7 @@ SHOWN_WITH_RANKS = {"train.restarts", "train.rank_deadline"}
 SHOWN_WITH_ENGINES = {"rollout.keep_cache", "rollout.deadline"}
 """tests/engines/test_continuous.py and tests/faults/test_engines.py show them: they take a change of weights under way,
 and an engine that hangs."""
-SHOWN_ON_A_CLUSTER = {"cluster.engine_cpus", "cluster.reward_workers"}
+SHOWN_ON_A_CLUSTER = {"cluster.rank_cpus", "cluster.engine_cpus", "cluster.reward_workers"}
 """tests/cluster shows what they ask a cluster for, and that it is there."""
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from posttrain.train.launch import free_port
+from posttrain.train.local_ranks import free_port
 
 
 def start(size: int, module: str, *arguments: str) -> list[subprocess.Popen[str]]:

@@ -52,6 +52,7 @@ def test_functions_that_no_other_process_can_import_are_refused(tmp_path):
     [
         ([5, -9], "rank 1 was ended by signal 9 (SIGKILL)"),
         ([None, 7], "rank 1 ended with exit code 7"),
+        ([5, "its actor is gone (ActorDiedError)"], "rank 1 was lost: its actor is gone (ActorDiedError)"),
         ([5, None], "rank 1 did not answer rank 0 within train.rank_deadline"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from posttrain.errors import ConfigError, RewardError
 from posttrain.experience.group import groups_of
 from posttrain.experience.rollouts import rollout_table
 from posttrain.rewards import Scores
+from posttrain.store import run_store
 from posttrain.store.run_store import RunStore
 from posttrain.types import Completion, Prompt
 
@@ -206,6 +208,15 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
 def test_a_second_writer_is_refused_and_told_who_the_first_is(store):
     with pytest.raises(ConfigError, match=rf"being written by another process \(pid {os.getpid()} on .*\)"):
         RunStore.open(store.folder)
+
+
+def test_a_second_writer_may_wait_until_the_first_has_let_go(store, monkeypatch):
+    """As the first rank of a job does that was started again, while its lost predecessor ends."""
+    monkeypatch.setattr(run_store, "ASKED_EVERY", 0.02)
+    with pytest.raises(ConfigError, match="being written by another process"):
+        RunStore.open(store.folder, patience=0.1)
+    threading.Timer(0.2, store.close).start()
+    RunStore.open(store.folder, patience=60).close()
 
 
 HOLD_THE_LOCK = """

@@ -32,7 +32,8 @@ def train(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Run folder; it must not hold a run yet.")] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="Ray cluster for engines and reward workers: auto, ray://HOST:10001 or local.")
+        str | None,
+        typer.Option(help="Ray cluster for engines, reward workers and ranks: auto, ray://HOST:10001 or local."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings, print all of them with their origins, and stop.")
@@ -52,6 +53,7 @@ def train(
       posttrain train my_run.yaml --train.learning-rate 1e-6 --output runs/first
       posttrain train my_run.yaml 'rewards=[{name: math}]' --dry-run
       posttrain train my_run.yaml rollout.engines=4 --cluster ray://head:10001
+      posttrain train my_run.yaml train.devices=16 --cluster auto --output /shared/runs/first
       posttrain train pipeline.yaml stages.dpo.train.steps=50 seed=1
     """
     from posttrain.config.pipeline import holds_stages

@@ -31,8 +31,8 @@ def submit(
     cluster: Annotated[
         str, typer.Option(help="Dashboard of a Ray cluster: http://HOST:8265; auto: this machine's.")
     ] = "auto",
-    cpus: Annotated[int, typer.Option(min=1, help="Processors of the trainer.")] = 1,
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs of the trainer.")] = 0,
+    cpus: Annotated[int, typer.Option(min=1, help="Processors of the trainer, or of what watches its ranks.")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of the trainer; ranks get their own.")] = 0,
     python: Annotated[
         str | None, typer.Option(help="Path of Python on the cluster.", show_default="the path of this one")
     ] = None,
@@ -51,6 +51,7 @@ def submit(
     Examples:
       posttrain submit my_run.yaml --cluster http://head:8265 --output /shared/runs/first
       posttrain submit my_run.yaml rollout.engines=4 --gpus 1 --output /shared/runs/second --no-wait
+      posttrain submit my_run.yaml train.devices=16 rollout.engines=4 --output /shared/runs/third
       posttrain submit my_run.yaml --cluster http://head:8265 --output /shared/runs/first --resume
     """
     from posttrain.train.hosts import require_ray
@@ -78,6 +79,7 @@ def submit(
 
 def _read(arguments: list[str]) -> tuple[str, list[str], RunConfig]:
     """The file, the settings beside it, and what both come to. Raises ConfigError for what is wrong with that."""
+    from posttrain.bundles import needs_cluster
     from posttrain.config import check, load_config
     from posttrain.config.pipeline import holds_stages
 
@@ -89,7 +91,7 @@ def _read(arguments: list[str]) -> tuple[str, list[str], RunConfig]:
             fix="posttrain submit my_run.yaml --output /shared/runs/first",
         )
     resolved = load_config(configs[0], overrides, checks=[names_are_known])
-    if resolved.config.rollout.engines:  # as the job is going to train it
+    if needs_cluster(resolved.config):  # as the job is going to train it
         resolved = load_config(configs[0], [*overrides, "cluster=auto"], checks=[names_are_known])
     check(resolved, names_are_known)
     return configs[0], overrides, resolved.config

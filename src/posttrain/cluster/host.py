@@ -116,6 +116,21 @@ def begin_worker(output: int, files: Sequence[int]) -> LocalChild:
     return LocalWorker(output)
 
 
+def begin_rank(output: int, files: Sequence[int], *, file: str, environment: Mapping[str, str]) -> LocalChild:
+    """A rank, as under the launcher of one machine."""
+    told = {**ways_to(ray.util.get_node_ip_address()), **environment, "POSTTRAIN_PARENT": str(os.getpid())}
+    return LocalChild(["-m", "posttrain.train.rank", file], output, environment=told)
+
+
+def ways_to(address: str) -> dict[str, str]:
+    """By which interface ranks talk to each other, where nothing else says it: the one that Ray uses. The first one
+    that has a name, which they would take else, may be of containers alone."""
+    import psutil
+
+    found = [name for name, given in psutil.net_if_addrs().items() if address in [one.address for one in given]]
+    return {name: found[0] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if found and name not in os.environ}
+
+
 def begin_engine(output: int, files: Sequence[int], *, program: str, threads: int) -> LocalChild:
     """An engine, as beside the trainer."""
     return LocalEngine(program, output, files=files, threads=threads)

@@ -13,11 +13,12 @@ import site
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 from posttrain import errors
-from posttrain.config import RunConfig, functions_named
+from posttrain.config import RunConfig, functions_named, models_named
+from posttrain.config.pipeline import MARK
 from posttrain.errors import ConfigError
 from posttrain.rewards.load import IN_MEMORY, resolve
 
@@ -44,13 +45,17 @@ class Luggage:
             raise
 
     @staticmethod
-    def of(config: RunConfig) -> Luggage:
-        """What rewards, environment and tools of a run need. Raises ConfigError where it is too much, or not there."""
+    def of(config: RunConfig, *, files: bool = False) -> Luggage:
+        """What rewards, environment and tools of a run need; `files`: those that its config names by relative paths,
+        too. Raises ConfigError where it is too much, or not there."""
         luggage = Luggage()
         try:
             for _, function in functions_named(config):
                 if not function.startswith(IN_MEMORY):
                     luggage.add_function(function)
+            for _, path in files_named(config) if files else ():
+                if not Path(path).is_absolute() and Path(path).is_file():
+                    luggage.add_file(Path(path))
         except BaseException:
             luggage.close()
             raise
@@ -123,6 +128,38 @@ class Luggage:
         shutil.copy2(file, place)
 
 
+def refuse_folders(config: RunConfig) -> None:
+    """Raise ConfigError for folders that are only on this machine: they do not go along."""
+    for setting, path in files_named(config):
+        if not Path(path).is_absolute() and Path(path).is_dir():
+            raise ConfigError(
+                given=f"{setting} = {path}, a folder of this machine, which does not go to the cluster",
+                allowed="an absolute path on storage that the cluster sees, or a name on the Hub",
+                fix=f"Copy it there, and set {setting} to its absolute path.",
+            )
+
+
+def files_named(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """(setting, path or name) of data, texts, templates, models, folders to search and programs."""
+    data = config.data
+    for setting, given in (("data.train", data.train), ("data.eval", data.eval), ("data.auxiliary", data.auxiliary)):
+        for path in [given] if isinstance(given, str) else given or ():
+            yield setting, path
+    if config.model.chat_template is not None:
+        yield "model.chat_template", config.model.chat_template
+    if config.evaluation.forgetting is not None:
+        yield "evaluation.forgetting", config.evaluation.forgetting
+    if config.evaluation.other_prompts is not None:
+        yield "evaluation.other_prompts", config.evaluation.other_prompts
+    for place, tool in enumerate(config.tools):
+        if tool.startswith("search:"):
+            yield f"tools.{place}", tool.removeprefix("search:")
+    for place, part in enumerate(config.agent.command):
+        if not Path(part).is_absolute():  # an interpreter is that of the node
+            yield f"agent.command.{place}", part
+    yield from (one for one in models_named(config) if not one[1].startswith(MARK))
+
+
 def goes_along(folder: Path) -> bool:
     """Not a hidden folder, an environment or a run."""
     if folder.name.startswith(".") or folder.name in STAYS:
@@ -134,8 +171,3 @@ def is_installed(file: Path) -> bool:
     """Does it come with an environment, which nodes have as well?"""
     paths = [*sysconfig.get_paths().values(), *site.getsitepackages(), sys.prefix, sys.base_prefix]
     return any(file.is_relative_to(place) for place in paths)
-
-
-def local_paths(values: Iterable[str]) -> list[Path]:
-    """Those that are relative and name a file of this machine."""
-    return [Path(value) for value in values if not os.path.isabs(value) and os.path.isfile(value)]

@@ -35,6 +35,8 @@ class RemoteChild:
 
     delay = 1.0
 
+    starts = STARTS
+
     def __init__(self, place: Callable[[], Any], output: int, lost: Callable[[str], None] = lambda why: None) -> None:
         """`place` makes the actor; what the process prints goes to `output`. `lost` is told why an actor is gone that
         nobody ended."""
@@ -136,7 +138,7 @@ class RemoteChild:
                 self._there.set()
                 return said
             except RayActorError as error:
-                if self._killed or not was_lost(error) or time.monotonic() - began > STARTS:
+                if self._killed or not was_lost(error) or time.monotonic() - began > self.starts:
                     raise
             time.sleep(AGAIN)
         return None
@@ -198,6 +200,17 @@ class RemoteEngine(RemoteChild):
         weights = self._weights()
         size, buckets = weights.size, weights.buckets(number)
         self._errands.put(lambda actor: ray.get(actor.bring.remote(size, buckets)))
+
+
+class RemoteRank(RemoteChild):
+    """A rank on a node. Implements `RankProcess`."""
+
+    starts = 0.0  # the others would not find one that is started again somewhere else
+
+    def end(self, patience: float = 0.0) -> int | str | None:
+        """See `RankProcess`."""
+        end = super().end(patience)
+        return "it said no more, and did not end" if end is None and self._over.is_set() else end
 
 
 def was_lost(error: RayActorError) -> bool:

@@ -10,14 +10,14 @@ import asyncio
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.cluster.luggage import Luggage
-from posttrain.config import RunConfig, functions_named, models_named
-from posttrain.config.pipeline import MARK
+from posttrain.bundles import needs_cluster, ranks_of
+from posttrain.cluster.luggage import Luggage, refuse_folders
+from posttrain.config import RunConfig, functions_named
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Job:
         """What the job runs, in the folder that goes along."""
         if self.resume:
             return [self.python, "-m", "posttrain", "resume", self.output, "--quiet"]
-        on_cluster = ["--cluster", "auto"] if config.rollout.engines else []
+        on_cluster = ["--cluster", "auto"] if needs_cluster(config) else []
         verb = ["-m", "posttrain", "train", self.config, *self.overrides, *on_cluster, "--output", self.output]
         return [self.python, *verb, "--quiet"]
 
@@ -92,11 +92,9 @@ def hand_in(job: Job, config: RunConfig, address: str) -> Submitted:
 
 def luggage_of(job: Job, config: RunConfig) -> Luggage:
     """The config, the files that it names by relative paths, and the folders of its reward functions."""
-    luggage = Luggage.of(config)
+    luggage = Luggage.of(config, files=True)
     try:
-        for file in (Path(job.config), *(Path(path) for _, path in files_named(config) if Path(path).is_file())):
-            if not file.is_absolute():
-                luggage.add_file(file)
+        luggage.add_file(Path(job.config))
     except BaseException:
         luggage.close()
         raise
@@ -105,6 +103,12 @@ def luggage_of(job: Job, config: RunConfig) -> Luggage:
 
 def refuse_what_stays(job: Job, config: RunConfig) -> None:
     """Raise ConfigError for what is only on this machine: it would be missed, or lost with the job's own folder."""
+    if job.gpus and ranks_of(config):
+        raise ConfigError(
+            given=f"--gpus {job.gpus} with train.devices = {config.train.devices}, whose ranks get GPUs of their own",
+            allowed="no GPU for the process that watches them",
+            fix="Leave --gpus out.",
+        )
     if not Path(job.output).is_absolute():
         raise ConfigError(
             given=f"output = {job.output}, which would be a folder of the job's own, removed with it",
@@ -117,13 +121,7 @@ def refuse_what_stays(job: Job, config: RunConfig) -> None:
             allowed="a config below it, with what it names by relative paths",
             fix="Change to the folder of the config first.",
         )
-    for setting, path in files_named(config):
-        if not Path(path).is_absolute() and Path(path).is_dir():
-            raise ConfigError(
-                given=f"{setting} = {path}, a folder of this machine, which does not go to the cluster",
-                allowed="an absolute path on storage that the cluster sees, or a name on the Hub",
-                fix=f"Copy it there, and set {setting} to its absolute path.",
-            )
+    refuse_folders(config)
     for setting, function in functions_named(config):
         file = function.rpartition(":")[0]
         if file.endswith(".py") and (Path(file).is_absolute() or ".." in Path(file).parts):
@@ -132,27 +130,6 @@ def refuse_what_stays(job: Job, config: RunConfig) -> None:
                 allowed="a path below the present directory",
                 fix="Write it relative to the present directory.",
             )
-
-
-def files_named(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(setting, path or name) of data, texts, templates, models, folders to search and programs."""
-    data = config.data
-    for setting, given in (("data.train", data.train), ("data.eval", data.eval), ("data.auxiliary", data.auxiliary)):
-        for path in [given] if isinstance(given, str) else given or ():
-            yield setting, path
-    if config.model.chat_template is not None:
-        yield "model.chat_template", config.model.chat_template
-    if config.evaluation.forgetting is not None:
-        yield "evaluation.forgetting", config.evaluation.forgetting
-    if config.evaluation.other_prompts is not None:
-        yield "evaluation.other_prompts", config.evaluation.other_prompts
-    for place, tool in enumerate(config.tools):
-        if tool.startswith("search:"):
-            yield f"tools.{place}", tool.removeprefix("search:")
-    for place, part in enumerate(config.agent.command):
-        if not Path(part).is_absolute():  # an interpreter is that of the node
-            yield f"agent.command.{place}", part
-    yield from (one for one in models_named(config) if not one[1].startswith(MARK))
 
 
 def _client(address: str) -> Any:

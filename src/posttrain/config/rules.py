@@ -175,7 +175,8 @@ def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
 
 
 def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """cluster holds local engines, rollout.engines of them; vLLM servers and turns stay on the trainer's machine."""
+    """cluster holds local engines (rollout.engines), ranks of the trainer (train.devices), or both; turns stay on the
+    trainer's machine."""
     if config.cluster is None:
         return None
     if config.has_turns:
@@ -190,13 +191,31 @@ def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) 
             allowed="rollout.engine = local",
             fix="Set rollout.engine = local, or leave cluster out.",
         )
-    if config.rollout.engines == 0:
+    if config.train.devices == "auto":
         return ConfigError(
-            given="cluster with rollout.engines = 0: the trainer's process would sample, and the cluster do nothing",
-            allowed="at least one engine, of an algorithm that samples",
-            fix="Set rollout.engines = 2, or leave cluster out; `posttrain submit` trains on a cluster without it.",
+            given="cluster with train.devices = auto: a cluster says how many GPUs it has, not how many are yours",
+            allowed="a number",
+            fix="Set train.devices = 8.",
+        )
+    if config.rollout.engines == 0 and config.train.devices == 1:
+        return ConfigError(
+            given="cluster with rollout.engines = 0 and train.devices = 1, which leave it nothing to do",
+            allowed="at least one engine, of an algorithm that samples, or at least two devices",
+            fix="Set rollout.engines = 2 or train.devices = 2, or leave cluster out; `posttrain submit` trains on a "
+            "cluster without it.",
         )
     return None
+
+
+def _the_run_has_a_folder(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """output is a folder of this machine, or one that is mounted here; no URL of an object store."""
+    if config.output is None or "://" not in config.output:
+        return None
+    return ConfigError(
+        given=f"output = {config.output}: a checkpoint is written beside its place and renamed, which a URL has not",
+        allowed="a folder",
+        fix="Set output to a folder of a mounted file system, and copy the finished run from there.",
+    )
 
 
 def _shared_gpus_are_used_in_turns(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
@@ -291,7 +310,6 @@ def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm)
         "train.compile = true": (train.compile, "train.compile = false"),
         f"train.optimizer = {train.optimizer}": (train.optimizer != "adamw", "train.optimizer = adamw"),
         "rollout.engine = vllm": (config.rollout.engine == "vllm", "rollout.engine = local"),
-        "a Ray cluster": (config.cluster is not None, "engines of this machine"),
     }
     wrong = next(((given, right) for given, (asked, right) in alone.items() if asked), None)
     return wrong and ConfigError(
@@ -750,6 +768,7 @@ RULES: tuple[Rule, ...] = (
     _engines_that_are_not_ahead_are_fresh,
     _servers_are_vllm,
     _the_cluster_has_something_to_hold,
+    _the_run_has_a_folder,
     _shared_gpus_are_used_in_turns,
     _the_policy_judges_in_turns,
     _ranks_do_what_was_tried_over_ranks,

@@ -83,7 +83,8 @@ class RunConfig(Part):
     rollout: RolloutConfig = RolloutConfig()
     """Where completions are sampled: in this process, or beside it."""
     cluster: ClusterConfig | None = None
-    """A Ray cluster for engines and reward workers (`cluster: ray`); null: they are processes of this machine."""
+    """A Ray cluster (`cluster: ray`) for engines, reward workers and, with `train.devices` above 1, the ranks of the
+    trainer; null: they are processes of this machine."""
     sampled_pairs: SampledPairsConfig | None = None
     """For algorithms that learn from pairs: answer the prompts of data.train with the model that the run starts with,
     order the answers by rewards, and train on the pairs (pairs.jsonl in the run's folder). One round of iterative DPO;

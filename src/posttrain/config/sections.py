@@ -381,12 +381,16 @@ class RolloutConfig(Part):
 
 
 class ClusterConfig(Part):
-    """A Ray cluster that holds engines and reward workers. A bare string stands for `{address: string}`."""
+    """A Ray cluster that holds engines, reward workers and, with `train.devices` above 1, the ranks of the trainer. A
+    bare string stands for `{address: string}`."""
 
     address: Text = "auto"
     """`auto` is the cluster that this machine belongs to, or the one that RAY_ADDRESS names; `ray` means the same.
     `ray://HOST:10001` reaches a cluster from outside, `HOST:6379` reaches one through its head, and `local` starts Ray
     on this machine for this run only."""
+    rank_cpus: Count = 1
+    """Processors of each rank (`train.devices` above 1), which are also its threads. If the nodes have GPUs, each rank
+    gets one, too."""
     engine_cpus: Count = 1
     """Processors of each engine, which are also its threads. If the trainer computes on a GPU, each engine gets a GPU,
     too."""
@@ -503,7 +507,7 @@ class TrainConfig(Part):
     devices: Count | Literal["auto"] = 1
     """Processes that train together, each with its part of the weights and of the rows (FSDP2): one on each GPU, or
     several on a CPU for trials. `auto`: one per GPU, or one without a GPU. Inside a torchrun or srun job, the job's
-    processes are used. Numbers change only by rounding."""
+    processes are used; with `cluster` they are on its nodes. Numbers change only by rounding."""
     restarts: Natural = 3
     """How often a job of several devices restarts from its newest checkpoint after it lost a rank."""
     rank_deadline: Positive = 600.0

@@ -1,6 +1,6 @@
 """Which rank this process is: said by `torchrun`, by Slurm or by the launcher of `train.devices`.
 
-RANK, WORLD_SIZE, LOCAL_RANK              torchrun, and the launcher of this library
+RANK, WORLD_SIZE, LOCAL_RANK              torchrun, and the launchers of this library
 SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID srun, inside of an allocation
 """
 
@@ -58,6 +58,17 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
         rank, size, local = map(int, numbers)
         return Place(rank=rank, size=size, local=local) if size > 1 else None
     return None
+
+
+def told_to(place: Place, address: str, port: int) -> dict[str, str]:
+    """What a rank is told in its environment; `address` and `port` are of the first rank.
+
+    >>> place = Place(rank=1, size=4, local=1)
+    >>> place_of_process(told_to(place, "10.0.0.1", 29_500)) == place
+    True
+    """
+    told = (place.rank, place.size, place.local, address, port)
+    return {name: str(one) for name, one in zip((*_FORMS[0], *MEETING), told, strict=True)}
 
 
 def meeting_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:

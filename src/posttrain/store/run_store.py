@@ -32,6 +32,7 @@ import re
 import shutil
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -119,12 +120,15 @@ class RunStore:
         return store
 
     @classmethod
-    def open(cls, folder: Path) -> RunStore:
-        """Go on writing the run that a folder holds; call `truncate_after` with the step of the checkpoint next."""
+    def open(cls, folder: Path, patience: float = 0.0) -> RunStore:
+        """Go on writing the run that a folder holds; call `truncate_after` with the step of the checkpoint next.
+
+        `patience`: seconds in which another process that writes it may end.
+        """
         require_run(folder)
         with _explained(folder):
             require_plain(folder)
-            lock = RunLock(folder)
+            lock = RunLock(folder, patience)
             for name in ("rollouts", "checkpoints"):
                 (folder / name).mkdir(exist_ok=True)
         return cls(folder, lock)
@@ -335,6 +339,10 @@ class RunStore:
         return self.folder / name
 
 
+ASKED_EVERY = 1.0
+"""Seconds between two looks at a lock that another process holds."""
+
+
 class RunLock:
     """Keeps two processes from writing the same run.
 
@@ -342,16 +350,20 @@ class RunLock:
     child that outlives it, such as a reward worker, may still hold the lock: that of a dead process is taken over.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, patience: float = 0.0) -> None:
         self.path = folder / ".lock"
-        self._descriptor = self._acquire()
+        until = time.monotonic() + patience
+        while (descriptor := self._acquire(wait=time.monotonic() < until)) is None:
+            time.sleep(ASKED_EVERY)
+        self._descriptor: int | None = descriptor
 
     def release(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _acquire(self) -> int | None:
+    def _acquire(self, wait: bool) -> int | None:
+        """The descriptor that holds the lock; None where another process does, and may still let go of it."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -359,13 +371,15 @@ class RunLock:
             owner = os.read(descriptor, 1000).decode(errors="replace").strip()
             os.close(descriptor)
             if not _is_dead(owner):
+                if wait:
+                    return None
                 raise ConfigError(
                     given=f"{self.path.parent} is being written by another process ({owner or 'unknown'})",
                     allowed="one process per run folder",
                     fix="Wait until it has ended, or end it; set output to another folder for a run beside it.",
                 ) from None
             self.path.unlink(missing_ok=True)
-            return self._acquire()
+            return self._acquire(wait)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         return descriptor

@@ -61,6 +61,10 @@ from posttrain.train.watchdog import Watchdog
 MOSTLY_REJECTED = 0.5
 """Share of tokens that an off-policy correction may reject before a warning says so."""
 
+LETS_GO = 150.0
+"""Seconds in which a lost first rank lets go of its run: storage of a network keeps its lock for a while, and one that
+was only cut off ends by itself."""
+
 
 def train(
     config: RunConfig | Mapping[str, Any] | str | Path, *, view: TerminalView | None = None, **overrides: Any
@@ -154,7 +158,7 @@ def _resume(
     folder: Path, steps: int | None, devices: int | None, view: TerminalView, restarted: str, ranks: Ranks
 ) -> Run:
     """In this process, which leads the ranks."""
-    store = RunStore.open(folder)
+    store = RunStore.open(folder, patience=LETS_GO if restarted else 0.0)
     with ExitStack() as unresumed:
         unresumed.push(store)  # whoever cannot resume a run leaves it as it is
         resolved, checkpoint = resumable(store, steps, devices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from posttrain.child import Child, EngineChild
@@ -36,11 +37,55 @@ class Hosts(Protocol):
         ...
 
 
-Say = Callable[[str], None]
-Connect = Callable[["RunConfig", Say, Say], AbstractContextManager[Hosts]]
-"""Reserves what a run asks for; says what that is, and warns of what is lost. All that was started ends with it."""
+class RankProcess(Protocol):
+    """A rank, as whoever started it sees it. No call waits for it."""
 
-CLUSTERS: dict[str, Connect] = {}
+    def end(self) -> int | str | None:
+        """How it ended, see `Child`; None where it has not."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it is still there."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+class RankHosts(Protocol):
+    """Machines that hold the ranks of a job."""
+
+    def room(self, size: int) -> int:
+        """How many of so many ranks can be started now; it waits a while for machines that take the place of lost ones.
+        Raises DoesNotFit where there are none."""
+        ...
+
+    def start(self, file: Path, size: int) -> AbstractContextManager[Sequence[RankProcess]]:
+        """Start so many, for which there was room, as `python -m posttrain.train.rank FILE`, each with its place in the
+        job in its environment. However the context ends, they have ended with it."""
+        ...
+
+
+Say = Callable[[str], None]
+
+
+class Cluster(Protocol):
+    """One kind of cluster. What a context has reserved and started there ends with it.
+
+    Both raise ConfigError where there is no such cluster, DoesNotFit where it has no room.
+    """
+
+    def hosts(self, config: RunConfig, say: Say, warn: Say) -> AbstractContextManager[Hosts]:
+        """Machines for what the trainer starts; says what they hold, and warns of what is lost."""
+        ...
+
+    def ranks(self, config: RunConfig, size: int, output: int | None) -> AbstractContextManager[RankHosts]:
+        """Machines for so many ranks, and for all that these start; `output` is where ranks print to."""
+        ...
+
+
+CLUSTERS: dict[str, Cluster] = {}
 """How each kind of cluster is connected to; the package itself fills it in."""
 
 
@@ -66,4 +111,4 @@ def hosts_of(config: RunConfig, resources: ExitStack, say: Say, warn: Say) -> Ho
     such cluster, DoesNotFit where it has no room."""
     if config.cluster is None:
         return None
-    return resources.enter_context(CLUSTERS["ray"](config, say, warn))
+    return resources.enter_context(CLUSTERS["ray"].hosts(config, say, warn))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,9 @@ from posttrain.report.verdict import in_brief
 from posttrain.rewards.load import IN_MEMORY
 from posttrain.train import objects
 from posttrain.train.followers import END, Follower
-from posttrain.train.launch import Job, check_over, devices_of
+from posttrain.train.hosts import CLUSTERS, RankHosts
+from posttrain.train.launch import CONFIG, GIVEN, Job, check_over, devices_of
+from posttrain.train.local_ranks import LocalRanks, file_of
 from posttrain.train.memory import within_memory
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ def launch(
 ) -> FinishedRun:
     """Train in processes of their own, one for each rank. `resumed` is what a resumed run changes of its settings."""
     config = resolved.config
+    folder = folder if config.cluster is None else folder.absolute()
     in_memory = [
         f"{part}.{number}"
         for part in ("rewards", "check")
@@ -101,22 +104,41 @@ def launch(
             allowed="functions of a module or a file, which each process can import",
             fix="Put it into a file, and name it as path.py:function.",
         )
-    with tempfile.TemporaryDirectory(prefix="posttrain-job-") as place:
-        settings = Path(place, "config.yaml")
-        settings.write_text(to_yaml(resolved), encoding="utf-8")
-        given = Path(place, "given")
-        given.mkdir()
-        objects.put_files(files, given)
+    with _machines(config, folder, view) as (ranks, place):
+        (place / CONFIG).write_text(to_yaml(resolved), encoding="utf-8")
+        (place / GIVEN).mkdir()
+        objects.put_files(files, place / GIVEN)
         Job(
-            config=settings,
+            place=place,
             folder=folder,
             size=devices_of(config),
+            ranks=ranks,
             restarts=config.train.restarts,
             view=view,
             resumed=resumed,
-            given=given,
         ).run()
     return FinishedRun(folder)
+
+
+@contextmanager
+def _machines(config: RunConfig, folder: Path, view: TerminalView | None) -> Iterator[tuple[RankHosts, Path]]:
+    """Where the ranks of a run are started, and a folder that all of them see, as long as the job lasts."""
+    output = file_of(view.stream) if view else None
+    with ExitStack() as stack:
+        if config.cluster is None:
+            made = stack.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-job-"))
+            yield LocalRanks(output), Path(made)
+        else:
+            ranks = stack.enter_context(CLUSTERS["ray"].ranks(config, devices_of(config), output))
+            yield ranks, stack.enter_context(_inside(folder))
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[Path]:
+    """A folder of the job's in that of its run: who sees the one sees the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".job-", dir=folder) as made:
+        yield Path(made)
 
 
 @dataclass(frozen=True, repr=False)

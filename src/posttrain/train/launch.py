@@ -1,8 +1,10 @@
-"""A run on several devices: one process for each, started here, watched, and started again when one of them is lost.
+"""A run on several devices: one process for each, started, watched, and started again when one of them is lost.
 
     this process     starts the ranks, waits for them, passes on Ctrl-C and SIGTERM, and trains nothing
     rank 0           leads: what `train` is in one process
     rank 1 …         follow (followers.py)
+
+Where ranks are started is a matter of `RankHosts`: on this machine (local_ranks.py), or on the nodes of a cluster.
 
 A rank that is killed, or that another one has waited for in vain, ends the job; from its newest checkpoint it starts
 again, `train.restarts` times at most. A rank that ends with an error of this library has said why: then nothing is
@@ -12,14 +14,11 @@ tried again. PyTorch's own launcher starts all ranks anew after any exit code, a
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -28,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posttrain.config import check
-from posttrain.control_groups import cores
 from posttrain.errors import ConfigError, PosttrainError, RankLost
 from posttrain.ranks.environment import place_of_process
+from posttrain.train.hosts import RankHosts, RankProcess
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -41,11 +40,15 @@ GRACE = 10.0
 """Seconds that the other ranks have to end by themselves when one has."""
 SAID = (1, 2, 3, 4, 130, 143)
 """Exit codes after which another try would end the same way, or is not wanted: errors of all kinds, and Ctrl-C."""
+End = int | str | None
+"""How a rank ended, see `RankProcess`."""
 
 
 def devices_of(config: RunConfig) -> int:
     """How many ranks `train.devices` asks for here. Raises ConfigError where there are fewer GPUs."""
     asked, on_cpu = config.train.devices, config.model.device == "cpu"
+    if config.cluster is not None and isinstance(asked, int):
+        return asked  # the cluster says whether it has room
     cards = 0 if on_cpu else torch.cuda.device_count()
     if asked == "auto":
         return max(1, cards)
@@ -71,20 +74,25 @@ def check_over(config: RunConfig, size: int) -> None:
     check(config.model_copy(update={"train": config.train.model_copy(update={"devices": size})}))
 
 
+CONFIG, GIVEN = "config.yaml", "given"
+
+
 @dataclass
 class Job:
     """The ranks of one run, as this process sees them."""
 
-    config: Path
-    """The settings of the run; of one that is resumed its folder."""
+    place: Path
+    """A folder that all ranks see: in it are the settings of the run (`CONFIG`), and what a new run is to have in its
+    folder from the start (`GIVEN`)."""
     folder: Path
+    """Of the run."""
     size: int
+    """Ranks."""
+    ranks: RankHosts
     restarts: int
     view: TerminalView | None
     resumed: Mapping[str, Any] | None
     """Of a run that is resumed: which settings change. None for a new one."""
-    given: Path
-    """What a new run is to have in its folder from the start."""
 
     def run(self) -> None:
         """Until the run is over. Raises what the first rank raised, or RankLost after the last restart."""
@@ -103,117 +111,97 @@ class Job:
         )
 
     def _once(self, resumes: bool, reason: str) -> str:
-        """One life of the job: empty where it is over, else why it has to start again."""
-        with tempfile.TemporaryDirectory(prefix="posttrain-ranks-") as meeting, ExitStack() as started:
-            told = {
-                "config": str(self.config),
-                "folder": str(self.folder),
-                "given": str(self.given),
-                "resumed": (self.resumed or {}) if resumes else None,
-                "restarted": reason,
-                "quiet": self.view is None or self.view.quiet,
-                "show_samples": bool(self.view and self.view.show_samples),
-            }
-            file = Path(meeting, "job.json")
-            file.write_text(json.dumps(told), encoding="utf-8")
-            port = free_port()
-            ranks = [started.enter_context(_rank(self, number, file, port)) for number in range(self.size)]
-            with _passing_on(ranks[0]) as passed:
-                return self._watch(ranks, passed, Path(meeting))
+        """One life of the job: empty where it is over, else why it has to start again.
 
-    def _watch(self, ranks: Sequence[subprocess.Popen[bytes]], passed: Sequence[int], meeting: Path) -> str:
+        With fewer machines than before it goes on with fewer ranks, and the config of the run says so.
+        """
+        room = self.ranks.room(self.size)
+        if room < self.size:
+            self._say(f"there is room for {room} of {self.size} ranks: the job goes on with them")
+            reason = f"{reason}, with {room} of {self.size} ranks left"
+            self.size, self.resumed = room, {**(self.resumed or {}), "devices": room}
+        meeting = Path(tempfile.mkdtemp(prefix="life-", dir=self.place))
+        told = {
+            "config": str(self.place / CONFIG),
+            "overrides": [f"output={self.folder}", *self._fewer()],
+            "folder": str(self.folder),
+            "given": str(self.place / GIVEN),
+            "resumed": (self.resumed or {}) if resumes else None,
+            "restarted": reason,
+            "quiet": self.view is None or self.view.quiet,
+            "show_samples": bool(self.view and self.view.show_samples),
+        }
+        file = meeting / "job.json"
+        file.write_text(json.dumps(told), encoding="utf-8")
+        with self.ranks.start(file, self.size) as ranks, _passing_on(ranks[0]) as passed:
+            return self._watch(ranks, passed, meeting)
+
+    def _fewer(self) -> list[str]:
+        """What a run that has not begun yet is told if ranks were lost before it could."""
+        return [f"train.devices={self.size}"] if "devices" in (self.resumed or {}) else []
+
+    def _watch(self, ranks: Sequence[RankProcess], passed: Sequence[int], meeting: Path) -> str:
         """Wait for the first to end, then for the others, but not for ever. `passed` are signals that were asked to
         stop the run; in the folder `meeting` ranks say what ended them."""
-        while all(rank.poll() is None for rank in ranks):
+        while all(rank.end() is None for rank in ranks):
             time.sleep(WATCHED_EVERY)
-        if ranks[0].poll() == 0:
-            return ""
         began = time.monotonic()
-        while ranks[0].poll() is None and time.monotonic() - began < GRACE and not _was_killed(ranks[1:]):
+        while time.monotonic() - began < GRACE and not _is_explained([rank.end() for rank in ranks]):
             time.sleep(WATCHED_EVERY)
-        codes = [rank.poll() for rank in ranks]
-        for rank in ranks:
-            if rank.poll() is None:
+        ends = [rank.end() for rank in ranks]
+        for rank, end in zip(ranks, ends, strict=True):
+            if end is None:
                 rank.kill()
-        said = [code for code in codes if code in SAID]
-        if codes[0] == 0:
+        said = [end for end in ends if end in SAID]
+        if ends[0] == 0:
             return ""
-        if passed and codes[0] in (-passed[-1], 130, 143):  # before it could finish a step, or after
+        if passed and ends[0] in (-passed[-1], 130, 143):  # before it could finish a step, or after
             raise _error_of(self.folder, 128 + passed[-1], meeting)
-        if said and not _killed(codes):
-            raise _error_of(self.folder, said[0], meeting)
-        return _reason(codes)
+        if said and not _killed(ends):
+            raise _error_of(self.folder, int(said[0]), meeting)
+        return _reason(ends)
 
     def _say(self, sentence: str) -> None:
         if self.view is not None:
             self.view.event("warning", sentence)
 
 
-def _was_killed(ranks: Sequence[subprocess.Popen[bytes]]) -> bool:
-    return _killed([rank.poll() for rank in ranks])
+def _is_explained(ends: Sequence[End]) -> bool:
+    """Is nothing more to be learned from those that have not ended yet? That a rank was killed may be seen a little
+    after the first rank has missed it."""
+    return ends[0] not in (None, RankLost.exit_code) or _killed(ends[1:]) or None not in ends
 
 
-def _killed(codes: Sequence[int | None]) -> bool:
-    return any(code is not None and code < 0 for code in codes)
+def _killed(ends: Sequence[End]) -> bool:
+    """Was some rank ended from outside, or lost with its machine?"""
+    return any(isinstance(end, str) or (end is not None and end < 0) for end in ends)
 
 
-def _reason(codes: Sequence[int | None]) -> str:
+def _reason(ends: Sequence[End]) -> str:
     """In one line, of the rank that ended first as far as one can tell: one that was killed did not wait for others."""
-    for number, code in enumerate(codes):
-        if code is not None and code < 0:
-            return f"rank {number} was ended by signal {-code} ({signal.Signals(-code).name})"
-    for number, code in enumerate(codes):
-        if code not in (None, 0, RankLost.exit_code):
-            return f"rank {number} ended with exit code {code}"
-    lost = [number for number, code in enumerate(codes) if code == RankLost.exit_code]
-    waiting = [number for number, code in enumerate(codes) if code is None]
+    for number, end in enumerate(ends):
+        if isinstance(end, str):
+            return f"rank {number} was lost: {end}"
+        if end is not None and end < 0:
+            return f"rank {number} was ended by signal {-end} ({signal.Signals(-end).name})"
+    for number, end in enumerate(ends):
+        if end not in (None, 0, RankLost.exit_code):
+            return f"rank {number} ended with exit code {end}"
+    lost = [number for number, end in enumerate(ends) if end == RankLost.exit_code]
+    waiting = [number for number, end in enumerate(ends) if end is None]
     silent = f"rank {' and '.join(map(str, waiting))} did not answer" if waiting else "a rank did not answer"
     return f"{silent} rank {lost[0]} within train.rank_deadline" if lost else silent
 
 
 @contextmanager
-def _rank(job: Job, number: int, file: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    environment = dict(os.environ) | {
-        "RANK": str(number),
-        "LOCAL_RANK": str(number),
-        "WORLD_SIZE": str(job.size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "POSTTRAIN_PARENT": str(os.getpid()),
-    }
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // job.size)))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "posttrain.train.rank", str(file)],
-        env=environment,
-        stdout=_file_of(job.view.stream if job.view else None),
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def _file_of(stream: Any) -> int | None:
-    """Where the first rank is to write, such as stderr where stdout carries JSON; None where that is no file."""
-    try:
-        return stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
-@contextmanager
-def _passing_on(first: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+def _passing_on(first: RankProcess) -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM go to the first rank, which finishes its step and saves; it tells the others to end. Gives
     the numbers of those that came."""
     passed: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         passed.append(number)
-        with suppress(ProcessLookupError):
-            first.send_signal(number)
+        first.signal(number)
 
     try:
         before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -224,18 +212,6 @@ def _passing_on(first: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def free_port() -> int:
-    """One on which nobody listens now, below those that connections take by themselves."""
-    import random
-    import socket
-
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as found, suppress(OSError):
-            found.bind(("127.0.0.1", port))
-            return port
 
 
 def _error_of(folder: Path, code: int, meeting: Path) -> BaseException:

@@ -30,7 +30,7 @@ def main(file: str) -> int:
         if told["resumed"] is not None:
             api.resume(told["folder"], **told["resumed"], view=view, restarted=told["restarted"])
         else:
-            resolved = api.load_config(told["config"], [f"output={told['folder']}"])
+            resolved = api.load_config(told["config"], told["overrides"])
             api.train_resolved(resolved, view=view, files=given_files(Path(told["given"])))
     except KeyboardInterrupt as stop:
         return getattr(stop, "exit_code", 130)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.algorithms import ALGORITHMS
-from posttrain.bundles import Bundle, bundles_of
+from posttrain.bundles import Bundle, bundles_of, ranks_of
 from posttrain.config import RunConfig, check, load_config
 from posttrain.config.pipeline import read_pipeline
 from posttrain.errors import ConfigError
@@ -94,7 +94,7 @@ class Plan:
     @property
     def bundles(self) -> tuple[Bundle, ...]:
         """What the run asks its cluster for, if it has one."""
-        return bundles_of(self.config, on_gpu=self.workload.device == "cuda")
+        return bundles_of(self.config, on_gpu=self.workload.device == "cuda", ranks=ranks_of(self.config))
 
     @property
     def in_turns(self) -> bool:

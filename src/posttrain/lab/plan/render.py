@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from posttrain.bundles import amounts, in_words, totals
+from posttrain.bundles import RANK, amounts, in_words, totals
 from posttrain.lab.plan.collectives import Together, together
 from posttrain.lab.plan.hardware import table
 from posttrain.lab.plan.timing import useful_devices
@@ -262,11 +262,15 @@ def _cluster(plan: Plan) -> list[str]:
     """What a run asks its cluster for."""
     if not plan.bundles:
         return []
-    asked = f"one placement group, spread over nodes: {'; '.join(in_words(plan.bundles))}"
-    return [
-        f"{asked}; {amounts(totals(plan.bundles))} in all",
-        "the trainer is where the command runs: with `posttrain submit` on a node, with its --cpus and --gpus",
-    ]
+    has_ranks = any(one.holds == RANK for one in plan.bundles)
+    how = "on as few nodes as possible" if has_ranks else "spread over nodes"
+    trainer = (
+        "the command itself only watches the ranks: it needs no GPU, and sees the folder of the run as all nodes do"
+        if has_ranks
+        else "the trainer is where the command runs: with `posttrain submit` on a node, with its --cpus and --gpus"
+    )
+    asked = f"one placement group, {how}: {'; '.join(in_words(plan.bundles))}"
+    return [f"{asked}; {amounts(totals(plan.bundles))} in all", trainer]
 
 
 def _server(plan: Plan) -> list[str]:

@@ -1,0 +1,132 @@
+"""The ranks of a job on the nodes of a Ray cluster: each is the process that it would be on one machine.
+
+    this process     reserves one placement group for ranks, engines and reward workers; watches the ranks (launch.py)
+    rank 0           starts engines and reward workers in the same group: what it starts ends with it
+    rank 1 …         follow
+
+Ray says where the bundles are; ranks on one node have numbers that follow each other. They meet at the address of the
+first one's node. The group stays through all lives of the job, and a bundle whose node is lost moves to another one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import ray
+
+from posttrain.bundles import RANK, amounts, bundles_of, by_node, totals
+from posttrain.cluster import reservation
+from posttrain.cluster.host import begin_rank
+from posttrain.cluster.luggage import refuse_folders
+from posttrain.cluster.remote import RemoteRank
+from posttrain.cluster.reservation import Held, Reservation, joined, known, packed, reserved
+from posttrain.cluster.whereabouts import Site, look_around
+from posttrain.config import RunConfig
+from posttrain.errors import ConfigError, DoesNotFit
+from posttrain.ranks.environment import Place, told_to
+
+T = TypeVar("T")
+STDOUT = 1
+
+
+@contextmanager
+def reserve_ranks(config: RunConfig, size: int, output: int | None) -> Iterator[RayRanks]:
+    """See `Cluster`."""
+    assert config.cluster is not None
+    refuse_folders(config)
+    cpus = totals(bundles_of(config, on_gpu=False, ranks=size))["CPU"]
+    name = f"posttrain-{secrets.token_hex(8)}"
+    with (
+        packed(config, files=True) as (code, moved),
+        joined(config.cluster.address, code, cpus, namespace=name),
+        reserved(bundles_of(config, on_gpu=_have_gpus(config), ranks=size), moved, "PACK", name) as held,
+    ):
+        yield RayRanks(held, name, STDOUT if output is None else output)
+
+
+def _have_gpus(config: RunConfig) -> bool:
+    """Do the ranks compute on GPUs? This machine need not have one."""
+    return config.model.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+
+
+class RayRanks:
+    """Starts ranks in the first bundles of a reservation. Implements `RankHosts`."""
+
+    def __init__(self, held: Held, name: str, output: int) -> None:
+        """`name` is that of the reservation; ranks print to `output`."""
+        self._held, self._name, self._output = held, name, output
+        self._bundles = [place for place, one in enumerate(held.bundles) if one.holds == RANK]
+        """Of ranks, among all of the reservation."""
+        self._least = 1 if len(self._bundles) < len(held.bundles) else 2
+        """Ranks that need a cluster at all: one alone needs none, unless it has engines there."""
+        self._sites = dict[int, Site]()
+        """Of the bundles that have a node, as they were seen last."""
+
+    def room(self, size: int) -> int:
+        """See `RankHosts`. A bundle whose node was lost moves to another one, if there is one with room."""
+        self._sites = self._ask(look_around, self._bundles, size)
+        if len(self._sites) < min(size, self._least):
+            raise DoesNotFit(
+                given=f"the cluster has room for {len(self._sites)} of {size} ranks: it has "
+                f"{known(ray.cluster_resources())}",
+                allowed=f"{size} ranks: {amounts(self._held.bundles[0].resources)} each",
+                fix="Add nodes, then `posttrain resume RUN`.",
+            )
+        return len(self._sites)
+
+    @contextmanager
+    def start(self, file: Path, size: int) -> Iterator[Sequence[RemoteRank]]:
+        """See `RankHosts`. Raises ConfigError where a node does not see the folder of the run."""
+        places = [list(self._sites)[one] for one in by_node([site.node for site in self._sites.values()])][:size]
+        self._require_storage(file, places)
+        ranks = list[RemoteRank]()
+        try:
+            for place, environment in zip(places, self._told([self._sites[one] for one in places]), strict=True):
+                begin = partial(begin_rank, file=str(file), environment=environment)
+                ranks.append(RemoteRank(partial(self._held.actor, place, begin), self._output))
+            yield ranks
+        finally:
+            for rank in ranks:
+                rank.kill()
+            for rank in ranks:
+                rank.join()
+
+    def _require_storage(self, file: Path, places: Sequence[int]) -> None:
+        seen = self._ask(os.path.exists, places, len(places), str(file))
+        if blind := [self._sites[place].address for place in places if not seen.get(place)]:
+            raise ConfigError(
+                given=f"output = {file.parents[2]}, which the node {blind[0]} does not see",
+                allowed="a folder on storage that this machine and all nodes see",
+                fix="Set output to such a folder, and start the run on one that sees it, as `posttrain submit` does.",
+            )
+
+    def _told(self, sites: Sequence[Site]) -> Iterator[dict[str, str]]:
+        """What each rank finds in its environment; the first one also finds what is reserved."""
+        first, threads = sites[0], str(self._held.bundles[0].cpus)
+        for rank, site in enumerate(sites):
+            local = sum(before.node == site.node for before in sites[:rank])
+            place = told_to(Place(rank=rank, size=len(sites), local=local), first.address, first.port)
+            yield {**place, "OMP_NUM_THREADS": threads, **({} if rank else self._reservation(first))}
+
+    def _reservation(self, site: Site) -> dict[str, str]:
+        held = self._held
+        told = Reservation(address=site.head, name=self._name, code=site.code, bundles=held.bundles, moved=held.moved)
+        return told.told()
+
+    def _ask(self, what: Callable[..., T], places: Sequence[int], enough: int, *args: str) -> dict[int, T]:
+        """What the nodes of these bundles answer, as soon as there are enough answers; fewer after a while."""
+        task = ray.remote(what)
+        asked = {
+            task.options(num_cpus=0, max_retries=-1, scheduling_strategy=self._held.at(place)).remote(*args): place
+            for place in places
+        }
+        found, missing = ray.wait(list(asked), num_returns=min(enough, len(asked)), timeout=reservation.ROOM)
+        for one in missing:
+            ray.cancel(one, force=True)
+        return {asked[one]: ray.get(one) for one in sorted(found, key=asked.__getitem__)}
