@@ -954,6 +954,10 @@ BROKEN = {
         ["train.devices=2", "train.optimizer=adamw_8bit"],
         "train.optimizer = adamw_8bit with train.devices = 2; allowed: train.optimizer = adamw on several devices.",
     ),
+    "_parts_are_of_several_ranks": (
+        ["train.cpu_offload=true"],
+        "train.cpu_offload = true with train.devices = 1; allowed: train.cpu_offload = false on one device.",
+    ),
     "_what_is_compiled_runs_once": (
         ["train={compile: true, gradient_checkpointing: true}"],
         "train.compile = true with train.gradient_checkpointing = true, whose layers are not compiled",

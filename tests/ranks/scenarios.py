@@ -42,6 +42,7 @@ SCENARIOS = {
     "grpo, reference": Scenario(algorithm=REFERENCE, settings=REWARDS),
     "grpo, LoRA and reference": Scenario(algorithm=REFERENCE, settings=REWARDS | LORA),
     "grpo, checkpointed": Scenario(algorithm="grpo", settings=REWARDS, train={"gradient_checkpointing": True}),
+    "grpo, parts in main memory": Scenario(algorithm="grpo", settings=REWARDS, train={"cpu_offload": True}),
     "grpo, two updates": Scenario(algorithm="grpo", settings=REWARDS, train={"minibatches": 2, "epochs": 2}),
     "grpo, one row": Scenario(algorithm="grpo", settings=REWARDS, rows=1),
     "grpo, three rows": Scenario(algorithm="grpo", settings=REWARDS, rows=3),

@@ -13,7 +13,13 @@ from tests.ranks.scenarios import SCENARIOS
 from tests.tiny import tiny_model, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-QUICK = ["grpo, LoRA and reference", "ppo, shared critic", "kto, three rows", "grpo, one row"]
+QUICK = [
+    "grpo, LoRA and reference",
+    "ppo, shared critic",
+    "kto, three rows",
+    "grpo, one row",
+    "grpo, parts in main memory",
+]
 FLOAT32 = {"grpo, mixture of experts"}
 """PyTorch has no grouped products in float64."""
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -296,6 +296,19 @@ def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm)
     )
 
 
+def _parts_are_of_several_ranks(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """FSDP lays out weights, and one process trains without it."""
+    train = config.train
+    if train.devices != 1 or not train.cpu_offload:
+        return None
+    return ConfigError(
+        given="train.cpu_offload = true with train.devices = 1",
+        allowed="train.cpu_offload = false on one device",
+        fix="Set train.devices = 2 or more; on one device, train adapters (lora = {}), or set train.optimizer = "
+        "adamw_8bit or train.gradient_checkpointing = true to need less memory.",
+    )
+
+
 def _what_is_compiled_runs_once(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """A layer that is recomputed in the backward pass cannot be compiled: transformers leaves it as it is."""
     if not (config.train.compile and config.train.gradient_checkpointing):
@@ -752,6 +765,7 @@ RULES: tuple[Rule, ...] = (
     _shared_gpus_are_used_in_turns,
     _the_policy_judges_in_turns,
     _ranks_do_what_was_tried_over_ranks,
+    _parts_are_of_several_ranks,
     _what_is_compiled_runs_once,
     _minibatches_have_rows,
     _updates_have_a_reference_point,

@@ -504,6 +504,10 @@ class TrainConfig(Part):
     """Processes that train together, each with its part of the weights and of the rows (FSDP2): one on each GPU, or
     several on a CPU for trials. `auto`: one per GPU, or one without a GPU. Inside a torchrun or srun job, the job's
     processes are used. Numbers change only by rounding."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and moments of several devices in main memory (FSDP2's CPUOffloadPolicy). A block is
+    copied to the GPU for its pass, and AdamW runs on the processor: far less GPU memory, far slower steps. On a CPU
+    everything stays where it is."""
     restarts: Natural = 3
     """How often a job of several devices restarts from its newest checkpoint after it lost a rank."""
     rank_deadline: Positive = 600.0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from posttrain.models.layout import first_row
 from posttrain.store.shards import Part, save_parts, write_index
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def _parts(tree: Mapping[str, Any], prefix: str, *, whole: bool) -> Iterator[tup
         if isinstance(value, Mapping):
             yield from _parts(value, f"{prefix}{name}/", whole=whole)
         elif isinstance(value, DTensor):
-            _, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-            yield prefix + name, Part(value.to_local(), offset[0] if offset else 0, list(value.shape))
+            yield prefix + name, Part(value.to_local(), first_row(value), list(value.shape))
         elif whole:
             assert isinstance(value, Tensor)
             yield prefix + name, Part(value, 0, list(value.shape))

@@ -12,6 +12,7 @@ from posttrain.errors import DoesNotFit
 from posttrain.lab.plan.api import Target, from_flags, plan_for
 from posttrain.lab.plan.before_run import least_verdict, refuse
 from posttrain.lab.plan.hardware import find_hardware
+from posttrain.lab.plan.roles import in_main_memory
 from posttrain.lab.plan.target import over_ranks, processor_here
 
 
@@ -63,3 +64,18 @@ def test_a_copy_to_sample_from_that_no_device_has_room_for_is_refused_unless_eng
         refuse(plan, replace(least_verdict(plan), needed=0), Path())
     assert "but the first rank samples from a copy of the model" in " ".join(plan.render().split())
     assert planned("32b", 16, "grpo", **{"rollout.engines": 2}).start_bytes == 0
+
+
+def test_with_cpu_offload_weights_gradients_and_moments_leave_the_device_and_are_told():
+    """16 bytes of each parameter, a quarter of them on each rank."""
+    on_device, offloaded = planned("7b", 4), planned("7b", 4, **{"train.cpu_offload": True})
+    parameters = on_device.workload.architecture.parameters
+    stays = {part.what for part in offloaded.memory.peak.parts if part.stays}
+    assert stays == set()
+    assert in_main_memory(offloaded.workload) == pytest.approx(16 * parameters / 4)
+    before, after = on_device.memory.phase("train"), offloaded.memory.phase("train")
+    assert before is not None
+    assert after is not None
+    assert before.of(what="weights") + before.of(what="optimizer state") == pytest.approx(12 * parameters / 4)
+    assert after.of(what="gathered layers") == before.of(what="gathered layers") > 0
+    assert "of weights, gradients and moments of each device lie in main memory" in " ".join(offloaded.render().split())

@@ -97,6 +97,8 @@ class Workload:
     sharding: Sharding = "none"
     reduced: Literal["float32", "bfloat16"] = "float32"
     """In which divided gradients are summed."""
+    cpu_offload: bool = False
+    """Parts of weights, gradients and moments lie in main memory between the passes of a block."""
     tensor: int = 1
     """Neighbours among the ranks that divide matrices, and compute the same rows."""
     engine: Engine = "shared"

@@ -12,12 +12,14 @@
 
 Sharding over N ranks divides, by stage (arXiv:1910.02054, arXiv:2304.11277): the moments; also the gradients; also the
 weights, those of frozen models included. Hybrid sharding is the last of these over the ranks of one machine (mesh.py).
+With `train.cpu_offload` all of that lies in main memory.
 Where matrices are divided too, a workload is that of one rank of its tensor group (mesh.of_one_rank).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from posttrain.lab.plan.architecture import Architecture
 from posttrain.lab.plan.mesh import engine_group, shard_group
@@ -29,7 +31,16 @@ MASTER = 4
 
 def resident(workload: Workload) -> list[Part]:
     """All that stays on one device between the steps."""
-    return [*_policy(workload), *_others(workload), *_sampler(workload)]
+    models = [] if workload.cpu_offload else [*_policy(workload), *_others(workload)]
+    return [*models, *_sampler(workload)]
+
+
+def in_main_memory(workload: Workload) -> int:
+    """Bytes of weights, gradients and moments that a rank keeps there in place of its device."""
+    if not workload.cpu_offload:
+        return 0
+    models = sum(part.bytes for part in (*_policy(workload), *_others(workload)))
+    return models + sum(gradients(replace(workload, cpu_offload=False)).values())
 
 
 def trained_parameters(workload: Workload) -> dict[Role, int]:
@@ -62,7 +73,9 @@ def critic_parameters(workload: Workload) -> int:
 
 
 def gradients(workload: Workload) -> dict[Role, int]:
-    """Bytes once all are there: float32, divided from ZeRO's second stage on."""
+    """Bytes on the device once all are there: float32, divided from ZeRO's second stage on."""
+    if workload.cpu_offload:
+        return dict.fromkeys(trained_parameters(workload), 0)
     ranks = shard_group(workload).ranks if workload.sharding in ("gradients", "full", "hybrid") else 1
     return {role: MASTER * number // ranks for role, number in trained_parameters(workload).items()}
 
