@@ -955,8 +955,9 @@ BROKEN = {
         "train.optimizer = adamw_8bit with train.devices = 2; allowed: train.optimizer = adamw on several devices.",
     ),
     "_parts_are_of_several_ranks": (
-        ["train.cpu_offload=true"],
-        "train.cpu_offload = true with train.devices = 1; allowed: train.cpu_offload = false on one device.",
+        ["train.devices=6", "train.shard=4"],
+        "train.shard = 4 with train.devices = 6; allowed: auto, or a divisor of 6: each copy of the weights lies on as "
+        "many devices.\n  Set train.shard = 3, or take a multiple of 4 devices.",
     ),
     "_what_is_compiled_runs_once": (
         ["train={compile: true, gradient_checkpointing: true}"],

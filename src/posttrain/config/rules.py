@@ -297,8 +297,16 @@ def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm)
 
 
 def _parts_are_of_several_ranks(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """FSDP lays out weights, and one process trains without it."""
+    """train.shard divides train.devices, and train.cpu_offload needs more than one device."""
     train = config.train
+    shard = 1 if train.shard == "auto" else train.shard
+    if train.devices != "auto" and train.devices % shard:
+        whole = max(number for number in range(1, min(shard, train.devices) + 1) if train.devices % number == 0)
+        return ConfigError(
+            given=f"train.shard = {shard} with train.devices = {train.devices}",
+            allowed=f"auto, or a divisor of {train.devices}: each copy of the weights lies on as many devices",
+            fix=f"Set train.shard = {whole}, or take a multiple of {shard} devices.",
+        )
     if train.devices != 1 or not train.cpu_offload:
         return None
     return ConfigError(

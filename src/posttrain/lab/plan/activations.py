@@ -28,7 +28,7 @@ from posttrain.functional.linear_logprobs import KEPT_BYTES, TILE_COLUMNS, TILE_
 from posttrain.lab.plan.architecture import Architecture, Block
 from posttrain.lab.plan.layout import Grid, Layout
 from posttrain.lab.plan.records import BYTES, Adapters, Workload
-from posttrain.lab.plan.roles import weight_ranks
+from posttrain.lab.plan.roles import comes_together
 from posttrain.models.footprint import SHORT_KEYS, SLAB_NUMBERS
 
 WIDE = 4
@@ -64,7 +64,7 @@ class Pass:
             fused=workload.attention == "sdpa",
             trained=adapters is None,
             adapters=adapters,
-            divided=weight_ranks(workload) > 1,
+            divided=comes_together(workload),
         )
 
     # --- what stays --------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def _notes(workload: Workload) -> Iterator[str]:
     """What of it was never measured here."""
     if workload.device == "cuda":
         yield "memory on a GPU is computed: no GPU was at hand to measure it, and what its libraries hold is not in it"
-    if workload.ranks > 1 and workload.sharding != "none":
+    if workload.ranks > 1 and workload.sharding != "none" and shard_group(workload).ranks > 1:
         yield f"sharding over {shard_group(workload).ranks} ranks is computed from the papers of ZeRO and FSDP"
     if workload.tensor > 1:
         yield f"matrices divided among {workload.tensor} ranks are computed from the paper of Megatron-LM"

@@ -20,7 +20,7 @@ Engine = Literal["shared", "copy", "separate"]
 """Who decodes: the modules of the policy, a copy of its own beside it, or a server on devices of its own."""
 Sharding = Literal["none", "optimizer", "gradients", "full", "hybrid"]
 """What is divided among the ranks: nothing, or ZeRO's stages 1, 2 and 3; FSDP's full shard is the third. Hybrid is the
-third inside each machine, and the same on all of them (mesh.py)."""
+third inside of groups, such as those of each machine, and the same in all of them (mesh.py)."""
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -95,6 +95,8 @@ class Workload:
     node: int = 8
     """Devices of one machine."""
     sharding: Sharding = "none"
+    shard: int | None = None
+    """Ranks that hold one copy together with hybrid sharding; None: those of one machine."""
     reduced: Literal["float32", "bfloat16"] = "float32"
     """In which divided gradients are summed."""
     cpu_offload: bool = False

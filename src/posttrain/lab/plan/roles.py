@@ -91,6 +91,11 @@ def weight_ranks(workload: Workload) -> int:
     return shard_group(workload).ranks if workload.sharding in ("full", "hybrid") else 1
 
 
+def comes_together(workload: Workload) -> bool:
+    """Whether FSDP copies weights to where a pass uses them, from however few ranks."""
+    return workload.sharding in ("full", "hybrid") and workload.ranks > 1
+
+
 def moment_bytes(workload: Workload, parameters: int) -> int:
     ranks = 1 if workload.sharding == "none" else shard_group(workload).ranks
     if workload.optimizer_bits == 32:
@@ -187,7 +192,7 @@ def gathered(workload: Workload) -> list[Part]:
     """Weights that are divided come together layer by layer: the one that computes and the one that is fetched
     meanwhile (arXiv:2304.11277), in the precision of the computation; what is outside of layers is gathered once for a
     whole pass, as FSDP2 does for the root."""
-    if weight_ranks(workload) == 1:
+    if not comes_together(workload):
         return []
     a = workload.architecture
     size = 2 * gathered_layer(workload, a) + gathered_root(workload, a)
@@ -195,15 +200,15 @@ def gathered(workload: Workload) -> list[Part]:
 
 
 def gathered_layer(workload: Workload, model: Architecture) -> int:
-    """Of one layer that comes together, with its adapters; 0 where every rank has all of it."""
-    if weight_ranks(workload) == 1:
+    """Of one layer that comes together, with its adapters; 0 without FSDP."""
+    if not comes_together(workload):
         return 0
     return BYTES[workload.precision] * layer_parameters(model) + MASTER * _adapters(workload, model) // model.layers
 
 
 def gathered_root(workload: Workload, model: Architecture) -> int:
     """The same of what is outside of layers."""
-    return 0 if weight_ranks(workload) == 1 else BYTES[workload.precision] * root_parameters(model)
+    return 0 if not comes_together(workload) else BYTES[workload.precision] * root_parameters(model)
 
 
 def _adapters(workload: Workload, model: Architecture) -> int:
@@ -226,7 +231,7 @@ def root_to_sum(workload: Workload, model: Architecture) -> int:
 
 def _sums(workload: Workload) -> bool:
     """Whether whole gradients are there for a moment, to be divided; those of adapters are too small to be counted."""
-    return weight_ranks(workload) > 1 and workload.lora is None
+    return comes_together(workload) and workload.lora is None
 
 
 def layer_parameters(model: Architecture) -> int:

@@ -26,12 +26,12 @@ from posttrain.lab.plan.activations import Head, Pass
 from posttrain.lab.plan.layout import Layout, microbatches
 from posttrain.lab.plan.records import Moment, Part, Role, Workload, part, records
 from posttrain.lab.plan.roles import (
+    comes_together,
     gathered_layer,
     gathered_root,
     gradients,
     layer_to_sum,
     root_to_sum,
-    weight_ranks,
 )
 from posttrain.models.footprint import EIGHT_BIT_TEMPORARIES
 
@@ -87,7 +87,7 @@ class Trained:
 
 def training_moments(workload: Workload) -> Iterator[Moment]:
     layout, number = microbatches(workload)
-    divided = weight_ranks(workload) > 1
+    divided = comes_together(workload)
     passes, whole = trained_passes(workload, layout), gradients(workload)
     always = (records(workload),)
     in_block = workload.device == "cpu" and not divided
