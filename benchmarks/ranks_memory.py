@@ -137,4 +137,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main() if len(sys.argv) == 1 else rank(sys.argv[1], *map(Path, sys.argv[2:4]), *sys.argv[4:]))
+    sys.exit(main() if len(sys.argv) == 1 else rank(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]))

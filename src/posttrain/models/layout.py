@@ -21,10 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from posttrain.models.compute import DTYPES
+from posttrain.models.footprint import GATHERED
 from posttrain.ranks.agreement import Ranks
 
 if TYPE_CHECKING:
@@ -52,7 +54,12 @@ class Layout:
     def for_fsdp(self, device: torch.device) -> dict[str, Any]:
         """The arguments of `fully_shard`, for a model that computes on `device`."""
         mesh = _mesh(device.type, self.ranks.size, self.group, self.deadline)
-        found: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
+        gathered = None if GATHERED is None else DTYPES[GATHERED]
+        found: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": True,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=gathered),
+        }
         if self.cpu_offload:
             found["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         return found

@@ -87,7 +87,7 @@ def test_with_cpu_offload_weights_gradients_and_moments_leave_the_device_and_are
     assert before is not None
     assert after is not None
     assert before.of(what="weights") + before.of(what="optimizer state") == pytest.approx(12 * parameters / 4)
-    assert after.of(what="gathered layers") == before.of(what="gathered layers") > 0
+    assert after.of(what="gathered layers") > 0
     assert "of weights, gradients and moments of each device lie in main memory" in " ".join(offloaded.render().split())
 
 

@@ -97,8 +97,8 @@ def is_cast(workload: Workload) -> bool:
 
 def casts(workload: Workload) -> int:
     """On a GPU of what is trained. On a CPU of all matrices where they are trained; else of the adapters, and for a
-    moment of the head, which is the largest. Weights that are divided among ranks come already cast when they are
-    gathered."""
+    moment of the head, which is the largest. Those of weights that are divided among ranks are dropped with
+    each layer."""
     if not is_cast(workload) or comes_together(workload):
         return 0
     a, lora = workload.architecture, workload.lora

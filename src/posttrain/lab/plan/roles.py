@@ -163,7 +163,7 @@ def _weights(role: Role, parameters: int, ranks: int, why: str) -> Part:
 
 def _frozen(role: Role, model: Architecture, workload: Workload, *, parameters: int | None = None) -> Part:
     """`parameters`: where the model has another head than that of a language model."""
-    linear = sum(number * layer.parameters for number, block in model.blocks for layer in block.linears)
+    linear = _matrices(model)
     whole = model.parameters if parameters is None else parameters
     size = BYTES[workload.precision] * linear + MASTER * (whole - linear)
     why = f"{whole:,} parameters, frozen, linear layers in {workload.precision}"
@@ -190,25 +190,45 @@ def engine_weights(workload: Workload) -> int:
 
 def gathered(workload: Workload) -> list[Part]:
     """Weights that are divided come together layer by layer: the one that computes and the one that is fetched
-    meanwhile (arXiv:2304.11277), in the precision of the computation; what is outside of layers is gathered once for a
-    whole pass, as FSDP2 does for the root."""
+    meanwhile (arXiv:2304.11277); what is outside of layers is gathered once for a whole pass, as FSDP2 does for the
+    root."""
     if not comes_together(workload):
         return []
     a = workload.architecture
-    size = 2 * gathered_layer(workload, a) + gathered_root(workload, a)
+    size = 2 * gathered_layer(workload, a, frozen=workload.lora is not None) + gathered_root(workload, a)
     return [Part(role="policy", what="gathered layers", bytes=size, why="two layers, and what is outside of layers")]
 
 
-def gathered_layer(workload: Workload, model: Architecture) -> int:
+def gathered_layer(workload: Workload, model: Architecture, *, frozen: bool) -> int:
     """Of one layer that comes together, with its adapters; 0 without FSDP."""
     if not comes_together(workload):
         return 0
-    return BYTES[workload.precision] * layer_parameters(model) + MASTER * _adapters(workload, model) // model.layers
+    adapters = MASTER * _adapters(workload, model) // model.layers if frozen else 0
+    return layer_bytes(workload, model, narrow=frozen and holds_base(workload.device)) + adapters
 
 
 def gathered_root(workload: Workload, model: Architecture) -> int:
     """The same of what is outside of layers."""
-    return 0 if not comes_together(workload) else BYTES[workload.precision] * root_parameters(model)
+    return root_bytes(workload, model) if comes_together(workload) else 0
+
+
+def layer_bytes(workload: Workload, model: Architecture, *, narrow: bool) -> int:
+    """Of one layer on its way to a pass: as it lies, unless `gathered` says another precision. `narrow`: its matrices
+    lie in the precision of products, as those of frozen models do (models.policy.hold_in)."""
+    if workload.gathered is not None:
+        return BYTES[workload.gathered] * layer_parameters(model)
+    matrices = _matrices(model) // model.layers if narrow else 0
+    return BYTES[workload.precision] * matrices + MASTER * (layer_parameters(model) - matrices)
+
+
+def root_bytes(workload: Workload, model: Architecture) -> int:
+    """The same of what is outside of layers, which lies in float32."""
+    return (MASTER if workload.gathered is None else BYTES[workload.gathered]) * root_parameters(model)
+
+
+def _matrices(model: Architecture) -> int:
+    """Parameters of linear layers but the head."""
+    return sum(number * layer.parameters for number, block in model.blocks for layer in block.linears)
 
 
 def _adapters(workload: Workload, model: Architecture) -> int:
@@ -221,7 +241,9 @@ def _adapters(workload: Workload, model: Architecture) -> int:
 
 def layer_to_sum(workload: Workload, model: Architecture) -> int:
     """The gradient of a layer as its backward pass leaves it, and beside it in the precision in which it is summed."""
-    return (BYTES[workload.precision] + BYTES[workload.reduced]) * layer_parameters(model) if _sums(workload) else 0
+    if not _sums(workload):
+        return 0
+    return layer_bytes(workload, model, narrow=False) + BYTES[workload.reduced] * layer_parameters(model)
 
 
 def root_to_sum(workload: Workload, model: Architecture) -> int:
