@@ -1,7 +1,7 @@
 """Live bytes of one rank in the second step of a run on 1, 2 and 4 ranks, beside what `posttrain plan` says.
 
     python -m benchmarks.ranks_memory                 # starts the ranks of each case, and writes the results
-    python -m benchmarks.ranks_memory CASE FOLDER OUT # one rank
+    python -m benchmarks.ranks_memory CASE FOLDER OUT [SHARD]       # one rank; SHARD ranks to a copy of the weights
 
 Also: what publishing takes beyond what stays, beside the bytes of the largest tensor and of the largest block.
 """
@@ -50,7 +50,7 @@ def case_named(name: str) -> Case:
     return next(case for case in CASES if case.full_name == name)
 
 
-def rank(name: str, folder: Path, out: Path) -> None:
+def rank(name: str, folder: Path, out: Path, shard: str = "auto") -> None:
     """One process: two steps on rows of the longest length; the last rank writes what it held."""
     case = case_named(name)
     acceleration.register(None)
@@ -58,7 +58,7 @@ def rank(name: str, folder: Path, out: Path) -> None:
     ranks: Ranks = ONE if place is None else ProcessRanks(place, deadline=300)
     if isinstance(ranks, ProcessRanks):
         ranks.inside = True
-    config = load_config(config_of(case, folder)).config
+    config = load_config(config_of(case, folder), [f"train.shard={shard}"]).config
     algorithm, meter = config.algorithm.build(), LiveBytes()
     with meter.measuring():
         policy = Policy.of(config, algorithm, folder / "run", ranks)
@@ -137,4 +137,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main() if len(sys.argv) == 1 else rank(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))
+    sys.exit(main() if len(sys.argv) == 1 else rank(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]))

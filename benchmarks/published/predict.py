@@ -147,5 +147,6 @@ def _both(architecture: Architecture, row: Mapping[str, Any], hardware: Hardware
         "node": hardware.node,
         "sharding": row["sharding"] if hardware.count > 1 else "none",
         "reduced": row["reduced"],
+        "gathered": "bfloat16",  # by the mixed precision of all of them
         "tensor": row["tensor"],
     }

@@ -964,6 +964,11 @@ BROKEN = {
         ["train.devices=2", "train.optimizer=adamw_8bit"],
         "train.optimizer = adamw_8bit with train.devices = 2; allowed: train.optimizer = adamw on several devices.",
     ),
+    "_parts_are_of_several_ranks": (
+        ["train.devices=6", "train.shard=4"],
+        "train.shard = 4 with train.devices = 6; allowed: auto, or a divisor of 6: each copy of the weights lies on as "
+        "many devices.\n  Set train.shard = 3, or take a multiple of 4 devices.",
+    ),
     "_what_is_compiled_runs_once": (
         ["train={compile: true, gradient_checkpointing: true}"],
         "train.compile = true with train.gradient_checkpointing = true, whose layers are not compiled",

@@ -10,6 +10,8 @@ from posttrain.algorithms import ALGORITHMS
 
 REWARDS = {"rewards": [{"name": "repetition", "settings": {"n": 1}}]}
 LORA = {"lora": {"rank": 2}}
+TWO_TO_A_COPY = {"shard": 2}
+"""Of four ranks there are two copies; of two, one."""
 REFERENCE = {"name": "grpo", "kl_coef": 0.1}
 
 
@@ -42,6 +44,21 @@ SCENARIOS = {
     "grpo, reference": Scenario(algorithm=REFERENCE, settings=REWARDS),
     "grpo, LoRA and reference": Scenario(algorithm=REFERENCE, settings=REWARDS | LORA),
     "grpo, checkpointed": Scenario(algorithm="grpo", settings=REWARDS, train={"gradient_checkpointing": True}),
+    "grpo, parts in main memory": Scenario(algorithm="grpo", settings=REWARDS, train={"cpu_offload": True}),
+    "grpo, two ranks to a copy": Scenario(algorithm="grpo", settings=REWARDS, train=TWO_TO_A_COPY),
+    "grpo, a copy on each rank": Scenario(algorithm="grpo", settings=REWARDS, train={"shard": 1}),
+    "ppo, LoRA, two ranks to a copy": Scenario(algorithm="ppo", settings=REWARDS | LORA, train=TWO_TO_A_COPY),
+    "grpo, Qwen3 and reference, two ranks to a copy": Scenario(
+        algorithm=REFERENCE, model="qwen3", settings=REWARDS, train=TWO_TO_A_COPY
+    ),
+    "grpo, mixture of experts, two ranks to a copy": Scenario(
+        algorithm="grpo", model="moe", settings=REWARDS, train=TWO_TO_A_COPY
+    ),
+    "grpo, one row, two ranks to a copy": Scenario(algorithm="grpo", settings=REWARDS, rows=1, train=TWO_TO_A_COPY),
+    "grpo, three rows, two ranks to a copy": Scenario(
+        algorithm="grpo", settings=REWARDS, rows=3, train=TWO_TO_A_COPY | {"cpu_offload": True}
+    ),
+    "reward_model, two ranks to a copy": Scenario(algorithm="reward_model", train=TWO_TO_A_COPY),
     "grpo, two updates": Scenario(algorithm="grpo", settings=REWARDS, train={"minibatches": 2, "epochs": 2}),
     "grpo, one row": Scenario(algorithm="grpo", settings=REWARDS, rows=1),
     "grpo, three rows": Scenario(algorithm="grpo", settings=REWARDS, rows=3),

@@ -99,6 +99,20 @@ def test_an_error_on_one_rank_is_raised_on_all():
             {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", **STEP},
             Place(rank=5, size=8, local=1),
         ),
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", **MEETING},
+            Place(rank=5, size=8, local=1, beside=4),
+        ),
+        (
+            {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", **STEP}
+            | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
+            Place(rank=5, size=8, local=1, beside=4),
+        ),
+        (
+            {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", **STEP}
+            | {"SLURM_STEP_TASKS_PER_NODE": "5,3"},  # no machine has as many as another
+            Place(rank=5, size=8, local=1),
+        ),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", **MEETING}, None),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}, None),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}, None),  # a batch script, outside of a step

@@ -76,6 +76,22 @@ def test_a_run_of_two_ranks_ends_as_that_of_one_and_goes_on_with_any_number(tmp_
 
 
 @pytest.mark.slow
+def test_a_run_with_two_copies_of_the_weights_goes_on_with_one_and_with_two_again(tmp_path):
+    """Of four ranks two share a copy; of two ranks both."""
+    one = pt.train(config(tmp_path / "one", 1, steps=6))
+    run = pt.train(config(tmp_path / "two", 4, shard=2))
+    state = json.loads((tmp_path / "two" / "checkpoints" / "step-000003" / "state" / "shards.json").read_text())
+    files = {file for tensor in state["tensors"].values() for file, _ in tensor["parts"]}
+    assert files == {"rank-00000.safetensors", "rank-00001.safetensors"}, "each part once, of the first copy"
+    assert [m["reward"] for m in run.metrics] == [m["reward"] for m in one.metrics[:3]]
+    pt.resume(tmp_path / "two", steps=5, devices=2)
+    pt.resume(tmp_path / "two", steps=6, devices=4)
+    ours, theirs = weights(tmp_path / "one", 6), weights(tmp_path / "two", 6)
+    moved = max(float((ours[n] - weights(tmp_path / "one", 0)[n]).abs().max()) for n in ours)
+    assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-3 * moved
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_starts_the_job_again_and_the_run_ends_as_if_nothing_had_been(tmp_path, victim):
     settings = {"steps": 8, "restarts": 2}

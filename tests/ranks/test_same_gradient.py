@@ -13,8 +13,16 @@ from tests.ranks.scenarios import SCENARIOS
 from tests.tiny import tiny_model, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-QUICK = ["grpo, LoRA and reference", "ppo, shared critic", "kto, three rows", "grpo, one row"]
-FLOAT32 = {"grpo, mixture of experts"}
+QUICK = [
+    "grpo, LoRA and reference",
+    "ppo, shared critic",
+    "kto, three rows",
+    "grpo, one row",
+    "grpo, parts in main memory",
+    "grpo, a copy on each rank",
+]
+HYBRID = [name for name in SCENARIOS if "to a copy" in name or "on each rank" in name]
+FLOAT32 = {name for name in SCENARIOS if "mixture of experts" in name}
 """PyTorch has no grouped products in float64."""
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -46,6 +54,11 @@ def steps(folder: Path, size: int, names: list[str]) -> dict[str, Any]:
 
 def test_a_step_of_two_ranks_is_that_of_one(folder):
     assert_same(steps(folder, 1, QUICK), steps(folder, 2, QUICK))
+
+
+@pytest.mark.slow
+def test_a_step_of_four_ranks_with_two_copies_of_the_weights_is_that_of_one(folder):
+    assert_same(steps(folder, 1, HYBRID), steps(folder, 4, HYBRID))
 
 
 @pytest.mark.slow

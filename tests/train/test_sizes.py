@@ -8,7 +8,11 @@ import pytest
 from tests.tiny import tiny_model
 
 import posttrain
+from posttrain.config import load_config
+from posttrain.report.terminal import TerminalView
+from posttrain.store.run_store import RunStore
 from posttrain.train.before import BEFORE
+from posttrain.train.sizes import with_sizes
 
 CHOSEN = {"train.tokens_per_microbatch": 40, "sampling.max_batch_rows": 96}
 
@@ -59,3 +63,17 @@ def test_nothing_is_chosen_where_it_is_given_or_on_a_cpu(tmp_path, monkeypatch, 
     assert run.trainer.room.tokens == changes.get("train.tokens_per_microbatch", 2048)
     assert not (run.folder / "sizes.json").exists()
     assert not [text for text in told(run) if "auto" in text]
+
+
+def test_how_many_devices_share_a_copy_is_chosen_at_each_start_and_not_kept(tmp_path, monkeypatch):
+    """A run may go on with another number of devices."""
+    config = load_config(
+        {"model": "m", "algorithm": "sft", "data": {"train": "rows.jsonl"}, "train": {"steps": 2, "devices": "auto"}}
+    ).config
+    store = RunStore.create(tmp_path / "run", "")
+    for shard in (8, 4):
+        monkeypatch.setattr(BEFORE, "sizes", lambda config, shard=shard: CHOSEN | {"train.shard": shard})
+        sized = with_sizes(config, store, TerminalView(quiet=True))
+        assert sized.train.shard == shard
+        assert sized.train.tokens_per_microbatch == 40
+    assert json.loads((store.folder / "sizes.json").read_text()).keys() == CHOSEN.keys()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -109,10 +110,12 @@ class RayRanks:
     def _told(self, sites: Sequence[Site]) -> Iterator[dict[str, str]]:
         """What each rank finds in its environment; the first one also finds what is reserved."""
         first, threads = sites[0], str(self._held.bundles[0].cpus)
+        on_each = set(Counter(site.node for site in sites).values())
+        beside = on_each.pop() if len(on_each) == 1 else None  # where nodes have as many as each other
         for rank, site in enumerate(sites):
             local = sum(before.node == site.node for before in sites[:rank])
-            place = told_to(Place(rank=rank, size=len(sites), local=local), first.address, first.port)
-            yield {**place, "OMP_NUM_THREADS": threads, **({} if rank else self._reservation(first))}
+            place = Place(rank=rank, size=len(sites), local=local, beside=beside)
+            yield {**told_to(place, first.address, first.port), "OMP_NUM_THREADS": threads, **({} if rank else self._reservation(first))}
 
     def _reservation(self, site: Site) -> dict[str, str]:
         held = self._held

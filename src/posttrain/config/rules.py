@@ -175,8 +175,7 @@ def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
 
 
 def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """cluster holds local engines (rollout.engines), ranks of the trainer (train.devices), or both; turns stay on the
-    trainer's machine."""
+    """cluster holds local engines, ranks of the trainer (train.devices), or both; turns stay on the trainer's machine."""
     if config.cluster is None:
         return None
     if config.has_turns:
@@ -316,6 +315,27 @@ def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm)
         given=f"{wrong[0]} with train.devices = {train.devices}",
         allowed=f"{wrong[1]} on several devices",
         fix="Set train.devices = 1, or do without it.",
+    )
+
+
+def _parts_are_of_several_ranks(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.shard divides train.devices, and train.cpu_offload needs more than one device."""
+    train = config.train
+    shard = 1 if train.shard == "auto" else train.shard
+    if train.devices != "auto" and train.devices % shard:
+        whole = max(number for number in range(1, min(shard, train.devices) + 1) if train.devices % number == 0)
+        return ConfigError(
+            given=f"train.shard = {shard} with train.devices = {train.devices}",
+            allowed=f"auto, or a divisor of {train.devices}: each copy of the weights lies on as many devices",
+            fix=f"Set train.shard = {whole}, or take a multiple of {shard} devices.",
+        )
+    if train.devices != 1 or not train.cpu_offload:
+        return None
+    return ConfigError(
+        given="train.cpu_offload = true with train.devices = 1",
+        allowed="train.cpu_offload = false on one device",
+        fix="Set train.devices = 2 or more; on one device, train adapters (lora = {}), or set train.optimizer = "
+        "adamw_8bit or train.gradient_checkpointing = true to need less memory.",
     )
 
 
@@ -772,6 +792,7 @@ RULES: tuple[Rule, ...] = (
     _shared_gpus_are_used_in_turns,
     _the_policy_judges_in_turns,
     _ranks_do_what_was_tried_over_ranks,
+    _parts_are_of_several_ranks,
     _what_is_compiled_runs_once,
     _minibatches_have_rows,
     _updates_have_a_reference_point,

@@ -508,6 +508,15 @@ class TrainConfig(Part):
     """Processes that train together, each with its part of the weights and of the rows (FSDP2): one on each GPU, or
     several on a CPU for trials. `auto`: one per GPU, or one without a GPU. Inside a torchrun or srun job, the job's
     processes are used; with `cluster` they are on its nodes. Numbers change only by rounding."""
+    shard: Count | Literal["auto"] = "auto"
+    """Devices that share one copy of weights, gradients and moments; it divides `devices`. Fewer than all: each group
+    of so many has a copy, and gradients are summed over all groups (hybrid sharding, HSDP). Choose the GPUs of a
+    machine if machines are connected more slowly than GPUs; 1 shards nothing. auto: the GPUs of a machine if a copy
+    surely fits on them and `posttrain plan` expects faster steps, else all."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and moments of several devices in main memory (FSDP2's CPUOffloadPolicy). A block is
+    copied to the GPU for its pass, and AdamW runs on the processor: far less GPU memory, far slower steps. On a CPU
+    everything stays where it is."""
     restarts: Natural = 3
     """How often a job of several devices restarts from its newest checkpoint after it lost a rank."""
     rank_deadline: Positive = 600.0

@@ -14,6 +14,7 @@ from posttrain.data.collate import collate
 from posttrain.data.read import read_rows
 from posttrain.errors import DataError
 from posttrain.evaluate.row_scores import RowScores
+from posttrain.models.entering import computes_on
 from posttrain.models.forward import token_logprobs
 from posttrain.models.modes import evaluating
 
@@ -87,7 +88,7 @@ def row_logprobs(
     chunk_tokens: int,
 ) -> RowScores:
     """Of each row (given ids, predicted ids): the log-probability of what is predicted, at temperature 1."""
-    device = next(model.parameters()).device
+    device = computes_on(model)
     narrow, logprobs = compute_dtype != torch.float32, list[float]()
     with torch.no_grad(), evaluating(model), torch.autocast(device.type, dtype=compute_dtype, enabled=narrow):
         for start in range(0, len(rows), 16):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 T = TypeVar("T")
@@ -18,6 +19,11 @@ T = TypeVar("T")
 
 class Entry(Protocol):
     """Of a sharded model."""
+
+    @property
+    def device(self) -> torch.device:
+        """On which it computes, wherever its parts lie between passes."""
+        ...
 
     def run(self, compute: Callable[[], T]) -> T:
         """What `compute` gives: one pass through each layer, on all ranks."""
@@ -42,6 +48,12 @@ def set_entry(model: nn.Module, entry: Entry) -> None:
 
 def is_sharded(model: nn.Module) -> bool:
     return id(model) in _entries
+
+
+def computes_on(model: nn.Module) -> torch.device:
+    """The device of its passes."""
+    entry = _entries.get(id(model))
+    return next(model.parameters()).device if entry is None else entry.device
 
 
 def enter(model: nn.Module, compute: Callable[[], T]) -> T:

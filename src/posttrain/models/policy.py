@@ -19,14 +19,14 @@ from posttrain.errors import ConfigError
 from posttrain.models.adapters import Model, apply_lora
 from posttrain.models.compute import Compute
 from posttrain.models.critic import Critic
-from posttrain.models.entering import is_sharded
+from posttrain.models.entering import computes_on, is_sharded
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import shares_prefixes, without_adapters
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
-from posttrain.models.sharding import shard, sharded_beside
+from posttrain.models.sharding import layout_of, shard
 from posttrain.models.unread import is_unread
 from posttrain.ranks.agreement import ONE
 from posttrain.types import Batch, Outputs
@@ -100,7 +100,7 @@ class Forward:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """In the precision and the way that were chosen."""
-        dtype, device = self.compute_dtype, next(self.model.parameters()).device
+        dtype, device = self.compute_dtype, computes_on(self.model)
         with self.compute.scope(), self._autocast(device, dtype):
             yield
 
@@ -166,18 +166,17 @@ def load_frozen(
     settings = config.model.model_copy(
         update={**entry.model_dump(), "gguf_file": None, "chat_template": None, "device": "auto"}
     )
-    ranks = sharded_beside(student.model)
-    with (ranks or ONE).together(
-        OPEN, section, entry
-    ):  # all ranks load it at the same time, if the policy is on several
+    layout = layout_of(student.model)
+    ranks = layout.ranks if layout else ONE
+    with ranks.together(OPEN, section, entry):  # all ranks load it at the same time, if the policy is on several
         with called(f"{section}.path"):
             path = resolve_model_path(settings, config.seed)
-            frozen = load_model(path, device=student.device, in_parts=ranks is not None)
+            frozen = load_model(path, device=student.device, in_parts=layout is not None)
         check_same_tokens(section, entry.path, student, frozen)
         check_context(section, config, student, frozen)
         model = hold_in(frozen.model.requires_grad_(False), forward.compute_dtype)
-        if ranks is not None:
-            shard(section, model, ranks, forward.compute_dtype)
+        if layout is not None:
+            shard(section, model, layout, forward.compute_dtype)
     return forward.under(model)
 
 

@@ -15,22 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from posttrain.errors import ModelError
 from posttrain.models.critic import Critic
 from posttrain.models.entering import set_entry
 from posttrain.models.forward_path import ForwardPath, body_path, forward_path, without_adapters
+from posttrain.models.layout import Layout, whole_on
 from posttrain.models.modes import ComputingWide
 from posttrain.models.unread import device_of, fill
-from posttrain.ranks.agreement import Ranks, on_all
+from posttrain.ranks.agreement import on_all
 
 T = TypeVar("T")
 PASS, WHOLE = "pass", "whole"
@@ -51,9 +51,11 @@ class Root(nn.Module):
 class Sharded:
     """Implements `Entry`."""
 
-    def __init__(self, name: str, root: Root, ranks: Ranks, filler: Callable[[], Tensor]) -> None:
+    def __init__(
+        self, name: str, root: Root, layout: Layout, device: torch.device, filler: Callable[[], Tensor]
+    ) -> None:
         """`filler` passes once through all blocks, for nothing but company; call it inside of `run`."""
-        self.name, self.root, self.ranks, self.filler = name, root, ranks, filler
+        self.name, self.root, self.layout, self.device, self.filler = name, root, layout, device, filler
         self.parameters = list(root.parameters())
         self._number = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self.replaced: dict[int, nn.Parameter] = {}
@@ -64,7 +66,7 @@ class Sharded:
         """See `Entry`. A pass within a pass is part of it."""
         if self._inside:
             return compute()
-        with self.ranks.together(PASS, self.name):
+        with self.layout.ranks.together(PASS, self.name):
             self._inside = True
             try:
                 return _run(self.root, compute)
@@ -83,13 +85,13 @@ class Sharded:
     def whole(self, parameter: Tensor) -> Tensor:
         """See `Entry`."""
         number = self._number[id(parameter)]
-        with self.ranks.together(WHOLE, self.name, number):
+        with self.layout.ranks.together(WHOLE, self.name, number):
             return self.bring(number)
 
     def bring(self, number: int) -> Tensor:
         """All of that parameter, on every rank."""
         with torch.inference_mode(False), torch.no_grad():  # whoever writes into a sampler's copy is in that mode
-            return cast(DTensor, self.parameters[number].detach()).full_tensor()
+            return whole_on(self.device, cast(DTensor, self.parameters[number].detach()))
 
 
 def _run(root: Root, compute: Callable[[], T]) -> T:
@@ -112,7 +114,9 @@ def _own(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) and x._is_view() else x
 
 
-def shard(name: str, model: nn.Module, ranks: Ranks, dtype: torch.dtype, *, heads: Iterable[nn.Module] = ()) -> Sharded:
+def shard(
+    name: str, model: nn.Module, layout: Layout, dtype: torch.dtype, *, heads: Iterable[nn.Module] = ()
+) -> Sharded:
     """Leave this rank its part of every parameter of the model and of the heads; from now on `enter` leads into it.
 
     All ranks have opened the same model: its weights are read now, where they are still in their files. `dtype` is that
@@ -121,20 +125,19 @@ def shard(name: str, model: nn.Module, ranks: Ranks, dtype: torch.dtype, *, head
     """
     plain = without_adapters(model)
     device = device_of(plain)
-    mesh = _mesh(device.type, ranks.size)
-    root = Root(model, heads)
+    root, how = Root(model, heads), layout.for_fsdp(device)
     before = {id(parameter): key for key, parameter in root.named_parameters()}
     for block in blocks_of(plain):
-        fully_shard(block, mesh=mesh, reshard_after_forward=True)
-    fully_shard(root, mesh=mesh, reshard_after_forward=True)
+        fully_shard(block, **how)
+    fully_shard(root, **how)
     for module in root.modules():
         if isinstance(module, FSDPModule):  # both on every one: set on the root alone, blocks would be averaged
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
-    on_all(ranks, partial(fill, plain))
+    on_all(layout.ranks, partial(fill, plain, layout.kept_on(device)))
     path = _path_in(root, plain)
     after = dict(root.named_parameters())
-    entry = Sharded(name, root, ranks, partial(_pass_through, path.body, device, dtype))
+    entry = Sharded(name, root, layout, device, partial(_pass_through, path.body, device, dtype))
     entry.replaced = {number: after[key] for number, key in before.items()}
     with torch.no_grad():  # FSDP notes what is trained when it first brings weights together: with no adapter off
         _run(root, entry.filler)
@@ -144,22 +147,17 @@ def shard(name: str, model: nn.Module, ranks: Ranks, dtype: torch.dtype, *, head
     return entry
 
 
-def shard_policy(model: nn.Module, critic: Critic | None, ranks: Ranks, dtype: torch.dtype) -> Critic | None:
+def shard_policy(model: nn.Module, critic: Critic | None, layout: Layout, dtype: torch.dtype) -> Critic | None:
     """The policy, and the critic with it: in parts of its own where it is a model of its own. Returns the critic."""
     if critic is None:
-        shard("policy", model, ranks, dtype)
+        shard("policy", model, layout, dtype)
         return None
     if critic.trunk is not model:
-        shard("policy", model, ranks, dtype)
-        entry = shard("critic", critic.trunk, ranks, dtype)
+        shard("policy", model, layout, dtype)
+        entry = shard("critic", critic.trunk, layout, dtype)
     else:
-        entry = shard("policy", model, ranks, dtype, heads=[critic.head])
+        entry = shard("policy", model, layout, dtype, heads=[critic.head])
     return replace(critic, parameters={name: entry.replaced[id(one)] for name, one in critic.parameters.items()})
-
-
-@cache
-def _mesh(device: str, size: int) -> DeviceMesh:
-    return init_device_mesh(device, (size,))
 
 
 def _path_in(root: Root, plain: nn.Module) -> ForwardPath:
@@ -214,19 +212,6 @@ def bring(name: str, number: int) -> None:
     _sharded[name].bring(number)
 
 
-def sharded_beside(model: nn.Module) -> Ranks | None:
-    """The ranks among which this model is sharded; None for one that is not."""
-    return next((one.ranks for one in _sharded.values() if one.root.model is model), None)
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def part_of(value: Tensor, like: Tensor) -> Tensor:
-    """`value`, a whole tensor, laid out as `like` is; nothing is sent, since every rank has read it."""
-    if not isinstance(like, DTensor) or value.shape != like.shape:
-        return value
-    value = value.to(like.to_local().device)
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+def layout_of(model: nn.Module) -> Layout | None:
+    """How this model is sharded; None for one that is not."""
+    return next((one.layout for one in _sharded.values() if one.root.model is model), None)

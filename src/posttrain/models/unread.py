@@ -22,12 +22,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from posttrain.errors import DoesNotFit, ModelError, NonFiniteError
 from posttrain.models.forward_path import without_adapters
+from posttrain.models.layout import first_row
 from posttrain.models.transformers_private import Recipe, initialise_again, recipes_for, tied_names
 
 if TYPE_CHECKING:
@@ -183,8 +183,9 @@ def standing_in(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def fill(model: nn.Module) -> None:
+def fill(model: nn.Module, device: torch.device | None = None) -> None:
     """Read what this process holds of each weight; of one that is not sharded, all. Nothing for one that was read.
+    `device`: where it keeps them, if that is not where the model computes.
 
     Whatever was done to the model meanwhile counts: adapters around its layers, another precision. Raises
     NonFiniteError for weights that are not finite, ModelError for files that cannot be read any more, and DoesNotFit.
@@ -193,7 +194,7 @@ def fill(model: nn.Module) -> None:
     if unread is None:
         return
     try:
-        _fill(model, unread)
+        _fill(model, unread, device or unread.device)
     except SafetensorError as error:
         raise ModelError(
             given=f"{unread.files.paths[0].parent} cannot be read any more: {error}",
@@ -207,11 +208,11 @@ def fill(model: nn.Module) -> None:
         ) from error
 
 
-def _fill(model: nn.Module, unread: Unread) -> None:
+def _fill(model: nn.Module, unread: Unread, device: torch.device) -> None:
     made: dict[int, tuple[Tensor, nn.Parameter]] = {}
     for name, owner, leaf, empty in _on_meta(model):
         if id(empty) not in made:
-            parameter = nn.Parameter(torch.empty_like(empty, device=unread.device), empty.requires_grad)
+            parameter = nn.Parameter(torch.empty_like(empty, device=device), empty.requires_grad)
             made[id(empty)] = (empty, parameter)  # `empty` is kept: nobody else gets its number
         _, parameter = made[id(empty)]
         owner._parameters[leaf] = parameter
@@ -231,9 +232,7 @@ def _read(name: str, parameter: Tensor, files: Files) -> None:
     """A weight of two names is read once for each that is in the files: both are the same there."""
     part, start = parameter, 0
     if isinstance(parameter, DTensor):
-        part = parameter.to_local()
-        _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-        start = offset[0] if offset else 0
+        part, start = parameter.to_local(), first_row(parameter)
     if not part.numel():
         return
     part.copy_(files.rows(name, start, start + len(part) if part.dim() else None))

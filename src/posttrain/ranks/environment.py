@@ -2,6 +2,8 @@
 
 RANK, WORLD_SIZE, LOCAL_RANK              torchrun, and the launchers of this library
 SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID srun, inside of an allocation
+
+How many ranks this machine has say LOCAL_WORLD_SIZE (torchrun) and SLURM_STEP_TASKS_PER_NODE, if it is there.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ class Place:
     size: int
     local: int
     """Its number on this machine: which GPU it has."""
+    beside: int | None = None
+    """Ranks on this machine, itself among them, where whoever started it says so."""
 
 
 def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | None:
@@ -37,7 +41,7 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
     Raises ConfigError for an environment that says half of it.
 
     >>> place_of_process({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"})
-    Place(rank=1, size=4, local=1)
+    Place(rank=1, size=4, local=1, beside=None)
     """
     for form in _FORMS:
         if form[0] not in environment or environment.get(form[1]) == "1":
@@ -56,19 +60,27 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
                 fix=f"Start the job with torchrun, or unset {form[0]} to train in this process alone.",
             )
         rank, size, local = map(int, numbers)
-        return Place(rank=rank, size=size, local=local) if size > 1 else None
+        return Place(rank=rank, size=size, local=local, beside=_beside(environment)) if size > 1 else None
     return None
 
 
 def told_to(place: Place, address: str, port: int) -> dict[str, str]:
     """What a rank is told in its environment; `address` and `port` are of the first rank.
 
-    >>> place = Place(rank=1, size=4, local=1)
+    >>> place = Place(rank=1, size=4, local=1, beside=2)
     >>> place_of_process(told_to(place, "10.0.0.1", 29_500)) == place
     True
     """
     told = (place.rank, place.size, place.local, address, port)
-    return {name: str(one) for name, one in zip((*_FORMS[0], *MEETING), told, strict=True)}
+    beside = {"LOCAL_WORLD_SIZE": "" if place.beside is None else str(place.beside)}
+    return {name: str(one) for name, one in zip((*_FORMS[0], *MEETING), told, strict=True)} | beside
+
+
+def _beside(environment: Mapping[str, str]) -> int | None:
+    """Of Slurm, where each machine has as many: it writes `8(x2)` for 8 on each of two."""
+    told = environment.get("LOCAL_WORLD_SIZE") or environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    found = re.fullmatch(r"(\d+)(\(x\d+\))?", told)
+    return int(found[1]) if found else None
 
 
 def meeting_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:

@@ -63,8 +63,10 @@ def devices_of(config: RunConfig) -> int:
 
 def to_be_launched(config: RunConfig) -> bool:
     """Is this process to start the ranks? Not where it is one of them. Raises ConfigError for what ranks cannot do."""
-    size = 1 if place_of_process() is not None else devices_of(config)
-    if size > 1:
+    if place_of_process() is not None:
+        return False
+    size = devices_of(config)
+    if size > 1 or config.train.devices == "auto":
         check_over(config, size)
     return size > 1
 

@@ -70,7 +70,7 @@ class LocalRanks:
         with ExitStack() as started:
             ranks = []
             for number in range(size):
-                told = told_to(Place(rank=number, size=size, local=number), LOOPBACK, port)
+                told = told_to(Place(rank=number, size=size, local=number, beside=size), LOOPBACK, port)
                 ranks.append(LocalRank(file, shared | told, self._output))
                 started.callback(ranks[-1].close)
             yield ranks

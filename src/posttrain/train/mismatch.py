@@ -16,7 +16,7 @@ from posttrain.engines.decoding import accepted_arguments
 from posttrain.engines.port import Token
 from posttrain.engines.weights import plain_copy, write_tensors
 from posttrain.functional.readings import nothing_in, number, picked
-from posttrain.models.entering import enter, is_sharded
+from posttrain.models.entering import computes_on, enter, is_sharded
 from posttrain.models.forward_path import causal_lm
 from posttrain.models.microbatches import plan_microbatches
 from posttrain.models.modes import evaluating
@@ -209,7 +209,7 @@ def _apart(says: Mapping[tuple[int, ...], Sequence[float]], row: Row) -> float:
 
 def whole_logprobs(model: nn.Module, rows: Sequence[Row]) -> Tensor:
     """`[N, V]` log-probabilities at temperature 1 for the places of the rows, one row after the other."""
-    device, found = next(model.parameters()).device, list[Tensor]()
+    device, found = computes_on(model), list[Tensor]()
     picks = "logits_to_keep" in accepted_arguments(causal_lm(model))  # else the logits of all places are there at once
     for row in rows:
         ids_1T = torch.tensor([(*row.prompt_ids, *row.ids[: row.places[-1] + 1])], device=device)

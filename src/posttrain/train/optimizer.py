@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from posttrain.errors import CheckpointError, ConfigError, ModelError
 from posttrain.models.footprint import EIGHT_BIT_TEMPORARIES, eight_bit_bytes, in_eight_bits
-from posttrain.models.sharding import local_part, part_of
+from posttrain.models.layout import local_part, part_of
 from posttrain.types import Max, Mean, Metrics
 
 if TYPE_CHECKING:

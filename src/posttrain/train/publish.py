@@ -12,7 +12,7 @@ from posttrain.engines.delivery import DeliveryProof, check_receipt, deliver
 from posttrain.engines.sampler import Sampler
 from posttrain.errors import NonFiniteError
 from posttrain.experience.deliveries import TrainerScores
-from posttrain.models.sharding import local_part
+from posttrain.models.layout import local_part
 from posttrain.ranks.agreement import ONE, Ranks, on_all
 from posttrain.types import Metrics
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posttrain.errors import CheckpointError
-from posttrain.models.sharding import part_of
+from posttrain.models.layout import part_of
 
 
 def detached(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

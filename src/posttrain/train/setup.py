@@ -34,6 +34,7 @@ from posttrain.functional.intervals import wilson
 from posttrain.models.compiled import compile_layers
 from posttrain.models.compute import dtype_name
 from posttrain.models.critic import Critic
+from posttrain.models.layout import Layout
 from posttrain.models.load import LoadedModel
 from posttrain.models.microbatches import Split
 from posttrain.models.policy import Forward, load_frozen, load_policy, policy_forward
@@ -245,7 +246,7 @@ class Policy:
         if config.lora is not None:
             hold_frozen(loaded, decodes=not in_parts)  # when a critic has put its adapter on the same layers
         if in_parts:
-            critic = shard_policy(loaded.model, critic, ranks, loaded.compute_dtype)
+            critic = shard_policy(loaded.model, critic, Layout.of(config.train, ranks), loaded.compute_dtype)
         forward = policy_forward(config, loaded, algorithm, critic)
         optimizer = Updater(loaded.model.parameters(), config.train, critic_updates(config, critic))
         if config.train.compile:
@@ -493,7 +494,7 @@ class Scorer:
         if config.lora is not None:
             hold_frozen(loaded, decodes=False, keep=score_head(loaded.model))
         if ranks.size > 1:
-            shard("policy", loaded.model, ranks, loaded.compute_dtype)
+            shard("policy", loaded.model, Layout.of(config.train, ranks), loaded.compute_dtype)
         if config.train.compile:
             compile_layers(loaded.model)
         forward, optimizer = ScoringForward(loaded, head.score), Updater(loaded.model.parameters(), config.train)

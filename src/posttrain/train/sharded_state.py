@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from posttrain.models.layout import first_row, in_first_copy
 from posttrain.store.shards import Part, save_parts, write_index
 
 if TYPE_CHECKING:
@@ -44,13 +44,15 @@ def save_part(trainer: Trainer, state: Path, step: int) -> list[dict[str, Any] |
 
 
 def _parts(tree: Mapping[str, Any], prefix: str, *, whole: bool) -> Iterator[tuple[str, Part]]:
-    """Of each tensor by its name with "/": this rank's rows. `whole`: those that are not sharded, too."""
+    """Of each tensor by its name with "/": this rank's rows, if they are of the first copy. `whole`: tensors that are
+    not sharded, too."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from _parts(value, f"{prefix}{name}/", whole=whole)
         elif isinstance(value, DTensor):
-            _, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-            yield prefix + name, Part(value.to_local(), offset[0] if offset else 0, list(value.shape))
+            if not in_first_copy(value):
+                continue
+            yield prefix + name, Part(value.to_local(), first_row(value), list(value.shape))
         elif whole:
             assert isinstance(value, Tensor)
             yield prefix + name, Part(value, 0, list(value.shape))

@@ -2,7 +2,8 @@
 
     {"train.tokens_per_microbatch": 16384, "sampling.max_batch_rows": 256}        sizes.json
 
-A gradient does not depend on them, but the order of its sums does, and with it the last bits.
+A gradient does not depend on them, but the order of its sums does, and with it the last bits. How many devices share a
+copy of the weights is chosen at each start, because a run may go on with another number of devices.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 FILE = "sizes.json"
 OPEN = ("train.tokens_per_microbatch", "sampling.max_batch_rows")
-"""What may be `auto`."""
+"""What may be `auto`, and is kept."""
+SHARD = "train.shard"
 
 
 def with_sizes(config: RunConfig, store: RunStore, view: TerminalView) -> RunConfig:
@@ -27,16 +29,18 @@ def with_sizes(config: RunConfig, store: RunStore, view: TerminalView) -> RunCon
 
     Where nobody chooses, as on a CPU, `auto` stays, and means the numbers of a CPU.
     """
-    wanted = [name for name in OPEN if _value(config, name) == "auto"]
-    if not wanted:
-        return config
+    wanted = {name for name in OPEN if _value(config, name) == "auto"}
+    anew = {SHARD} if config.train.devices != 1 and config.train.shard == "auto" else set[str]()
     saved = store.read_record(FILE)
-    chosen = saved if saved is not None and saved.keys() >= set(wanted) else BEFORE.sizes(config)
-    if not chosen:
-        return config
-    sizes = {name: int(chosen[name]) for name in wanted}
-    if sizes != saved:
+    known = saved if saved is not None and saved.keys() >= wanted else None
+    here = BEFORE.sizes(config) if anew or (wanted and known is None) else {}
+    chosen = here if known is None else known
+    sizes = {name: int(chosen[name]) for name in OPEN if name in wanted & chosen.keys()}
+    if sizes and sizes != saved:
         store.record(FILE, sizes)
+    sizes |= {name: int(here[name]) for name in anew & here.keys()}
+    if not sizes:
+        return config
     told = f"{', '.join(f'{name} = {size}' for name, size in sizes.items())} (auto, by the memory of the GPU)"
     store.event("compute", told)
     view.event("compute", told)

@@ -102,7 +102,7 @@ LAYER = (SHAPE.parameters - ROOT) / 80
 SFT = Workload(
     architecture=SHAPE, algorithm="sft", needs=frozenset(), data_kind="examples", prompts_per_step=128,
     prompt_tokens=1, completion_tokens=4095, tokens_per_microbatch=4096, precision="bfloat16", device="cuda",
-    gradient_checkpointing=True, ranks=64, sharding="full",
+    gradient_checkpointing=True, ranks=64, sharding="full", gathered="bfloat16",
 )  # fmt: skip
 """Two micro-batches of one row on each of 64 ranks."""
 
@@ -120,6 +120,20 @@ def test_full_sharding_gathers_layers_twice_and_the_root_once_in_a_micro_batch_a
     }
     narrow = received(replace(SFT, reduced="bfloat16"))
     assert narrow["reduce-scatter", EIGHT_MACHINES] == pytest.approx(2 * 63 / 64 * 2 * SHAPE.parameters)
+
+
+def test_weights_that_are_trained_travel_in_float32_and_frozen_matrices_as_they_are_held():
+    """As they lie (models/footprint.py); norms, embeddings and head of a frozen model stay float32."""
+    here = replace(SFT, gathered=None)
+    assert received(here)["all-gather", EIGHT_MACHINES] == pytest.approx(2 * 63 / 64 * 4 * (2 * 80 * LAYER + ROOT))
+    norms = 2 * SHAPE.hidden
+    frozen = sum(
+        one.received
+        for one in cost_of_step(replace(here, lora=Adapters(rank=16)), H100).messages("train")
+        if one.kind == "all-gather"
+    )
+    layer = 2 * (LAYER - norms) + 4 * norms
+    assert frozen == pytest.approx(2 * 63 / 64 * (2 * 80 * layer + 4 * ROOT), rel=1e-4)
 
 
 def test_the_root_two_layers_and_the_last_sums_are_waited_for():

@@ -222,7 +222,7 @@ ROOT = 7 / 8 * 2 * (SHAPE.counts.embeddings + SHAPE.counts.head)
 """Of these, what is outside of layers."""
 GRPO = Workload(
     architecture=SHAPE, algorithm="grpo", needs=frozenset({"reference"}), prompts_per_step=16, group_size=4,
-    completion_tokens=100, precision="bfloat16", ranks=8,
+    completion_tokens=100, precision="bfloat16", ranks=8, gathered="bfloat16",
 )  # fmt: skip
 
 

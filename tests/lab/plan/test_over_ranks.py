@@ -12,6 +12,8 @@ from posttrain.errors import DoesNotFit
 from posttrain.lab.plan.api import Target, from_flags, plan_for
 from posttrain.lab.plan.before_run import least_verdict, refuse
 from posttrain.lab.plan.hardware import find_hardware
+from posttrain.lab.plan.mesh import shard_group
+from posttrain.lab.plan.roles import in_main_memory
 from posttrain.lab.plan.target import over_ranks, processor_here
 
 
@@ -35,10 +37,19 @@ def test_ranks_on_a_cpu_are_planned_as_one():
     assert over_ranks(processor_here(), 1, config("7b", 4)).count == 1
 
 
+@pytest.mark.parametrize(("told", "node"), [("4", 4), ("", 8)])
+def test_how_many_ranks_a_machine_has_says_the_launcher_else_the_table(monkeypatch, told, node):
+    for name, value in {"RANK": "3", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "MASTER_ADDR": "h"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
+    assert over_ranks(find_hardware("h100"), 8, config("7b", "auto")).node == node
+
+
 def planned(model: str, devices: int, algorithm: str = "sft", **changes: object):
     resolved = config(model, devices, algorithm, **changes)
     hardware = over_ranks(find_hardware("h100"), 8, resolved)
-    return plan_for(resolved, Target(hardware=hardware, cards=8, sharding="full" if devices > 1 else "none"))
+    return plan_for(resolved, Target(hardware=hardware, cards=8))
 
 
 def test_what_one_gpu_cannot_hold_fits_on_eight():
@@ -63,3 +74,52 @@ def test_a_copy_to_sample_from_that_no_device_has_room_for_is_refused_unless_eng
         refuse(plan, replace(least_verdict(plan), needed=0), Path())
     assert "but the first rank samples from a copy of the model" in " ".join(plan.render().split())
     assert planned("32b", 16, "grpo", **{"rollout.engines": 2}).start_bytes == 0
+
+
+def test_with_cpu_offload_weights_gradients_and_moments_leave_the_device_and_are_told():
+    """16 bytes of each parameter, a quarter of them on each rank."""
+    on_device, offloaded = planned("7b", 4), planned("7b", 4, **{"train.cpu_offload": True})
+    parameters = on_device.workload.architecture.parameters
+    stays = {part.what for part in offloaded.memory.peak.parts if part.stays}
+    assert stays == set()
+    assert in_main_memory(offloaded.workload) == pytest.approx(16 * parameters / 4)
+    before, after = on_device.memory.phase("train"), offloaded.memory.phase("train")
+    assert before is not None
+    assert after is not None
+    assert before.of(what="weights") + before.of(what="optimizer state") == pytest.approx(12 * parameters / 4)
+    assert after.of(what="gathered layers") > 0
+    assert "of weights, gradients and moments of each device lie in main memory" in " ".join(offloaded.render().split())
+
+
+def sharded(model: str, gpus: str, **settings: object) -> tuple[str, int]:
+    plan = plan_for(config(model, 1, **settings), Target(hardware=find_hardware(gpus)))
+    return plan.workload.sharding, shard_group(plan.workload).ranks
+
+
+def test_auto_keeps_a_copy_on_each_machine_where_it_fits_and_the_network_is_slow():
+    assert sharded("1.5b", "8xh100") == ("full", 8), "one machine"
+    assert sharded("1.5b", "16xl40s") == ("hybrid", 8)
+    assert sharded("1.5b", "16xh100") == ("full", 16), "eight network cards of a machine are nearly as fast as its GPUs"
+    assert sharded("32b", "16xl40s") == ("full", 16), "64 GB a device on one machine"
+    assert sharded("1.5b", "12xh100") == ("full", 12), "a machine and a half"
+
+
+def test_a_copy_on_fewer_ranks_is_planned_with_its_memory_and_its_traffic():
+    """Each of four groups of two has all weights: 16 bytes of each parameter on two devices, and every gradient of a
+    part is summed among four."""
+    hardware = find_hardware("8xh100")
+    two = plan_for(config("1.5b", 8, **{"train.shard": 2}), Target(hardware=hardware))
+    eight = plan_for(config("1.5b", 8), Target(hardware=hardware))
+    assert (two.workload.sharding, two.workload.shard) == ("hybrid", 2)
+    kept = [sum(part.bytes for part in one.memory.peak.parts if part.stays) for one in (two, eight)]
+    assert kept[0] == pytest.approx(4 * kept[1])
+    groups = {(one.kind, one.group.ranks) for one in two.cost.messages("train")}
+    assert groups == {("all-gather", 2), ("reduce-scatter", 2), ("all-reduce", 4)}
+
+
+def test_a_copy_on_each_rank_is_summed_after_each_micro_batch_and_gathers_nothing():
+    plan = plan_for(config("0.5b", 8, **{"train.shard": 1}), Target(hardware=find_hardware("8xh100")))
+    assert {(one.kind, one.group.ranks) for one in plan.cost.messages("train")} == {("all-reduce", 8)}
+    train = plan.memory.phase("train")
+    assert train is not None
+    assert train.of(what="gathered layers") > 0, "FSDP copies weights to where a pass uses them"

@@ -182,7 +182,7 @@ def test_a_wrong_setting_is_refused(tmp_path, capsys):
 
 
 def test_beside_the_verdict_on_several_devices_stands_that_on_the_one_that_trains():
-    plan = make_plan(model="7b", algorithm="ppo", gpus="8xH100")
+    plan = make_plan(model="7b", algorithm="ppo", gpus="16xH100")
     alone = make_plan(model="7b", algorithm="ppo", gpus="H100")
     assert plan.verdict.fits
     said = plan.render()

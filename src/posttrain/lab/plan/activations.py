@@ -28,8 +28,8 @@ from posttrain.functional.linear_logprobs import KEPT_BYTES, TILE_COLUMNS, TILE_
 from posttrain.lab.plan.architecture import Architecture, Block
 from posttrain.lab.plan.layout import Grid, Layout
 from posttrain.lab.plan.records import BYTES, Adapters, Workload
-from posttrain.lab.plan.roles import weight_ranks
-from posttrain.models.footprint import SHORT_KEYS, SLAB_NUMBERS
+from posttrain.lab.plan.roles import comes_together
+from posttrain.models.footprint import SHORT_KEYS, SLAB_NUMBERS, holds_base
 
 WIDE = 4
 """Bytes of a number of the hidden state and of weights that are trained."""
@@ -51,7 +51,11 @@ class Pass:
     """All weights get a gradient; with adapters only those."""
     adapters: Adapters | None = None
     divided: bool = False
-    """The weights are divided among ranks: casts are those of the layers that are gathered (roles.py)."""
+    """FSDP brings the weights together for each pass (roles.py)."""
+    cast_before: bool = False
+    """They come cast, so that products cast nothing."""
+    held: bool = False
+    """The same of frozen matrices that lie in the precision of products."""
 
     @staticmethod
     def of(workload: Workload, architecture: Architecture, layout: Layout, *, adapters: Adapters | None) -> Pass:
@@ -64,7 +68,9 @@ class Pass:
             fused=workload.attention == "sdpa",
             trained=adapters is None,
             adapters=adapters,
-            divided=weight_ranks(workload) > 1,
+            divided=comes_together(workload),
+            held=comes_together(workload) and adapters is not None and holds_base(workload.device),
+            cast_before=comes_together(workload) and workload.gathers_casts,
         )
 
     # --- what stays --------------------------------------------------------------------------------------------------
@@ -137,9 +143,9 @@ class Pass:
         return self.layout.tokens * self.narrow * per_token
 
     def _casts(self, block: Block) -> int:
-        """Of the weights of a layer in the precision of the products, experts included; FSDP gathers divided weights
-        already cast, and frees them layer by layer."""
-        if self.narrow == WIDE or self.divided:
+        """Of the weights of a layer in the precision of the products, experts included, which a product keeps for its
+        backward pass; none of those that come together already cast, and are freed layer by layer."""
+        if self.narrow == WIDE or self.cast_before or self.held:
             return 0
         mixture = block.mixture
         experts = 0 if mixture is None else mixture.experts * mixture.expert_parameters + mixture.router_parameters
@@ -147,8 +153,10 @@ class Pass:
 
     @property
     def cached_casts(self) -> int:
-        """Autocast keeps the casts of weights that are trained until the end of the pass, without gradient too."""
-        return sum(number * self._casts(block) for number, block in self.architecture.blocks) if self.trained else 0
+        """Autocast keeps the casts of weights that are trained until the end of the pass, without gradient too; of
+        divided ones its cache is off (models/policy.py), and those of a layer are dropped with it."""
+        layers = [number * self._casts(block) for number, block in self.architecture.blocks] if self.trained else [0]
+        return max(self._casts(block) for _, block in self.architecture.blocks) if self.divided else sum(layers)
 
     # --- what is there for a moment ----------------------------------------------------------------------------------
 

@@ -244,7 +244,26 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
 
 
 def workload_for(config: RunConfig, target: Target) -> Workload:
-    """What decides memory and time: the config, on that hardware. Raises ConfigError for impossible groups of ranks."""
+    """What decides memory and time: the config, on that hardware, sharded as asked or as `train.shard` says. Raises
+    ConfigError for impossible groups of ranks.
+
+    `auto` are the devices of a machine, where a copy of the weights surely fits on them and steps are faster so.
+    """
+    count, node, shard = target.hardware.count, target.hardware.node, config.train.shard
+    if target.sharding is not None or count == 1:
+        return _workload(config, target, sharding=target.sharding or "none")
+    if shard != "auto":
+        how: dict[str, Any] = {"sharding": "full"} if shard == count else {"sharding": "hybrid", "shard": shard}
+        return _workload(config, target, **how)
+    full = _workload(config, target, sharding="full")
+    if count <= node or count % node or target.tensor > 1:
+        return full
+    hybrid = _workload(config, target, sharding="hybrid")
+    seconds = [cost_of_step(one, target.hardware).seconds for one in (hybrid, full)]
+    return hybrid if seconds[0] < seconds[1] and surely_fits(config, target, hybrid) else full
+
+
+def _workload(config: RunConfig, target: Target, *, sharding: Sharding, shard: int | None = None) -> Workload:
     accelerator = target.hardware.device
     names = ("engine", "engine_tensor", "prompt_tokens", "mean_completion_tokens")
     known = {name: getattr(target, name) for name in names}
@@ -255,7 +274,8 @@ def workload_for(config: RunConfig, target: Target) -> Workload:
         bfloat16=accelerator.bfloat16 is not None,
         ranks=1 if alone else target.hardware.count,
         node=target.hardware.node,
-        sharding="none" if alone else target.sharding,
+        sharding="none" if alone else sharding,
+        shard=None if alone else shard,
         tensor=1 if alone else target.tensor,
         engine_ranks=target.engine_ranks,
         lengths=target.lengths,

@@ -22,6 +22,7 @@ from posttrain.lab.advise.ranges import remarks
 from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on, with_lengths, workload_for
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.hardware import Hardware
+from posttrain.lab.plan.mesh import shard_group
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.target import gpu_here, over_ranks, processor_here
@@ -80,8 +81,11 @@ def sizes_here(config: RunConfig) -> dict[str, int]:
         workload = workload_for(config, with_lengths(config, target_here(config)))
     except Exception:  # an estimate has no say in whether a run begins
         return {}
-    tokens, rows = workload.tokens_per_microbatch, workload.max_batch_rows
-    return {"train.tokens_per_microbatch": tokens, "sampling.max_batch_rows": rows}
+    sizes = {
+        "train.tokens_per_microbatch": workload.tokens_per_microbatch,
+        "sampling.max_batch_rows": workload.max_batch_rows,
+    }
+    return sizes | ({"train.shard": shard_group(workload).ranks} if workload.ranks > 1 else {})
 
 
 def fetch_shape(model: ModelConfig) -> None:
@@ -123,7 +127,7 @@ def target_here(config: RunConfig) -> Target:
     device = choose_device(config.model.device)
     cards = torch.cuda.device_count() if device.type == "cuda" else 1
     hardware = over_ranks(_hardware(device), cards, config)
-    return Target(hardware=hardware, cards=cards, sharding="full" if hardware.count > 1 else "none")
+    return Target(hardware=hardware, cards=cards)
 
 
 def _hardware(device: torch.device) -> Hardware:

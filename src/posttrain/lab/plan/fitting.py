@@ -112,6 +112,8 @@ def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
         yield Step(settings={"model.precision": "bfloat16"}, costs="computes in bfloat16")
     if workload.optimizer_bits == 32 and workload.device == "cuda" and workload.lora is None:
         yield Step(settings={"train.optimizer": "adamw_8bit"}, costs="moments in 8 bits: slightly other steps")
+    if workload.device == "cuda" and workload.ranks > 1 and not workload.cpu_offload:
+        yield Step(settings={"train.cpu_offload": True}, costs="steps far slower: AdamW on the processor, and copies")
     if workload.critic == "separate":
         yield Step(settings={"critic.kind": "shared"}, costs="policy and critic pull at the same weights")
     if workload.lora is None:

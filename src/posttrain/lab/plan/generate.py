@@ -22,7 +22,7 @@ from math import ceil
 
 from posttrain.lab.plan.architecture import Architecture, Block, Linear
 from posttrain.lab.plan.records import BYTES, Workload
-from posttrain.lab.plan.roles import weight_ranks
+from posttrain.lab.plan.roles import comes_together
 from posttrain.models.compute import SMALL
 from posttrain.models.footprint import COPIED_WEIGHTS, GROUP_COLUMNS, SAMPLING_BLOCK, SLOT_COLUMNS, SLOT_GROWTH
 
@@ -97,9 +97,9 @@ def is_cast(workload: Workload) -> bool:
 
 def casts(workload: Workload) -> int:
     """On a GPU of what is trained. On a CPU of all matrices where they are trained; else of the adapters, and for a
-    moment of the head, which is the largest. Weights that are divided among ranks come already cast when they are
-    gathered."""
-    if not is_cast(workload) or weight_ranks(workload) > 1:
+    moment of the head, which is the largest. Those of weights that are divided among ranks are dropped with
+    each layer."""
+    if not is_cast(workload) or comes_together(workload):
         return 0
     a, lora = workload.architecture, workload.lora
     if workload.device == "cuda":

@@ -4,7 +4,8 @@ Neighbours on one machine divide matrices (`tensor`); what is left of a machine,
 t ranks in a tensor group, a machine of g devices has g / t ranks of every group that goes beyond it:
 
     full       weights, gradients and moments are divided among all ranks that have other rows
-    hybrid     the same among those of one machine; each machine holds all of it (FSDP's HSDP, arXiv:2304.11277)
+    hybrid     the same among so many neighbours, those of one machine unless `shard` says another number; each such
+               group holds all of it (FSDP's HSDP, arXiv:2304.11277)
     gradients, optimizer, none     ZeRO's stages 2, 1 and 0 among all of them (arXiv:1910.02054)
 """
 
@@ -45,13 +46,19 @@ def data_group(workload: Workload) -> Group:
 def shard_group(workload: Workload) -> Group:
     """Ranks that divide what the sharding divides."""
     data = data_group(workload)
-    return Group(data.inside, data.inside) if workload.sharding == "hybrid" else data
+    if workload.sharding != "hybrid":
+        return data
+    ranks = workload.shard or data.inside
+    return Group(ranks, min(ranks, data.inside))
 
 
 def copies(workload: Workload) -> Group:
-    """Ranks that hold the same part: one of each machine with hybrid sharding, else each by itself."""
-    machines = data_group(workload).machines if workload.sharding == "hybrid" else 1
-    return Group(machines, 1)
+    """Ranks that hold the same part: one of each group with hybrid sharding, else each by itself."""
+    if workload.sharding != "hybrid":
+        return Group(1, 1)
+    data, group = data_group(workload), shard_group(workload)
+    number = data.ranks // group.ranks
+    return Group(number, min(number, max(1, data.inside // group.ranks)))
 
 
 def engine_group(workload: Workload) -> Group:
@@ -74,11 +81,17 @@ def check_groups(workload: Workload) -> None:
             allowed="a divisor of both: matrices are divided inside a machine",
             fix="For example --tensor 1, which divides none.",
         )
-    if workload.sharding == "hybrid" and (ranks % node or ranks == node):
+    if workload.sharding == "hybrid" and workload.shard is None and (ranks % node or ranks == node):
         raise ConfigError(
             given=f"sharding = hybrid (--sharding) for {ranks} devices, {node} in a machine",
             allowed="two whole machines or more: weights are divided inside each of them",
             fix=f"Set --sharding full, or take {2 * node} devices.",
+        )
+    if workload.sharding == "hybrid" and data_group(workload).ranks % shard_group(workload).ranks:
+        raise ConfigError(
+            given=f"train.shard = {workload.shard} for {ranks} devices",
+            allowed=f"a divisor of {data_group(workload).ranks}",
+            fix="Set train.shard = auto.",
         )
     if workload.engine == "separate" and workload.engine_ranks % engine_group(workload).ranks:
         raise ConfigError(

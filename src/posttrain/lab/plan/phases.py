@@ -26,11 +26,13 @@ from posttrain.lab.plan.roles import (
     engine_weights,
     frozen_scorers,
     gathered,
+    in_main_memory,
     policy_parameters,
     resident,
     weight_ranks,
 )
 from posttrain.lab.plan.update import training_moments
+from posttrain.lab.plan.verdict import size
 from posttrain.models.footprint import (
     PROBE_ROWS,
     PROBE_SCORED_TOKENS,
@@ -49,10 +51,14 @@ def _notes(workload: Workload) -> Iterator[str]:
     """What of it was never measured here."""
     if workload.device == "cuda":
         yield "memory on a GPU is computed: no GPU was at hand to measure it, and what its libraries hold is not in it"
-    if workload.ranks > 1 and workload.sharding != "none":
+    if workload.ranks > 1 and workload.sharding != "none" and shard_group(workload).ranks > 1:
         yield f"sharding over {shard_group(workload).ranks} ranks is computed from the papers of ZeRO and FSDP"
     if workload.tensor > 1:
         yield f"matrices divided among {workload.tensor} ranks are computed from the paper of Megatron-LM"
+    if workload.cpu_offload:
+        kept = size(in_main_memory(of_one_rank(workload)))
+        yield f"beside that, {kept} of weights, gradients and moments of each device lie in main memory"
+        yield "the time of copies to and from main memory, and of AdamW on the processor, is not counted"
     if workload.engine == "separate":
         yield "an engine of its own is computed: weights in its precision, keys and values of all rows in flight"
     if any(block.mixture is not None for _, block in workload.architecture.blocks):
@@ -87,7 +93,8 @@ def _loading(workload: Workload, stays: Sequence[Part]) -> Iterator[Moment]:
     """The base of adapters is float32 until its layers are held in less, and nothing else is there by then. Counted is
     what that is beyond all that stays later."""
     beyond = MASTER * policy_parameters(workload) // weight_ranks(workload) - sum(one.bytes for one in stays)
-    if workload.lora is not None and holds_base(workload.device) and beyond > 0:
+    narrowed = workload.lora is not None and holds_base(workload.device) and not workload.cpu_offload
+    if narrowed and beyond > 0:
         yield Moment(name="loading", parts=(part("policy", "weights in float32", beyond),))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from posttrain.lab.plan.architecture import Architecture
+from posttrain.models.footprint import GATHERED
 
 Role = Literal["policy", "reference", "critic", "reward model", "teacher", "sampler"]
 """Whose bytes they are; a sampler is what decodes: keys and values, and a copy of the weights where it has one."""
@@ -20,7 +21,7 @@ Engine = Literal["shared", "copy", "separate"]
 """Who decodes: the modules of the policy, a copy of its own beside it, or a server on devices of its own."""
 Sharding = Literal["none", "optimizer", "gradients", "full", "hybrid"]
 """What is divided among the ranks: nothing, or ZeRO's stages 1, 2 and 3; FSDP's full shard is the third. Hybrid is the
-third inside each machine, and the same on all of them (mesh.py)."""
+third inside of groups, such as those of each machine, and the same in all of them (mesh.py)."""
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -95,8 +96,14 @@ class Workload:
     node: int = 8
     """Devices of one machine."""
     sharding: Sharding = "none"
+    shard: int | None = None
+    """Ranks that hold one copy together with hybrid sharding; None: those of one machine."""
+    gathered: Literal["float32", "bfloat16"] | None = GATHERED
+    """In which divided weights come together for a pass; None: as they lie."""
     reduced: Literal["float32", "bfloat16"] = "float32"
     """In which divided gradients are summed."""
+    cpu_offload: bool = False
+    """Parts of weights, gradients and moments lie in main memory between the passes of a block."""
     tensor: int = 1
     """Neighbours among the ranks that divide matrices, and compute the same rows."""
     engine: Engine = "shared"
@@ -110,6 +117,11 @@ class Workload:
         """Of a step: completions, or given rows, of which a pair has two."""
         per_prompt = self.group_size if self.data_kind == "prompts" else 2 if self.data_kind == "pairs" else 1
         return self.prompts_per_step * per_prompt
+
+    @property
+    def gathers_casts(self) -> bool:
+        """Divided weights come together in the precision of the products: nothing is left to be cast."""
+        return self.gathered == self.precision
 
     @property
     def scores(self) -> bool:

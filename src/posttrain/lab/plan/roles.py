@@ -12,12 +12,14 @@
 
 Sharding over N ranks divides, by stage (arXiv:1910.02054, arXiv:2304.11277): the moments; also the gradients; also the
 weights, those of frozen models included. Hybrid sharding is the last of these over the ranks of one machine (mesh.py).
+With `train.cpu_offload` all of that lies in main memory.
 Where matrices are divided too, a workload is that of one rank of its tensor group (mesh.of_one_rank).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from posttrain.lab.plan.architecture import Architecture
 from posttrain.lab.plan.mesh import engine_group, shard_group
@@ -29,7 +31,16 @@ MASTER = 4
 
 def resident(workload: Workload) -> list[Part]:
     """All that stays on one device between the steps."""
-    return [*_policy(workload), *_others(workload), *_sampler(workload)]
+    models = [] if workload.cpu_offload else [*_policy(workload), *_others(workload)]
+    return [*models, *_sampler(workload)]
+
+
+def in_main_memory(workload: Workload) -> int:
+    """Bytes of weights, gradients and moments that a rank keeps there in place of its device."""
+    if not workload.cpu_offload:
+        return 0
+    models = sum(part.bytes for part in (*_policy(workload), *_others(workload)))
+    return models + sum(gradients(replace(workload, cpu_offload=False)).values())
 
 
 def trained_parameters(workload: Workload) -> dict[Role, int]:
@@ -62,7 +73,9 @@ def critic_parameters(workload: Workload) -> int:
 
 
 def gradients(workload: Workload) -> dict[Role, int]:
-    """Bytes once all are there: float32, divided from ZeRO's second stage on."""
+    """Bytes on the device once all are there: float32, divided from ZeRO's second stage on."""
+    if workload.cpu_offload:
+        return dict.fromkeys(trained_parameters(workload), 0)
     ranks = shard_group(workload).ranks if workload.sharding in ("gradients", "full", "hybrid") else 1
     return {role: MASTER * number // ranks for role, number in trained_parameters(workload).items()}
 
@@ -76,6 +89,11 @@ def has_reference(workload: Workload) -> bool:
 def weight_ranks(workload: Workload) -> int:
     """Among which weights are divided; 1: each has all."""
     return shard_group(workload).ranks if workload.sharding in ("full", "hybrid") else 1
+
+
+def comes_together(workload: Workload) -> bool:
+    """Whether FSDP copies weights to where a pass uses them, from however few ranks."""
+    return workload.sharding in ("full", "hybrid") and workload.ranks > 1
 
 
 def moment_bytes(workload: Workload, parameters: int) -> int:
@@ -145,7 +163,7 @@ def _weights(role: Role, parameters: int, ranks: int, why: str) -> Part:
 
 def _frozen(role: Role, model: Architecture, workload: Workload, *, parameters: int | None = None) -> Part:
     """`parameters`: where the model has another head than that of a language model."""
-    linear = sum(number * layer.parameters for number, block in model.blocks for layer in block.linears)
+    linear = _matrices(model)
     whole = model.parameters if parameters is None else parameters
     size = BYTES[workload.precision] * linear + MASTER * (whole - linear)
     why = f"{whole:,} parameters, frozen, linear layers in {workload.precision}"
@@ -172,25 +190,45 @@ def engine_weights(workload: Workload) -> int:
 
 def gathered(workload: Workload) -> list[Part]:
     """Weights that are divided come together layer by layer: the one that computes and the one that is fetched
-    meanwhile (arXiv:2304.11277), in the precision of the computation; what is outside of layers is gathered once for a
-    whole pass, as FSDP2 does for the root."""
-    if weight_ranks(workload) == 1:
+    meanwhile (arXiv:2304.11277); what is outside of layers is gathered once for a whole pass, as FSDP2 does for the
+    root."""
+    if not comes_together(workload):
         return []
     a = workload.architecture
-    size = 2 * gathered_layer(workload, a) + gathered_root(workload, a)
+    size = 2 * gathered_layer(workload, a, frozen=workload.lora is not None) + gathered_root(workload, a)
     return [Part(role="policy", what="gathered layers", bytes=size, why="two layers, and what is outside of layers")]
 
 
-def gathered_layer(workload: Workload, model: Architecture) -> int:
-    """Of one layer that comes together, with its adapters; 0 where every rank has all of it."""
-    if weight_ranks(workload) == 1:
+def gathered_layer(workload: Workload, model: Architecture, *, frozen: bool) -> int:
+    """Of one layer that comes together, with its adapters; 0 without FSDP."""
+    if not comes_together(workload):
         return 0
-    return BYTES[workload.precision] * layer_parameters(model) + MASTER * _adapters(workload, model) // model.layers
+    adapters = MASTER * _adapters(workload, model) // model.layers if frozen else 0
+    return layer_bytes(workload, model, narrow=frozen and holds_base(workload.device)) + adapters
 
 
 def gathered_root(workload: Workload, model: Architecture) -> int:
     """The same of what is outside of layers."""
-    return 0 if weight_ranks(workload) == 1 else BYTES[workload.precision] * root_parameters(model)
+    return root_bytes(workload, model) if comes_together(workload) else 0
+
+
+def layer_bytes(workload: Workload, model: Architecture, *, narrow: bool) -> int:
+    """Of one layer on its way to a pass: as it lies, unless `gathered` says another precision. `narrow`: its matrices
+    lie in the precision of products, as those of frozen models do (models.policy.hold_in)."""
+    if workload.gathered is not None:
+        return BYTES[workload.gathered] * layer_parameters(model)
+    matrices = _matrices(model) // model.layers if narrow else 0
+    return BYTES[workload.precision] * matrices + MASTER * (layer_parameters(model) - matrices)
+
+
+def root_bytes(workload: Workload, model: Architecture) -> int:
+    """The same of what is outside of layers, which lies in float32."""
+    return (MASTER if workload.gathered is None else BYTES[workload.gathered]) * root_parameters(model)
+
+
+def _matrices(model: Architecture) -> int:
+    """Parameters of linear layers but the head."""
+    return sum(number * layer.parameters for number, block in model.blocks for layer in block.linears)
 
 
 def _adapters(workload: Workload, model: Architecture) -> int:
@@ -203,7 +241,9 @@ def _adapters(workload: Workload, model: Architecture) -> int:
 
 def layer_to_sum(workload: Workload, model: Architecture) -> int:
     """The gradient of a layer as its backward pass leaves it, and beside it in the precision in which it is summed."""
-    return (BYTES[workload.precision] + BYTES[workload.reduced]) * layer_parameters(model) if _sums(workload) else 0
+    if not _sums(workload):
+        return 0
+    return layer_bytes(workload, model, narrow=False) + BYTES[workload.reduced] * layer_parameters(model)
 
 
 def root_to_sum(workload: Workload, model: Architecture) -> int:
@@ -213,7 +253,7 @@ def root_to_sum(workload: Workload, model: Architecture) -> int:
 
 def _sums(workload: Workload) -> bool:
     """Whether whole gradients are there for a moment, to be divided; those of adapters are too small to be counted."""
-    return weight_ranks(workload) > 1 and workload.lora is None
+    return comes_together(workload) and workload.lora is None
 
 
 def layer_parameters(model: Architecture) -> int:

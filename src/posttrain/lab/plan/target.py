@@ -206,7 +206,8 @@ class Target:
     engine_ranks: int = 1
     engine_tensor: int | None = None
     """Devices of one engine; None: all of them, up to those of one machine."""
-    sharding: Sharding = "none"
+    sharding: Sharding | None = None
+    """None: as the run does it, by `train.shard` (sharding.py)."""
     tensor: int = 1
     """Devices that divide matrices."""
     network: float | None = None
@@ -234,12 +235,14 @@ def over_ranks(hardware: Hardware, cards: int, config: RunConfig) -> Hardware:
     if hardware.device.key == "cpu":
         return hardware
     place, asked = place_of_process(), config.train.devices
-    count = place.size if place is not None else cards if asked == "auto" else asked
-    return replace(hardware, count=max(1, count))
+    if place is not None:
+        return replace(hardware, count=place.size, node=place.beside or hardware.node)
+    count = max(1, cards if asked == "auto" else asked)
+    return replace(hardware, count=count, node=max(hardware.node, count))
 
 
 def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
-    """`gpus` by name, several of one kind sharded fully unless said otherwise; this machine without a name."""
+    """`gpus` by name; this machine without a name."""
     seen = visible_count(len(_reported_gpus()))
     hardware = (
         over_ranks(this_machine(config.model.device), seen, config)
@@ -255,8 +258,6 @@ def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
         )
     given = {name: value for name, value in how.items() if value is not None}
     _check_target(config, given)
-    if hardware.count > 1:
-        given.setdefault("sharding", "full")
     if "network" in given:
         hardware = replace(hardware, device=replace(hardware.device, network=1e9 * given["network"]))
     cards = seen if gpus is None else hardware.count

@@ -21,6 +21,7 @@ from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.mesh import data_group, engine_group, engines, part_of, shard_group, tensor_group
 from posttrain.lab.plan.records import PhaseName, Workload
+from posttrain.models.footprint import holds_base
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,7 @@ def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_t
     tokens = own * (w.prompt_tokens + per_prompt * answer_tokens)
     passes = work.layer_calls / w.architecture.layers
     sums = traffic.sums_of_layers(w, w.architecture, tokens, passes, group)
-    gathering = () if apart or w.engine == "copy" else traffic.gathering(w, model, passes)
+    gathering = () if apart or w.engine == "copy" else traffic.gathering(w, model, passes, narrow=_narrow_base(w))
     return work + Work(messages=(*sums, *gathering))
 
 
@@ -168,35 +169,42 @@ def _generate(workload: Workload, step: Step) -> Iterator[_Named]:
     yield "generate", "answers", work
 
 
-def _scored(workload: Workload, model: Architecture, step: Step, **how: Any) -> Work:
+def _narrow_base(workload: Workload) -> bool:
+    """Whether the matrices of the policy lie in the precision of products: frozen ones under adapters on a GPU."""
+    return workload.lora is not None and holds_base(workload.device)
+
+
+def _scored(workload: Workload, model: Architecture, step: Step, *, narrow: bool = False, **how: Any) -> Work:
+    """`narrow` as in `roles.layer_bytes`."""
     part = part_of(model, workload.tensor)
     work = cost.scoring(part, step, workload.precision, **how)
-    return work + Work(messages=traffic.of_scoring(workload, model, step))
+    return work + Work(messages=traffic.of_scoring(workload, model, step, narrow=narrow))
 
 
 def _score(workload: Workload, step: Step) -> Iterator[_Named]:
     w, policy, adapters = workload, workload.architecture, _adapter_parameters(workload)
+    base = {"adapters": adapters, "narrow": _narrow_base(w)}
     for number, model in enumerate(w.reward_models):
         name = "reward model" if len(w.reward_models) == 1 else f"reward model {number + 1}"
-        yield "score", name, _scored(w, model, step, with_head=False)
+        yield "score", name, _scored(w, model, step, narrow=holds_base(w.device), with_head=False)
     if w.old_pass:
-        yield "score", "old log-probabilities", _scored(w, policy, step, adapters=adapters)
+        yield "score", "old log-probabilities", _scored(w, policy, step, **base)
     if "squared_probs" in w.needs:
-        yield "score", "squared probabilities", _scored(w, policy, step, adapters=adapters)
+        yield "score", "squared probabilities", _scored(w, policy, step, **base)
     if w.critic == "separate":
         yield "score", "values", _scored(w, w.critic_architecture or policy, step, with_head=False)
     elif w.critic == "lora" or (w.critic == "shared" and not w.old_pass):
-        yield "score", "values", _scored(w, policy, step, with_head=False, adapters=adapters)
+        yield "score", "values", _scored(w, policy, step, with_head=False, **base)
     if "reference" in w.needs:
-        yield "score", "reference log-probabilities", _scored(w, w.reference or policy, step)
+        yield "score", "reference log-probabilities", _scored(w, w.reference or policy, step, narrow=True)
     if "teacher" in w.needs:
-        yield "score", "teacher log-probabilities", _scored(w, w.teacher or policy, step)
+        yield "score", "teacher log-probabilities", _scored(w, w.teacher or policy, step, narrow=True)
     for need in ("current", "current_entropy", "mismatched"):
         if need in w.needs:
             yield (
                 "score",
                 f"{need.removesuffix('_entropy')} log-probabilities",
-                _scored(w, policy, step, adapters=adapters) * w.epochs,
+                _scored(w, policy, step, **base) * w.epochs,
             )
 
 

@@ -2,7 +2,7 @@
 
 With the weights divided (FSDP2, arXiv:2304.11277), of L layers, each micro-batch has, per rank:
 
-    forward     all-gather of the root (embeddings and head) and of each layer, in the precision of the computation
+    forward     all-gather of the root (embeddings and head) and of each layer, as they lie (models/footprint.py)
     backward    all-gather of each layer again; reduce-scatter of the gradient of each layer and of the root, in float32
                 unless `reduced` says less
     hybrid      the same inside a machine, then all-reduce of each sum among the machines
@@ -29,16 +29,17 @@ from posttrain.lab.plan.collectives import Collective, told
 from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.mesh import Group, copies, data_group, engine_group, part_of, shard_group, tensor_group
 from posttrain.lab.plan.records import BYTES, Workload
-from posttrain.lab.plan.roles import MASTER, layer_parameters, root_parameters
+from posttrain.lab.plan.roles import MASTER, layer_bytes, layer_parameters, root_bytes
+from posttrain.models.footprint import holds_base
 
 Messages = tuple[Collective, ...]
 
 
-def of_scoring(workload: Workload, model: Architecture, step: Step) -> Messages:
-    """Of a pass without gradient over all rows of one rank."""
+def of_scoring(workload: Workload, model: Architecture, step: Step, *, narrow: bool) -> Messages:
+    """Of a pass without gradient over all rows of one rank; `narrow` as in `roles.layer_bytes`."""
     w, passes = workload, step.microbatches
     sums = sums_of_layers(w, model, step.computed_tokens, passes, tensor_group(w))
-    return (*gathering(w, part_of(model, w.tensor), passes), *sums)
+    return (*gathering(w, part_of(model, w.tensor), passes, narrow=narrow), *sums)
 
 
 def of_updates(workload: Workload, model: Architecture, step: Step, *, trained: int, frozen: bool) -> Messages:
@@ -47,8 +48,9 @@ def of_updates(workload: Workload, model: Architecture, step: Step, *, trained: 
     w, part, passes = workload, part_of(model, workload.tensor), step.epochs * step.microbatches
     found = list[Collective]()
     if w.sharding in ("full", "hybrid"):
-        found += gathering(w, part, passes)
-        found += _gathered_again(w, part, passes)
+        narrow = frozen and holds_base(w.device)
+        found += gathering(w, part, passes, narrow=narrow)
+        found += _of_layers(w, part, passes, narrow=narrow)  # for backward passes; the root is still there
         found += (_scattered_adapters if frozen else _scattered)(w, part, passes, trained)
     elif w.sharding == "gradients":
         group, each = data_group(w), MASTER * trained / part.layers
@@ -63,17 +65,12 @@ def of_updates(workload: Workload, model: Architecture, step: Step, *, trained: 
     return tuple(found)
 
 
-def gathering(workload: Workload, part: Architecture, passes: float) -> Messages:
+def gathering(workload: Workload, part: Architecture, passes: float, *, narrow: bool) -> Messages:
     """Divided weights come together for so many forward passes."""
     if workload.sharding not in ("full", "hybrid"):
         return ()
-    each, group = BYTES[workload.precision], shard_group(workload)
-    layer, root = each * layer_parameters(part), each * root_parameters(part)
-    return (
-        *told("all-gather", root, group, passes),
-        *told("all-gather", layer, group, passes),
-        *told("all-gather", layer, group, passes * (part.layers - 1), hidden=True),
-    )
+    root = told("all-gather", root_bytes(workload, part), shard_group(workload), passes)
+    return (*root, *_of_layers(workload, part, passes, narrow=narrow))
 
 
 def sums_of_layers(
@@ -96,9 +93,8 @@ def of_publishing(workload: Workload, model: Architecture) -> Messages:
     return told("all-gather", size / w.tensor, shard_group(w)) if divided else ()
 
 
-def _gathered_again(workload: Workload, part: Architecture, passes: float) -> Messages:
-    """For backward passes: layers, not the root, which is still there."""
-    layer, group = BYTES[workload.precision] * layer_parameters(part), shard_group(workload)
+def _of_layers(workload: Workload, part: Architecture, passes: float, *, narrow: bool) -> Messages:
+    layer, group = layer_bytes(workload, part, narrow=narrow), shard_group(workload)
     return (
         *told("all-gather", layer, group, passes),
         *told("all-gather", layer, group, passes * (part.layers - 1), hidden=True),

@@ -26,12 +26,12 @@ from posttrain.lab.plan.activations import Head, Pass
 from posttrain.lab.plan.layout import Layout, microbatches
 from posttrain.lab.plan.records import Moment, Part, Role, Workload, part, records
 from posttrain.lab.plan.roles import (
+    comes_together,
     gathered_layer,
     gathered_root,
     gradients,
     layer_to_sum,
     root_to_sum,
-    weight_ranks,
 )
 from posttrain.models.footprint import EIGHT_BIT_TEMPORARIES
 
@@ -81,13 +81,13 @@ class Trained:
 
     @property
     def _gradient(self) -> int:
-        """Bytes of a number of it: FSDP gathers divided weights already cast, and their gradients are no wider."""
-        return self.body.narrow if self.body.divided else WIDE
+        """Bytes of a number of it; of weights that come together already cast it is no wider than they are."""
+        return self.body.narrow if self.body.cast_before else WIDE
 
 
 def training_moments(workload: Workload) -> Iterator[Moment]:
     layout, number = microbatches(workload)
-    divided = weight_ranks(workload) > 1
+    divided = comes_together(workload)
     passes, whole = trained_passes(workload, layout), gradients(workload)
     always = (records(workload),)
     in_block = workload.device == "cpu" and not divided
@@ -112,7 +112,7 @@ def training_moments(workload: Workload) -> Iterator[Moment]:
 def _in_head(workload: Workload, one: Trained, ready: Mapping[Role, int], others: list[Part]) -> Iterator[Moment]:
     assert one.head is not None, "the caller has looked"
     a = one.body.architecture
-    root, layer = gathered_root(workload, a), gathered_layer(workload, a)
+    root, layer = gathered_root(workload, a), gathered_layer(workload, a, frozen=not one.body.trained)
     kept = (
         *_gradients(ready),
         part(one.role, "activations", one.saved),
@@ -148,7 +148,7 @@ def _in_divided_layers(
     workload: Workload, one: Trained, ready: Mapping[Role, int], others: list[Part]
 ) -> Iterator[Moment]:
     a = one.body.architecture
-    root, layer = gathered_root(workload, a), gathered_layer(workload, a)
+    root, layer = gathered_root(workload, a), gathered_layer(workload, a, frozen=not one.body.trained)
     whole, of_layers = gradients(workload)[one.role], layer_to_sum(workload, a)
     of_last = 0 if one.checkpointing else one.body.saved_by(a.blocks[-1][1])
 

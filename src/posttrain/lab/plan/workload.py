@@ -84,6 +84,7 @@ def workload_of(
         "packed_sampler": online and computing.sampler == "packed",
         "onednn": computing.matmul == "onednn",
         "gradient_checkpointing": train.gradient_checkpointing,
+        "cpu_offload": train.cpu_offload and device == "cuda",
         "optimizer_bits": 8 if train.optimizer == "adamw_8bit" else 32,
         "lora": _adapters(config),
         "critic": _critic(config),
