@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.context import ForkServerContext
+from multiprocessing.reduction import DupFd
 from pathlib import Path
+from typing import ClassVar
+
+from posttrain import begin
+from posttrain.child import LocalEngine, work_of
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = ["posttrain.train.api", "posttrain.engines.local", "transformers.models.llama.modeling_llama"]
@@ -90,6 +96,50 @@ class Command:
         return self._printed[0].read(), self._printed[1].read()
 
 
+class ForkedEngine(LocalEngine):
+    """An engine on this machine that need not import everything anew; all that is its own is as in `LocalEngine`."""
+
+    _begun: ClassVar[weakref.WeakSet[ForkedEngine]] = weakref.WeakSet()
+
+    def __init__(self, program: str, output: int, *, files: Sequence[int], threads: int) -> None:
+        self.channel, theirs = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        with theirs:
+            descriptors = [_Descriptor(number) for number in (theirs.fileno(), *files)]
+            self._forked = _server().Process(
+                target=_engine, args=(program, environment, sys.path, _Descriptor(output), descriptors), daemon=True
+            )
+            self._forked.start()
+        self.channel.setblocking(False)
+        self._begun.add(self)
+
+    @classmethod
+    def there(cls) -> list[int]:
+        """Those that were started here and have not ended, the oldest first."""
+        return sorted(each.pid for each in cls._begun if each.end() is None)
+
+    @property
+    def pid(self) -> int:
+        assert self._forked.pid is not None
+        return self._forked.pid
+
+    def end(self, patience: float = 0.0) -> int | None:
+        self._forked.join(patience)
+        return self._forked.exitcode
+
+    def signal(self, number: int) -> None:
+        if self.end() is None:
+            os.kill(self.pid, number)
+
+    def work(self) -> float:
+        return work_of(self.pid)
+
+    def kill(self) -> None:
+        self._forked.kill()
+        self._forked.join()
+        self.channel.close()
+
+
 def run_code(code: str, *arguments: str) -> Ended:
     """As `python -c CODE ARGUMENT ...` would."""
     return run_alone(execute, code, *arguments)
@@ -127,6 +177,35 @@ def _command(cwd: str, environment: dict[str, str], arguments: tuple[str, ...]) 
     os.environ.update(environment)
     sys.argv = ["posttrain", *arguments]
     main()
+
+
+@dataclass(frozen=True)
+class _Descriptor:
+    """A file descriptor, which the other process gets another number for."""
+
+    number: int
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _received, (DupFd(self.number),)
+
+
+def _received(sent: DupFd) -> int:
+    return sent.detach()
+
+
+def _engine(
+    program: str, environment: dict[str, str], path: list[str], output: int, descriptors: Sequence[int]
+) -> None:
+    gc.freeze()
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    sys.argv = [begin.__file__, program, *map(str, descriptors)]
+    runpy.run_path(begin.__file__, run_name="__main__")
 
 
 def _into_files(files: Sequence[str], function: Callable[..., None], arguments: Sequence[object]) -> None:
