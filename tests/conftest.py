@@ -53,6 +53,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ.pop("POSTTRAIN_CACHE") if before is None else os.environ.update(POSTTRAIN_CACHE=before)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def little_to_collect() -> None:
+    """What earlier modules have imported and keep is not looked at again by each collection of a later one."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forked_engines() -> Iterator[None]:
     """Engines of runs in this process have their modules from another: to import them takes each engine seconds."""

@@ -712,10 +712,10 @@ ALARMS_OF_THE_SAME_RUN = {
     f"alarms.{name}"
     for name in (
         *("length_correlation", "truncated", "distinct_ratio", "compression_ratio", "template", "entropy_ratio"),
-        *("kl_ratio", "no_signal"),
+        *("kl_ratio", "no_signal", "concentration"),
     )
 }
-"""Limits like alarms.length_ratio and alarms.failures, which are not slow; tests/train/test_alarms.py asks each."""
+"""Limits like alarms.length_ratio and alarms.failures, which are not slow; tests/watch/test_alarms.py asks each."""
 ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss)
 """Each setting of theirs is asked for a change of the loss itself."""
 IN_WHOLE_RUNS = ("reinforce", "grpo", "ppo", "online_dpo", "dpo", "kto")

@@ -207,9 +207,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", few(WRONG, KeepsItsMemory, AnswersWithoutSleeping, WakesWithOldWeights, WakesWithoutACache, DiesAsleep)
-)
+@pytest.mark.parametrize("kind", few(WRONG, KeepsItsMemory, WakesWithOldWeights))
 def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_name(place, shares, kind, monkeypatch):
     monkeypatch.setattr(servers, "START_DEADLINE", 1.0)  # for one that does not come back
     ended, server = "", kind(place / "model")

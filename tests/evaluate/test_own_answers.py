@@ -17,7 +17,7 @@ from posttrain.evaluate.own_answers import own_answers
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     tiny_model(folder / "model")
-    rows = "".join(json.dumps({"question": f"say {n} ", "answer": "a"}) + "\n" for n in range(6))
+    rows = "".join(json.dumps({"question": f"say {n} "}) + "\n" for n in range(6))
     (folder / "prompts.jsonl").write_text(rows)
     return folder
 
