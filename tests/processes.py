@@ -69,9 +69,12 @@ class Command:
     """`posttrain ARGUMENT ...` in a forked process: without a terminal, with signals of its own."""
 
     def __init__(self, *arguments: str, cwd: Path) -> None:
+        self._start(_command, str(cwd), dict(os.environ), arguments)
+
+    def _start(self, function: Callable[..., None], *given: object) -> None:
         self._printed = [tempfile.NamedTemporaryFile("r", suffix=suffix) for suffix in (".stdout", ".stderr")]  # noqa: SIM115
-        files, given = [file.name for file in self._printed], (str(cwd), dict(os.environ), arguments)
-        self._process = _server().Process(target=_into_files, args=(files, _command, given))
+        files = [file.name for file in self._printed]
+        self._process = _server().Process(target=_into_files, args=(files, function, given))
         self._process.start()
         weakref.finalize(self, self._process.kill)  # a test that fails before it has ended leaves it to nobody
 
@@ -94,6 +97,13 @@ class Command:
             self._process.kill()
             self._process.join()
         return self._printed[0].read(), self._printed[1].read()
+
+
+class Module(Command):
+    """`python -m MODULE ARGUMENT ...` in a forked process, with these variables in its environment."""
+
+    def __init__(self, module: str, *arguments: str, environment: dict[str, str]) -> None:
+        self._start(_module, module, environment, arguments)
 
 
 class ForkedEngine(LocalEngine):
@@ -177,6 +187,13 @@ def _command(cwd: str, environment: dict[str, str], arguments: tuple[str, ...]) 
     os.environ.update(environment)
     sys.argv = ["posttrain", *arguments]
     main()
+
+
+def _module(module: str, environment: dict[str, str], arguments: tuple[str, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,7 @@ def test_a_row_that_is_not_read_to_its_end_stops_in_the_server(place):
         assert not server.running, "the end of the connection ends all"
 
 
+@pytest.mark.slow
 def test_without_a_lead_every_token_is_of_the_newest_version(place):
     server = StubServer(place / "model")
     with server.serving() as url:
