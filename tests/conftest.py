@@ -4,15 +4,19 @@ import gc
 import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+from tests.processes import ForkedEngine
 from torch import Tensor
 
+from posttrain.engines.process import EngineProcess
 from posttrain.files import PATIENCE
 from posttrain.importing import uncollected
+from posttrain.train.fleet import Fleet
 from posttrain.types import Batch, Totals, count_totals
 
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)  # a busy machine is no failure
@@ -47,6 +51,27 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["POSTTRAIN_CACHE"] = str(folder)
     yield folder
     os.environ.pop("POSTTRAIN_CACHE") if before is None else os.environ.update(POSTTRAIN_CACHE=before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_to_collect() -> None:
+    """What earlier modules have imported and keep is not looked at again by each collection of a later one."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_engines() -> Iterator[None]:
+    """Engines of runs in this process have their modules from another: to import them takes each engine seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fleet, "start", partial(EngineProcess, start=ForkedEngine))
+        yield
+
+
+@pytest.fixture
+def own_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are started as a user's run starts them."""
+    monkeypatch.setattr(Fleet, "start", EngineProcess)
 
 
 @pytest.fixture(scope="session", autouse=True)

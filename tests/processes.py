@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.context import ForkServerContext
+from multiprocessing.reduction import DupFd
 from pathlib import Path
+from typing import ClassVar
+
+from posttrain import begin
+from posttrain.child import LocalEngine, work_of
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = ["posttrain.train.api", "posttrain.engines.local", "transformers.models.llama.modeling_llama"]
@@ -63,9 +69,12 @@ class Command:
     """`posttrain ARGUMENT ...` in a forked process: without a terminal, with signals of its own."""
 
     def __init__(self, *arguments: str, cwd: Path) -> None:
+        self._start(_command, str(cwd), dict(os.environ), arguments)
+
+    def _start(self, function: Callable[..., None], *given: object) -> None:
         self._printed = [tempfile.NamedTemporaryFile("r", suffix=suffix) for suffix in (".stdout", ".stderr")]  # noqa: SIM115
-        files, given = [file.name for file in self._printed], (str(cwd), dict(os.environ), arguments)
-        self._process = _server().Process(target=_into_files, args=(files, _command, given))
+        files = [file.name for file in self._printed]
+        self._process = _server().Process(target=_into_files, args=(files, function, given))
         self._process.start()
         weakref.finalize(self, self._process.kill)  # a test that fails before it has ended leaves it to nobody
 
@@ -88,6 +97,57 @@ class Command:
             self._process.kill()
             self._process.join()
         return self._printed[0].read(), self._printed[1].read()
+
+
+class Module(Command):
+    """`python -m MODULE ARGUMENT ...` in a forked process, with these variables in its environment."""
+
+    def __init__(self, module: str, *arguments: str, environment: dict[str, str]) -> None:
+        self._start(_module, module, environment, arguments)
+
+
+class ForkedEngine(LocalEngine):
+    """An engine on this machine that need not import everything anew; all that is its own is as in `LocalEngine`."""
+
+    _begun: ClassVar[weakref.WeakSet[ForkedEngine]] = weakref.WeakSet()
+
+    def __init__(self, program: str, output: int, *, files: Sequence[int], threads: int) -> None:
+        self.channel, theirs = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        with theirs:
+            descriptors = [_Descriptor(number) for number in (theirs.fileno(), *files)]
+            self._forked = _server().Process(
+                target=_engine, args=(program, environment, sys.path, _Descriptor(output), descriptors), daemon=True
+            )
+            self._forked.start()
+        self.channel.setblocking(False)
+        self._begun.add(self)
+
+    @classmethod
+    def there(cls) -> list[int]:
+        """Those that were started here and have not ended, the oldest first."""
+        return sorted(each.pid for each in cls._begun if each.end() is None)
+
+    @property
+    def pid(self) -> int:
+        assert self._forked.pid is not None
+        return self._forked.pid
+
+    def end(self, patience: float = 0.0) -> int | None:
+        self._forked.join(patience)
+        return self._forked.exitcode
+
+    def signal(self, number: int) -> None:
+        if self.end() is None:
+            os.kill(self.pid, number)
+
+    def work(self) -> float:
+        return work_of(self.pid)
+
+    def kill(self) -> None:
+        self._forked.kill()
+        self._forked.join()
+        self.channel.close()
 
 
 def run_code(code: str, *arguments: str) -> Ended:
@@ -127,6 +187,42 @@ def _command(cwd: str, environment: dict[str, str], arguments: tuple[str, ...]) 
     os.environ.update(environment)
     sys.argv = ["posttrain", *arguments]
     main()
+
+
+def _module(module: str, environment: dict[str, str], arguments: tuple[str, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+@dataclass(frozen=True)
+class _Descriptor:
+    """A file descriptor, which the other process gets another number for."""
+
+    number: int
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _received, (DupFd(self.number),)
+
+
+def _received(sent: DupFd) -> int:
+    return sent.detach()
+
+
+def _engine(
+    program: str, environment: dict[str, str], path: list[str], output: int, descriptors: Sequence[int]
+) -> None:
+    gc.freeze()
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    sys.argv = [begin.__file__, program, *map(str, descriptors)]
+    runpy.run_path(begin.__file__, run_name="__main__")
 
 
 def _into_files(files: Sequence[str], function: Callable[..., None], arguments: Sequence[object]) -> None:

@@ -373,6 +373,7 @@ def followed(algorithm: OnlineDPO, kind: str, steps: int, size: float) -> Tensor
     return logits_K.softmax(dim=-1)
 
 
+@pytest.mark.slow
 @catalogue("beta", [0.5, 1.0])
 def test_with_drawn_labels_it_ends_at_the_reference_tilted_by_the_reward(beta: float):
     """Which pairs are drawn changes with the policy; where no pair pulls any more does not."""

@@ -339,6 +339,7 @@ def test_every_answer_of_an_evaluation_can_be_kept(posttrain, place):
     assert len((place / "answers.jsonl").read_text().splitlines()) >= 4
 
 
+@pytest.mark.slow
 def test_a_demo_that_shows_no_improvement_says_so_on_stderr_and_exits_with_4(posttrain, monkeypatch):
     """Two steps are too few: exit code 0 is for a demonstration that demonstrates."""
     whole = demo.demo_config

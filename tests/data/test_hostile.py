@@ -285,7 +285,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", few(ENDLESS, "a loop that writes nothing", "text that doubles", "a large power"))
+@pytest.mark.parametrize("name", few(ENDLESS, "a loop that writes nothing"))
 def test_a_template_without_an_end_is_refused_before_a_row_is_rendered(name, tokenizer, monkeypatch):
     monkeypatch.setattr(limits, "SECONDS", 1)
     tokenizer.chat_template = ENDLESS[name]

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import few
 from tests.data.samples import jsonl
 from tests.tiny import tiny_model
 
@@ -383,7 +384,7 @@ def test_a_streamed_run_is_the_run_in_memory_bit_for_bit(tmp_path, path, algorit
     assert "dropped 3 of" in events
 
 
-@pytest.mark.parametrize("algorithm", RUNS)
+@pytest.mark.parametrize("algorithm", few(RUNS, "sft"))
 def test_a_streamed_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, path, algorithm, monkeypatch):
     """Also where rows turn out bad on the way, and what was kept in the cache is gone."""
     lazily(monkeypatch)

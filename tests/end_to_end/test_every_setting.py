@@ -714,10 +714,10 @@ ALARMS_OF_THE_SAME_RUN = {
     f"alarms.{name}"
     for name in (
         *("length_correlation", "truncated", "distinct_ratio", "compression_ratio", "template", "entropy_ratio"),
-        *("kl_ratio", "no_signal"),
+        *("kl_ratio", "no_signal", "concentration"),
     )
 }
-"""Limits like alarms.length_ratio and alarms.failures, which are not slow; tests/train/test_alarms.py asks each."""
+"""Limits like alarms.length_ratio and alarms.failures, which are not slow; tests/watch/test_alarms.py asks each."""
 ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss)
 """Each setting of theirs is asked for a change of the loss itself."""
 IN_WHOLE_RUNS = ("reinforce", "grpo", "ppo", "online_dpo", "dpo", "kto")
@@ -729,9 +729,10 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
     that it leads there, the others are slow, and so are those that no loss of IN_WHOLE_RUNS has. For each of them,
     test_a_setting_of_a_loss_reaches_it_alone asks the first half of that way, and the second half, that each loss heeds
     each of its settings, is asked in tests/algorithms: test_settings.py and test_preference_invariances.py.
-    So are most limits of alarms slow, which the same few runs set off.
+    So are most limits of alarms slow, which the same few runs set off, and further values of a setting.
     """
     shown: dict[str, Case] = {}
+    changed = set[str]()
     for case in cases:
         key, name = case.algorithm, case.setting.removeprefix(f"{case.algorithm}.")
         asked = key and issubclass(ALGORITHMS[key], ASKED_OF_LOSSES) and (key, name) not in SHOWN_ELSEWHERE
@@ -739,7 +740,8 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
         if asked and not case.refused:
             sampled = issubclass(ALGORITHMS[key], PolicyGradient)
             repeated = key not in IN_WHOLE_RUNS or shown.setdefault(f"{name} {sampled}", case).algorithm != key
-        repeated |= case.setting in ALARMS_OF_THE_SAME_RUN
+        repeated |= case.setting in ALARMS_OF_THE_SAME_RUN or (case.setting in changed and not case.refused)
+        changed |= set() if case.refused else {case.setting}
         yield pytest.param(case, id=case.setting, marks=[pytest.mark.slow] if repeated else [])
 
 

@@ -54,7 +54,7 @@ def folder(tmp_path_factory) -> Path:
     ("model", "algorithm"),
     [
         ("qwen3-moe", "grpo"),
-        ("olmoe", "gspo"),
+        pytest.param("olmoe", "gspo", marks=pytest.mark.slow),
         pytest.param("qwen3-moe", "gspo", marks=pytest.mark.slow),
         pytest.param("olmoe", "grpo", marks=pytest.mark.slow),
     ],

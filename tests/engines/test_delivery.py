@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.engines.policies import (
     CONFIGS,
     EOS,
@@ -68,7 +69,7 @@ def test_delivered_weights_pass_and_are_all_compared(name, shared):
 
 
 @pytest.mark.parametrize("name", ["stories260K", "minimind2-small"])
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", few([1.0, 0.5], 0.5))
 def test_trained_models_pass_within_the_tolerance_for_float32(name, temperature):
     model, tokenizer = real_model(name)
     texts = ["Once upon a time there was a dog who liked to", "What is the capital of France?"]

@@ -173,7 +173,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("kind", few(LIES, AnotherTemperature, TopK, DecodesWithOldWeights))
+@pytest.mark.parametrize("kind", few(LIES, AnotherTemperature, DecodesWithOldWeights))
 def test_a_server_that_begins_to_lie_sets_off_an_alarm_that_names_how(place, kind):
     with kind(place / "model").serving() as url:
         run = pt.train(config(place, kind.__name__, url))

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 import torch
 from peft import PeftModel
+from tests.catalogue import few
 from tests.engines.policies import Settings, lora_model, random_prompts, tiny_model, tiny_tokenizer
 from tests.engines.second_device import DEVICE, Device, moved, second_device
 from torch import nn
@@ -94,7 +95,7 @@ def in_any_precision(monkeypatch):
 
 
 @pytest.mark.usefixtures("in_any_precision")
-@pytest.mark.parametrize("name", ["llama", "qwen2, tied", "lora"])
+@pytest.mark.parametrize("name", few(["llama", "qwen2, tied", "lora"], "lora"))
 def test_rows_that_read_their_own_columns_draw_the_same(name):
     """Storage grows on the way: 70 columns are more than two blocks of them."""
     model, settings = policy(name, head_dim=8), Settings(max_batch_rows=3, max_completion_length=66)
@@ -150,7 +151,7 @@ def loaded(model: nn.Module) -> LoadedModel:
 
 
 @pytest.mark.usefixtures("holds_base")
-@pytest.mark.parametrize("weights", ["shared", "taken"])
+@pytest.mark.parametrize("weights", few(["shared", "taken"], "shared"))
 def test_adapters_on_a_base_held_in_half_precision_decode_by_the_kernel(weights):
     """Slots are found in float32 before, without the kernel, which is tried in the precision of a call."""
     with second_device() as device:
@@ -191,7 +192,7 @@ def float32_policy(name: str = "qwen2, tied") -> nn.Module:
     return (lora_model("llama", head_dim=8) if name == "lora" else tiny_model(name, head_dim=8)).train()
 
 
-@pytest.mark.parametrize("name", ["qwen2, tied", "lora"])
+@pytest.mark.parametrize("name", few(["qwen2, tied", "lora"], "qwen2, tied"))
 def test_a_call_casts_each_weight_once_and_leaves_the_policy_as_it_was(name):
     with second_device() as device:
         policy = moved(float32_policy(name))

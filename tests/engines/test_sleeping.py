@@ -94,6 +94,7 @@ def test_it_sleeps_while_a_step_is_trained_and_wakes_with_its_weights(place, sha
     ], "nothing that is learned depends on a sleep"
 
 
+@pytest.mark.slow
 def test_a_server_is_left_alone_until_the_longest_rows_were_tried_also_on_a_resume(place, shares, monkeypatch):
     """Awake, it would hold memory that the rehearsal then lacks."""
     server, rehearse, before = StubServer(place / "model"), trainer.Trainer.rehearse, list[list[str]]()
@@ -207,9 +208,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", few(WRONG, KeepsItsMemory, AnswersWithoutSleeping, WakesWithOldWeights, WakesWithoutACache, DiesAsleep)
-)
+@pytest.mark.parametrize("kind", few(WRONG, KeepsItsMemory, WakesWithOldWeights))
 def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_name(place, shares, kind, monkeypatch):
     monkeypatch.setattr(servers, "START_DEADLINE", 1.0)  # for one that does not come back
     ended, server = "", kind(place / "model")

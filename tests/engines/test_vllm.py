@@ -16,6 +16,7 @@ from typing import ClassVar
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.catalogue import few
 from tests.engines.stub_server import StubServer
 from tests.tiny import tiny_model, write_prompts
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
@@ -71,7 +72,7 @@ def messages(run):
     return [json.loads(line)["message"] for line in (run / "events.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("model", ["model", "tied", "experts"])
+@pytest.mark.parametrize("model", few(["model", "tied", "experts"], "model"))
 def test_a_run_samples_and_evaluates_with_a_server(place, model):
     evaluation = {"prompts": 6, "samples": 1, "writing": 0}
     server = StubServer(place / model)
@@ -139,6 +140,7 @@ def test_a_row_that_is_not_read_to_its_end_stops_in_the_server(place):
         assert not server.running, "the end of the connection ends all"
 
 
+@pytest.mark.slow
 def test_without_a_lead_every_token_is_of_the_newest_version(place):
     server = StubServer(place / "model")
     with server.serving() as url:
@@ -339,7 +341,14 @@ MENDED = (RestartedInBetween,)
 """Right again once it is attached to anew, and gets the same version once more."""
 
 
-@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
+QUICK = (
+    *(StaleShard, MissedTiedHead, KeepsItsPrefixCache, AnotherShape, AnotherTemperature, AnotherTokenizer, RawLogprobs),
+    *(TruncatedLogprobs, HalfAnUpdate, WrongLabel, LosesLogprobs, FailsRows, EndsTooEarly),
+)
+"""Of those that are found in the same way, one."""
+
+
+@pytest.mark.parametrize("kind", few(WRONG, *QUICK), ids=lambda kind: kind.__name__)
 def test_a_wrong_server_is_found_and_what_is_wrong_is_said(place, kind):
     model = "tied" if kind is MissedTiedHead else "model"
     changes = {"model": {"path": str(place / model), "device": "cpu"}}

@@ -76,6 +76,7 @@ def test_a_trajectory_is_what_was_drawn_and_what_came_back():
         assert completion.text == said[-1]
 
 
+@pytest.mark.slow
 def test_how_long_tools_take_changes_nothing():
     """The same ids, numbers and rewards, bit for bit, whoever is quicker."""
     found = []

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.catalogue import few
 
 from posttrain.episodes.conduct import Conduct, as_messages
 from posttrain.episodes.sessions import Reply, Session, Sessions, Setup
@@ -337,7 +338,7 @@ def test_tools_answer_calls_and_errors_are_told(opened):
     assert [schema["function"]["name"] for schema in sessions.schemas] == ["look", "broken", "calculator"]
 
 
-@pytest.mark.parametrize("tool", ["leaves", "leaves_later"])
+@pytest.mark.parametrize("tool", few(["leaves", "leaves_later"], "leaves"))
 def test_a_tool_that_leaves_is_an_error_like_any_other(opened, tool):
     sessions = world(None, tools=(f"{WORLDS}:{tool}", "calculator"))
     opened.append(sessions)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.catalogue import few
 
 from posttrain.cli import run as command
 from posttrain.config import load_config
@@ -147,12 +148,16 @@ def test_what_is_wrong_with_an_environment_is_named(folder, settings, check, sta
 
 @pytest.mark.parametrize(
     ("tool", "status", "example"),
-    [
-        ("works", "ok", ""),
+    few(
+        [
+            ("works", "ok", ""),
+            ("broken", "fail", "NameError: name 'undefined_name' is not defined"),
+            ("picky", "warn", "KeyError"),
+            ("hangs", "fail", "no result after 0.3 s"),
+        ],
         ("broken", "fail", "NameError: name 'undefined_name' is not defined"),
         ("picky", "warn", "KeyError"),
-        ("hangs", "fail", "no result after 0.3 s"),
-    ],
+    ),
 )
 def test_a_broken_tool_is_told_from_one_that_asks_for_more(folder, tool, status, example):
     report = audited(folder, world="", tools=(tool,))

@@ -17,7 +17,7 @@ from posttrain.evaluate.own_answers import own_answers
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     tiny_model(folder / "model")
-    rows = "".join(json.dumps({"question": f"say {n} ", "answer": "a"}) + "\n" for n in range(6))
+    rows = "".join(json.dumps({"question": f"say {n} "}) + "\n" for n in range(6))
     (folder / "prompts.jsonl").write_text(rows)
     return folder
 
@@ -27,12 +27,12 @@ def test_each_prompt_has_its_best_answer_that_ended(folder):
         str(folder / "model"),
         str(folder / "prompts.jsonl"),
         lambda prompt, completion: float(len(completion)),
-        samples=16,
+        samples=6,
         temperature=1.0,
         max_completion_length=24,
     )
     first = own_answers(
-        str(folder / "model"), str(folder / "prompts.jsonl"), samples=16, temperature=1.0, max_completion_length=24
+        str(folder / "model"), str(folder / "prompts.jsonl"), samples=6, temperature=1.0, max_completion_length=24
     )
     assert {row["prompt"] for row in longest} <= {f"say {n} " for n in range(6)}
     assert all(row["completion"].strip() for row in longest)
@@ -46,7 +46,7 @@ def test_right_answers_that_are_alike_are_kept_for_each_prompt_and_replay_keeps_
             str(folder / "model"),
             str(folder / "prompts.jsonl"),
             rewards,
-            samples=16,
+            samples=6,
             temperature=1.0,
             max_completion_length=24,
             seed=3,
@@ -83,7 +83,7 @@ def test_where_no_answer_is_good_enough_that_is_said(folder):
 
 def test_the_command_writes_examples_that_sft_reads(folder, capsys):
     out = folder / "own" / "answers.jsonl"
-    options = ["--samples", "16", "--max-length", "24", "--temperature", "1", "-o", str(out)]
+    options = ["--samples", "6", "--max-length", "24", "--temperature", "1", "-o", str(out)]
     assert run(["data", "answers", str(folder / "model"), str(folder / "prompts.jsonl"), *options]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert f"{len(rows)} examples" in capsys.readouterr().out

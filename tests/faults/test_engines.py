@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.processes import Command
+from tests.processes import Command, ForkedEngine
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain as pt
@@ -76,9 +76,9 @@ def messages(run: Path) -> list[str]:
 
 
 def engines() -> list[int]:
-    """Processes of engines that were started here."""
+    """Processes of engines that were started here, in the order in which they were."""
     found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "posttrain.engines.worker"], capture_output=True)
-    return [int(number) for number in found.stdout.split()]
+    return [int(number) for number in found.stdout.split()] + ForkedEngine.there()
 
 
 VARIANTS = {
@@ -93,7 +93,7 @@ VARIANTS = {
 @pytest.mark.parametrize(
     "variant", [pytest.param(name, marks=[pytest.mark.slow] if name != "grpo" else []) for name in VARIANTS]
 )
-def test_two_engines_equal_the_process_itself_bit_for_bit(place, variant):
+def test_two_engines_equal_the_process_itself_bit_for_bit(place, variant, own_engines):
     """12 steps, nothing sampled ahead; slow: the same with one engine, with a critic, adapters and experts."""
     numbers = [0, 2] if variant == "grpo" else [0, 1, 2]
     runs = [
@@ -200,7 +200,7 @@ def test_a_killed_and_a_hung_engine_are_replaced_and_every_prompt_is_trained_onc
                 time.sleep(0.01)
             while not engines():
                 time.sleep(0.01)
-            os.kill(sorted(engines())[which], number)
+            os.kill(engines()[which], number)
             sent.append(number)
 
     threading.Thread(target=kill, daemon=True).start()
@@ -292,7 +292,7 @@ def test_no_engine_outlives_its_trainer(place, number, code, count):
     assert of_run(run) == []
 
 
-def test_engines_that_cannot_start_end_the_run_with_their_last_words(place, monkeypatch):
+def test_engines_that_cannot_start_end_the_run_with_their_last_words(place, own_engines, monkeypatch):
     monkeypatch.setenv("PYTHONSTARTUP", "")
     broken = place / "broken"
     broken.mkdir()

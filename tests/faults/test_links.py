@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.catalogue import few
 from tests.report.synthetic_run import write_run
 
 from posttrain.errors import ConfigError
@@ -49,7 +50,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, "file", "folder"))
 def test_no_name_of_a_run_folder_leads_out_of_it(tmp_path, kind):
     outside = tmp_path / "outside"
     outside.mkdir()

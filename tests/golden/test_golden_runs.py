@@ -19,7 +19,7 @@ from posttrain.train.run import Run
 from posttrain.types import Batch, Experience
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
-BEGUN = 6
+BEGUN = 4
 """Steps in which the other algorithms are followed quickly: loss, updates and state have shown themselves by then."""
 QUICK = ("grpo", "ppo", "online_dpo", "sft", "dpo", "kto", "reward_model", "reward_regression", "process_reward_model")
 ONE_OF_EACH_KIND = [key if key in QUICK else pytest.param(key, marks=pytest.mark.slow) for key in UPDATES]

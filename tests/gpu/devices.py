@@ -20,10 +20,11 @@ DEVICES = ["cpu", CARD]
 PRECISIONS = ["float32", "bfloat16"]
 
 
-def on_card(members: Iterable[Any], *quick: Any) -> list[Any]:
-    """(device, member): these on the processor, and all of them on a card."""
+def on_card(members: Iterable[Any], *quick: Any, later: Iterable[Any] = ()) -> list[Any]:
+    """(device, member): these on the processor, others there in `make test-slow`, and all of them on a card."""
+    slow = (pytest.param("cpu", member, marks=pytest.mark.slow) for member in later if member not in quick)
     card = (pytest.param("cuda", member, marks=ON_CARD) for member in members)
-    return [*(("cpu", member) for member in quick), *card]
+    return [*(("cpu", member) for member in quick), *slow, *card]
 
 
 def held_bytes(device: str) -> int:

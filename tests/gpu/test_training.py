@@ -82,7 +82,7 @@ def reference(folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("device", "algorithm"), on_card(ALGORITHMS, *FAMILIES))
+@pytest.mark.parametrize(("device", "algorithm"), on_card(ALGORITHMS, "grpo", "ppo", "dpo", later=FAMILIES))
 def test_the_first_steps_are_those_of_the_processor(folder, tmp_path, reference, device, algorithm, precision):
     settings = {"model.device": device, "model.precision": precision}
     found = steps_of(folder, tmp_path / "run", algorithm, settings, steps=BOUNDS[precision].steps)
@@ -90,7 +90,9 @@ def test_the_first_steps_are_those_of_the_processor(folder, tmp_path, reference,
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("device", "variant"), on_card(VARIANTS, *VARIANTS))
+@pytest.mark.parametrize(
+    ("device", "variant"), on_card(VARIANTS, "adapters", "a shared critic", "small micro-batches", later=VARIANTS)
+)
 def test_other_ways_to_train_take_the_steps_of_the_processor(folder, tmp_path, reference, device, variant, precision):
     algorithm, settings = VARIANTS[variant]
     settings = settings | {"model.device": device, "model.precision": precision}

@@ -319,6 +319,7 @@ def test_a_stage_that_has_begun_does_not_take_other_settings_in_silence(cut):
     assert "learning_rate: 0.0002" in (cut / "02-grpo" / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_done_does_not_either(cut):
     edit(cut, 1, "steps: 3", "steps: 4")
     with pytest.raises(ConfigError, match=r"stage sft has begun [^$]*train\.steps [^$]*since the stage is done"):
@@ -328,6 +329,7 @@ def test_a_stage_that_is_done_does_not_either(cut):
         posttrain.resume(cut)
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_edited_before_it_began_is_shown_with_what_it_became(stopped):
     file = stopped / "pipeline.yaml"
     given = yaml.safe_load(file.read_text())
@@ -356,6 +358,7 @@ def test_a_pipeline_that_was_moved_loads_the_models_that_it_has_proven(cut, done
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
 
+@pytest.mark.slow
 def test_a_copy_does_not_look_at_the_folder_that_it_was_copied_from(cut, folder):
     left = folder / "began-2/01-sft/checkpoints/step-000003/model"
     left.mkdir(parents=True)
@@ -495,6 +498,7 @@ def test_the_page_tells_of_trouble_where_there_was_some(tmp_path, error, shown):
     assert shown in page if shown else 'class="trouble"' not in page
 
 
+@pytest.mark.slow
 def test_the_last_policy_is_exported_and_its_card_tells_of_every_stage(folder, monkeypatch):
     monkeypatch.setattr(exporting, "subprocess", SimpleNamespace(run=run_script))
     trained = posttrain.train(settings(folder, "exported", export={"to": "hf"}))

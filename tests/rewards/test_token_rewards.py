@@ -178,7 +178,11 @@ ABLE = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ABLE, ids=lambda a: a if isinstance(a, str) else a["name"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(each, marks=() if each in (ABLE[0], "ppo") else pytest.mark.slow) for each in ABLE],
+    ids=lambda a: a if isinstance(a, str) else a["name"],
+)
 def test_a_run_gives_each_token_the_return_from_it_on(file: Path, tmp_path: Path, algorithm: object):
     run = posttrain.train(config(file, tmp_path / "run", algorithm))
     rows = parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()

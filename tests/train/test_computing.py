@@ -98,7 +98,7 @@ def test_float32_products_through_onednn_and_packed_sampling_change_rounding_onl
     ("name", "every", "dtype"),
     [
         ("resumed", 1, torch.bfloat16),
-        ("resumed, held", 3, torch.float32),
+        pytest.param("resumed, held", 3, torch.float32, marks=pytest.mark.slow),
         pytest.param("resumed", 1, torch.float32, marks=pytest.mark.slow),
         pytest.param("resumed, held", 3, torch.bfloat16, marks=pytest.mark.slow),
     ],

@@ -149,6 +149,7 @@ def test_splitting_a_step_does_not_change_its_gradients(folder, kind):
         assert parts[name] == pytest.approx(whole[name], rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_changes_nothing(folder):
     for kind in ("separate", "lora"):
         settings = KINDS[kind] | {"train.steps": 2} | ({"lora.dropout": 0.0} if kind == "lora" else {})

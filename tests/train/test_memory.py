@@ -145,6 +145,7 @@ def test_the_longest_rows_are_tried_before_the_first_step_and_change_nothing(fol
     assert not (folder / "long" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_real_memory_that_ends_is_gone_round(folder, tmp_path):
     """A limit of address space, which the allocator of the CPU meets as it meets the end of the memory."""
     ended = run_alone(limited_run, str(folder), str(tmp_path / "run"))

@@ -128,8 +128,6 @@ IN_SHORT = (
     "dynamic sampling",
     "a critic of its own, on rewards of tokens",
     "adapters with dropout",
-    "greedy rewards",
-    "pairs of sampled answers",
     "a reward model",
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.catalogue import few
 from tests.tiny import tiny_model
 
 import posttrain as pt
@@ -91,9 +92,10 @@ def test_the_changed_reward_is_what_the_run_learns_from(begun):
     assert before < 10 < after
 
 
-@pytest.mark.parametrize(
-    "damage", [None, "", "[]", '{"rewards": 1, "check": {}}', '{"rewards": {"reward": {}}, "check": {}}']
-)
+DAMAGES = [None, "", "[]", '{"rewards": 1, "check": {}}', '{"rewards": {"reward": {}}, "check": {}}']
+
+
+@pytest.mark.parametrize("damage", few(DAMAGES, None, "", DAMAGES[-1]))
 def test_nothing_is_said_of_a_run_of_an_earlier_version_or_with_a_damaged_file(begun, damage):
     edit(begun.parent / "mine.py", "% 3", "% 3 + 10")
     if damage is None:

@@ -173,6 +173,7 @@ def test_the_folder_says_how_scores_are_made_of_outputs(runs):
     assert (facts.separator, facts.aggregate, facts.answers) == (" ", "min", 60)
 
 
+@pytest.mark.slow
 def test_logistic_regression_gives_numbers_between_0_and_1(folder):
     rows = [json.loads(line) for line in (folder / "ratings.jsonl").read_text().splitlines()]
     write(folder / "shares.jsonl", [{**row, "score": (row["score"] - 10) / 12} for row in rows])
@@ -213,6 +214,7 @@ def test_the_split_into_microbatches_does_not_change_the_gradient(folder, kind):
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", few(KINDS, "ratings"))
 def test_a_run_that_died_resumes_to_the_same_bits(folder, runs, kind, monkeypatch):
     settings, record = config(folder, KINDS[kind], f"{kind}-died", checkpoint={"every": 15}), Run.record_step

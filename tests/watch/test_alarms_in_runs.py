@@ -187,6 +187,7 @@ def test_a_run_that_stops_ends_where_the_alarm_fired_and_again_when_it_is_resume
         assert [event["step"] for event in events_of(folder / "stop")] == [FIRES_AT]
 
 
+@pytest.mark.slow
 def test_a_run_that_pauses_goes_on_when_it_is_resumed_and_ends_like_one_that_did_not(folder, gamed):
     with pytest.raises(AlarmStop, match=f"(?s)paused after step {FIRES_AT}.*takes these alarms as seen") as caught:
         posttrain.train(config_of(folder, "pause", on_alarm="pause"))

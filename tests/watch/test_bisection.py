@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -101,7 +102,7 @@ def test_raw_log_probabilities_are_those_of_temperature_1(model):
     ("name", "value"),
     [("top_k", 5), ("top_k", 20), ("top_p", 0.9), ("top_p", 0.97), ("top_p", 0.8371), ("min_p", 0.05), ("min_p", 0.1)],
 )
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", few([1.0, 0.7], 0.7))
 def test_truncation_is_named_with_its_kind_and_value(model, temperature, name, value):
     rows = drawn(model, temperature=temperature, **{name: value})
     cause = find_cause(rows, trainer(model, temperature=temperature), [RIGHT], LEVEL)

@@ -51,10 +51,11 @@ def own_answers(
     data = DataConfig(train=source, prompt=prompt, answer=answer)
     rows = read_rows(source, max_rows=max_rows, seed=seed)
     form = prompt_form(rows, data)
+    wanted = (lambda prompt, completion: 1.0) if rewards is None else rewards  # ours is called in this process
     found = evaluate(
         model,
         [row.values for row in rows],
-        _anything if rewards is None else rewards,
+        wanted,
         k=samples,
         temperature=temperature,
         max_prompts=len(rows),
@@ -97,7 +98,3 @@ def _sentence(text: str, truncated: bool) -> str | None:
     """
     found = _FIRST_SENTENCE.match(text)
     return found[1] if found else None if truncated else text
-
-
-def _anything(prompt: str, completion: str) -> float:
-    return 1.0

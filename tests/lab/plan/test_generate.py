@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tests.catalogue import few
 from tests.engines.policies import Settings, random_prompts, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -126,8 +127,10 @@ ADAPTED = [(), ("q", "v"), ("gate",), ("o", "up", "down")]
 
 
 @pytest.mark.skipif(kernels() is None, reason="this machine has no compiler: nothing is copied for kernels")
-@pytest.mark.parametrize("adapted", ADAPTED, ids=" ".join)
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize(
+    "adapted", [(), *(pytest.param(each, marks=pytest.mark.slow) for each in ADAPTED[1:3]), ADAPTED[3]], ids=" ".join
+)
+@pytest.mark.parametrize("kind", few(DECODERS, "tied", "large together", "experts"))
 def test_as_many_weights_are_planned_to_be_copied_as_a_decoder_copies(kind: str, adapted: tuple[str, ...]):
     if kind == "experts":
         adapted = tuple(name for name in adapted if name in "qvo")  # experts are no layers that peft would adapt

@@ -29,9 +29,8 @@ def test_the_page_shows_the_files(number, name):
     assert block("python", number) == (ROOT / "docs" / "audit" / f"{name}.py").read_text(encoding="utf-8").strip()
 
 
-@pytest.mark.parametrize(
-    ("number", "name", "code"), [pytest.param(0, "cheatable", 1, marks=pytest.mark.slow), (1, "repaired", 0)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "name", "code"), [(0, "cheatable", 1), (1, "repaired", 0)])
 def test_the_page_shows_the_output(number, name, code, capsys, patient):
     if not GSM8K.exists():
         pytest.skip(f"needs {GSM8K}")

@@ -233,6 +233,7 @@ def test_the_kind_is_told_by_what_a_reward_takes():
     assert kind("exact_match") == ("literal", "a built-in")
 
 
+@pytest.mark.slow
 def test_what_hangs_is_killed_and_leaves_no_process(children):
     finding = audit(planted("running:hangs"), sums(), only=["hostile_inputs"])["hostile_inputs"]
     assert finding.status == "fail"

@@ -67,7 +67,9 @@ ANOTHER = {
     *("returning:text", "returning:short", "returning:swallows_as_1", "returning:turns_into_text"),
     *("returning:takes_any", "changing:by_batch", "changing:by_clock", "changing:by_process"),
     *("leaking:opens_a_socket", "leaking:seeds_random", "leaking:changes_the_folder", "leaking:raises_the_limit"),
-    *("programs:exit_code", "running:hangs"),
+    *("programs:exit_code", "running:hangs", "running:locked", "running:blocking"),
+    *("accepting:empty", "returning:raising", "changing:by_hash", "changing:by_count"),
+    *("leaking:starts_a_process", "leaking:evaluates"),
 }
 """Found in the same way by the same check as another one above, which is not slow; and what hangs, in test_parts.py."""
 
@@ -144,7 +146,12 @@ HONEST: list[tuple[str, dict[str, Any]]] = [
     ("gsm8k", {}),
     ("exact_match", {}),
 ]
-ALIKE = ("numeric", "gsm8k", "honest:marked", "honest:marked_batch", "honest:marked_async")
+ALIKE = (
+    "math",
+    "numeric",
+    "gsm8k",
+    *(f"honest:{name}" for name in ("marked", "marked_batch", "marked_async", "opened")),
+)
 """Audited in full as others above are, in another form."""
 
 

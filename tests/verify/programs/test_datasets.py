@@ -37,10 +37,10 @@ def runner():
 
 
 def test_reference_solutions_pass_and_solutions_of_another_type_do_not(rows, runner):
-    """Every fortieth row, and those whose tests are of an unusual form."""
+    """One row of 120, and those whose tests are of an unusual form."""
     unusual = {"HumanEval/32", "HumanEval/33", "HumanEval/38", "HumanEval/50", "HumanEval/53"}
     unusual |= {f"MBPP/{number}" for number in (40, 126, 367, 414, 486, 533, 596, 601, 912, 927)}
-    some = rows[::40] + [row for row in rows if row[0] in unusual]
+    some = rows[::120] + [row for row in rows if row[0] in unusual]
     assert honest(runner, some)["failed"] == {}
     assert mutated(runner, some, per_row=0)["wrong_type_passed"] == []
 
@@ -54,7 +54,7 @@ def test_all_reference_solutions_pass(rows, runner):
 def test_completions_that_continue_the_prompt_pass_as_well(rows, runner):
     """What a base model writes: the body of the function, unfenced."""
     bodies = [(name, source.removeprefix(row["prompt"]), row) for name, source, row in rows if "entry_point" in row]
-    calls = [{"completion": body + "\n\n\nprint(0", **row} for _, body, row in bodies[::10]]
+    calls = [{"completion": body + "\n\n\nprint(0", **row} for _, body, row in bodies[::40]]
     assert [outcome.value for outcome in runner.run(calls, {}, 30.0)] == [1.0] * len(calls)
 
 

@@ -130,6 +130,7 @@ def test_what_has_held_is_remembered_and_a_change_asks_again(own_cache, monkeypa
     assert attacks == ["landlock", "landlock"]
 
 
+@pytest.mark.slow
 def test_a_cache_folder_that_cannot_be_written_is_no_obstacle(monkeypatch, landlock):
     monkeypatch.setenv("POSTTRAIN_CACHE", "/proc/nonexistent")
     open_sandbox(landlock.tier).close()

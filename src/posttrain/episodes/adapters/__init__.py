@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.values import split_form
 from posttrain.rewards.load import Target, load, resolve
 
 MODULES: Mapping[str, str] = {"trl": "trl", "gymnasium": "gym", "verifiers": "verifiers"}
@@ -31,6 +30,8 @@ def find_environment(function: str, folder: Path | None = None) -> tuple[str, Ta
     >>> find_environment("gymnasium:FrozenLake-v1")[1].name
     'FrozenLake-v1'
     """
+    from posttrain.config.values import split_form  # not in the process of trajectories, which needs no settings
+
     form, name = split_form(function)
     return form, resolve(name, folder) if form in ("", "trl") else Target(name=name)
 
