@@ -115,7 +115,8 @@ class RayRanks:
         for rank, site in enumerate(sites):
             local = sum(before.node == site.node for before in sites[:rank])
             place = Place(rank=rank, size=len(sites), local=local, beside=beside)
-            yield {**told_to(place, first.address, first.port), "OMP_NUM_THREADS": threads, **({} if rank else self._reservation(first))}
+            met = told_to(place, first.address, first.port)
+            yield {**met, "OMP_NUM_THREADS": threads, **({} if rank else self._reservation(first))}
 
     def _reservation(self, site: Site) -> dict[str, str]:
         held = self._held

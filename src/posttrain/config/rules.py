@@ -175,7 +175,7 @@ def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
 
 
 def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """cluster holds local engines, ranks of the trainer (train.devices), or both; turns stay on the trainer's machine."""
+    """cluster holds local engines, ranks of the trainer, or both; turns stay on the trainer's machine."""
     if config.cluster is None:
         return None
     if config.has_turns:
