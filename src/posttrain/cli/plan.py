@@ -38,7 +38,10 @@ EngineTensor = Annotated[
 ]
 Sharding = Annotated[
     str | None,
-    typer.Option(help="What devices divide: none, optimizer, gradients, full (FSDP) or hybrid (full in each machine)."),
+    typer.Option(
+        help="What devices divide: none, optimizer, gradients, full (FSDP) or hybrid (full in each machine). "
+        "Default: as `train.shard` says."
+    ),
 ]
 Tensor = Annotated[int, typer.Option(help="Devices of a machine that divide the matrices of each layer.")]
 Network = Annotated[
