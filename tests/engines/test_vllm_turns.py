@@ -90,7 +90,7 @@ def test_a_server_draws_turns_whose_greedy_tokens_are_those_of_the_local_sampler
 
 def test_a_run_in_turns_is_evaluated_by_a_server(place: Path):
     """Asked beside any run, it says what this process says."""
-    run = pt.train(config(place, "evaluated", **{"train": {"steps": 1, "prompts_per_step": 4}}))
+    run = pt.train(config(place, "evaluated", train={"steps": 1, "prompts_per_step": 4}))
     assert pt.evaluate(run.folder, rollout=SERVED).mean_length == pt.evaluate(run.folder).mean_length
 
 
