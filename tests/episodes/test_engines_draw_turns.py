@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 from tests.episodes.talkers import ASKERS, WORLDS, talker
-from tests.processes import Command
+from tests.processes import Command, ForkedEngine
 
 import posttrain as pt
 from posttrain.data.order import rows_for_step
@@ -155,7 +154,7 @@ def test_a_killed_engine_costs_no_turn_and_an_environment_that_dies_no_trajector
     def kill() -> None:
         while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < 3:
             time.sleep(0.01)
-        killed.append(max(engines()))
+        killed.append(ForkedEngine.there()[-1])
         os.kill(killed[0], signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
@@ -195,12 +194,6 @@ def test_a_killed_run_goes_on_from_its_checkpoint(place: Path):
     process.communicate(timeout=60)
     done = pt.resume(run, steps=8)
     assert Counter(map(len, groups_of(done.folder).values())) == {1: 8 * 4}
-
-
-def engines() -> list[int]:
-    """Processes of engines that were started here."""
-    found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "posttrain.engines.worker"], capture_output=True)
-    return [int(number) for number in found.stdout.split()]
 
 
 @pytest.mark.slow

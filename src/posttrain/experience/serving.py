@@ -18,7 +18,7 @@ from posttrain.controller.messages import Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.port import EnginePort
 from posttrain.engines.process import EngineSetup, published_engine
-from posttrain.engines.sampler import SamplingSettings, rows_together
+from posttrain.engines.sampler import SamplingSettings
 from posttrain.errors import EngineError
 from posttrain.experience.answers import EngineAnswers, EngineJudge
 from posttrain.experience.deliveries import Deliveries, TrainerScores
@@ -115,8 +115,7 @@ def serving(
             else:
                 setup = _setup(model, sampling, loaded, threads)
                 starts = engine_starts(published_engine(rollout.engine), rollout, setup, deliveries, folder)
-            most = 2 * rows_together(sampling) * rollout.num_engines
-            trajectories = None if scene is None else Trajectories(scene, most)
+            trajectories = Trajectories.of(scene, sampling, rollout.num_engines)
             driver = deliveries.driver = _driver(rollout, starts, deliveries, say, trajectories)
             stack.callback(driver.close)
             if not rollout.url:

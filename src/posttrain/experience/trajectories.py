@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posttrain.controller.messages import Event, Finished, Resumed, Row
+from posttrain.engines.sampler import SamplingSettings, rows_together
 from posttrain.episodes.play import Play
 from posttrain.types import Completion, Prompt
 
@@ -60,6 +61,11 @@ class Trajectories:
         self._next: dict[Row, Turn] = {}
         self._completions: dict[Row, Completion] = {}
         """Those that are over."""
+
+    @staticmethod
+    def of(scene: Scene | None, sampling: SamplingSettings, engines: int) -> Trajectories | None:
+        """As many open as so many engines draw, and as many again that wait; None where each row is one answer."""
+        return None if scene is None else Trajectories(scene, 2 * rows_together(sampling) * engines)
 
     def __contains__(self, row: Row) -> bool:
         """Is the row a trajectory?"""

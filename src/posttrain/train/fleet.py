@@ -15,7 +15,7 @@ from posttrain.controller.messages import Lead, Limits
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.port import EnginePort, Token
 from posttrain.engines.process import EngineProcess, EngineSetup, StartEngine, published_engine
-from posttrain.engines.sampler import Answers, Judging, Sampler, rows_together
+from posttrain.engines.sampler import Answers, Judging, Sampler
 from posttrain.errors import GuardStop
 from posttrain.experience.answers import EngineAnswers, EngineJudge
 from posttrain.experience.asynchronous import AsynchronousFeed
@@ -150,7 +150,7 @@ class Fleet:
             say=self.say,
             timeline=self.store.timeline,
             greedy=greedy,
-            trajectories=None if scene is None else Trajectories(scene, most_open(config)),
+            trajectories=Trajectories.of(scene, config.sampling, rollout.num_engines),
         )
         self._driver = deliveries.driver = driver
         if config.train.run_ahead == "auto":
@@ -264,11 +264,6 @@ def limits_of(config: RunConfig, *, greedy: bool = False, in_turns: bool = False
         turns=config.has_turns,
         max_voided=train.max_sampling_rounds * train.prompts_per_step,
     )
-
-
-def most_open(config: RunConfig) -> int:
-    """Trajectories that are open at a time: as many as engines draw, and as many again that wait."""
-    return 2 * rows_together(config.sampling) * config.rollout.num_engines
 
 
 def threads_of(config: RunConfig) -> tuple[int, int]:
