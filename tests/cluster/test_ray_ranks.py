@@ -21,7 +21,11 @@ from tests.processes import Command
 
 import posttrain as pt
 from posttrain.cli import run
+from posttrain.config import load_config
+from posttrain.errors import ConfigError
+from posttrain.ranks.environment import Place, told_to
 from posttrain.report.terminal import TerminalView
+from posttrain.train.hosts import CLUSTERS
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 RANK, ENGINE, WORKER = "posttrain.train.rank", "posttrain.engines.worker", "posttrain.rewards.worker"
@@ -209,6 +213,18 @@ def test_a_submitted_run_has_its_ranks_on_the_nodes(cluster, place, here):
     with chdir(place):
         assert run([*submit, str(place / "submitted")]) == 0
     assert_same(place / "submitted", here.folder)
+
+
+def test_ranks_that_something_else_has_started_take_no_cluster(cluster, place, monkeypatch):
+    """Nobody has shown what becomes of them there."""
+    for name, value in told_to(Place(rank=0, size=2, local=0), "127.0.0.1", 1).items():
+        monkeypatch.setenv(name, value)
+    settings = load_config(config(place, "torchrun", cluster=cluster.address)).config
+    with (
+        pytest.raises(ConfigError, match="in a job whose ranks torchrun or srun has started"),
+        CLUSTERS["ray"].hosts(settings, print, print),
+    ):
+        pass
 
 
 def test_where_a_lost_node_has_no_successor_the_run_goes_on_with_fewer_ranks(place, monkeypatch):

@@ -17,6 +17,8 @@ from posttrain.cluster.remote import RemoteChild, RemoteEngine
 from posttrain.cluster.reservation import Held, Reservation, joined, packed, reserved
 from posttrain.cluster.weights import PutWeights
 from posttrain.config import RunConfig
+from posttrain.errors import ConfigError
+from posttrain.ranks.environment import place_of_process
 
 SHARE = 0.5
 """Of the processor of a reward worker's bundle for one worker: rewards have one there, and the check another."""
@@ -31,6 +33,12 @@ def connect(config: RunConfig, say: Callable[[str], None], warn: Callable[[str],
     Raises ConfigError where there is no such cluster, DoesNotFit where it has no room.
     """
     told = Reservation.of_process()
+    if told is None and place_of_process() is not None:
+        raise ConfigError(
+            given="cluster in a job whose ranks torchrun or srun has started",
+            allowed="ranks that this library starts on the nodes, or engines on the machine of the first rank",
+            fix="Start one process with train.devices = N, or leave cluster out.",
+        )
     with _reserve(config) if told is None else _join(told) as held:
         say(held.describe())
         hosts = RayHosts(held, warn)

@@ -21,6 +21,7 @@ def main(file: str) -> int:
     if not leads:  # from the start on: the first rank decides when a run stops
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # Ray's processes block the first one
     from posttrain.errors import PosttrainError
     from posttrain.report.terminal import TerminalView
     from posttrain.train import api
