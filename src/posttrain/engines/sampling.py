@@ -224,11 +224,10 @@ class StopStrings:
     def text(self, ids: Sequence[int], *, stopped: bool) -> str:
         """Decoded without special tokens and, if a string `stopped` it, up to that string; of a turn in channels what
         a user reads."""
-        if self._channels is not None and self._channels.has(ids):
-            turn = self._decode(self._channels.shown(ids))
-            return final_text(turn[: self._find(turn)] if stopped else turn)
-        text = self._decode(ids, skip_special_tokens=True)
-        return text[: self._find(text)] if stopped else text
+        turn = None if self._channels is None else self._channels.turn(ids)
+        text = self._decode(ids, skip_special_tokens=True) if turn is None else turn
+        text = text[: self._find(text)] if stopped else text
+        return text if turn is None else final_text(text)
 
     def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         text = self.tokenizer.decode(

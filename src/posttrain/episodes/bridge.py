@@ -27,6 +27,7 @@ from posttrain.data.special import eos_pattern
 from posttrain.episodes.comparing import difference, is_made_of, squeezed, unspaced
 from posttrain.episodes.conduct import ROLES
 from posttrain.episodes.literal import Literal as LiteralText
+from posttrain.episodes.tools import UNKNOWN
 from posttrain.errors import ConfigError
 from posttrain.models.harmony import ANALYSIS, END, FINAL, MESSAGE, NEXT, require_ends
 
@@ -41,8 +42,6 @@ gives each turn the history that the template writes for it."""
 _STANDIN = "\ue010standin\ue010"
 """Characters of Unicode's private use area: no data has them."""
 _ASKED: Message = {"role": "user", "content": "One?"}
-_NAMELESS = "unknown"
-"""The tool of a result that names none."""
 _SAID = (("", "Two."), ("Two and two.", "Four."))
 """Reasoning and answers of the policy in the conversations of the proof."""
 
@@ -194,7 +193,7 @@ class Bridge:
             self._behind([{"role": "tool", "content": "3"}])
         except Unusable:
             return False  # it takes none
-        calls = [call(name, {}, number) for number, name in enumerate((_NAMELESS, _STANDIN))]
+        calls = [call(name, {}, number) for number, name in enumerate((UNKNOWN, _STANDIN))]
         try:
             self._behind([{"role": "tool", "content": "3"}] * 2)
             written = self._render([_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}], prompted=False)
@@ -287,7 +286,7 @@ class Bridge:
         for place, message in enumerate(messages):
             if not self.channels or message["role"] != "assistant" or MESSAGE not in str(message["content"]):
                 continue
-            name, arguments = str(messages[place + 1].get("name", _NAMELESS)), {_STANDIN: place}
+            name, arguments = str(messages[place + 1].get("name", UNKNOWN)), {_STANDIN: place}
             talk[place] = {"role": "assistant", "content": "", "tool_calls": [call(name, arguments, 0)]}
             drawn[self.turn_that_calls(name, arguments)] = message["content"]
         text = self._render(talk, prompted=True)
@@ -311,7 +310,7 @@ def call_id(number: int) -> str:
 def _named(message: Message, number: int) -> dict[str, Any]:
     if message["role"] != "tool":
         return {}
-    return {"tool_call_id": message.get("tool_call_id", call_id(number)), "name": message.get("name", _NAMELESS)}
+    return {"tool_call_id": message.get("tool_call_id", call_id(number)), "name": message.get("name", UNKNOWN)}
 
 
 def _turn(reasoning: str, answer: str, *, channels: bool, calls: bool) -> tuple[dict[str, Any], str]:

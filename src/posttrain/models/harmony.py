@@ -70,7 +70,7 @@ def final_text(turn: str) -> str:
 
 @dataclass(frozen=True)
 class Channels:
-    """Reads turns of a tokenizer with Harmony's special tokens."""
+    """Tells turns in channels from other text, by the ids of a tokenizer with Harmony's special tokens."""
 
     tokenizer: PreTrainedTokenizerBase
     opening: frozenset[int]
@@ -81,19 +81,19 @@ class Channels:
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerBase) -> Channels | None:
         """None where the tokenizer lacks one of the special tokens."""
-        special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-        if not special.keys() >= set(_MARKS):
+        added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
+        if not added.keys() >= set(_MARKS):
             return None
-        unread = frozenset(number for name, number in special.items() if name not in _MARKS)
-        return Channels(tokenizer, frozenset(special[name] for name in ("<|channel|>", MESSAGE)), unread)
+        own = {added[name] for name in _MARKS}
+        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        return Channels(tokenizer, frozenset({added["<|channel|>"], added[MESSAGE]}), frozenset(special - own))
 
-    def has(self, ids: Sequence[int]) -> bool:
-        """Is this a turn in channels? Other text, such as that of a base model, is read as it is."""
-        return not self.opening.isdisjoint(ids)
-
-    def shown(self, ids: Sequence[int]) -> list[int]:
-        """The ids without special tokens that are none of Harmony's."""
-        return [token for token in ids if token not in self.unread]
+    def turn(self, ids: Sequence[int]) -> str | None:
+        """What `parts` and `final_text` read; None of other text, such as that of a base model."""
+        if self.opening.isdisjoint(ids):
+            return None
+        own = [token for token in ids if token not in self.unread]
+        return str(self.tokenizer.decode(own, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def require_ends(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], *, calls: bool) -> None:
