@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PhiConfig, PhiForCausalLM, PreTrainedTok
 
 import posttrain
 from posttrain.data.dropped import Unusable
+from posttrain.data.harmony import final_text
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import read_sampled_pair, write_sampled_pair
 from posttrain.engines.sampling import StopStrings
@@ -25,7 +26,6 @@ from posttrain.episodes.bridge import Bridge
 from posttrain.episodes.calls import FORMATS, Call, Said
 from posttrain.episodes.play import Play
 from posttrain.errors import ConfigError
-from posttrain.models.harmony import final_text
 from posttrain.types import Completion, Prompt
 
 FAMILY = FAMILIES["harmony"]

@@ -13,8 +13,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.data.dropped import Unusable
+from posttrain.data.harmony import Channels, final_text
 from posttrain.data.read import Row
-from posttrain.models.harmony import Channels, final_text
 from posttrain.types import Completion, Example, Pair, Prompt
 
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")

@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from posttrain.data.harmony import Channels, final_text
 from posttrain.engines.sampler import SamplingSettings
 from posttrain.errors import ConfigError
 from posttrain.models.footprint import SAMPLING_BLOCK
-from posttrain.models.harmony import Channels, final_text
 
 _WORD = 2**64
 _WORDS_AT_ONCE = 64

@@ -23,13 +23,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.data.dropped import Unusable
+from posttrain.data.harmony import ANALYSIS, END, FINAL, MESSAGE, NEXT, require_ends
 from posttrain.data.special import eos_pattern
 from posttrain.episodes.comparing import difference, is_made_of, squeezed, unspaced
 from posttrain.episodes.conduct import ROLES
 from posttrain.episodes.literal import Literal as LiteralText
 from posttrain.episodes.tools import UNKNOWN
 from posttrain.errors import ConfigError
-from posttrain.models.harmony import ANALYSIS, END, FINAL, MESSAGE, NEXT, require_ends
 
 if TYPE_CHECKING:
     from posttrain.data.prompts import Renderer

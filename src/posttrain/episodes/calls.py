@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posttrain.data.dropped import Unusable
+from posttrain.data.harmony import parts
 from posttrain.errors import ConfigError
-from posttrain.models.harmony import parts
 
 if TYPE_CHECKING:
     from posttrain.data.prompts import Renderer
