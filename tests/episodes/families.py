@@ -30,6 +30,8 @@ class Family(NamedTuple):
     """Roles behind which it rewrites history."""
     calls: str = ""
     """The format of tool calls; empty where it has none."""
+    also_ends: tuple[str, ...] = ()
+    """What else ends a turn."""
 
 
 _ANSWER = "{% if add_generation_prompt %}"
@@ -55,6 +57,38 @@ _CHATML_CALLS = """\
 {"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 """
+
+_HARMONY = """\
+<|start|>system<|message|>You are a model.
+# Valid channels: analysis, commentary, final.<|end|>
+{%- set first = messages[0].content if messages[0].role in ('system', 'developer') else '' %}
+{%- if first or tools %}<|start|>developer<|message|>{{ first }}
+{%- for tool in tools or [] %}
+// {{ tool.function.description }}
+type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => any;{% endfor %}<|end|>{% endif %}
+{%- set said = namespace(name='', final=-1) %}
+{%- for m in messages %}{% if m.role == 'assistant' and not m.tool_calls %}
+{%- set said.final = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}
+{%- if '<|channel|>' in m.content or m.tool_calls and m.content and m.thinking %}
+{{- raise_exception('channels stand in fields of their own') }}{% endif %}
+{%- if m.tool_calls %}
+{%- set thought = m.thinking or m.content %}
+{%- if thought and loop.index0 > said.final %}<|start|>assistant<|channel|>analysis<|message|>{{ thought }}<|end|>{% endif %}
+{%- set said.name = m.tool_calls[0].function.name %}<|start|>assistant to=functions.{{ said.name -}}
+<|channel|>commentary json<|message|>{{ m.tool_calls[0].function.arguments | tojson }}<|call|>
+{%- elif loop.last and not add_generation_prompt %}
+{%- if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif -%}
+<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|return|>
+{%- else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>
+{%- set said.name = '' %}{% endif %}
+{%- elif m.role == 'tool' %}
+{%- if not said.name %}{{ raise_exception('a result of no call') }}{% endif -%}
+<|start|>functions.{{ said.name }} to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>
+{%- elif m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+"""As gpt-oss: reasoning is written back within a chain of calls alone, and what ends an answer is no EOS."""
 
 FAMILIES: Mapping[str, Family] = {
     "chatml": Family(
@@ -188,6 +222,14 @@ FAMILIES: Mapping[str, Family] = {
         rewrites=("user", "tool"),
         calls="deepseek",
     ),
+    "harmony": Family(
+        _HARMONY,
+        "<|return|>",
+        ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"),
+        rewrites=("user",),
+        calls="harmony",
+        also_ends=("<|call|>",),
+    ),
     "zephyr": Family(
         "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}"
         + _ANSWER
@@ -246,6 +288,12 @@ def eos_of(name: str) -> int:
     return int(tokenizer.convert_tokens_to_ids(end))  # pyright: ignore
 
 
+def eos_ids_of(name: str) -> set[int]:
+    """All that ends one."""
+    also = FAMILIES[name].also_ends if name in FAMILIES else ()
+    return {eos_of(name), *(int(tokenizer_of(name).convert_tokens_to_ids(end)) for end in also)}  # pyright: ignore
+
+
 def renderer_of(name: str) -> Renderer:
     own = {"chat_template": FAMILIES[name].template} if name in FAMILIES else None
     return Renderer(tokenizer=tokenizer_of(name), chat=True, template_kwargs=own)
@@ -269,4 +317,4 @@ def eos_text(name: str) -> str:
 
 def bridge_of(name: str, role: str = "user", history: Any = "keep") -> Bridge:
     tools = [LOOK] if role == "tool" else []
-    return Bridge.of(renderer_of(name), {eos_of(name)}, tools=tools, roles=[role], history=history)
+    return Bridge.of(renderer_of(name), eos_ids_of(name), tools=tools, roles=[role], history=history)

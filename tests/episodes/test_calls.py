@@ -72,9 +72,9 @@ def test_a_template_whose_calls_cannot_be_read_is_refused(written: str, instead:
         proven(template, bridge)
 
 
-def test_a_template_of_gpt_oss_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"gpt-oss \(Harmony\), which cannot be read yet"):
-        recognised("<|start|>assistant<|channel|>commentary to=functions.{{ name }} json<|message|>{{ a }}<|call|>")
+def test_a_template_without_calls_is_refused_and_told_which_formats_are_known():
+    with pytest.raises(ConfigError, match="calls in no format that is known here.*harmony, deepseek, mistral"):
+        recognised(FAMILIES["chatml"].template)
 
 
 @catalogue("name", WITH_TOOLS)

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain.data.dropped import Unusable
 from posttrain.data.read import Row
+from posttrain.models.harmony import Channels, final_text
 from posttrain.types import Completion, Example, Pair, Prompt
 
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
@@ -71,4 +72,7 @@ def _spells(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str | None
     """A stop string, which is not part of the text, may follow it in the ids."""
     if text is None or not ids or not all(isinstance(i, int) and 0 <= i < len(tokenizer) for i in ids):
         return False
-    return str(tokenizer.decode(ids, skip_special_tokens=True)).startswith(text)
+    channels = Channels.of(tokenizer)
+    turn = None if channels is None else channels.turn(ids)
+    spelled = str(tokenizer.decode(ids, skip_special_tokens=True)) if turn is None else final_text(turn)
+    return spelled.startswith(text)

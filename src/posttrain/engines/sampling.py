@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.engines.sampler import SamplingSettings
 from posttrain.errors import ConfigError
 from posttrain.models.footprint import SAMPLING_BLOCK
+from posttrain.models.harmony import Channels, final_text
 
 _WORD = 2**64
 _WORDS_AT_ONCE = 64
@@ -199,6 +200,7 @@ class StopStrings:
                 fix="Remove the empty string from sampling.stop.",
             )
         self.tokenizer, self.strings = tokenizer, tuple(strings)
+        self._channels = Channels.of(tokenizer)
         self.window = max((len(string.encode()) for string in strings), default=0) + _MARGIN
 
     def __bool__(self) -> bool:
@@ -220,9 +222,12 @@ class StopStrings:
         ]
 
     def text(self, ids: Sequence[int], *, stopped: bool) -> str:
-        """Decoded without special tokens and, if a string `stopped` it, up to that string."""
-        text = self._decode(ids, skip_special_tokens=True)
-        return text[: self._find(text)] if stopped else text
+        """Decoded without special tokens and, if a string `stopped` it, up to that string; of a turn in channels what
+        a user reads."""
+        turn = None if self._channels is None else self._channels.turn(ids)
+        text = self._decode(ids, skip_special_tokens=True) if turn is None else turn
+        text = text[: self._find(text)] if stopped else text
+        return text if turn is None else final_text(text)
 
     def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         text = self.tokenizer.decode(

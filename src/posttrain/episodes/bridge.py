@@ -9,19 +9,27 @@ and with what came back, and looking behind the end of the stand-in:
 What was drawn is not rendered, so it cannot be changed. The proof, when a run starts, renders whole conversations of
 several turns and compares: does the template, too, go on from the very text of the turns before? One that takes out
 reasoning does not: it rewrites history. Then a run has two choices, `split` and `keep`.
+
+A template of gpt-oss (Harmony) writes turns in channels. What a policy draws of one then is no content of a message, but
+several messages; and the end that the template writes behind an answer, `<|end|>`, is no EOS.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.data.dropped import Unusable
 from posttrain.data.special import eos_pattern
+from posttrain.episodes.comparing import difference, is_made_of, squeezed, unspaced
 from posttrain.episodes.conduct import ROLES
 from posttrain.episodes.literal import Literal as LiteralText
+from posttrain.episodes.tools import UNKNOWN
 from posttrain.errors import ConfigError
+from posttrain.models.harmony import ANALYSIS, END, FINAL, MESSAGE, NEXT, require_ends
 
 if TYPE_CHECKING:
     from posttrain.data.prompts import Renderer
@@ -33,10 +41,9 @@ gives each turn the history that the template writes for it."""
 
 _STANDIN = "\ue010standin\ue010"
 """Characters of Unicode's private use area: no data has them."""
-_SAID = ("Two.", "<think>\nTwo and two.\n</think>\n\nFour.")
-"""What the policy says in the conversations of the proof: with reasoning and without."""
-_SHOWN = 70
-"""Characters of a rendering that an error shows."""
+_ASKED: Message = {"role": "user", "content": "One?"}
+_SAID = (("", "Two."), ("Two and two.", "Four."))
+"""Reasoning and answers of the policy in the conversations of the proof."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +57,9 @@ class Bridge:
     """Schemas, as the template writes them into the prompt."""
     history: History = "append"
     one_result: bool = False
-    """The template writes the result of one call behind a turn, and refuses several."""
+    """The template writes one call of a turn, or the result of one."""
+    channels: bool = False
+    """It writes turns in channels, as that of gpt-oss does."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Roles whose messages cannot stand behind a turn, and why."""
 
@@ -74,7 +83,9 @@ class Bridge:
             )
         literal = LiteralText.of(renderer.tokenizer, eos_ids)
         bridge = Bridge(renderer=renderer, eos_ids=frozenset(eos_ids), literal=literal, tools=tuple(tools))
-        bridge = replace(bridge, one_result=bridge._takes_one_result())
+        bridge = replace(bridge, one_result=bridge._takes_one_result(), channels=bridge._writes_channels())
+        if bridge.channels:
+            require_ends(renderer.tokenizer, eos_ids, calls="tool" in roles)
         for role in roles:
             bridge.prove(role)
         rewritten = next((what for role in roles if (what := bridge.rewritten(role))), "")
@@ -111,7 +122,7 @@ class Bridge:
         """The ids of a conversation that asks for an answer; the messages at `outside` came from outside."""
         hidden, known = self.literal.hide([messages[place] for place in outside])
         shown = dict(zip(outside, hidden, strict=True))
-        text = self._render([shown.get(place, message) for place, message in enumerate(messages)], prompted=True)
+        text = self._render_as_drawn([shown.get(place, message) for place, message in enumerate(messages)])
         return self.literal.ids(text, known)
 
     # --- the proof ---------------------------------------------------------------------------------------------------
@@ -174,36 +185,61 @@ class Bridge:
             else:
                 pieces[-1].append(token)
         how = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        read = [_unspaced(str(tokenizer.decode(piece, **how))) if piece else "" for piece in pieces]
-        return _is_made_of(_unspaced(text), read)
+        read = [unspaced(str(tokenizer.decode(piece, **how))) if piece else "" for piece in pieces]
+        return is_made_of(unspaced(text), read)
 
     def _takes_one_result(self) -> bool:
         try:
             self._behind([{"role": "tool", "content": "3"}])
         except Unusable:
             return False  # it takes none
+        calls = [call(name, {}, number) for number, name in enumerate((UNKNOWN, _STANDIN))]
         try:
             self._behind([{"role": "tool", "content": "3"}] * 2)
+            written = self._render([_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}], prompted=False)
         except Unusable:
             return True
-        return False
+        return _STANDIN not in written
+
+    def _writes_channels(self) -> bool:
+        try:
+            answered = [_ASKED, {"role": "assistant", "content": _STANDIN}, _ASKED]
+            return FINAL + _STANDIN in self._render(answered, prompted=True)
+        except Unusable:
+            return False
 
     def rewritten(self, role: str) -> str:
         """Where the template does not go on from the text of the turns before, in words; empty where it always does."""
         beside_calls = self._writes_beside_calls() if role == "tool" else True
-        for conversation in _conversations(role):
+        for conversation, drawn in self._conversations(role):
             answers = [place for place, message in enumerate(conversation) if message["role"] == "assistant"]
             asked = [self._render(conversation[:place], prompted=True) for place in [*answers, len(conversation)]]
-            for place, before, after in zip(answers, asked[:-1], asked[1:], strict=True):
-                expected = before + (conversation[place]["content"] if beside_calls else "")
-                if not _squeezed(after).startswith(_squeezed(expected)):  # white space may be trimmed
-                    return _difference(expected, after)
+            for said, before, after in zip(drawn, asked[:-1], asked[1:], strict=True):
+                expected = before + (said if beside_calls else "")
+                if not squeezed(after).startswith(squeezed(expected)):  # white space may be trimmed
+                    return difference(expected, after)
         return ""
 
     def _writes_beside_calls(self) -> bool:
         """Does the template write what a turn says beside its calls? In some formats a turn is text, or calls."""
-        talk = next(_conversations("tool"))
-        return str(talk[1]["content"]) in self._render(talk[:3], prompted=True)
+        talk, [said, _] = next(self._conversations("tool"))
+        return said in self._render(talk[:3], prompted=True)
+
+    def _conversations(self, role: str) -> Iterator[tuple[list[dict[str, Any]], list[str]]]:
+        """Of several turns, with a system turn and without, with reasoning and without; and the turns as drawn."""
+        for system in ([], [{"role": "system", "content": "Be brief."}]):
+            for turns in itertools.product(_SAID, repeat=2):
+                talk: list[dict[str, Any]] = [*system, {"role": "user", "content": "One?"}]
+                drawn = []
+                for number, (reasoning, answer) in enumerate(turns):
+                    back: dict[str, Any] = {"role": role, "content": f"{number} is there."}
+                    message, said = _turn(reasoning, answer, channels=self.channels, calls=role == "tool")
+                    if role == "tool":
+                        message["tool_calls"] = [call("look", {"at": str(number)}, number)]
+                        back |= {"tool_call_id": call_id(number), "name": "look"}
+                    talk += [message, back]
+                    drawn.append(said)
+                yield talk, drawn
 
     def turn_that_calls(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the policy would have to write so that it calls this; without what ends the turn."""
@@ -213,8 +249,7 @@ class Bridge:
         if not after.startswith(before):  # it asks with more than it writes afterwards
             before = after[: after.rfind(_STANDIN) + len(_STANDIN)]
         written = after[len(before) :]
-        names = eos_pattern(self.renderer.tokenizer, self.eos_ids)
-        end = None if names is None else names.search(written)
+        end = self._end_of_turn(written, 0)
         return written if end is None else written[: end.start()]
 
     def _behind(self, messages: Sequence[Message]) -> tuple[str, str]:
@@ -222,19 +257,42 @@ class Bridge:
         turn: dict[str, Any] = {"role": "assistant", "content": _STANDIN}
         called = sum(message["role"] == "tool" for message in messages)
         if called:
-            turn["tool_calls"] = [call(_STANDIN, {_STANDIN: _STANDIN}, number) for number in range(called)]
             messages = [{**message, **_named(message, number)} for number, message in enumerate(messages)]
-        text = self._render([{"role": "user", "content": "One?"}, turn, *messages], prompted=True)
+            names = [message["name"] for message in messages if message["role"] == "tool"]
+            turn["tool_calls"] = [call(name, {_STANDIN: _STANDIN}, number) for number, name in enumerate(names)]
+        text = self._render([_ASKED, turn, *messages], prompted=True)
         at = text.rfind(_STANDIN)
         if at < 0:
             raise Unusable("the chat template leaves out what the model said")
-        names, said = eos_pattern(self.renderer.tokenizer, self.eos_ids), at + len(_STANDIN)
-        end = None if names is None else names.search(text, said)
+        said = at + len(_STANDIN)
+        end = self._end_of_turn(text, said)
         if end is None and called:
             raise Unusable("nothing ends a turn with tool calls")
         if end is None:
             return "", text[said:]
         return end[0] if called else text[said : end.end()], text[end.end() :]
+
+    def _end_of_turn(self, text: str, begin: int) -> re.Match[str] | None:
+        """What the template writes at the end of a turn: an EOS, or in channels the end of a message."""
+        tokenizer = self.renderer.tokenizer
+        ends = {*self.eos_ids, *([int(tokenizer.convert_tokens_to_ids(END))] if self.channels else [])}  # type: ignore
+        names = eos_pattern(tokenizer, ends)
+        return None if names is None else names.search(text, begin)
+
+    def _render_as_drawn(self, messages: Sequence[Message]) -> str:
+        """A conversation that asks for an answer. In channels a turn with calls that cannot be read, whose content is all
+        that was drawn, is rendered as a call, and then stands in place of it."""
+        talk, drawn = list(messages), dict[str, str]()
+        for place, message in enumerate(messages):
+            if not self.channels or message["role"] != "assistant" or MESSAGE not in str(message["content"]):
+                continue
+            name, arguments = str(messages[place + 1].get("name", UNKNOWN)), {_STANDIN: place}
+            talk[place] = {"role": "assistant", "content": "", "tool_calls": [call(name, arguments, 0)]}
+            drawn[self.turn_that_calls(name, arguments)] = message["content"]
+        text = self._render(talk, prompted=True)
+        for written, said in drawn.items():
+            text = text.replace(written, said)
+        return text
 
     def _render(self, messages: Sequence[Message], *, prompted: bool) -> str:
         return self.renderer.render(messages, add_generation_prompt=prompted, tools=self.tools or None)
@@ -252,56 +310,15 @@ def call_id(number: int) -> str:
 def _named(message: Message, number: int) -> dict[str, Any]:
     if message["role"] != "tool":
         return {}
-    return {"tool_call_id": message.get("tool_call_id", call_id(number)), "name": message.get("name", _STANDIN)}
+    return {"tool_call_id": message.get("tool_call_id", call_id(number)), "name": message.get("name", UNKNOWN)}
 
 
-def _conversations(role: str) -> Iterator[list[dict[str, Any]]]:
-    """Of several turns, with a system turn and without, with reasoning and without."""
-    for system in ([], [{"role": "system", "content": "Be brief."}]):
-        for said in _SAID:
-            for other in _SAID:
-                talk: list[dict[str, Any]] = [*system, {"role": "user", "content": "One?"}]
-                for number, content in enumerate((said, other)):
-                    talk.append({"role": "assistant", "content": content})
-                    back: dict[str, Any] = {"role": role, "content": f"{number} is there."}
-                    if role == "tool":
-                        talk[-1]["tool_calls"] = [call("look", {"at": str(number)}, number)]
-                        back |= {"tool_call_id": call_id(number), "name": "look"}
-                    talk.append(back)
-                yield talk
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
-
-
-def _unspaced(text: str) -> str:
-    """Without the letter, too, that many tokenizers read as a space."""
-    return _squeezed(text.replace("▁", " "))
-
-
-def _is_made_of(text: str, pieces: Sequence[str]) -> bool:
-    """Do these stand in the text one after the other, with unknown letters between them and nowhere else?
-
-    >>> _is_made_of("abXc", ["ab", "c"]), _is_made_of("abXc", ["ab", "Xc"]), _is_made_of("abX", ["", ""])
-    (True, False, False)
-    """
-    if len(pieces) == 1:
-        return text == pieces[0]
-    first, *between, last = pieces
-    if not any(pieces) or not text.startswith(first):
-        return False
-    at = len(first)
-    for piece in between:
-        if (found := text.find(piece, at + 1)) < 0:
-            return False
-        at = found + len(piece)
-    return len(text) - len(last) > at and text.endswith(last)
-
-
-def _difference(before: str, after: str) -> str:
-    same = next(
-        (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-    )
-    start = max(0, same - 20)
-    return f"it writes {after[start : start + _SHOWN]!r} where {before[start : start + _SHOWN]!r} had been sampled"
+def _turn(reasoning: str, answer: str, *, channels: bool, calls: bool) -> tuple[dict[str, Any], str]:
+    """A turn of the policy as a message, and as it is drawn; with calls up to these."""
+    if not channels:
+        content = f"<think>\n{reasoning}\n</think>\n\n{answer}" if reasoning else answer
+        return {"role": "assistant", "content": content}, content
+    if calls:
+        return {"role": "assistant", "content": "", "thinking": answer}, ANALYSIS + answer + NEXT
+    thought = ANALYSIS + reasoning + NEXT if reasoning else ""
+    return {"role": "assistant", "content": answer, "thinking": reasoning}, thought + FINAL + answer

@@ -4,6 +4,7 @@
     llama      {"name": "look", "parameters": {"at": "x"}}, the whole turn                 Llama 3
     mistral    [TOOL_CALLS][{"name": "look", "arguments": {"at": "x"}}]
     deepseek   <｜tool▁call▁begin｜>function<｜tool▁sep｜>look ```json {"at": "x"} ```<｜tool▁call▁end｜>
+    harmony    <|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "x"}<|call|>        gpt-oss
 
 What begins as a call and cannot be read is a call, too: its result says what is wrong with it.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posttrain.data.dropped import Unusable
 from posttrain.errors import ConfigError
+from posttrain.models.harmony import parts
 
 if TYPE_CHECKING:
     from posttrain.data.prompts import Renderer
@@ -43,6 +45,8 @@ class Said(NamedTuple):
 
     content: str
     calls: list[Call]
+    thinking: str = ""
+    """What stands beside calls in channels that are not the user's (Harmony)."""
 
     @property
     def readable(self) -> bool:
@@ -61,9 +65,9 @@ class CallFormat:
 
     def read(self, text: str) -> Said:
         """The calls of a turn; `text` has its special tokens, but not the one that ends it."""
-        content, calls = self.find(text)
-        said = Said(content.strip(), calls[:MOST_CALLS])
-        return said if calls and said.readable else said._replace(content=text)
+        found = self.find(text)
+        said = found._replace(content=found.content.strip(), calls=found.calls[:MOST_CALLS])
+        return said if said.calls and said.readable else Said(text, said.calls)
 
 
 def template_of(renderer: Renderer) -> str:
@@ -77,10 +81,8 @@ def recognised(template: str) -> CallFormat:
     for known in FORMATS.values():
         if all(mark in template for mark in known.marks):
             return known
-    harmony = all(mark in template for mark in ("<|channel|>", "<|call|>"))
     raise ConfigError(
-        given="tools, but the chat template writes calls in "
-        + ("the format of gpt-oss (Harmony), which cannot be read yet" if harmony else "no format that is known here"),
+        given="tools, but the chat template writes calls in no format that is known here",
         allowed=", ".join(FORMATS),
         fix="Name the template of a model that calls tools in model.chat_template.",
     )
@@ -148,9 +150,21 @@ def _deepseek(text: str) -> Said:
     return Said(content, calls)
 
 
+def _harmony(text: str) -> Said:
+    found = parts(text)
+    calls = [
+        Call(name, {}, "no <|message|> stands before the arguments") if body is None else _named(name, body)
+        for name, body in ((one.recipient.removeprefix("functions."), one.text) for one in found if one.recipient)
+    ]
+    if not calls:
+        return Said(text, [])
+    return Said("", calls, "\n\n".join(one.text for one in found if one.text and not one.recipient))
+
+
 FORMATS: Mapping[str, CallFormat] = {
     known.name: known
     for known in (
+        CallFormat("harmony", ("<|channel|>", "<|call|>"), _harmony),
         CallFormat("deepseek", ("<｜tool▁call▁begin｜>",), _deepseek),
         CallFormat("mistral", ("[TOOL_CALLS]",), _mistral),
         CallFormat("hermes", ("<tool_call>", "arguments"), _hermes),

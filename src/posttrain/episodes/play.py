@@ -119,6 +119,7 @@ class Play:
         message: dict[str, Any] = {"role": "assistant", "content": said.content if said.calls else turn.text}
         if said.calls and said.readable:
             message["tool_calls"] = [call(one.name, one.arguments, n) for n, one in enumerate(said.calls)]
+            message |= {"thinking": said.thinking} if said.thinking else {}
         self.messages.append(message)
 
     def earn(self, reward: float | None) -> None:
