@@ -73,7 +73,7 @@ def test_a_template_whose_calls_cannot_be_read_is_refused(written: str, instead:
 
 
 def test_a_template_without_calls_is_refused_and_told_which_formats_are_known():
-    with pytest.raises(ConfigError, match="calls in no format that is known here.*harmony, deepseek, mistral"):
+    with pytest.raises(ConfigError, match=r"calls in no format that is known here.*harmony, deepseek, mistral"):
         recognised(FAMILIES["chatml"].template)
 
 

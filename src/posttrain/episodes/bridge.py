@@ -10,8 +10,8 @@ What was drawn is not rendered, so it cannot be changed. The proof, when a run s
 several turns and compares: does the template, too, go on from the very text of the turns before? One that takes out
 reasoning does not: it rewrites history. Then a run has two choices, `split` and `keep`.
 
-A template of gpt-oss (Harmony) writes turns in channels. What a policy draws of one then is no content of a message, but
-several messages; and the end that the template writes behind an answer, `<|end|>`, is no EOS.
+The template of gpt-oss (Harmony) writes turns in channels: what a policy draws is not the content of a message, and
+what the template writes behind an answer, `<|end|>`, is no EOS.
 """
 
 from __future__ import annotations
@@ -280,8 +280,8 @@ class Bridge:
         return None if names is None else names.search(text, begin)
 
     def _render_as_drawn(self, messages: Sequence[Message]) -> str:
-        """A conversation that asks for an answer. In channels a turn with calls that cannot be read, whose content is all
-        that was drawn, is rendered as a call, and then stands in place of it."""
+        """A conversation that asks for an answer. Templates with channels refuse a turn whose calls cannot be read, and
+        whose content so is all that was drawn: a call is rendered, and what was drawn put in its place."""
         talk, drawn = list(messages), dict[str, str]()
         for place, message in enumerate(messages):
             if not self.channels or message["role"] != "assistant" or MESSAGE not in str(message["content"]):
