@@ -17,6 +17,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
 import posttrain
+from posttrain.data.dropped import Unusable
+from posttrain.data.read import Row
+from posttrain.data.sampled_pairs import read_sampled_pair, write_sampled_pair
 from posttrain.engines.sampling import StopStrings
 from posttrain.episodes.bridge import Bridge
 from posttrain.episodes.calls import FORMATS, Call, Said
@@ -145,6 +148,17 @@ def turn(text: str) -> Completion:
     ids = tuple(tokenizer_of("harmony")(text, add_special_tokens=False).input_ids)
     shown = StopStrings(tokenizer_of("harmony"), []).text(ids, stopped=False)
     return Completion(ids=ids, logprobs=(0.0,) * len(ids), versions=(0,) * len(ids), finish_reason="eos", text=shown)
+
+
+def test_a_sampled_pair_is_read_back_by_its_ids_though_its_text_is_a_channel_of_them():
+    prompt = Prompt(index=0, ids=(1,), text="One?")
+    answers = [turn(THOUGHT + f"<|channel|>final<|message|>{number}<|return|>") for number in (4, 5)]
+    values = write_sampled_pair(prompt, *answers)
+    assert (values["chosen"], values["rejected"]) == ("4", "5")
+    pair = read_sampled_pair(Row(values, "here"), tokenizer_of("harmony"), 0)
+    assert pair.chosen.input_ids == (1, *answers[0].ids)
+    with pytest.raises(Unusable, match="chosen_ids of another tokenizer"):
+        read_sampled_pair(Row({**values, "chosen": "6"}, "here"), tokenizer_of("harmony"), 0)
 
 
 def test_split_writes_reasoning_within_a_chain_of_calls_and_drops_it_behind_an_answer():
