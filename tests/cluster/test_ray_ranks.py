@@ -231,7 +231,7 @@ def test_where_a_lost_node_has_no_successor_the_run_goes_on_with_fewer_ranks(pla
     """Three ranks on nodes of one processor each; the checkpoint of three is read by two."""
     folder, slow = place / "fewer", place / "slow"
     slow.touch()
-    monkeypatch.setattr("posttrain.cluster.reservation.ROOM", 20.0)
+    monkeypatch.setattr("posttrain.cluster.reservation.ROOM", 60.0)
 
     with three_nodes(head_cpus=1, cpus=1) as small:
 

@@ -36,6 +36,7 @@ class RemoteChild:
     delay = 1.0
 
     starts = STARTS
+    """See there."""
 
     def __init__(self, place: Callable[[], Any], output: int, lost: Callable[[str], None] = lambda why: None) -> None:
         """`place` makes the actor; what the process prints goes to `output`. `lost` is told why an actor is gone that
