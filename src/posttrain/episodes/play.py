@@ -89,8 +89,14 @@ class Play:
 
     def anew(self) -> Play:
         """The same trajectory before anything was drawn, once more."""
-        same = {"seed": self.seed, "max_turn_length": self.max_turn_length}
-        return Play(self.place, self.number, self.prompt, **same, attempt=self.attempt + 1)
+        return Play(
+            self.place,
+            self.number,
+            self.prompt,
+            seed=self.seed,
+            max_turn_length=self.max_turn_length,
+            attempt=self.attempt + 1,
+        )
 
     def hear(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """What came back, with the identifiers of the calls that it answers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -120,7 +120,7 @@ def read_texts(path: Path | str) -> list[str]:
 
 
 def _windows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[list[int]]:
-    bos = tokenizer.bos_token_id
+    bos: Any = tokenizer.bos_token_id
     for text in texts:
         ids: list[int] = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
         first: list[int] = ids[:1] if bos is None else [int(bos)]
