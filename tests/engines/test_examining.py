@@ -156,9 +156,12 @@ def test_a_server_that_is_too_busy_to_be_examined_is_not_lost(place):
 
 
 def test_a_server_that_refuses_to_be_examined_is_not_lost(place):
+    refused = []
+
     class Refuses(Busy):
         def on_collective_rpc(self, body, request):
             if self.holds and body["method"] == "posttrain_digests":
+                refused.append(body)
                 raise RuntimeError("no")
             return super().on_collective_rpc(body, request)
 
@@ -166,8 +169,7 @@ def test_a_server_that_refuses_to_be_examined_is_not_lost(place):
     with server.serving() as url, engine_of(place, server, url) as engine:
         heard = loaded(engine)
         server.holds = True
-        server.calls.clear()
         engine.examine(1, TOKENS)
-        wait_for(lambda: "collective_rpc" in server.calls)
+        wait_for(lambda: refused)
         server.holds = False
         examined(engine, heard, 2)
