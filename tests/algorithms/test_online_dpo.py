@@ -381,6 +381,7 @@ def test_with_drawn_labels_it_ends_at_the_reference_tilted_by_the_reward(beta: f
     assert total_variation(followed(OnlineDPO(beta=beta), "drawn", 1500, 8 / beta**2), expected_K) < 1e-4
 
 
+@pytest.mark.slow
 @catalogue("kind", ["drawn", "certain"])
 def test_ipo_ends_where_the_policy_is_tilted_by_its_chance_to_beat_itself(kind: str):
     beta = 0.5

@@ -203,6 +203,7 @@ def test_a_run_that_shall_stop_says_what_to_do_about_the_engine(place):
     assert "reward" not in str(stopped.value)
 
 
+@pytest.mark.slow
 def test_side_by_side_the_policy_that_moves_is_no_mismatch_and_a_lie_is(place):
     """Older tokens are far from the present policy, of an honest server, too."""
     ahead = {"train.run_ahead": 1, "train.max_staleness": 8, "train.steps": 12}

@@ -128,6 +128,7 @@ def test_engines_answer_evaluations_as_the_process_itself_does_while_they_sample
     assert begun == [row for row in groups_of(synchronous.folder) if row[0] == 1]
 
 
+@pytest.mark.slow
 def test_a_lead_that_is_tried_is_said_and_obeyed(place, monkeypatch):
     monkeypatch.setattr(pace, "WINDOW", 3)
     monkeypatch.setattr(pace, "BUSY", -1.0)  # as if the trainer always waited
@@ -154,6 +155,7 @@ def asked_of(asked: list[int], questions) -> list[object]:
     return []
 
 
+@pytest.mark.slow
 def test_a_run_whose_engines_are_lost_after_its_last_step_has_that_step_on_file(place, monkeypatch):
     lost = EngineError(given="no engine is left", fix="Look into engines/*.log.")
     monkeypatch.setattr(Deliveries, "newest", lambda self: None if self._published is None else throw(lost))
@@ -234,6 +236,7 @@ def test_a_resumed_run_goes_on_with_what_was_waiting_and_under_way(place):
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_engines_join_a_run_that_has_sampled_by_itself_and_leave_it_when_nothing_was_ahead(place):
     """3 steps here, 3 by an engine, 3 here again are 9 steps here, bit for bit."""
     whole = pt.train(config(place, "whole"), **{"train.steps": 9})

@@ -63,6 +63,7 @@ def accounts(folder: Path) -> dict[str, Any]:
 # --- the stand-in finds faults ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_number_that_is_read_in_the_loop_is_found_once_per_micro_batch(accounts):
     found, honest = accounts["a number read in the loop"], accounts["grpo"]
     more = {place: n for place, n in found["waits"].items() if n != honest["waits"].get(place)}

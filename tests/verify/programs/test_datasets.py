@@ -36,6 +36,7 @@ def runner():
     runner.close()
 
 
+@pytest.mark.slow
 def test_reference_solutions_pass_and_solutions_of_another_type_do_not(rows, runner):
     """One row of 120, and those whose tests are of an unusual form."""
     unusual = {"HumanEval/32", "HumanEval/33", "HumanEval/38", "HumanEval/50", "HumanEval/53"}
