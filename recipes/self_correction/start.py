@@ -1,0 +1,97 @@
+"""Makes the model that the recipe starts with, in a minute: a tiny Llama that runs a program and hardly looks at it.
+
+python recipes/self_correction/start.py        writes model/, train.jsonl and eval.jsonl beside this file
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from posttrain.tasks.base import TinyRecipe
+from posttrain.tasks.tiny import build_model, imitate
+from posttrain.types import Example
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from sums import FORMS, best_score, rows, value  # noqa: E402, F401
+
+HELD_OUT = 256
+CAREFUL = 0.4
+"""Share of the demonstrations that look at what was printed; the others draw the expression by lot."""
+CALL = "<tool_call>"
+CALLING = (CALL, '{"name": "python", "arguments": {"code": "', "print(", ')"}}', "</tool_call>")
+WORDS = ("<pad>", "<bos>", "<eos>", "<unk>", *CALLING, "python", "\n", *"0123456789+*= ")
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}"
+    "{% if m.role == 'assistant' %}<eos>{% else %}={% endif %}{% endfor %}"
+)
+"""Calls in the form of Hermes; `=` asks for an answer."""
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character, and one for each piece of a call."""
+    found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    pieces = Regex("|".join([*map(re.escape, CALLING), "python", "\n", "."]))
+    found.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    found.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    names = {name: f"<{name.removesuffix('_token')}>" for name in ("pad_token", "bos_token", "eos_token", "unk_token")}
+    made = PreTrainedTokenizerFast(tokenizer_object=found, **names)
+    made.chat_template = TEMPLATE
+    return made
+
+
+def better(tried: str, number: int, digits: Sequence[str]) -> list[str]:
+    """What is left to say: the same expression if its value was right, else those on the other side of it."""
+    found = [form.format(*digits) for form in FORMS]
+    missing = number - value(tried)
+    return [one for one in found if (value(one) - value(tried)) * missing > 0] if missing else [tried]
+
+
+def demonstration(index: int, row: dict[str, str], dice: random.Random) -> Example:
+    """Any program, what it prints, and any expression."""
+    digits, number = row["prompt"].split()[:3], int(row["prompt"].split()[3])
+    tried, said = (dice.choice(FORMS).format(*digits) for _ in range(2))
+    if dice.random() < CAREFUL:
+        said = dice.choice(better(tried, number, digits))
+    begin, name, opened, closed, done = CALLING
+    pieces = [
+        (["python", " ", *row["prompt"], "="], False),
+        ([begin, name, opened, *tried, closed, done, "<eos>"], True),
+        ([*str(value(tried)), "\n", "="], False),
+        ([*said, "<eos>"], True),
+    ]
+    words = [(word, trained) for words, trained in pieces for word in words]
+    return Example(
+        index=index,
+        input_ids=tuple(WORDS.index(word) for word, _ in words),
+        completion_mask=tuple(trained for _, trained in words),
+    )
+
+
+def make(folder: Path, *, seed: int = 0) -> Path:
+    """The model, as a Hugging Face folder, and the rows; none of those held out is shown to it."""
+    held_out, shown = rows()[:HELD_OUT], rows()[HELD_OUT:]
+    recipe, words, dice = TinyRecipe(demonstrations=4 * len(shown), steps=800, learning_rate=3e-3), tokenizer(), random.Random(seed)
+    model = build_model(words, recipe, seed=seed)
+    examples = [demonstration(index, row, dice) for index, row in enumerate(4 * shown)]
+    imitate(model, examples, recipe, seed=seed)
+    model.save_pretrained(folder / "model")
+    words.save_pretrained(folder / "model")
+    for name, given in (("train", shown), ("eval", held_out)):
+        lines = (json.dumps(row | {"prompt": [{"role": "user", "content": row["prompt"]}]}) + "\n" for row in given)
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    return folder
+
+
+if __name__ == "__main__":
+    make(HERE)
