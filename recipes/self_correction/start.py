@@ -81,7 +81,8 @@ def demonstration(index: int, row: dict[str, str], dice: random.Random) -> Examp
 def make(folder: Path, *, seed: int = 0) -> Path:
     """The model, as a Hugging Face folder, and the rows; none of those held out is shown to it."""
     held_out, shown = rows()[:HELD_OUT], rows()[HELD_OUT:]
-    recipe, words, dice = TinyRecipe(demonstrations=4 * len(shown), steps=800, learning_rate=3e-3), tokenizer(), random.Random(seed)
+    recipe = TinyRecipe(demonstrations=4 * len(shown), steps=800, learning_rate=3e-3)
+    words, dice = tokenizer(), random.Random(seed)
     model = build_model(words, recipe, seed=seed)
     examples = [demonstration(index, row, dice) for index, row in enumerate(4 * shown)]
     imitate(model, examples, recipe, seed=seed)
