@@ -7,7 +7,6 @@ Which number it is, the game draws by lot, for each trajectory another.
 from __future__ import annotations
 
 import random
-import re
 from typing import Any
 
 NUMBERS = range(1, 8)
@@ -49,12 +48,3 @@ def most_found(numbers: int, guesses: int) -> int:
         return 0
     sides = ((below, numbers - 1 - below) for below in range(numbers))
     return 1 + max(sum(most_found(side, guesses - 1) for side in both) for both in sides)
-
-
-class ToldGame(Game):
-    """The same game in words, for a model that talks: the first number of a sentence is the guess."""
-
-    def step(self, message: dict[str, Any]) -> str | None:
-        number = re.search(r"\d+", message["content"])
-        said = super().step({"content": number.group() if number else ""})
-        return said and f"It is {said}. Guess again."
