@@ -59,12 +59,14 @@ def measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def of_side(run: pt.Run, side: str, call: int | None) -> dict[str, Any]:
-    """The scores of sampled answers and of greedy ones, and the share of the sampled ones with a token of a call."""
+    """The scores of sampled answers and of greedy ones, what each reward says of the greedy ones, and the share of the
+    sampled ones with a token of a call."""
     found = run.evaluation[side]
     lines = (Path(run.folder) / "evaluations" / f"{side}.jsonl").read_text(encoding="utf-8").splitlines()
     answers = [sample["ids"] for line in lines for sample in json.loads(line)["samples"]]
     called = None if call is None else sum(call in ids for ids in answers) / len(answers)
-    return {"sampled": found["sampled"]["score"], "greedy": found["greedy"]["score"], "called": called}
+    rewards = {name: one["mean"] for name, one in found["rewards"].items()}
+    return {"sampled": found["sampled"]["score"], "greedy": found["greedy"]["score"], "rewards": rewards, "called": called}
 
 
 def recipe_of(name: str) -> ModuleType:

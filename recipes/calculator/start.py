@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import random
-import re
+import sys
 from itertools import product
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.tasks.base import TinyRecipe
@@ -19,31 +18,19 @@ from posttrain.tasks.tiny import build_model, imitate
 from posttrain.types import Example
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from tiny_words import CALL, CALLS_TEMPLATE, SPECIAL, example, word_tokenizer  # noqa: E402
+
 FACTORS, HELD_OUT = range(10, 100), 512
 CALLED = 0.2
 """Share of the demonstrations that call the calculator."""
-CALL = "<tool_call>"
 CALLING = (CALL, '{"name": "calculator", "arguments": {"expression": "', '"}}', "</tool_call>")
-WORDS = ("<pad>", "<bos>", "<eos>", "<unk>", *CALLING, "calculator", *"0123456789*= ")
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
-    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
-    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}"
-    "{% if m.role == 'assistant' %}<eos>{% else %}={% endif %}{% endfor %}"
-)
-"""Calls in the form of Hermes; `=` asks for an answer."""
+WORDS = (*SPECIAL, *CALLING, "calculator", *"0123456789*= ")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per character, and one for each piece of a call."""
-    found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
-    pieces = Regex("|".join([*map(re.escape, CALLING), "calculator", "."]))
-    found.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")  # pyright: ignore[reportAttributeAccessIssue]
-    found.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
-    names = {name: f"<{name.removesuffix('_token')}>" for name in ("pad_token", "bos_token", "eos_token", "unk_token")}
-    made = PreTrainedTokenizerFast(tokenizer_object=found, **names)
-    made.chat_template = TEMPLATE
-    return made
+    return word_tokenizer(WORDS, CALLS_TEMPLATE)
 
 
 def problems() -> list[dict[str, str]]:
@@ -61,12 +48,7 @@ def demonstration(index: int, row: dict[str, str], *, calls: bool) -> Example:
     if calls:
         call = [begin, name, *row["prompt"], end, done, "<eos>"]
         pieces = [(given, False), (call, True), ([*row["answer"], "="], False), (drawn, True)]
-    words = [(word, trained) for words, trained in pieces for word in words]
-    return Example(
-        index=index,
-        input_ids=tuple(WORDS.index(word) for word, _ in words),
-        completion_mask=tuple(trained for _, trained in words),
-    )
+    return example(index, pieces, WORDS)
 
 
 def best_score() -> float:

@@ -10,7 +10,6 @@ import random
 import sys
 from pathlib import Path
 
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.tasks.base import TinyRecipe
@@ -18,10 +17,11 @@ from posttrain.tasks.tiny import build_model, imitate
 from posttrain.types import Example
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 from game import GUESSES, NUMBERS, best_score  # noqa: E402, F401
+from tiny_words import SPECIAL, word_tokenizer  # noqa: E402
 
-WORDS = ("<pad>", "<bos>", "<eos>", "<unk>", "guess", "higher", "lower", ">", *map(str, NUMBERS))
+WORDS = (*SPECIAL, "guess", "higher", "lower", ">", *map(str, NUMBERS))
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% else %} > {% endif %}{% endfor %}"
 )
@@ -29,12 +29,7 @@ TEMPLATE = (
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per word."""
-    found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
-    found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    names = {name: f"<{name.removesuffix('_token')}>" for name in ("pad_token", "bos_token", "eos_token", "unk_token")}
-    made = PreTrainedTokenizerFast(tokenizer_object=found, **names)
-    made.chat_template = TEMPLATE
-    return made
+    return word_tokenizer(WORDS, TEMPLATE, spaced=True)
 
 
 def games(dice: random.Random, count: int) -> list[Example]:

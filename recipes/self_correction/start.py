@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.tasks.base import TinyRecipe
@@ -20,34 +18,20 @@ from posttrain.tasks.tiny import build_model, imitate
 from posttrain.types import Example
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 from sums import FORMS, best_score, rows, value  # noqa: E402, F401
+from tiny_words import CALL, CALLS_TEMPLATE, SPECIAL, example, word_tokenizer  # noqa: E402
 
 HELD_OUT = 256
 CAREFUL = 0.4
 """Share of the demonstrations that look at what was printed; the others draw the expression by lot."""
-CALL = "<tool_call>"
 CALLING = (CALL, '{"name": "python", "arguments": {"code": "', "print(", ')"}}', "</tool_call>")
-WORDS = ("<pad>", "<bos>", "<eos>", "<unk>", *CALLING, "python", "\n", *"0123456789+*= ")
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
-    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
-    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}"
-    "{% if m.role == 'assistant' %}<eos>{% else %}={% endif %}{% endfor %}"
-)
-"""Calls in the form of Hermes; `=` asks for an answer."""
+WORDS = (*SPECIAL, *CALLING, "python", "\n", *"0123456789+*= ")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token per character, and one for each piece of a call."""
-    found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
-    pieces = Regex("|".join([*map(re.escape, CALLING), "python", "\n", "."]))
-    found.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")  # pyright: ignore[reportAttributeAccessIssue]
-    found.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
-    names = {name: f"<{name.removesuffix('_token')}>" for name in ("pad_token", "bos_token", "eos_token", "unk_token")}
-    made = PreTrainedTokenizerFast(tokenizer_object=found, **names)
-    made.chat_template = TEMPLATE
-    return made
+    return word_tokenizer(WORDS, CALLS_TEMPLATE)
 
 
 def better(tried: str, number: int, digits: Sequence[str]) -> list[str]:
@@ -70,12 +54,7 @@ def demonstration(index: int, row: dict[str, str], dice: random.Random) -> Examp
         ([*str(value(tried)), "\n", "="], False),
         ([*said, "<eos>"], True),
     ]
-    words = [(word, trained) for words, trained in pieces for word in words]
-    return Example(
-        index=index,
-        input_ids=tuple(WORDS.index(word) for word, _ in words),
-        completion_mask=tuple(trained for _, trained in words),
-    )
+    return example(index, pieces, WORDS)
 
 
 def make(folder: Path, *, seed: int = 0) -> Path:

@@ -35,7 +35,7 @@ def config(folder: Path, **train: object) -> dict[str, object]:
     found = yaml.safe_load((RECIPE / "config.yaml").read_text())
     found["model"]["path"], found["output"] = str(folder / "model"), str(folder / "run")
     found["data"] = {"train": str(folder / "rows.jsonl"), "eval": str(folder / "rows.jsonl")}
-    found["environment"] = f"{RECIPE / 'game.py'}:Game"
+    found["environment"]["function"] = f"{RECIPE / 'game.py'}:Game"
     found["train"] |= train
     return found
 
