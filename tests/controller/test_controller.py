@@ -173,6 +173,17 @@ def test_a_group_whose_environments_never_answer_is_given_up():
     assert opened == [Open(Row(1, 0)), Open(Row(1, 1))], "another prompt takes its place"
 
 
+def test_the_last_engine_is_not_waited_for_in_environments():
+    """Their rows could not be drawn, and where only so many are open at once the others never begin."""
+    controller, _ = in_turns(attempts=1)
+    controller.handle(Resumed(Row(0, 0)))
+    controller.handle(Asked())
+    [*_, stop] = controller.handle(Lost("a", "was killed"))
+    assert isinstance(stop, Stop)
+    assert "the trainer waited for a in vain: was killed; no engine is left" in stop.cause
+    assert waiting(controller) == set()
+
+
 def due(engines: str = "a", **changes: Any) -> tuple[Controller, list[Command]]:
     """A controller whose engines share the trainer's device, when the groups of its first step are there."""
     controller, commands = started(engines, in_turns=True, **changes)

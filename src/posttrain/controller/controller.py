@@ -461,7 +461,7 @@ class Controller:
         self._score()
         self._sleep()
         self._deliver()
-        if not self._engines and self._dismissed and (self._published is None or not self.waits()):
+        if not self._engines and self._dismissed and (self._published is None or self._only_environments_go_on):
             # the first publication is laid out as an engine says: the trainer waits for one before it publishes
             name, cause = next(reversed(self._dismissed.items()))
             self._stop(f"the trainer waited for {name} in vain: {cause}; no engine is left", failed=True)
@@ -625,6 +625,11 @@ class Controller:
             yield Wait("publish", "trainer", self._version)
         elif self._phase == "between" and not self._evaluating:
             yield Wait("ask", "trainer", self._version)
+
+    @property
+    def _only_environments_go_on(self) -> bool:
+        """Without an engine they lead nowhere: some are not opened before others, which need one, are over."""
+        return all(wait.kind == "act" for wait in self.waits())
 
     @property
     def _evaluating(self) -> bool:
