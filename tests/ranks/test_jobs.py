@@ -17,9 +17,11 @@ import torch
 from safetensors.torch import load_file
 
 import posttrain as pt
-from posttrain.errors import ConfigError
+from posttrain.config import load_config
+from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.train import launch
 from posttrain.train.job import FinishedRun
+from posttrain.train.local_ranks import LocalRanks
 
 CONFIG: dict[str, Any] = {
     "model": {"path": "tiny:sort", "precision": "float32"},
@@ -58,6 +60,32 @@ def test_functions_that_no_other_process_can_import_are_refused(tmp_path):
 )
 def test_the_reason_for_a_restart_names_the_rank_that_ended_first(codes, reason):
     assert launch._reason(codes) == reason
+
+
+@pytest.mark.parametrize(("shard", "room", "size"), [("auto", 3, 3), (2, 3, 2), (2, 7, 6), (3, 5, 3)])
+def test_of_the_ranks_that_have_room_as_many_go_on_as_the_settings_allow(tmp_path, shard, room, size):
+    assert launch.most_ranks(load_config(config(tmp_path, 12, shard=shard)).config, room) == size
+
+
+def test_room_that_the_settings_cannot_use_is_told_by_the_name_of_the_setting(tmp_path):
+    told = r"there is room for 1 rank\(s\), and the settings allow no such number: train.shard = 2 with train.devices = 1"
+    with pytest.raises(DoesNotFit, match=told):
+        launch.most_ranks(load_config(config(tmp_path, 4, shard=2)).config, 1)
+
+
+class ThreeAtMost(LocalRanks):
+    """A machine that has room for three ranks."""
+
+    def room(self, size: int) -> int:
+        return min(size, 3)
+
+
+@pytest.mark.slow
+def test_where_three_of_four_ranks_have_room_two_train_a_copy_that_two_share(tmp_path, monkeypatch):
+    monkeypatch.setattr("posttrain.train.job.LocalRanks", ThreeAtMost)
+    run = pt.train(config(tmp_path / "run", 4, shard=2, steps=1))
+    assert run.step == 1
+    assert "  devices: 2  #" in (tmp_path / "run" / "config.yaml").read_text()
 
 
 @pytest.mark.slow

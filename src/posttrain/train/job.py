@@ -109,6 +109,7 @@ def launch(
         (place / GIVEN).mkdir()
         objects.put_files(files, place / GIVEN)
         Job(
+            config=config,
             place=place,
             folder=folder,
             size=devices_of(config),

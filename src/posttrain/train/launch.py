@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posttrain.config import check
-from posttrain.errors import ConfigError, PosttrainError, RankLost
+from posttrain.errors import ConfigError, DoesNotFit, PosttrainError, RankLost
 from posttrain.ranks.environment import place_of_process
 from posttrain.train.hosts import RankHosts, RankProcess
 
@@ -76,6 +76,24 @@ def check_over(config: RunConfig, size: int) -> None:
     check(config.model_copy(update={"train": config.train.model_copy(update={"devices": size})}))
 
 
+def most_ranks(config: RunConfig, room: int) -> int:
+    """The largest number of ranks, up to `room`, that the settings allow. Raises DoesNotFit where they allow none."""
+    refusal: ConfigError | None = None
+    for size in range(room, 0, -1):
+        try:
+            check_over(config, size)
+        except ConfigError as error:
+            refusal = refusal or error
+        else:
+            return size
+    assert refusal is not None, "there is room for one rank at least"
+    raise DoesNotFit(
+        given=f"there is room for {room} rank(s), and the settings allow no such number: {refusal.given}",
+        allowed=refusal.allowed,
+        fix="Add machines, then `posttrain resume RUN`, or change that setting in config.yaml of the run.",
+    )
+
+
 CONFIG, GIVEN = "config.yaml", "given"
 
 
@@ -83,6 +101,7 @@ CONFIG, GIVEN = "config.yaml", "given"
 class Job:
     """The ranks of one run, as this process sees them."""
 
+    config: RunConfig
     place: Path
     """A folder that all ranks see: in it are the settings of the run (`CONFIG`), and what a new run is to have in its
     folder from the start (`GIVEN`)."""
@@ -119,9 +138,11 @@ class Job:
         """
         room = self.ranks.room(self.size)
         if room < self.size:
-            self._say(f"there is room for {room} of {self.size} ranks: the job goes on with them")
-            reason = f"{reason}, with {room} of {self.size} ranks left"
-            self.size, self.resumed = room, {**(self.resumed or {}), "devices": room}
+            size = most_ranks(self.config, room)
+            taken = "" if size == room else f", of which its settings allow {size}"
+            self._say(f"there is room for {room} of {self.size} ranks{taken}: the job goes on with them")
+            reason = f"{reason}, with {room} of {self.size} ranks left{taken}"
+            self.size, self.resumed = size, {**(self.resumed or {}), "devices": size}
         meeting = Path(tempfile.mkdtemp(prefix="life-", dir=self.place))
         told = {
             "config": str(self.place / CONFIG),
