@@ -66,7 +66,12 @@ def of_side(run: pt.Run, side: str, call: int | None) -> dict[str, Any]:
     answers = [sample["ids"] for line in lines for sample in json.loads(line)["samples"]]
     called = None if call is None else sum(call in ids for ids in answers) / len(answers)
     rewards = {name: one["mean"] for name, one in found["rewards"].items()}
-    return {"sampled": found["sampled"]["score"], "greedy": found["greedy"]["score"], "rewards": rewards, "called": called}
+    return {
+        "sampled": found["sampled"]["score"],
+        "greedy": found["greedy"]["score"],
+        "rewards": rewards,
+        "called": called,
+    }
 
 
 def recipe_of(name: str) -> ModuleType:

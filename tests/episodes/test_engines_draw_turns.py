@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -171,12 +172,15 @@ def test_a_killed_engine_costs_no_turn_and_an_environment_that_dies_no_trajector
 
 
 def test_a_resumed_run_begins_open_trajectories_anew_and_loses_none(place: Path):
-    first = pt.train(config(place, "resumed"), **AHEAD, **{"train.steps": 5, "checkpoint.every": 5})
-    _, state = load_state(max((first.folder / "checkpoints").glob("step-*")) / "state")
-    done = pt.resume(first.folder, steps=10)
-    assert Counter(map(len, groups_of(done.folder).values())) == {1: 10 * 4}
-    assert state["feed"]["engines"]["rows"] == []
-    assert state["feed"]["engines"]["controller"]["version"] == 5
+    slow = {"environment": {"function": f"{WORLDS}:Guess", "settings": {"pause": 0.1}}}
+    first = pt.train(config(place, "resumed", **slow), **AHEAD, **{"train.steps": 6, "checkpoint.every": 3})
+    middle, last = sorted((first.folder / "checkpoints").glob("step-*"))[-2:]
+    _, state = load_state(middle / "state")
+    begun = state["feed"]["engines"]["controller"]["in_flight"]
+    assert not all(row["ended"] for group in begun for row in group["rows"]), "some are open"
+    shutil.rmtree(last)
+    done = pt.resume(first.folder, steps=6)
+    assert Counter(map(len, groups_of(done.folder).values())) == {1: 6 * 4}
 
 
 @pytest.mark.slow

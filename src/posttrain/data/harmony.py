@@ -81,11 +81,14 @@ class Channels:
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerBase) -> Channels | None:
         """None where the tokenizer lacks one of the special tokens."""
-        added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
+        if tokenizer.convert_tokens_to_ids(MESSAGE) in (None, tokenizer.unk_token_id):
+            return None  # asked for each row of a file, and a list of added tokens may have thousands
+        tokens = tokenizer.added_tokens_decoder
+        added = {str(token): number for number, token in tokens.items()}
         if not added.keys() >= set(_MARKS):
             return None
         own = {added[name] for name in _MARKS}
-        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = {number for number, token in tokens.items() if token.special}
         return Channels(tokenizer, frozenset({added["<|channel|>"], added[MESSAGE]}), frozenset(special - own))
 
     def turn(self, ids: Sequence[int]) -> str | None:

@@ -189,17 +189,20 @@ class Bridge:
         return is_made_of(unspaced(text), read)
 
     def _takes_one_result(self) -> bool:
+        """Does the template write one call of a turn, or refuse two?"""
+        result = {"role": "tool", "content": "3"}
+        calls = [call(name, {}, number) for number, name in enumerate((UNKNOWN, _STANDIN))]
+        results = [{**result, "name": UNKNOWN, "tool_call_id": one["id"]} for one in calls]
         try:
-            self._behind([{"role": "tool", "content": "3"}])
+            self._behind([result])
         except Unusable:
             return False  # it takes none
-        calls = [call(name, {}, number) for number, name in enumerate((UNKNOWN, _STANDIN))]
         try:
-            self._behind([{"role": "tool", "content": "3"}] * 2)
-            written = self._render([_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}], prompted=False)
+            self._behind([result] * 2)
+            turn = {"role": "assistant", "content": "", "tool_calls": calls}
+            return _STANDIN not in self._render([_ASKED, turn, *results], prompted=True)
         except Unusable:
             return True
-        return _STANDIN not in written
 
     def _writes_channels(self) -> bool:
         try:

@@ -117,7 +117,7 @@ class Trajectories:
             self.scene.sessions.kill(play.session)
 
     def take_waited(self) -> float:
-        """Seconds that environments have taken, since this was asked last."""
+        """Seconds that environments of rows to train have taken, since this was asked last."""
         waited, self.waited = self.waited, 0.0
         return waited
 
@@ -154,7 +154,8 @@ class Trajectories:
                 assert play.session is not None
                 assert play.session.reply is not None
                 del self._waiting[play]
-                self.waited += play.session.reply.seconds
+                if play.place >= 0:  # not of an evaluation
+                    self.waited += play.session.reply.seconds
                 self._turns.answered(play, play.session.reply)
             while (self._asked or self._pending) and len(self._plays) < self.most:
                 play = (self._asked or self._pending).popleft()

@@ -21,7 +21,7 @@ from posttrain.models.forward_path import causal_lm
 from posttrain.models.microbatches import plan_microbatches
 from posttrain.models.modes import evaluating
 from posttrain.train.memory import free_memory, reason_of, tried
-from posttrain.types import Batch, Max, Mean, Metrics, Outputs, Percentile
+from posttrain.types import Batch, Completion, Max, Mean, Metrics, Outputs, Percentile
 from posttrain.watch.bisection import Answered, Cause, Row, Score, Trainer, find_cause
 from posttrain.watch.rounding import Level
 
@@ -143,18 +143,12 @@ class Examiner:
         )
 
     def _rows(self, groups: Sequence[Group], version: int) -> list[Row]:
-        """Those with the largest differences; of several turns the first."""
+        """Those with the largest differences; of several turns the first with a token of this version."""
         whole = [
-            Row(
-                prompt_ids=tuple(group.prompt.ids),
-                ids=completion.ids[:end],
-                logprobs=completion.logprobs[:end],
-                places=tuple(place for place, drawn in enumerate(completion.versions[:end]) if drawn == version),
-            )
+            row
             for group in groups
             for completion in group.completions
-            for end in [completion.given[0][0] if completion.given else len(completion.ids)]
-            if version in completion.versions[:end]
+            if (row := _row_of(group.prompt.ids, completion, version)) is not None
         ]
         vocabulary = self.loaded.model.get_output_embeddings().weight.shape[0]  # pyright: ignore
         count = max(1, min(ROWS, NUMBERS // vocabulary // PLACES))
@@ -192,6 +186,32 @@ class Examiner:
             readings=readings_of(self.loaded),
             temperature=self.forward.temperature,
         )
+
+
+def _row_of(prompt_ids: Sequence[int], completion: Completion, version: int) -> Row | None:
+    """The first turn with a token of this version, behind what the model saw before it; None where there is none.
+
+    >>> told = {"logprobs": (-1.0, -2.0), "versions": (0, 1), "finish_reason": "eos", "text": ""}
+    >>> row = _row_of((1, 2), Completion(ids=(5, 6, 7, 8), given=((0, 1), (2, 3)), **told), 1)
+    >>> row.prompt_ids, row.ids, row.logprobs, row.places
+    ((1, 2, 5, 6, 7), (8,), (-2.0,), (0,))
+    """
+    drawn, told, begin = completion.drawn, 0, 0
+    for last in completion.turn_ends:
+        begin = drawn.index(True, begin)
+        size = last + 1 - begin
+        versions = completion.versions[told : told + size]
+        if version in versions:
+            start = max((place for place in completion.starts if place <= begin), default=None)
+            before = (*prompt_ids, *completion.ids[:begin]) if start is None else completion.ids[start:begin]
+            return Row(
+                prompt_ids=before,
+                ids=completion.ids[begin : last + 1],
+                logprobs=completion.logprobs[told : told + size],
+                places=tuple(place for place, one in enumerate(versions) if one == version),
+            )
+        begin, told = last + 1, told + size
+    return None
 
 
 def spread(row: Row) -> Row:
