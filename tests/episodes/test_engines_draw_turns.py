@@ -64,6 +64,30 @@ CALLS = {
 }
 
 
+HOST_DIES = f'''
+import os, signal, sys, time
+from pathlib import Path
+
+sys.path.insert(0, {str(Path(WORLDS).parent)!r})
+from {Path(WORLDS).stem} import Guess
+
+IMPORTED, KILLED = (Path(__file__).with_suffix(ending) for ending in (".imported", ".killed"))
+if KILLED.exists():
+    time.sleep(6)
+    IMPORTED.touch()
+
+
+class World(Guess):
+    """Kills the host that it was forked from, once."""
+
+    def step(self, message):
+        if not KILLED.exists():
+            KILLED.touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+        return super().step(message)
+'''
+
+
 def groups_of(run: Path) -> dict[int, list[int]]:
     """The steps that trained each prompt."""
     found: dict[int, list[int]] = {}
@@ -145,6 +169,19 @@ def test_a_slow_environment_holds_up_neither_the_others_nor_the_trainer(place: P
     own = [row for row in rows_of(done, steps[slow]) if row["prompt_index"] == slow]
     assert all(min(row["versions"]) <= 2 for row in own)
     assert any(max(row["versions"]) >= 6 for row in own)
+
+
+@pytest.mark.slow
+def test_engines_are_not_late_while_a_dead_host_of_environments_is_started_anew(place: Path):
+    """That thread hears nobody while the host imports an environment which takes longer than rollout.deadline."""
+    world = place / "slow_to_import.py"
+    world.write_text(HOST_DIES)
+    settings = config(place, "host", environment={"function": f"{world}:World"})
+    done = pt.train(settings, **AHEAD, **{"train.steps": 4, "rollout.deadline": 2.0})
+    assert world.with_suffix(".killed").exists() and world.with_suffix(".imported").exists()
+    told = [json.loads(line)["message"] for line in (done.folder / "events.jsonl").open()]
+    assert not any("is late" in message or "is lost" in message for message in told)
+    assert Counter(map(len, groups_of(done.folder).values())) == {1: 4 * 4}
 
 
 @pytest.mark.slow

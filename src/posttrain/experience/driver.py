@@ -222,6 +222,8 @@ class Driver:
         self._bell.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._since: dict[Wait, float] = {}
+        self._looked = time.monotonic()
+        """At the clocks, for the last time."""
         self._threads: list[threading.Thread] = []
         self._closing = False
         self._has_weights = self._launched = False
@@ -569,7 +571,9 @@ class Driver:
         if not self._launched:
             return
         now, waits = time.monotonic(), self.controller.waits()
-        self._since = {wait: self._since.get(wait, now) for wait in waits}
+        deaf = max(0.0, now - self._looked - 2 * TICK)  # this thread was busy, such as with a host that it started anew
+        self._since = {wait: min(self._since.get(wait, now) + deaf, now) for wait in waits}
+        self._looked = now
         allowed = {"join": self.start_deadline, "load": self.deadline, "sleep": self.deadline, "draw": self.deadline}
         for wait, since in list(self._since.items()):
             if now - since > allowed.get(wait.kind, float("inf")):
