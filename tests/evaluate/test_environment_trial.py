@@ -125,9 +125,13 @@ def test_an_environment_that_is_as_it_should_be_passes(folder):
         "environment ends": "ok",
         "nothing is given away": "ok",
         "environment repeats": "ok",
+        "seconds per answer": "ok",
         "answers are kept": "ok",
     }
     assert report.ok
+    (seconds,) = [one.measured for one in report.checks if one.check == "seconds per answer"]
+    assert seconds is not None
+    assert 0 < seconds < 1, "of an environment that answers at once"
 
 
 @pytest.mark.parametrize(

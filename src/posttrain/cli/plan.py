@@ -26,7 +26,16 @@ PromptsPerStep = Annotated[int | None, typer.Option(help="train.prompts_per_step
 MaxCompletionLength = Annotated[int | None, typer.Option(help="sampling.max_completion_length")]
 Steps = Annotated[int | None, typer.Option(help="train.steps")]
 PromptLength = Annotated[int | None, typer.Option(help="Tokens of the longest prompt, if no setting says.")]
-MeanCompletionLength = Annotated[int | None, typer.Option(help="Mean tokens of an answer; the time depends on it.")]
+MeanCompletionLength = Annotated[
+    int | None, typer.Option(help="Mean tokens of an answer, or of one of its turns; the time depends on it.")
+]
+MeanTurns = Annotated[float | None, typer.Option(help="Mean turns of a trajectory; the time depends on it.")]
+GivenLength = Annotated[
+    int | None, typer.Option(help="Tokens that tools or an environment give between two turns, on average.")
+]
+CallSeconds = Annotated[
+    float | None, typer.Option(help="Seconds until they have answered; `posttrain reward test` measures it.")
+]
 LengthSpread = Annotated[
     float | None,
     typer.Option(help="Sigma of the log-normal answer lengths, if engines sample beside training: 1.0."),
@@ -65,6 +74,9 @@ def plan(
     steps: Steps = None,
     prompt_length: PromptLength = None,
     mean_completion_length: MeanCompletionLength = None,
+    mean_turns: MeanTurns = None,
+    given_length: GivenLength = None,
+    call_seconds: CallSeconds = None,
     length_spread: LengthSpread = None,
     engine: Engine = None,
     engine_gpus: EngineGpus = 1,
@@ -81,17 +93,16 @@ def plan(
     \b
     Examples:
       posttrain plan my_run.yaml
-      posttrain plan my_run.yaml train.tokens_per_microbatch=1024 --gpus rtx-4090
       posttrain plan --model 70b --algorithm sft --gpus 64xH100 --tensor 8
       posttrain plan --model 7b --algorithm grpo --gpus l40s --lora --group-size 16 --max-completion-length 2048
+      posttrain plan my_run.yaml --gpus rtx-4090 --given-length 200 --call-seconds 0.5 --mean-turns 3
       posttrain plan my_run.yaml --probe
     """
     configs, overrides = sort_arguments(arguments or [], verb="plan", options=_options())
     if len(configs) > 1:
         raise ConfigError(given=f"{len(configs)} configuration files: {', '.join(configs)}", allowed="one, or none")
-    settings = (group_size, prompts_per_step, max_completion_length, steps)
-    overrides += [f"{name}={value}" for name, value in zip(SETTINGS, settings, strict=True) if value is not None]
-    overrides += ["lora={}"] if lora else []
+    settings = zip(SETTINGS, (group_size, prompts_per_step, max_completion_length, steps), strict=True)
+    overrides += [f"{name}={value}" for name, value in settings if value is not None] + (["lora={}"] if lora else [])
     how = {
         "engine": _one_of("engine", engine, ("shared", "copy", "separate")),
         "engine_ranks": engine_gpus,
@@ -100,6 +111,9 @@ def plan(
         "tensor": tensor,
         "network": network,
         "mean_completion_tokens": mean_completion_length,
+        "mean_turns": mean_turns,
+        "given_tokens": given_length,
+        "call_seconds": call_seconds,
         "length_spread": length_spread,
         "prompt_tokens": prompt_length,
         "price": price,

@@ -126,6 +126,15 @@ class RunConfig(Part):
         return sampling.max_trajectory_length, "sampling.max_trajectory_length"
 
     @property
+    def longest_completion(self) -> int:
+        """Tokens that may stand behind a prompt, if the model's context has room for them. Of several turns without
+        max_trajectory_length, what the policy alone can draw: how long answers of tools are, nobody knows."""
+        sampling = self.sampling
+        if not self.has_turns:
+            return sampling.max_completion_length
+        return sampling.max_trajectory_length or sampling.max_turns * sampling.max_completion_length
+
+    @property
     def has_dropout(self) -> bool:
         """Of adapters, while they are trained."""
         return self.lora is not None and self.lora.dropout > 0

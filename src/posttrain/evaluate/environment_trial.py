@@ -7,6 +7,7 @@ what breaks under it breaks in the first step of the run. `posttrain reward test
 from __future__ import annotations
 
 import re
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -46,6 +47,8 @@ class Game:
     """Of its turns and at the end; None where it gave none."""
     done: bool = False
     failure: str = ""
+    seconds: list[float] = field(default_factory=list)
+    """Until each of its turns was answered."""
 
     @property
     def story(self) -> tuple[Any, ...]:
@@ -64,6 +67,8 @@ def play(sessions: Sessions, row: Prompt, turns: Sequence[tuple[str, Calls]], se
     def ask(do: str, **arguments: Any) -> Mapping[str, Any] | None:
         sessions.ask(session, do, **arguments)
         reply = sessions.wait(session)
+        if do == "step":
+            game.seconds.append(reply.seconds)
         if reply.kind == "value":
             return reply.value
         game.failure = f"{do}: {reply.message}"
@@ -158,7 +163,7 @@ def try_environment(
         ]
     findings += [_tool(schema["function"]["name"], calling) for schema in sessions.schemas]
     sessions.settle()
-    return [*findings, _leaks([*games, *calling], rows)]
+    return [*findings, _answers_in_time([*games, *calling]), _leaks([*games, *calling], rows)]
 
 
 def _finding(
@@ -238,6 +243,20 @@ def _tool(name: str, games: Sequence[Game]) -> Finding:
         "some call brings a result",
         f"{len(errors)} of {len(results)} calls with made-up arguments came to nothing",
         [*dict.fromkeys(map(quote, [*hung, *in_itself, *errors]))],
+    )
+
+
+def _answers_in_time(games: Sequence[Game]) -> Finding:
+    """What `posttrain plan` is told with --call-seconds. Players ask one after another here."""
+    seconds = [one for game in games for one in game.seconds]
+    mean, slowest = statistics.fmean(seconds or [0.0]), max(seconds, default=0.0)
+    return _finding(
+        "seconds per answer",
+        "ok" if seconds else "skipped",
+        mean if seconds else None,
+        "what `posttrain plan --call-seconds` asks for",
+        f"{mean:.3g} on average, {slowest:.3g} at most, of {len(seconds)} turns",
+        [],
     )
 
 

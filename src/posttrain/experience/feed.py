@@ -186,12 +186,10 @@ class PromptFeed:
         return Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(mask_BT)), tokens=tokens)
 
     def _most_tokens(self) -> int:
-        """Behind a prompt. Of several turns without max_trajectory_length, what the policy alone can draw."""
-        sampling = self.config.sampling
-        if not self.config.has_turns:
-            return sampling.max_completion_length
-        most = sampling.max_trajectory_length or sampling.max_turns * sampling.max_completion_length
-        return most if self.context_length is None else min(most, self.context_length)
+        """Behind a prompt."""
+        most = self.config.longest_completion
+        alone = self.context_length is None or not self.config.has_turns
+        return most if alone else min(most, self.context_length)
 
     def _room(self, prompt: Prompt) -> int | None:
         """For what stands behind it; None: for anything."""

@@ -267,6 +267,8 @@ def _workload(config: RunConfig, target: Target, *, sharding: Sharding, shard: i
     accelerator = target.hardware.device
     names = ("engine", "engine_tensor", "prompt_tokens", "mean_completion_tokens")
     known = {name: getattr(target, name) for name in names}
+    if config.has_turns:  # the mean of a turn: see `Target.answering`
+        known.pop("mean_completion_tokens")
     alone = accelerator.key != "cpu" and config.rollout.engine == "vllm"  # the others are for its servers
     workload = workload_of(
         config,
@@ -279,6 +281,7 @@ def _workload(config: RunConfig, target: Target, *, sharding: Sharding, shard: i
         tensor=1 if alone else target.tensor,
         engine_ranks=target.engine_ranks,
         lengths=target.lengths,
+        answering=target.answering,
         **{name: value for name, value in known.items() if value is not None},
     )
     check_groups(workload)
@@ -350,7 +353,8 @@ def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware, held
     """(how many, seconds of each): before, after, and every so many steps."""
     every, steps, settings = config.evaluation.every, workload.steps, config.evaluation
     number = 2 + ((steps - 1) // every if every else 0)
-    tokens = settings.max_completion_length or step_of(workload, longest=False).answer_tokens
+    mean = step_of(workload, longest=False).answer_tokens if workload.turns is None else workload.turns.mean_tokens
+    tokens = settings.max_completion_length or mean
     prompts = settings.prompts if heldout is None else min(settings.prompts, heldout)
     return number, evaluation_seconds(workload, hardware, prompts=prompts, samples=settings.samples, tokens=tokens)
 

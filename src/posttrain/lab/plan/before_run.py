@@ -149,6 +149,7 @@ def _frugal(workload: Workload) -> Iterator[Workload]:
         workload,
         prompt_tokens=min(SHORTEST, workload.prompt_tokens),
         completion_tokens=min(SHORTEST, workload.completion_tokens),
+        turns=None,
     )
     yield shorter
     for precision in ("float32", "bfloat16"):

@@ -146,6 +146,8 @@ def _smaller(config: RunConfig, workload: Workload) -> Iterator[Step]:
     """What changes the task."""
     if workload.data_kind == "prompts":
         length = config.sampling.max_completion_length
+        if workload.turns is not None:
+            yield from _shorter_trajectories(config)
         for shorter in _halves(length, least=max(64, length // 4)):
             yield Step(settings={"sampling.max_completion_length": shorter}, costs="shorter answers")
         if "reference" in workload.needs and "kl_coef" in config.algorithm.settings:
@@ -153,6 +155,16 @@ def _smaller(config: RunConfig, workload: Workload) -> Iterator[Step]:
     elif config.data.max_length is not None:
         for shorter in _halves(config.data.max_length, least=config.data.max_length // 4):
             yield Step(settings={"data.max_length": shorter}, costs="longer rows are dropped")
+
+
+def _shorter_trajectories(config: RunConfig) -> Iterator[Step]:
+    most, turns = config.sampling.max_trajectory_length, config.sampling.max_turns
+    for shorter in _halves(
+        config.longest_completion if most is None else most, least=config.sampling.max_completion_length
+    ):
+        yield Step(settings={"sampling.max_trajectory_length": shorter}, costs="longer trajectories are cut")
+    for fewer in _halves(turns, least=2):
+        yield Step(settings={"sampling.max_turns": fewer}, costs="trajectories of fewer turns")
 
 
 def _halves(number: int, least: int) -> Iterator[int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal, NamedTuple
 
-from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.records import Turns, Workload
 from posttrain.models.packing import LEAST_SAVING
 
 
@@ -64,7 +64,7 @@ def microbatches(workload: Workload) -> Microbatches:
     alike = _rows_alike(workload) if shares else 1
     own, prefix = workload.row_tokens - 1, workload.prompt_tokens if shares else 0
     together, number = deal_out(rows, alike, own, prefix, workload.tokens_per_microbatch)
-    return Microbatches(lay_out(workload.row_tokens, workload.completion_tokens, together, prefix), number)
+    return Microbatches(lay_out(workload.row_tokens, workload.scored_tokens, together, prefix), number)
 
 
 def deal_out(rows: int, alike: int, own: int, prefix: int, budget: int) -> tuple[list[int], int]:
@@ -132,6 +132,10 @@ class Step:
     microbatch_tokens: int = 2048
     shares_prompts: bool = True
     """Rows of one prompt compute it once, as far as they are in one micro-batch."""
+    turns: Turns | None = None
+    """Of an answer; None: it is one."""
+    drawn_tokens: int | None = None
+    """Of an answer, those that its turns drew; None: all."""
 
     @property
     def rows(self) -> int:
@@ -172,7 +176,7 @@ class Step:
     @property
     def scored_tokens(self) -> int:
         """Whose log-probabilities are asked for."""
-        return self.rows * self.answer_tokens
+        return self.rows * (self.answer_tokens if self.drawn_tokens is None else self.drawn_tokens)
 
     @property
     def microbatches(self) -> int:
@@ -196,20 +200,32 @@ class Step:
         """The whole arithmetic, as a sentence that a person can check."""
         return f"{self._rows_in_words()}, {self._updates_in_words()}; {self._tokens_in_words(steps)}."
 
+    @property
+    def rows_in_words(self) -> str:
+        return "trajectories" if self.turns is not None else self.rows_are
+
+    def _turns_in_words(self) -> str:
+        if self.turns is None:
+            return ""
+        given = f" with {self.turns.given:,} given between two" if self.turns.given else ""
+        many = "s" * (self.turns.number > 1)
+        return f": {self.turns.number:,} turn{many} of {self.turns.tokens:,}{given}"
+
     def _rows_in_words(self) -> str:
         if self.rows_are == "answers":
             each = f"{self.prompts:,} prompts x {self.per_prompt:,} completions"
+            named = "answer" if self.turns is None else "trajectory"
             return (
-                f"{each} = {self.rows:,} answers"
+                f"{each} = {self.rows:,} {self.rows_in_words}"
                 if self.per_prompt > 1
-                else f"{self.prompts:,} prompts, one answer each"
+                else f"{self.prompts:,} prompts, one {named} each"
             )
         if self.rows_are == "pairs":
             return f"{self.prompts:,} pairs x 2 answers = {self.rows:,} rows"
         return f"{self.rows:,} examples"
 
     def _updates_in_words(self) -> str:
-        units, name = (self.prompts, "pairs") if self.rows_are == "pairs" else (self.rows, self.rows_are)
+        units, name = (self.prompts, "pairs") if self.rows_are == "pairs" else (self.rows, self.rows_in_words)
         each = -(-units // self.minibatches)
         about = "about " if units % self.minibatches else ""
         passes = f" ({self.minibatches} parts x {self.epochs} epochs)" if self.minibatches > 1 < self.epochs else ""
@@ -220,5 +236,6 @@ class Step:
     def _tokens_in_words(self, steps: int | None) -> str:
         many = "es" * (self.microbatches > 1)
         passes = f"{self.microbatches:,} micro-batch{many} of up to {self.microbatch_tokens:,} tokens"
-        most = f"at most {self.tokens:,} tokens ({self.prompt_tokens:,} + {self.answer_tokens:,} each) in {passes}"
+        each = f"{self.prompt_tokens:,} + {self.answer_tokens:,} each{self._turns_in_words()}"
+        most = f"at most {self.tokens:,} tokens ({each}) in {passes}"
         return most + (f", {self.tokens * steps:,} in {steps:,} steps" if steps is not None else "")

@@ -31,6 +31,7 @@ from posttrain.lab.plan.roles import (
     resident,
     weight_ranks,
 )
+from posttrain.lab.plan.turns import first_and_last
 from posttrain.lab.plan.update import training_moments
 from posttrain.lab.plan.verdict import size
 from posttrain.models.footprint import (
@@ -100,10 +101,11 @@ def _loading(workload: Workload, stays: Sequence[Part]) -> Iterator[Moment]:
 
 def _generate(workload: Workload) -> Iterator[Moment]:
     weights = _decoded_weights(workload)
-    cache, logits = part("sampler", "keys and values", keys_and_values(workload)), choice(workload)
-    yield Moment(name="choice of a token", parts=(*weights, cache, part("sampler", "logits", logits)))
-    prompts = part("sampler", "keys and values", prompt_cache(workload))
-    yield Moment(name="prompts", parts=(*weights, prompts, part("sampler", "temporaries", prefill(workload))))
+    for drawn in first_and_last(workload):
+        cache, logits = part("sampler", "keys and values", keys_and_values(drawn)), choice(drawn)
+        yield Moment(name="choice of a token", parts=(*weights, cache, part("sampler", "logits", logits)))
+        prompts = part("sampler", "keys and values", prompt_cache(drawn))
+        yield Moment(name="prompts", parts=(*weights, prompts, part("sampler", "temporaries", prefill(drawn))))
 
 
 def _decoded_weights(workload: Workload) -> tuple[Part, ...]:
@@ -114,10 +116,11 @@ def _decoded_weights(workload: Workload) -> tuple[Part, ...]:
 
 def _engine(workload: Workload) -> Phase:
     ranks = engine_group(workload).ranks
+    drawn = max(first_and_last(workload), key=keys_and_values)
     parts = (
         Part(role="sampler", what="copy of the weights", bytes=engine_weights(workload), stays=True),
-        part("sampler", "keys and values", keys_and_values(workload) // ranks),
-        part("sampler", "logits", choice(workload) // ranks),
+        part("sampler", "keys and values", keys_and_values(drawn) // ranks),
+        part("sampler", "logits", choice(drawn) // ranks),
     )
     return Phase(name="generate", parts=parts, moment="choice of a token", place="engine")
 

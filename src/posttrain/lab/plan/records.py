@@ -37,6 +37,53 @@ class Adapters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Turns:
+    """Of completions in which tools or an environment answer. Means are for the time, the others for memory."""
+
+    number: int
+    """At most."""
+    tokens: int
+    """That are drawn in a turn, at most."""
+    given: int = 0
+    """Tokens of an answer, which stand between two turns."""
+    mean_number: float = 0.0
+    """0: as many as there may be."""
+    mean_tokens: int = 0
+    """0: as long as it may be."""
+    seconds: float = 0.0
+    """Until an answer is there."""
+    last_is_answered: bool = False
+    """By an environment; tools answer no turn that calls none."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean_number", self.mean_number or float(self.number))
+        object.__setattr__(self, "mean_tokens", self.mean_tokens or self.tokens)
+
+    @property
+    def drawn(self) -> int:
+        """Tokens of a trajectory, at most."""
+        return self.number * self.tokens
+
+    @property
+    def whole(self) -> int:
+        """With what is given between them."""
+        return self.drawn + (self.number - 1) * self.given
+
+    @property
+    def mean_drawn(self) -> int:
+        return max(1, round(self.mean_number * self.mean_tokens))
+
+    @property
+    def mean_whole(self) -> int:
+        return self.mean_drawn + round((self.mean_number - 1) * self.given)
+
+    @property
+    def answers(self) -> float:
+        """That a trajectory waits for."""
+        return self.mean_number if self.last_is_answered else self.mean_number - 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """Everything that decides memory, arithmetic and time of a step. Defaults are those of the config."""
 
@@ -61,6 +108,8 @@ class Workload:
     """Of all completions; None: as the longest one. Time depends on it, memory does not."""
     mean_prompt_tokens: int | None = None
     """The same of all prompts."""
+    turns: Turns | None = None
+    """Of a completion; None: it is one."""
     minibatches: int = 1
     epochs: int = 1
     tokens_per_microbatch: int = 2048
@@ -132,6 +181,11 @@ class Workload:
     def row_tokens(self) -> int:
         """Of the longest row."""
         return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def scored_tokens(self) -> int:
+        """Of the longest completion those that the policy drew; others are context."""
+        return self.completion_tokens if self.turns is None else min(self.completion_tokens, self.turns.drawn)
 
 
 @dataclass(frozen=True, kw_only=True)

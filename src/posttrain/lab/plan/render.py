@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.bundles import RANK, amounts, in_words, totals
 from posttrain.lab.plan.collectives import Together, together
 from posttrain.lab.plan.hardware import table
-from posttrain.lab.plan.timing import useful_devices
+from posttrain.lab.plan.timing import WAITS, useful_devices
 from posttrain.lab.plan.verdict import size
 from posttrain.report.svg import percent, seconds
 
@@ -27,7 +27,7 @@ WORK = ("flops", "bytes", "layer_calls", "link_bytes", "network_bytes")
 
 def line(plan: Plan) -> str:
     """`256 answers a step, needs 3.1 of 24 GiB, at most about 4 min`"""
-    rows = f"{plan.step.rows:,} {plan.step.rows_are if plan.step.rows_are != 'pairs' else 'rows'} a step"
+    rows = f"{plan.step.rows:,} {plan.step.rows_in_words if plan.step.rows_are != 'pairs' else 'rows'} a step"
     needed = plan.verdict.sentence(plan.hardware.count).removeprefix(f"fits: {plan.verdict.answer}, ")
     needed += f" ({alone})" if (alone := _on_one_device(plan)) else ""
     dollars = f", {money(plan.dollars)}" if plan.dollars is not None and plan.target.price is not None else ""
@@ -83,6 +83,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "step": {
             "sentence": step.sentence(plan.workload.steps),
             **{name: getattr(step, name) for name in ("rows", "updates", "tokens", "computed_tokens", "microbatches")},
+            "turns": None if step.turns is None else asdict(step.turns),
             "seconds": plan.step_seconds,
             "flops": plan.cost.work.flops,
             "bytes": plan.cost.work.bytes,
@@ -201,10 +202,7 @@ def _changes(plan: Plan) -> list[str]:
 def _time(plan: Plan) -> list[str]:
     phases = [(name, plan.cost.of(name)) for name in ("generate", "score", "train")]
     parts = ", ".join(f"{name} {duration(spent)}" for name, spent in phases if spent)
-    if plan.target.mean_completion_tokens is None and plan.workload.data_kind == "prompts":
-        most = "at most, with every answer as long as it may be: "
-    else:
-        most = ""
+    most = _at_most(plan)
     work = plan.cost.work
     between = f", and {size(work.link_bytes)} between devices" if work.link_bytes else ""
     evaluations = f"{plan.evaluations} evaluations of {duration(plan.evaluation_seconds)}"
@@ -212,8 +210,27 @@ def _time(plan: Plan) -> list[str]:
         f"{most}{duration(plan.step_seconds)} a step ({parts})",
         f"{duration(plan.run_seconds)} for {plan.workload.steps:,} steps and {evaluations}",
         f"a step is {operations(work.flops)} and moves {size(work.bytes)} of memory{between}",
+        *_waited(plan),
         *_wasted(plan),
     ]
+
+
+def _at_most(plan: Plan) -> str:
+    """Where nobody has said how long things are on average."""
+    turns, told = plan.workload.turns, plan.target
+    if plan.workload.data_kind != "prompts" or told.mean_completion_tokens is not None:
+        return ""
+    if turns is None:
+        return "at most, with every answer as long as it may be: "
+    return (
+        "" if told.mean_turns is not None else "at most, with as many turns as there may be, each as long as it may: "
+    )
+
+
+def _waited(plan: Plan) -> list[str]:
+    """For tools and environments."""
+    found = [one for one in plan.cost.parts if one.what == WAITS]
+    return [f"of a step, {duration(one.seconds)} are spent waiting for tools and environments" for one in found]
 
 
 def _beside(plan: Plan) -> list[str]:
@@ -332,6 +349,7 @@ def _assumed(plan: Plan) -> list[str]:
     ]
     if plan.config.reward_model is not None:
         told.append("not counted either: training the reward model first; its section can be planned by itself")
+    told += _turns_assumed(plan)
     if plan.workload.device == "cuda" and shares.source == "assumed":
         told.append(
             "time on GPUs is computed from data sheets and the share of the peak that published runs of other "
@@ -341,6 +359,26 @@ def _assumed(plan: Plan) -> list[str]:
         told.append("what several devices would do together is computed: time and price, too")
         told += _links_assumed(plan)
     return [*told, *_beside_assumed(plan), *plan.memory.notes]
+
+
+def _turns_assumed(plan: Plan) -> list[str]:
+    turns = plan.workload.turns
+    if turns is None:
+        return []
+    told = []
+    if not turns.given and turns.number > 1:
+        told.append("nothing stands between two turns: --given-length, or sampling.max_trajectory_length")
+    if not turns.seconds:
+        told.append("tools and environments answer at once: --call-seconds, which `posttrain reward test` measures")
+    else:
+        told.append(
+            f"tools and environments answer within {duration(turns.seconds)} (--call-seconds), side by side for half "
+            "of the trajectories that are open"
+        )
+    told.append("whoever comes back is computed from its first token again, in every turn")
+    if plan.config.environment.history == "split" or plan.config.agent.history == "split":
+        told.append("history is counted once, though split computes it again in every turn")
+    return told
 
 
 def _traffic(plan: Plan) -> list[str]:

@@ -70,7 +70,7 @@ def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spre
     from posttrain.train.fleet import limits_of, threads_of  # with transformers, which takes seconds
 
     mean = workload.mean_completion_tokens or max(1, workload.completion_tokens // MEAN_SHARE)
-    workload = replace(workload, mean_completion_tokens=mean)
+    workload = replace(workload, mean_completion_tokens=mean, turns=None)  # drawn as one answer of their length
     scaled = Scaled(
         config,
         limits_of(config, greedy="greedy_reward" in workload.needs),

@@ -34,6 +34,7 @@ from posttrain.errors import ConfigError
 from posttrain.files import write_durably
 from posttrain.lab.plan.hardware import Hardware, find_hardware, known_device, processor_facts, this_gpu, this_processor
 from posttrain.lab.plan.records import Engine, MemoryPlan, Phase, Sharding
+from posttrain.lab.plan.turns import Answering
 from posttrain.lab.plan.workload import RowLengths
 from posttrain.placement import visible_count
 from posttrain.ranks.environment import place_of_process
@@ -214,12 +215,23 @@ class Target:
     """GB/s from each device to other machines; None: the table's."""
     mean_completion_tokens: int | None = None
     prompt_tokens: int | None = None
+    mean_turns: float | None = None
+    """Of a trajectory."""
+    given_tokens: int | None = None
+    """Of an answer of tools or an environment, on average."""
+    call_seconds: float | None = None
+    """Until it is there."""
     price: float | None = None
     """Dollars per device and hour; None: the table's range."""
     length_spread: float | None = None
     """Sigma of the lengths of answers, which are taken to be log-normal."""
     lengths: RowLengths | None = None
     """Of the data, where it is on this machine."""
+
+    @property
+    def answering(self) -> Answering:
+        """What is said of tools and environments."""
+        return Answering(self.given_tokens, self.call_seconds or 0.0, self.mean_turns, self.mean_completion_tokens)
 
     @property
     def here(self) -> bool:
@@ -264,24 +276,38 @@ def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     return Target(hardware=hardware, cards=cards, **given)
 
 
+OF_TURNS = ("mean_turns", "given_tokens", "call_seconds")
+"""What says more about trajectories of several turns."""
+
+
 def _check_target(config: RunConfig, given: Mapping[str, Any]) -> None:
     """Raise ConfigError for numbers that no run can have."""
-    longest = config.sampling.max_completion_length
+    sampling = config.sampling
     within = {
         "engine_ranks": ("--engine-gpus", 1, inf),
         "engine_tensor": ("--engine-tensor", 1, inf),
         "tensor": ("--tensor", 1, inf),
         "network": ("--network", 0.1, inf),
-        "mean_completion_tokens": ("--mean-completion-length", 1, longest),
+        "mean_completion_tokens": ("--mean-completion-length", 1, sampling.max_completion_length),
         "prompt_tokens": ("--prompt-length", 1, inf),
+        "mean_turns": ("--mean-turns", 1, sampling.max_turns),
+        "given_tokens": ("--given-length", 0, inf),
+        "call_seconds": ("--call-seconds", 0, inf),
         "price": ("--price", 0, inf),
         "length_spread": ("--length-spread", 0, inf),
     }
+    if not config.has_turns and (alone := next((name for name in OF_TURNS if name in given), None)):
+        raise ConfigError(
+            given=f"{within[alone][0]} of a run whose answers have one turn",
+            allowed="that of a run with tools, an environment or an agent",
+            fix="Leave it out, or add tools: [...] or environment: ... to the configuration (docs/environments.md).",
+        )
+    bounds = {"--mean-completion-length": "sampling.max_completion_length", "--mean-turns": "sampling.max_turns"}
     for name, (option, least, most) in within.items():
         if name in given and not least <= given[name] <= most:
-            until = f" to {most}, which is sampling.max_completion_length" if most != inf else " or more"
+            until = f" to {most}, which is {bounds[option]}" if most != inf else " or more"
             raise ConfigError(
                 given=f"{name} = {given[name]} ({option})",
                 allowed=f"{least}{until}",
-                fix=f"For example {option} {max(1, least) if most == inf else min(most, max(1, longest // 2))}.",
+                fix=f"For example {option} {max(1, least) if most == inf else max(1, most // 2)}.",
             )

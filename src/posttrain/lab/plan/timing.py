@@ -21,7 +21,10 @@ from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.mesh import data_group, engine_group, engines, part_of, shard_group, tensor_group
 from posttrain.lab.plan.records import PhaseName, Workload
+from posttrain.lab.plan.turns import requests, waiting_seconds
 from posttrain.models.footprint import holds_base
+
+WAITS = "waiting for tools and environments"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +72,10 @@ class StepCost:
 def step_of(workload: Workload, *, longest: bool = True) -> Step:
     """The arithmetic of a step; `longest`: with every answer as long as it may be, else as long as the mean."""
     w = workload
-    answer, prompt = w.completion_tokens, w.prompt_tokens
+    answer, prompt, drawn = w.completion_tokens, w.prompt_tokens, w.scored_tokens
     if not longest:
         answer, prompt = w.mean_completion_tokens or answer, w.mean_prompt_tokens or prompt
+        drawn = answer if w.turns is None else min(answer, w.turns.mean_drawn)
     return Step(
         prompts=w.prompts_per_step,
         per_prompt=w.rows // w.prompts_per_step,
@@ -82,6 +86,8 @@ def step_of(workload: Workload, *, longest: bool = True) -> Step:
         epochs=w.epochs,
         microbatch_tokens=w.tokens_per_microbatch,
         shares_prompts=w.data_kind in ("prompts", "pairs"),
+        turns=w.turns,
+        drawn_tokens=None if w.turns is None else drawn,
     )
 
 
@@ -90,7 +96,11 @@ def cost_of_step(workload: Workload, hardware: Hardware) -> StepCost:
     step = step_of(workload, longest=False)
     own = _share_of(step, data_group(workload).ranks)
     parts = [*_generate(workload, step), *_score(workload, own), *_train(workload, own)]
-    return StepCost(parts=tuple(_timed(workload, hardware, step.prompts / own.prompts, *part) for part in parts))
+    timed = [_timed(workload, hardware, step.prompts / own.prompts, *part) for part in parts]
+    waits = _waits(workload, step.prompts, _sampled_per_prompt(workload, step))
+    if waits:
+        timed.append(TimedWork(phase="generate", what=WAITS, work=Work(), seconds=waits))
+    return StepCost(parts=tuple(timed))
 
 
 def useful_devices(workload: Workload) -> int:
@@ -103,11 +113,37 @@ def useful_devices(workload: Workload) -> int:
 def evaluation_seconds(workload: Workload, hardware: Hardware, *, prompts: int, samples: int, tokens: int) -> float:
     """Of one held-out evaluation: a greedy answer and so many samples of each prompt, or a pass over given rows."""
     if workload.data_kind == "prompts":
-        work = sampling_work(workload, prompts=prompts, per_prompt=1 + samples, answer_tokens=tokens)
-    else:
-        held_out = _share_of(replace(step_of(workload, longest=False), prompts=prompts), data_group(workload).ranks)
-        work = _scored(workload, workload.architecture, held_out)
-    return work.seconds(hardware, workload.precision)
+        work = drawing_work(workload, prompts=prompts, per_prompt=1 + samples, answer_tokens=tokens)
+        waits = _waits(workload, prompts, 1 + samples)
+        return work.seconds(hardware, workload.precision) + waits
+    held_out = _share_of(replace(step_of(workload, longest=False), prompts=prompts), data_group(workload).ranks)
+    return _scored(workload, workload.architecture, held_out).seconds(hardware, workload.precision)
+
+
+def drawing_work(workload: Workload, *, prompts: int, per_prompt: int, answer_tokens: int, longest: int = 0) -> Work:
+    """As `sampling_work`, turn by turn where a completion has several: whoever comes back is computed from its first
+    token again. `answer_tokens` and `longest` are those of a turn then."""
+    if workload.turns is None:
+        return sampling_work(
+            workload, prompts=prompts, per_prompt=per_prompt, answer_tokens=answer_tokens, longest=longest
+        )
+    turns = replace(workload.turns, mean_tokens=answer_tokens)
+    work = Work()
+    for one in requests(turns, workload.completion_tokens):
+        behind = replace(workload, turns=None, prompt_tokens=workload.prompt_tokens + one.before)
+        # their prompt is all that a group has in common
+        who = (prompts, per_prompt) if not one.before else (max(1, round(prompts * per_prompt * one.share)), 1)
+        work += sampling_work(behind, prompts=who[0], per_prompt=who[1], answer_tokens=one.tokens, longest=longest)
+    return work
+
+
+def _waits(workload: Workload, prompts: int, per_prompt: int) -> float:
+    """Seconds for tools and environments."""
+    return waiting_seconds(workload.turns, prompts * per_prompt, workload.max_batch_rows)
+
+
+def _sampled_per_prompt(workload: Workload, step: Step) -> int:
+    return step.per_prompt + ("greedy_reward" in workload.needs)
 
 
 def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_tokens: int, longest: int = 0) -> Work:
@@ -158,13 +194,13 @@ def _share_of(step: Step, devices: int) -> Step:
 def _generate(workload: Workload, step: Step) -> Iterator[_Named]:
     if workload.data_kind != "prompts":
         return
-    rows = step.per_prompt + ("greedy_reward" in workload.needs)
-    work = sampling_work(
+    turns = workload.turns
+    work = drawing_work(
         workload,
         prompts=step.prompts,
-        per_prompt=rows,
-        answer_tokens=step.answer_tokens,
-        longest=workload.completion_tokens,
+        per_prompt=_sampled_per_prompt(workload, step),
+        answer_tokens=step.answer_tokens if turns is None else turns.mean_tokens,
+        longest=workload.completion_tokens if turns is None else turns.tokens,
     )
     yield "generate", "answers", work
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.config import REWARD_MODEL, RunConfig
 from posttrain.lab.plan.architecture import Architecture, architecture_of, read_architecture
-from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Workload
+from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Turns, Workload
+from posttrain.lab.plan.turns import UNTOLD, Answering, longest_trajectory, turns_of
 from posttrain.models.compute import DTYPES, SMALL, Compute, dtype_name
 from posttrain.tasks.base import FORMS
 from posttrain.tasks.catalogue import find_builtin
@@ -45,10 +47,11 @@ def workload_of(
     computing: Compute | None = None,
     bfloat16: bool = True,
     lengths: RowLengths | None = None,
+    answering: Answering = UNTOLD,
     **known: Any,
 ) -> Workload:
-    """What this configuration asks of one device, which has instructions for `bfloat16` or not; `known` are fields of
-    `Workload` that the caller knows better.
+    """What this configuration asks of one device, which has instructions for `bfloat16` or not; `answering` is what it
+    does not say of tools and environments, `known` are fields of `Workload` that the caller knows better.
 
     Lengths are those of the data where they are known, else the longest that the configuration admits; where it names
     none, they are assumed. Raises as `read_architecture` does.
@@ -60,7 +63,9 @@ def workload_of(
     algorithm = algorithm.with_decided_correction(exact=config.samples_exactly(precision))
     kind: DataKind = "pairs" if config.sampled_pairs is not None else algorithm.data_kind
     online = kind == "prompts"
-    prompt, completion = _lengths(config, architecture, lengths, online=online)
+    turns = turns_of(config, answering) if online else None
+    prompt, completion = _lengths(config, architecture, lengths, turns, online=online)
+    mean = _mean_completion(completion, lengths, turns, online=online)
     fields: dict[str, Any] = {
         "algorithm": algorithm.key,
         "needs": algorithm.needs,
@@ -71,7 +76,8 @@ def workload_of(
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "mean_prompt_tokens": None if lengths is None else min(prompt, lengths.mean_prompt),
-        "mean_completion_tokens": None if lengths is None or online else min(completion, lengths.mean_completion),
+        "mean_completion_tokens": mean,
+        "turns": turns,
         "minibatches": train.minibatches,
         "epochs": train.epochs,
         "tokens_per_microbatch": train.microbatch_tokens,
@@ -104,7 +110,7 @@ def model_architecture(path: str) -> Architecture:
 
 
 def _lengths(
-    config: RunConfig, architecture: Architecture, lengths: RowLengths | None, *, online: bool
+    config: RunConfig, architecture: Architecture, lengths: RowLengths | None, turns: Turns | None, *, online: bool
 ) -> tuple[int, int]:
     """(prompt, completion) of the longest row."""
     context = architecture.context or 2**31
@@ -113,11 +119,22 @@ def _lengths(
         completion = min(lengths.completion, max(1, row - 1))
         return max(1, row - completion), completion
     if online:
-        completion = min(config.sampling.max_completion_length, context - 1)
         prompt = lengths.prompt if lengths is not None else config.data.max_prompt_length or ASSUMED_PROMPT
+        if turns is not None and lengths is not None:  # trajectories have what their prompt leaves of the context
+            prompt = min(prompt, context - 1)
+            return prompt, min(longest_trajectory(config, turns), context - prompt)
+        longest = config.longest_completion if turns is None else longest_trajectory(config, turns)
+        completion = min(longest, context - 1)
         return min(prompt, context - completion), completion
     row = min(config.data.max_length or ASSUMED_ROW, context)
     return row // 2, row - row // 2
+
+
+def _mean_completion(longest: int, lengths: RowLengths | None, turns: Turns | None, *, online: bool) -> int | None:
+    """None: not known, or as the longest one."""
+    if turns is not None:
+        return min(longest, turns.mean_whole)
+    return None if lengths is None or online else min(longest, lengths.mean_completion)
 
 
 def _adapters(config: RunConfig) -> Adapters | None:
@@ -222,10 +239,11 @@ def _read(config: RunConfig, context: int | None) -> RowLengths | None:
     split = read_split(settings, config.seed)
     kind = config.algorithm.build().data_kind
     room = (context or 2**31) - (config.sampling.max_completion_length if kind == "prompts" else 0)
+    renderer = Renderer.of(settings, tokenizer, config.model.chat_template_kwargs)
     look = Looking(
         rows=split.train,
         settings=settings,
-        renderer=Renderer.of(settings, tokenizer, config.model.chat_template_kwargs),
+        renderer=replace(renderer, tools=_schemas(config) or None),
         eos_ids=frozenset({int(tokenizer.eos_token_id)} if isinstance(tokenizer.eos_token_id, int) else ()),
         max_length=room if kind == "prompts" else min(room, settings.max_length or room),
         unit="tokens",
@@ -249,6 +267,17 @@ def _read(config: RunConfig, context: int | None) -> RowLengths | None:
         mean_prompt=max(1, means[0]),
         mean_completion=means[1],
     )
+
+
+def _schemas(config: RunConfig) -> list[Mapping[str, Any]]:
+    """Of tools, which the chat template writes into each prompt."""
+    if not config.tools:
+        return []
+    from posttrain.episodes.acting import Acting
+
+    with ExitStack() as processes:
+        acting = Acting.of(config, processes)
+        return [] if acting is None else acting.schemas
 
 
 def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:

@@ -1,0 +1,122 @@
+"""Completions of several turns: each is a request behind all that came before it, and between them others answer.
+
+    before turn k     k (drawn + given) tokens behind the prompt, k from 0
+    waiting           rows x answers x seconds of one / trajectories that wait side by side
+
+How long a trajectory may become says the configuration (`RunConfig.longest_completion`), to the trainer as well. Who
+comes back when says episodes/episodes.py: on a CPU half of the open trajectories wait while others are drawn, so that
+is how many wait side by side. Drawing hides some of the waiting, and the last trajectories wait with fewer beside
+them; neither is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
+
+from posttrain.config import RunConfig
+from posttrain.lab.plan.records import Turns, Workload
+
+OPEN = 2
+"""Times as many trajectories are open as rows are drawn (episodes/episodes.py)."""
+
+
+class Answering(NamedTuple):
+    """What a plan is told of tools and environments, beside the configuration."""
+
+    given_tokens: int | None = None
+    """Of an answer, on average."""
+    call_seconds: float = 0.0
+    """Until it is there."""
+    mean_turns: float | None = None
+    mean_tokens: int | None = None
+    """Of a turn."""
+
+
+UNTOLD = Answering()
+
+
+def turns_of(config: RunConfig, answering: Answering) -> Turns | None:
+    """None where each answer has one turn. Where nobody says how long answers of tools are, they fill what
+    `max_trajectory_length` leaves, if anything."""
+    if not config.has_turns:
+        return None
+    sampling = config.sampling
+    number, tokens, limit = sampling.max_turns, sampling.max_completion_length, sampling.max_trajectory_length
+    given = answering.given_tokens
+    if given is None:
+        given = max(0, (limit or 0) - number * tokens) // max(1, number - 1)
+    return Turns(
+        number=number,
+        tokens=tokens,
+        given=given,
+        mean_number=answering.mean_turns or float(number),
+        mean_tokens=answering.mean_tokens or tokens,
+        seconds=answering.call_seconds,
+        last_is_answered=config.environment.function is not None,
+    )
+
+
+def longest_trajectory(config: RunConfig, turns: Turns) -> int:
+    """Tokens behind a prompt: what the trainer tries at its start, and what was said to stand between."""
+    most = config.longest_completion
+    return most if config.sampling.max_trajectory_length is not None else max(most, turns.whole)
+
+
+class Request(NamedTuple):
+    """A turn that is drawn."""
+
+    before: int
+    """Tokens between the prompt and it."""
+    tokens: int
+    share: float
+    """Of the trajectories that come so far."""
+
+
+def requests(turns: Turns, room: int) -> Iterator[Request]:
+    """Turns of the mean length, as many as there are on average, within `room` tokens.
+
+    >>> list(requests(Turns(number=3, tokens=8, given=4, mean_number=1.5, mean_tokens=8), 100))
+    [Request(before=0, tokens=8, share=1.0), Request(before=12, tokens=8, share=0.5)]
+    """
+    for number in range(ceil(turns.mean_number)):
+        before = number * (turns.mean_tokens + turns.given)
+        if room > before:
+            share = min(1.0, turns.mean_number - number)
+            yield Request(before, min(turns.mean_tokens, room - before), share)
+
+
+def first_and_last(workload: Workload) -> tuple[Workload, ...]:
+    """Steps in which the first turns are drawn, and the last ones: of each the prompts are what stands before it.
+
+    Rows of a group begin alike, and go apart with what they draw. Who waits is not drawn: on a CPU, in this process,
+    that is one half, but for one row.
+    """
+    turns = workload.turns
+    if turns is None:
+        return (workload,)
+    answer = min(turns.tokens, workload.completion_tokens)
+    first = replace(workload, turns=None, completion_tokens=answer)
+    if turns.number == 1:
+        return (first,)
+    counted = workload.device == "cpu" and workload.engine != "separate"
+    rows = workload.rows // 2 + 1 if counted else workload.rows
+    before = workload.completion_tokens - answer
+    last = replace(first, prompts_per_step=rows, group_size=1, prompt_tokens=workload.prompt_tokens + before)
+    return first, last
+
+
+def waiting_seconds(turns: Turns | None, rows: int, drawn_together: int) -> float:
+    """For tools and environments, of so many trajectories.
+
+    64 trajectories of 5 turns and an environment of half a second, 32 of which wait side by side:
+
+    >>> waiting_seconds(Turns(number=5, tokens=8, seconds=0.5, last_is_answered=True), 64, 64)
+    5.0
+    """
+    if turns is None:
+        return 0.0
+    beside = max(1, min(rows, OPEN * drawn_together) / 2)
+    return rows * turns.answers * turns.seconds / beside
