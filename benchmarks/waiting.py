@@ -1,7 +1,8 @@
 """What waiting for a tool costs: 64 trajectories of 5 turns with one of half a second, beside one that takes no time.
 
     python -m benchmarks.waiting                 turns of three lengths, and the table of docs/environments.md
-    python -m benchmarks.waiting --ends -2 --rounds 1
+    python -m benchmarks.waiting --models 85M    the same trajectories drawn by a larger model, beside what is on file
+    python -m benchmarks.waiting --ends -2 --rounds 1          printed alone
 
 A random model draws turns of about the length that its bias for the end of a turn gives. Both runs draw the very same
 tokens, which is checked; they take turns, round after round. What a tool costs depends on how long it takes beside a
@@ -32,11 +33,17 @@ PAGE = HERE.parent / "docs" / "environments.md"
 TRAJECTORIES, TURNS, PAUSE, CONTEXT = 64, 5, 0.5, 4096
 ENDS = (0.5, -0.7, -2.0)
 """Biases for the end of a turn."""
+MODELS: Mapping[str, tuple[Mapping[str, int], Sequence[float]]] = {
+    "1.4M": ({"width": 256, "layers": 3}, ENDS),
+    "85M": ({"width": 768, "layers": 12, "heads": 12, "mlp": 3072}, ENDS[:1]),
+}
+"""Sizes, and which turns are drawn. The larger one has the layers of the 110M of docs/speed.md, without its vocabulary: a
+plain MLP of 3072 has as many weights as a gated one of 2048."""
 
 
-def measure(ends: float, rounds: int) -> dict[str, Any]:
+def measure(name: str, ends: float, rounds: int) -> dict[str, Any]:
     """Seconds with the pause and without it, of turns of one length."""
-    model = talker(context=CONTEXT, width=256, layers=3, ends=ends)
+    model = talker(context=CONTEXT, ends=ends, **MODELS[name][0])
     seconds: dict[float, list[float]] = {0.0: [], PAUSE: []}
     drawn: list[list[Completion]] = []
     for _ in range(rounds):
@@ -52,6 +59,7 @@ def measure(ends: float, rounds: int) -> dict[str, Any]:
     turns = sum(completion.episode.turns for completion in drawn[0] if completion.episode)
     without, paused = (statistics.median(own) for own in seconds.values())
     return {
+        "model": name,
         "turns": turns,
         "tokens_per_turn": round(sum(len(completion.logprobs) for completion in drawn[0]) / turns, 1),
         "turn_seconds": round(without / TURNS, 2),
@@ -63,16 +71,21 @@ def measure(ends: float, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What waiting for a tool of half a second costs.")
-    parser.add_argument("--ends", type=float, nargs="*", default=ENDS)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:1])
+    parser.add_argument("--ends", type=float, nargs="+", help="biases for the end of a turn; nothing is put on file")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     load, cells = os.getloadavg()[0], []
-    for ends in options.ends:
-        cells.append(measure(ends, options.rounds))
-        print(json.dumps(cells[-1]), flush=True)
-    if tuple(options.ends) == ENDS:
+    for name in options.models:
+        for ends in options.ends or MODELS[name][1]:
+            cells.append(measure(name, ends, options.rounds))
+            print(json.dumps(cells[-1]), flush=True)
+    if options.ends is None:
         machine = f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start"
-        RESULT.write_text(json.dumps({"machine": machine, "pause": PAUSE, "cells": cells}, indent=1) + "\n")
+        kept = [cell for cell in on_file()["cells"] if cell["model"] not in options.models]
+        cells = [{**cell, "machine": machine} for cell in cells]
+        found = sorted([*kept, *cells], key=lambda cell: list(MODELS).index(cell["model"]))
+        RESULT.write_text(json.dumps({"pause": PAUSE, "cells": found}, indent=1) + "\n")
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables(on_file())), encoding="utf-8")
 
 
@@ -82,14 +95,14 @@ def on_file() -> dict[str, Any]:
 
 def tables(found: Mapping[str, Any]) -> Mapping[str, str]:
     """For docs/environments.md."""
-    head = ("tokens per turn", "a turn takes", "no waiting", f"a tool of {found['pause']:g} s", "times the time")
+    head = ("model", "tokens per turn", "a turn takes", "no waiting", f"a tool of {found['pause']:g} s", "times the time")
     return {"waiting": table(head, [_line(cell) for cell in found["cells"]])}
 
 
 def _line(cell: Mapping[str, Any]) -> Sequence[str]:
     without, paused = (statistics.median(cell[name]) for name in ("without", "with"))
     seconds = (f"{number:.1f} s" for number in (cell["turn_seconds"], without, paused))
-    return (f"{cell['tokens_per_turn']:.0f}", *seconds, f"{cell['ratio']:.2f}")
+    return (cell["model"], f"{cell['tokens_per_turn']:.0f}", *seconds, f"{cell['ratio']:.2f}")
 
 
 if __name__ == "__main__":

@@ -68,6 +68,8 @@ def talker(
     seed: int = 0,
     width: int = 32,
     layers: int = 2,
+    heads: int = 4,
+    mlp: int | None = None,
     ends: float = 2.5,
 ) -> PhiForCausalLM:
     """Random weights that end a turn after three words or so, more where `ends` is smaller; with its tokenizer in a
@@ -76,9 +78,9 @@ def talker(
     config = PhiConfig(
         vocab_size=len(WORDS),
         hidden_size=width,
-        intermediate_size=width * 3 // 2,
+        intermediate_size=width * 3 // 2 if mlp is None else mlp,
         num_hidden_layers=layers,
-        num_attention_heads=4,
+        num_attention_heads=heads,
         max_position_embeddings=context,
         bos_token_id=1,
         eos_token_id=EOS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,7 @@ import posttrain
 from posttrain.data.prompts import Renderer
 from posttrain.episodes.bridge import Bridge
 from posttrain.episodes.calls import proven
+from posttrain.episodes.ready import python
 from posttrain.episodes.tools import calculator, schema_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -66,6 +68,31 @@ def test_the_model_with_a_calculator_is_shown_what_a_run_writes():
     said = [words(text + "<eos>", add_special_tokens=False).input_ids for text in (call, "408")]
     shown = start.demonstration(0, {"prompt": "12*34", "answer": "408"}, calls=True)
     assert shown.input_ids == (*asked, *said[0], *back, *said[1])
+
+
+def test_the_model_that_corrects_itself_is_shown_what_a_run_writes():
+    """Its demonstrations have the very ids of a trajectory: prompt, program, what it printed, expression."""
+    start, schema = module("start", "self_correction"), schema_of(python, "python")
+    words = start.tokenizer()
+    bridge = Bridge.of(Renderer(tokenizer=words, chat=True), {words.eos_token_id}, tools=[schema], roles=["tool"])
+    row = {"prompt": "3 4 5 23", "answer": "3+4*5"}
+    printed = {form.format(3, 4, 5): python(f"print({form.format(3, 4, 5)})") for form in start.FORMS}
+    assert printed == {"3+4+5": "12\n", "3+4*5": "23\n", "3*4*5": "60\n"}
+    for seed in range(8):  # right first and wrong first, careful or not
+        shown = start.demonstration(0, row, random.Random(seed))
+        tried = random.Random(seed).choice(start.FORMS).format(3, 4, 5)
+        call = bridge.turn_that_calls("python", {"code": f"print({tried})"})
+        asked = bridge.whole([{"role": "user", "content": row["prompt"]}], ())
+        back = bridge.between([{"role": "tool", "content": printed[tried]}], last=words.eos_token_id)
+        first = words(call + "<eos>", add_special_tokens=False).input_ids
+        begun = (*asked, *first, *back)
+        assert shown.input_ids[: len(begun)] == begun
+        assert shown.completion_mask[: len(asked)] == (False,) * len(asked)
+        assert shown.completion_mask[len(asked) : len(begun)] == (True,) * len(first) + (False,) * len(back)
+        said = words.decode(shown.input_ids[len(begun) : -1])
+        assert said in [form.format(3, 4, 5) for form in start.FORMS]
+        assert shown.input_ids[-1] == words.eos_token_id
+        assert all(shown.completion_mask[len(begun) :])
 
 
 @pytest.mark.slow
