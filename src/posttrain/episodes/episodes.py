@@ -60,10 +60,10 @@ class Episodes:
             raise ConfigError(
                 given=f"group_size = {group_size}", allowed="at least 1", fix="Set sampling.group_size = 8."
             )
-        order, most = sorted(range(len(prompts)), key=lambda place: -len(prompts[place].ids)), sampling
+        longest_first = sorted(range(len(prompts)), key=lambda place: -len(prompts[place].ids))
         plays = [
-            Play(place, g, prompts[place], seed=seed, max_turn_length=most.max_completion_length)
-            for place in order
+            Play(place, g, prompts[place], seed=seed, max_turn_length=sampling.max_completion_length)
+            for place in longest_first
             for g in range(group_size)
         ]
         yield from Round(self, plays, sampling, seed).run()

@@ -51,11 +51,10 @@ def own_answers(
     data = DataConfig(train=source, prompt=prompt, answer=answer)
     rows = read_rows(source, max_rows=max_rows, seed=seed)
     form = prompt_form(rows, data)
-    wanted = (lambda prompt, completion: 1.0) if rewards is None else rewards  # ours is called in this process
     found = evaluate(
         model,
         [row.values for row in rows],
-        wanted,
+        _every_answer if rewards is None else rewards,
         k=samples,
         temperature=temperature,
         max_prompts=len(rows),
@@ -79,6 +78,11 @@ def own_answers(
             fix="Raise --samples or --max-length, or ask for less with --at-least.",
         )
     return list(kept.values())
+
+
+def _every_answer(prompt: Any, completion: Any, **row: Any) -> float:
+    """A reward where none is given: all are good. It is called in this process."""
+    return 1.0
 
 
 def _best(record: Record, at_least: float, first_sentence: bool) -> str | None:

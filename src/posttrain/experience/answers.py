@@ -54,8 +54,9 @@ class EngineAnswers:
         Raises ConfigError where a prompt and its completion do not fit the context window, EngineError where no engine
         could answer.
         """
-        for prompt in () if self.turns else sorted(prompts, key=lambda prompt: -len(prompt.ids)):
-            check_length(self.window, prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
+        if not self.turns:  # which are cut where the window ends
+            for prompt in sorted(prompts, key=lambda prompt: -len(prompt.ids)):
+                check_length(self.window, prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
         self.publish()
         yield from self.driver().evaluate(
             [

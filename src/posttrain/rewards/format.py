@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posttrain.errors import ConfigError
-from posttrain.rewards.fuzzy import final_text
+from posttrain.rewards.fuzzy import after_reasoning
 from posttrain.verify.verdict import Verdict
 
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n?```", re.DOTALL)
@@ -96,7 +96,7 @@ def json_schema(completion: str, *, schema: Mapping[str, Any], fenced: bool = Fa
     if not isinstance(schema, Mapping):
         raise ConfigError(given=f"schema = {schema!r}", allowed="a JSON schema as an object")
     problems = _validator(json.dumps(schema))
-    text = final_text(completion)
+    text = after_reasoning(completion)
     if fenced and (found := _FENCE.fullmatch(text)):
         text = found[1]
     if not text:

@@ -53,7 +53,7 @@ def fuzzy_match(
             given=f"of the gold answer {answer!r} nothing is left after {', '.join(normalize)}",
             fix="Take steps away from settings.normalize, or drop the row.",
         )
-    given = normalized(final_text(completion), normalize)
+    given = normalized(after_reasoning(completion), normalize)
     if not given:
         return Verdict(0.0, "no_answer")
     if measure == "edit" and len(given) > MAX_CHARACTERS:
@@ -150,10 +150,10 @@ def alternatives(answer: Any) -> list[str]:
     return texts
 
 
-def final_text(completion: str) -> str:
+def after_reasoning(completion: str) -> str:
     """What follows the last </think>; nothing where the reasoning never ends.
 
-    >>> final_text("<think>4?</think> 5"), final_text("<think>4"), final_text("5")
+    >>> after_reasoning("<think>4?</think> 5"), after_reasoning("<think>4"), after_reasoning("5")
     ('5', '', '5')
     """
     _, closed, rest = completion.rpartition("</think>")

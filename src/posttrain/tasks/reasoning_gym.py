@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from posttrain.errors import DataError
-from posttrain.rewards.fuzzy import final_text
+from posttrain.rewards.fuzzy import after_reasoning
 from posttrain.tasks.base import PATIENCE, split_of
 from posttrain.verify.verdict import Verdict
 
@@ -93,7 +93,7 @@ def score(
     `task:reasoning_gym/NAME`, or one that reasoning-gym wrote: with the columns question, answer and metadata, which
     names its generator as `source_dataset`.
     """
-    text = final_text(completion)
+    text = after_reasoning(completion)
     tagged = list(dict.fromkeys(found.strip() for found in ANSWER.findall(text)))
     if len(tagged) > 1:
         return Verdict(0.0, "ambiguous", extracted=" | ".join(tagged))

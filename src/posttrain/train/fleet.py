@@ -107,8 +107,7 @@ class Fleet:
         process: what is measured are the present weights."""
         if self.config.train.publish_every > 1:
             return local
-        of_engines = partial(EngineAnswers, local, lambda: self._driver, lambda: self.deliveries.newest())
-        return of_engines(turns=self.config.has_turns)
+        return EngineAnswers(local, lambda: self._driver, lambda: self.deliveries.newest(), turns=self.config.has_turns)
 
     def judging(self, local: Sampler, *, scores: bool) -> Judging:
         """What judges with the policy's weights: servers, as for evaluations. `scores`: groups for training, which

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from posttrain.rewards.fuzzy import final_text
+from posttrain.rewards.fuzzy import after_reasoning
 from posttrain.rewards.judge.records import Conversation, Verdict
 from posttrain.rewards.judge.substance import says_nothing
 from posttrain.rewards.judge.templates import Template
@@ -93,7 +93,7 @@ class Mode:
 
     def judged(self, answer: str) -> str:
         """The part of an answer that is judged."""
-        return final_text(answer) if self.settings.strip_reasoning else answer
+        return after_reasoning(answer) if self.settings.strip_reasoning else answer
 
 
 @dataclass(frozen=True)

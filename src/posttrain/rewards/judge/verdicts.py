@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from posttrain.rewards.fuzzy import final_text
+from posttrain.rewards.fuzzy import after_reasoning
 from posttrain.rewards.judge.records import Verdict
 
 POINTS = 5
@@ -46,7 +46,7 @@ def points(text: str) -> Verdict | None:
 
 def _last_word(text: str, name: str) -> str:
     """The value of `name` in a reply that is a JSON object, else in its last line `name: value`; empty without."""
-    text = final_text(text)
+    text = after_reasoning(text)
     fence = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text, re.DOTALL)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for candidate in ((fence[1] if fence else text), *lines[-1:]):
