@@ -1,4 +1,4 @@
-"""Tiny models that learn to act in several turns, on a CPU: each recipe on several seeds, from the files of its runs.
+"""Small models that learn to act in several turns, on a CPU: each recipe on several seeds, from the files of its runs.
 
     python -m benchmarks.agents                                every recipe, seeds 0, 1 and 2
     python -m benchmarks.agents guess_a_number --seeds 3       one recipe, one more seed

@@ -95,7 +95,14 @@ def on_file() -> dict[str, Any]:
 
 def tables(found: Mapping[str, Any]) -> Mapping[str, str]:
     """For docs/environments.md."""
-    head = ("model", "tokens per turn", "a turn takes", "no waiting", f"a tool of {found['pause']:g} s", "times the time")
+    head = (
+        "model",
+        "tokens per turn",
+        "a turn takes",
+        "no waiting",
+        f"a tool of {found['pause']:g} s",
+        "times the time",
+    )
     return {"waiting": table(head, [_line(cell) for cell in found["cells"]])}
 
 

@@ -33,6 +33,19 @@ class Game:
         return float(self.found)
 
 
+def forgetful_game(dice: random.Random) -> list[tuple[str, str]]:
+    """A game of a player who obeys the last answer and has forgotten those before it: each guess, and where the number
+    lies from there; nothing where it is found."""
+    secret, possible, rounds = dice.choice(NUMBERS), list(NUMBERS), list[tuple[str, str]]()
+    for _ in range(GUESSES):
+        guess = dice.choice(possible)
+        if guess == secret:
+            return [*rounds, (str(guess), "")]
+        rounds.append((str(guess), "higher" if guess < secret else "lower"))
+        possible = [number for number in NUMBERS if (number > guess) == (secret > guess) and number != guess]
+    return rounds
+
+
 def best_score() -> float:
     """That of the optimal policy.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
@@ -18,8 +19,8 @@ from posttrain.types import Example
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-from game import GUESSES, NUMBERS, best_score  # noqa: E402, F401
-from tiny_words import SPECIAL, word_tokenizer  # noqa: E402
+from game import NUMBERS, best_score, forgetful_game  # noqa: E402, F401
+from tiny_words import SPECIAL, example, word_tokenizer  # noqa: E402
 
 WORDS = (*SPECIAL, "guess", "higher", "lower", ">", *map(str, NUMBERS))
 TEMPLATE = (
@@ -32,30 +33,21 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return word_tokenizer(WORDS, TEMPLATE, spaced=True)
 
 
-def games(dice: random.Random, count: int) -> list[Example]:
-    """Games of a player who obeys the last answer and has forgotten those before it."""
-    found = []
-    for index in range(count):
-        secret, possible, said, mask = dice.choice(NUMBERS), NUMBERS, ["guess", ">"], [False, False]
-        for _ in range(GUESSES):
-            guess = dice.choice(possible)
-            said += [str(guess), "<eos>"]
-            mask += [True, True]
-            if guess == secret:
-                break
-            said += ["higher" if guess < secret else "lower", ">"]
-            mask += [False, False]
-            possible = [number for number in NUMBERS if (number > guess) == (secret > guess) and number != guess]
-        ids = tuple(map(WORDS.index, said))
-        found.append(Example(index=index, input_ids=ids, completion_mask=tuple(mask)))
-    return found
+def demonstration(index: int, rounds: Sequence[tuple[str, str]]) -> Example:
+    """A game whose guesses are imitated."""
+    pieces: list[tuple[Sequence[str], bool]] = [(["guess", ">"], False)]
+    for guess, answer in rounds:
+        pieces += [([guess, "<eos>"], True), ([answer, ">"] if answer else [], False)]
+    return example(index, pieces, WORDS)
 
 
 def make(folder: Path, *, seed: int = 0) -> Path:
     """The model, as a Hugging Face folder, and the rows."""
     recipe, words = TinyRecipe(demonstrations=2_000, steps=150), tokenizer()
     model = build_model(words, recipe, seed=seed)
-    imitate(model, games(random.Random(seed), recipe.demonstrations), recipe, seed=seed)
+    dice = random.Random(seed)
+    shown = [demonstration(index, forgetful_game(dice)) for index in range(recipe.demonstrations)]
+    imitate(model, shown, recipe, seed=seed)
     model.save_pretrained(folder / "model")
     words.save_pretrained(folder / "model")
     (folder / "rows.jsonl").write_text((json.dumps({"prompt": "guess"}) + "\n") * 128)

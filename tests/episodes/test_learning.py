@@ -10,6 +10,7 @@ from types import ModuleType
 import pyarrow.parquet as parquet
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
 import posttrain
 from posttrain.data.prompts import Renderer
@@ -93,6 +94,19 @@ def test_the_model_that_corrects_itself_is_shown_what_a_run_writes():
         assert said in [form.format(3, 4, 5) for form in start.FORMS]
         assert shown.input_ids[-1] == words.eos_token_id
         assert all(shown.completion_mask[len(begun) :])
+
+
+def test_the_real_model_is_shown_games_as_a_run_writes_them():
+    """By its own chat template, without a word behind the last guess."""
+    start = module("start", "guess_a_number_minimind2")
+    words = AutoTokenizer.from_pretrained(start.REAL_MODEL)
+    bridge = Bridge.of(Renderer(tokenizer=words, chat=True), {words.eos_token_id}, roles=["user"])
+    first, second = (words(guess + words.eos_token, add_special_tokens=False).input_ids for guess in "35")
+    asked = bridge.whole([start.ASKED], ())
+    back = bridge.between([{"role": "user", "content": "higher"}], last=words.eos_token_id)
+    text = words.apply_chat_template(start.messages([("3", "higher"), ("5", "")]), tokenize=False).rstrip("\n")
+    assert words(text, add_special_tokens=False).input_ids == [*asked, *first, *back, *second]
+    assert start.messages([("3", "higher"), ("5", "lower")])[-1]["role"] == "assistant"
 
 
 @pytest.mark.slow
