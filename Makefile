@@ -46,6 +46,7 @@ test-ranks: $(VENV)/installed-dev
 test-slow: $(VENV)/installed-dev
 	$(ALONE) $(RUN) -m pytest -n 2 -m "slow and not gpu and not vllm and not ray" tests
 	$(ALONE) POSTTRAIN_THOROUGH=1 $(RUN) -m pytest -n 2 -m "$(FAST)" tests/algorithms
+	$(ALONE) POSTTRAIN_THOROUGH=1 $(RUN) -m pytest -n 2 -m "hypothesis and $(FAST)" --ignore tests/algorithms tests
 
 # On a card: in .venv-gpu, whose torch has CUDA. TORCH_INDEX names an index to take it from. GPU_PYTHON names an
 # interpreter that has everything already; then nothing is installed.

@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from tests.catalogue import examples
 from tests.processes import ForkedEngine
 from torch import Tensor
 
@@ -19,7 +20,12 @@ from posttrain.importing import uncollected
 from posttrain.train.fleet import Fleet
 from posttrain.types import Batch, Totals, count_totals
 
-hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None)  # a busy machine is no failure
+hypothesis.settings.register_profile(
+    "reproducible",
+    examples(40, 100),  # `make test`, `make test-slow`
+    derandomize=True,
+    deadline=None,  # a busy machine is no failure
+)
 hypothesis.settings.load_profile("reproducible")
 
 Ragged = Sequence[Sequence[float]]

@@ -28,7 +28,13 @@ from posttrain import begin
 from posttrain.child import LocalEngine, work_of
 
 ROOT = Path(__file__).resolve().parents[1]
-IMPORTED = ["posttrain.train.api", "posttrain.engines.local", "transformers.models.llama.modeling_llama"]
+IMPORTED = [
+    *("posttrain.train.api", "posttrain.engines.local", "transformers.models.llama.modeling_llama"),
+    *("posttrain.pipeline.run", "posttrain.evaluate.trained", "posttrain.export.api", "posttrain.lab.plan.before_run"),
+    *("posttrain.cpu.choice", "posttrain.algorithms.grpo", "posttrain.cli"),
+    "pandas",  # pyarrow imports it with the first rollouts that are written
+]
+"""What a run imports, a part of it only when it is under way."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import examples
 
 from posttrain.controller.controller import Controller
 from posttrain.controller.invariants import Observer
@@ -248,7 +249,7 @@ def test_the_invariants_hold_in_any_order_and_it_always_ends(limits, choices, us
 
 
 @given(LIMITS, st.integers(0, 1 << 32), st.sampled_from((6, 12, 22)))
-@settings(max_examples=300)
+@examples(100, 300)
 def test_they_hold_in_long_orders_with_few_or_many_faults(limits, seed, faults):
     rng = Random(seed)
     kinds = [rng.choice((0, *[10] * 9)) if rng.randrange(100) < faults else 50 for _ in range(rng.choice((100, 300)))]

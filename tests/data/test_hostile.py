@@ -18,7 +18,7 @@ import pyarrow.parquet as parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.catalogue import few
+from tests.catalogue import examples, few
 from tests.data.malformed import GOOD, KINDS
 from tests.tiny import tiny_model
 
@@ -165,7 +165,7 @@ turns = st.lists(
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@examples(100, 400)
 def test_any_values_in_the_columns_of_any_form_are_read_or_left_out_with_a_reason(data):
     form = data.draw(st.sampled_from(forms.FORMS))
     values = {name: data.draw(anything | turns) for name in (*form.needs, *form.may_have)}

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.catalogue import few
+from tests.catalogue import examples, few
 from tests.data.samples import jsonl
 from tests.tiny import tiny_model
 
@@ -168,7 +168,7 @@ def test_rows_of_every_form_stream_as_they_are_read(form, tmp_path):
     ),
     st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
+@examples(10, 30)
 def test_any_rows_come_back_whether_read_in_place_or_copied(tmp_path_factory, rows, in_place):
     path = tmp_path_factory.mktemp("any") / ("rows.jsonl" if in_place else "rows.json")
     text = jsonl(*rows) if in_place else json.dumps(rows)

@@ -40,6 +40,8 @@ from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.pairs import PairLoss
 from posttrain.algorithms.settings import attributes
 from posttrain.config import ModelConfig, describe_fields, load_config
+from posttrain.episodes.acting import Acting
+from posttrain.episodes.sessions import Sessions
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model
 
 CHARACTERS = "0123456789 "
@@ -710,37 +712,46 @@ CASES = [
 ]
 
 
-ALARMS_OF_THE_SAME_RUN = {
+SHOWN_BY_WATCHES = {
     f"alarms.{name}"
     for name in (
-        *("length_correlation", "truncated", "distinct_ratio", "compression_ratio", "template", "entropy_ratio"),
-        *("kl_ratio", "no_signal", "concentration"),
+        *("length_correlation", "length_ratio", "truncated", "distinct_ratio", "compression_ratio", "template"),
+        *("entropy_ratio", "kl_ratio", "no_signal", "concentration", "failures"),
+        *("reference_steps", "heldout_z", "heldout_window", "gap"),
     )
 }
-"""Limits like alarms.length_ratio and alarms.failures, which are not slow; tests/watch/test_alarms.py asks each."""
+"""What sets alarms off: tests/watch/test_alarms.py moves each of these limits. Here, alarms.cusum_limit does."""
+SHOWN_BY_ENGINES = {"rollout.engines", "train.run_ahead"}
+"""tests/faults/test_engines.py has engines, which are ahead."""
+GIVEN_TO_SESSIONS = {
+    *("environment.settings", "environment.timeout", "environment.attempts", "environment.max_result_length"),
+    *("agent.command", "agent.settings", "agent.timeout", "agent.attempts", "agent.history", "agent.sampling"),
+    *("environment.history", "sampling.max_turns", "sampling.max_trajectory_length"),
+}
+"""test_a_setting_of_turns_reaches_their_sessions asks the first half of their way, and tests/episodes what each does
+there. environment.function, agent.function and tools are shown by runs."""
 ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss)
 """Each setting of theirs is asked for a change of the loss itself."""
 IN_WHOLE_RUNS = ("reinforce", "grpo", "ppo", "online_dpo", "dpo", "kto")
-"""Of each kind of such a loss, those whose settings are shown by runs in `make test`."""
+"""Of each kind of such a loss, those of which `make test` shows a setting by whole runs."""
 
 
 def thinned(cases: Sequence[Case]) -> Iterator[Any]:
-    """Losses share settings such as kl_coef and beta, and one way from the config to them: where a first one has shown
-    that it leads there, the others are slow, and so are those that no loss of IN_WHOLE_RUNS has. For each of them,
+    """Losses share one way from the config to them: where a first setting of a loss of IN_WHOLE_RUNS has shown that it
+    leads there, its others are slow, and so are those of other losses. For each of them,
     test_a_setting_of_a_loss_reaches_it_alone asks the first half of that way, and the second half, that each loss heeds
     each of its settings, is asked in tests/algorithms: test_settings.py and test_preference_invariances.py.
-    So are most limits of alarms slow, which the same few runs set off, and further values of a setting.
+    So is slow what the sets above name, and further values of a setting.
     """
-    shown: dict[str, Case] = {}
+    shown = set[str]()
     changed = set[str]()
+    elsewhere = SHOWN_BY_WATCHES | SHOWN_BY_ENGINES | GIVEN_TO_SESSIONS
     for case in cases:
         key, name = case.algorithm, case.setting.removeprefix(f"{case.algorithm}.")
-        asked = key and issubclass(ALGORITHMS[key], ASKED_OF_LOSSES) and (key, name) not in SHOWN_ELSEWHERE
-        repeated = False
-        if asked and not case.refused:
-            sampled = issubclass(ALGORITHMS[key], PolicyGradient)
-            repeated = key not in IN_WHOLE_RUNS or shown.setdefault(f"{name} {sampled}", case).algorithm != key
-        repeated |= case.setting in ALARMS_OF_THE_SAME_RUN or (case.setting in changed and not case.refused)
+        repeated = not case.refused and case.setting in (elsewhere | changed)
+        if key and issubclass(ALGORITHMS[key], ASKED_OF_LOSSES) and (key, name) not in SHOWN_ELSEWHERE:
+            repeated |= not case.refused and (key not in IN_WHOLE_RUNS or key in shown)
+            shown |= set() if case.refused else {key}
         changed |= set() if case.refused else {case.setting}
         yield pytest.param(case, id=case.setting, marks=[pytest.mark.slow] if repeated else [])
 
@@ -772,7 +783,7 @@ def test_without_a_change_nothing_differs(place):
     assert all(share < 1 for share in once["metrics/frac_reward_zero_std"]), "a step without signal changes no weight"
 
 
-@pytest.mark.parametrize("case", thinned(CASES))
+@pytest.mark.parametrize("case", list(thinned(CASES)))
 def test_a_setting_changes_something(place, case):
     if case.needs:
         pytest.importorskip(case.needs, reason="its extra is not installed")
@@ -796,6 +807,23 @@ def test_a_setting_of_a_loss_reaches_it_alone(place, case):
     name = case.setting.removeprefix(f"{case.algorithm}.")
     assert name in changed
     assert changed <= {name, "loss"}, "online_dpo makes its loss anew, of the other settings"
+
+
+@catalogue(
+    "case", [case for case in CASES if case.setting in GIVEN_TO_SESSIONS and not case.refused], lambda c: c.setting
+)
+def test_a_setting_of_turns_reaches_their_sessions(place, monkeypatch, case):
+    """All that processes with an environment or an agent are given; none has to start."""
+    monkeypatch.setattr(Sessions, "start", lambda sessions: None)
+    before, again, after = (sessions_of(place, changes) for changes in (case.before, case.before, case.after))
+    assert before == again != after
+
+
+def sessions_of(place: Place, changes: Mapping[str, Any]) -> tuple[object, ...]:
+    with contextlib.chdir(place.folder), contextlib.ExitStack() as resources:
+        found = Acting.of(load_config(PLAIN, changes).config, resources)
+        assert found is not None
+        return found.sessions.setup, found.limits, found.history
 
 
 def part(record: Record, name: str) -> Record:

@@ -9,8 +9,9 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 from tests.engines.policies import (
     EOS,
     VOCAB,
@@ -64,7 +65,7 @@ def test_the_examples_in_the_docstrings_hold():
     assert doctest.testmod(engine).failed == doctest.testmod(slots).failed == 0
 
 
-@settings(max_examples=25, deadline=None)
+@examples(10, 25)
 @given(data=st.data())
 def test_a_random_mix_of_requests_gets_what_each_gets_alone(data):
     """Any prompts, repeated or not, any lengths, any number of rows at once: queues, split groups, single tokens."""

@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 from tests.engines.policies import EOS, VOCAB, Settings, lora_model, tiny_model, tiny_tokenizer
 from torch import nn
 
@@ -36,7 +37,7 @@ def sampler_of(model: nn.Module, lag: int, eos_ids: tuple[int, ...] = (EOS,)) ->
     return sampler
 
 
-@settings(max_examples=12, deadline=None)
+@examples(5, 12)
 @given(data=st.data())
 def test_a_random_mix_of_requests_draws_the_same_with_every_lag(data):
     """Any lengths, numbers of rows, stop ids, stop strings and temperatures."""

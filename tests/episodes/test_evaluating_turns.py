@@ -11,10 +11,13 @@ from tests.end_to_end.turns import write_turns
 import posttrain as pt
 from posttrain.evaluate.chat import ChatSession
 
-WITH = ({"tools": ["worlds.py:look"]}, {"environment": "worlds.py:Guess", "rewards": ["environment"]})
+WITH = (
+    pytest.param({"tools": ["worlds.py:look"]}, marks=pytest.mark.slow),
+    {"environment": "worlds.py:Guess", "rewards": ["environment"]},
+)
 
 
-@pytest.mark.parametrize("turns", WITH)
+@pytest.mark.parametrize("turns", WITH, ids=["tools", "environment"])
 def test_a_run_with_turns_is_evaluated_in_turns_and_talked_to_in_one(
     tmp_path: Path, monkeypatch, capsys, turns: dict[str, Any]
 ):

@@ -11,8 +11,9 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 
 from posttrain.experience.assemble import experience_of
 from posttrain.experience.group import Group
@@ -106,7 +107,7 @@ def content(experience: Experience) -> dict[str, Any]:
     return bits(found | {"tokens": vars(found["tokens"])})
 
 
-@settings(max_examples=60)
+@examples(20, 60)
 @given(st.data())
 def test_the_experience_of_a_step_comes_back_bit_for_bit(tmp_path_factory, data):
     size = data.draw(st.integers(1, 3), "group size")

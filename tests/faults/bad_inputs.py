@@ -195,7 +195,6 @@ def bad_row(bad: Malformed) -> BadInput:
     )
 
 
-OFFLINE = "import os; os.environ |= {'HF_HUB_OFFLINE': '1', 'HF_HOME': 'cache'}"
 CUT_OFF = """
 import os, sys
 import huggingface_hub.constants as hub
@@ -203,7 +202,7 @@ hub.HF_HUB_OFFLINE, hub.HF_HUB_CACHE = True, "cache/hub"
 assert "datasets" not in sys.modules, "it has looked for a network already"
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": "cache"}
 """
-"""The same in a process that has imported huggingface_hub, as those have that are forked."""
+"""Without a network, in a process that has imported huggingface_hub, as those have that are forked."""
 
 CASES: Mapping[str, tuple[BadInput, ...]] = {
     "The command line": (
@@ -648,7 +647,8 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             name="A name on the Hub, without a network",
             command="train run.yaml model=nobody/nothing",
             says="nobody/nothing.*Hugging Face Hub cannot be reached",
-            setup=OFFLINE,
+            setup=CUT_OFF,
+            forked=True,
             note="Without a network.",
         ),
         BadInput(

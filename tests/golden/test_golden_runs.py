@@ -43,8 +43,8 @@ def test_an_algorithm_follows_its_golden_run(train, golden, algorithm):
     "settings",
     [
         {"train.tokens_per_microbatch": 20},
-        {"train.logprob_chunk_tokens": 5},
-        {"train.gradient_checkpointing": True},
+        pytest.param({"train.logprob_chunk_tokens": 5}, marks=pytest.mark.slow),
+        pytest.param({"train.gradient_checkpointing": True}, marks=pytest.mark.slow),
     ],
     ids=lambda settings: next(iter(settings)),
 )

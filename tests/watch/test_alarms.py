@@ -219,6 +219,20 @@ def test_a_gap_is_what_the_reward_has_gained_and_the_check_has_not():
     assert observed([(0.5, 0.2), (0.5, 0.2)], (0.1, 0.1)) == [], "a distance that was there before"
 
 
+def test_each_limit_of_held_out_answers_can_be_moved_and_its_alarm_switched_off():
+    falls = [(s, s) for s in (0.5, 0.6, 0.7, 0.7, 0.7, 0.6, 0.5, 0.5, 0.5)]
+    assert observed(falls, (0.5, 0.5), heldout_z=None) == observed(falls, (0.5, 0.5), heldout_z=99.0) == []
+    first = {window: observed(falls, (0.5, 0.5), heldout_window=window)[0].step for window in (1, 3)}
+    assert first[1] < first[3], "three evaluations take longer to fall"
+    parts = [(0.5, 0.5), (0.5, 0.8)]
+    assert observed(parts, (0.5, 0.8), gap=None) == observed(parts, (0.5, 0.8), gap=0.9) == []
+
+
+def test_what_came_first_is_as_many_steps_as_are_asked_for():
+    at = {size: watch_over(run_of(**PAID, entropy=(1.0, 0.2)), FLAT, reference_steps=size)[0].step for size in (2, 5)}
+    assert at[2] < at[5]
+
+
 # --- the check -------------------------------------------------------------------------------------------------------
 
 

@@ -215,9 +215,8 @@ api.train(json.loads(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize(
-    "killed_after", [FIRES_AT, *(pytest.param(step, marks=pytest.mark.slow) for step in (FIRES_AT - 2, 7))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_after", [FIRES_AT - 2, FIRES_AT, 7])
 def test_a_run_that_was_killed_fires_where_the_other_did(folder, gamed, killed_after):
     config = config_of(folder, f"killed-{killed_after}")
     done = run_code(KILLED, json.dumps(config), str(killed_after))

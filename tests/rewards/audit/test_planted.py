@@ -62,6 +62,7 @@ EXPECTED: list[tuple[str, str, str]] = [
 """Which check has to name which reward, and how strongly."""
 
 ANOTHER = {
+    *(("determinism", "changing:noisy"), ("side_effects", "programs:in_process")),
     *("accepting:last_box", "accepting:substring", "accepting:last_number", "accepting:tolerant"),
     *("accepting:thinking", "accepting:generous", "accepting:never"),
     *("returning:text", "returning:short", "returning:swallows_as_1", "returning:turns_into_text"),
@@ -69,7 +70,7 @@ ANOTHER = {
     *("leaking:opens_a_socket", "leaking:seeds_random", "leaking:changes_the_folder", "leaking:raises_the_limit"),
     *("programs:exit_code", "running:hangs", "running:locked", "running:blocking"),
     *("accepting:empty", "returning:raising", "changing:by_hash", "changing:by_count"),
-    *("leaking:starts_a_process", "leaking:evaluates"),
+    *("leaking:starts_a_process", "leaking:evaluates", "running:shared"),
 }
 """Found in the same way by the same check as another one above, which is not slow; and what hangs, in test_parts.py."""
 
@@ -83,9 +84,13 @@ HANGS = 2.0
 """Seconds for a call of a grader that attack programs hang."""
 
 
+def is_slow(check: str, name: str) -> bool:
+    return name in ANOTHER or (check, name) in ANOTHER
+
+
 @pytest.mark.parametrize(
     ("check", "name", "status"),
-    [pytest.param(*each, marks=[pytest.mark.slow] if each[1] in ANOTHER else []) for each in EXPECTED],
+    [pytest.param(*each, marks=[pytest.mark.slow] if is_slow(*each[:2]) else []) for each in EXPECTED],
     ids=[f"{c}-{n}" for c, n, _ in EXPECTED],
 )
 def test_a_planted_defect_is_found_by_its_check(check, name, status):
@@ -130,9 +135,9 @@ def test_a_grader_that_does_not_run_the_tests_is_found():
     assert "passes a test that expects something else" in finding["mutation_score"].examples[0]
 
 
-def test_every_check_has_a_planted_defect():
+def test_every_check_has_a_planted_defect_that_is_not_slow():
     elsewhere = {"group_signal", "mutation_score"}
-    assert {check for check, _, _ in EXPECTED} | elsewhere == {check.name for check in CHECKS}
+    assert {check for check, name, _ in EXPECTED if not is_slow(check, name)} | elsewhere == {c.name for c in CHECKS}
 
 
 HONEST: list[tuple[str, dict[str, Any]]] = [
@@ -150,7 +155,7 @@ ALIKE = (
     "math",
     "numeric",
     "gsm8k",
-    *(f"honest:{name}" for name in ("marked", "marked_batch", "marked_async", "opened")),
+    *(f"honest:{name}" for name in ("marked", "marked_batch", "marked_async", "opened", "brevity")),
 )
 """Audited in full as others above are, in another form."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from fractions import Fraction
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 from tests.verify.mathematics.asked import verdict
 
 from posttrain.verify.mathematics.compare import same
@@ -29,7 +30,7 @@ OTHERS = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@examples(100, 400)
 @given(TEXTS)
 def test_any_text_has_a_value_or_is_unreadable(text: str):
     start = time.process_time()
