@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,12 @@ Ragged = Sequence[Sequence[float]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden runs anew (tests/golden)")
+
+
+def pytest_configure() -> None:
+    """Background jobs of a shell ignore Ctrl-C, and so would all runs that tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
