@@ -291,3 +291,6 @@ def test_where_a_lost_node_has_no_successor_the_run_goes_on_with_fewer_ranks(pla
     assert [record["step"] for record in records(folder)] == list(range(1, 13))
     assert "  devices: 2  #" in (folder / "config.yaml").read_text()
     assert any("with 2 of 3 ranks left; the job went on from its newest checkpoint" in one for one in messages(folder))
+    pt.resume(folder, steps=13, devices=1)
+    assert [record["step"] for record in records(folder)] == list(range(1, 14))
+    assert "\ncluster: null  #" in (folder / "config.yaml").read_text(), "one process without engines needs none"

@@ -115,7 +115,12 @@ def test_an_error_on_one_rank_is_raised_on_all():
         ),
         (  # ranks of several nodes with unequal numbers of them, in a Slurm step of one task for each node
             {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "", **MEETING, **STEP}
-            | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+            | {
+                "SLURM_PROCID": "1",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_LOCALID": "0",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+            },
             Place(rank=5, size=8, local=1),
         ),
         (

@@ -63,7 +63,9 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
                 fix=f"Start the job with torchrun, or unset {form[0]} to train in this process alone.",
             )
         rank, size, local = map(int, numbers)
-        return Place(rank=rank, size=size, local=local, beside=_beside(environment.get(count, ""))) if size > 1 else None
+        return (
+            Place(rank=rank, size=size, local=local, beside=_beside(environment.get(count, ""))) if size > 1 else None
+        )
     return None
 
 
