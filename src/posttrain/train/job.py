@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from posttrain.config import ModelConfig, models_named, to_yaml
+from posttrain.config import ModelConfig, check_over, models_named, to_yaml
 from posttrain.errors import ConfigError, RankLost
 from posttrain.models import acceleration
 from posttrain.models.named import resolve_model_path
@@ -29,7 +29,7 @@ from posttrain.train import objects
 from posttrain.train.followers import END, Follower
 from posttrain.train.hosts import CLUSTERS, RankHosts
 from posttrain.train.job_folder import job_folder
-from posttrain.train.launch import CONFIG, GIVEN, Job, check_over, devices_of
+from posttrain.train.launch import CONFIG, GIVEN, Job, devices_of
 from posttrain.train.local_ranks import LocalRanks, file_of
 from posttrain.train.memory import within_memory
 

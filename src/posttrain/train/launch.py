@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from posttrain.config import check
+from posttrain.config import check_over
 from posttrain.errors import ConfigError, DoesNotFit, PosttrainError, RankLost
 from posttrain.ranks.environment import place_of_process
 from posttrain.train.hosts import RankHosts, RankProcess
@@ -69,11 +69,6 @@ def to_be_launched(config: RunConfig) -> bool:
     if size > 1 or config.train.devices == "auto":
         check_over(config, size)
     return size > 1
-
-
-def check_over(config: RunConfig, size: int) -> None:
-    """Raises ConfigError for what so many ranks cannot do, also where `train.devices` leaves the number open."""
-    check(config.model_copy(update={"train": config.train.model_copy(update={"devices": size})}))
 
 
 def most_ranks(config: RunConfig, room: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,17 @@ from posttrain.errors import ConfigError
 from posttrain.lab.plan import cost
 from posttrain.lab.plan.api import make_plan
 from posttrain.lab.plan.architecture import read_architecture
-from posttrain.lab.plan.mesh import Group, copies, data_group, engine_group, engines, part_of, shard_group, tensor_group
+from posttrain.lab.plan.mesh import (
+    Group,
+    check_groups,
+    copies,
+    data_group,
+    engine_group,
+    engines,
+    part_of,
+    shard_group,
+    tensor_group,
+)
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Workload
 
@@ -91,6 +102,31 @@ def test_hybrid_sharding_needs_as_much_as_one_machine():
 def test_ranks_that_cannot_be_grouped_are_refused(gpus, how, message):
     with pytest.raises(ConfigError, match=message):
         make_plan(model="70b", algorithm="grpo", gpus=gpus, **how)
+
+
+@pytest.mark.parametrize(
+    ("shard", "tensor", "message"),
+    [
+        (3, 1, r"train.shard = 3 for 8 devices; allowed: a divisor of 8; fix: Set train.shard = auto\.$"),
+        (8, 1, None),
+        (4, 2, None),
+        (8, 2, r"8 for 8 devices, of which 2 each divide matrices \(--tensor\): 4 groups; allowed: a divisor of 4; .* or "
+               r"leave --tensor away"),
+        (3, 2, r"3 for 8 devices, of which 2 each .*: 4 groups; allowed: a divisor of 4; fix: Set train.shard = auto\.$"),
+    ],
+)  # fmt: skip
+def test_a_copy_on_so_many_ranks_that_do_not_divide_them_is_refused_by_what_does_not_go_together(
+    shard, tensor, message
+):
+    work = replace(
+        WORK, ranks=8, sharding="full" if shard == 8 and tensor == 1 else "hybrid", shard=shard, tensor=tensor
+    )
+    if message is None:
+        return check_groups(work)
+    with pytest.raises(ConfigError) as refused:
+        check_groups(work)
+    told = refused.value
+    assert re.search(message, f"{told.given}; allowed: {told.allowed}; fix: {told.fix}")
 
 
 @pytest.mark.parametrize(
