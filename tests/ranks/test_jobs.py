@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,29 @@ class ThreeAtMost(LocalRanks):
 
     def room(self, size: int) -> int:
         return min(size, 3)
+
+
+class Stopped(LocalRanks):
+    """Told to stop while it looks for machines."""
+
+    def __init__(self, output: int | None, number: int) -> None:
+        super().__init__(output)
+        self.number = number
+
+    def room(self, size: int) -> int:
+        os.kill(os.getpid(), self.number)
+        time.sleep(5)
+        raise AssertionError("the signal was dropped")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_that_is_stopped_before_it_has_ranks_ends_with_the_code_of_the_signal(tmp_path, monkeypatch, number):
+    monkeypatch.setattr("posttrain.train.job.LocalRanks", partial(Stopped, number=number))
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        pt.train(config(tmp_path / "run", 2))
+    assert vars(stopped.value)["exit_code"] == 128 + number
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
 @pytest.mark.slow
