@@ -3,8 +3,8 @@
 RANK, WORLD_SIZE, LOCAL_RANK              torchrun, and the launchers of this library
 SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID srun, inside of an allocation
 
-How many ranks this machine has say LOCAL_WORLD_SIZE for the first form and SLURM_STEP_TASKS_PER_NODE for the second: a job
-that torchrun starts inside of a Slurm step has other ranks than that step has tasks.
+How many ranks this machine has say LOCAL_WORLD_SIZE for the first form and SLURM_STEP_TASKS_PER_NODE for the second: a
+job that torchrun starts inside of a Slurm step has other ranks than that step has tasks.
 """
 
 from __future__ import annotations

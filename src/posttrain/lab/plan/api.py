@@ -156,7 +156,7 @@ class Plan:
 
     @property
     def dollars(self) -> tuple[float, float] | None:
-        """Of the run, by the cheapest and the dearest usual offer; None where nothing is rented, or time is not known."""
+        """Of the run, by the cheapest and the dearest usual offer; None where nothing is rented or timed."""
         hourly, seconds = replace(self.hardware, count=self.devices).price(self.target.price), self.run_seconds
         if hourly is None or seconds is None:
             return None
@@ -333,7 +333,7 @@ def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
 
 
 def main_memory_verdict(workload: Workload, target: Target) -> Verdict | None:
-    """Of one machine: what its ranks keep there, against what is free. Pages that a GPU copies from are never swapped."""
+    """Of one machine: what its ranks keep there, against what is free. What a GPU copies from is never swapped."""
     available = target.main_memory_bytes
     if not workload.cpu_offload or available is None:
         return None
