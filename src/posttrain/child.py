@@ -41,7 +41,7 @@ class Child(Protocol):
         ...
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it is still there."""
+        """Send it a signal, unless it has ended; one that has not been started yet gets it then."""
         ...
 
     def work(self) -> float:

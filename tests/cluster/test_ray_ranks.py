@@ -4,6 +4,7 @@ a checkpoint when a rank or its node is lost. `pytest -s` prints how long that t
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -204,6 +205,46 @@ def test_a_launcher_that_is_stopped_leaves_nothing_on_the_cluster(cluster, place
         assert not list((place / name).glob(".job-*"))
 
 
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_that_is_stopped_while_its_ranks_start_ends_with_them(cluster, place, kind):
+    """The signal comes before there is a process that could get it."""
+    name = f"stopped early {kind.name}"
+    (place / "early.yaml").write_text(json.dumps(config(place, name, cluster={"address": cluster.address})))
+    launcher = Command("train", "early.yaml", cwd=place)
+    wait_for("the job", lambda: list((place / name).glob(".job-*/life-*/job.json")) or launcher.returncode, 300)
+    launcher.send_signal(kind)
+    launcher.communicate(timeout=120)
+    assert launcher.returncode == 128 + kind
+    assert not records(place / name)
+    wait_for("the end of its processes", lambda: not [*running(RANK), *running(ENGINE)])
+
+
+def test_a_signal_waits_for_a_process_that_is_not_there_yet(cluster):
+    import ray
+
+    from posttrain.cluster.host import Host, begin_worker
+    from posttrain.cluster.remote import RemoteChild
+
+    ray.init(cluster.address, log_to_driver=False)
+    place, output = threading.Event(), os.memfd_create("output")
+
+    def actor() -> Any:
+        assert place.wait(60)
+        return ray.remote(Host).options(num_cpus=0, max_concurrency=4).remote(begin_worker, {})
+
+    child = RemoteChild(actor, output)
+    try:
+        child.signal(signal.SIGTERM)
+        assert child.end() is None
+        place.set()
+        assert child.end(patience=60) == -signal.SIGTERM
+    finally:
+        child.kill()
+        child.join()
+        os.close(output)
+        ray.shutdown()
+
+
 def test_a_submitted_run_has_its_ranks_on_the_nodes(cluster, place, here):
     """Config and reward go along by their relative paths; so do they to the nodes of the ranks."""
     reward = {"function": "rewards/sorting.py:sorted_share", "settings": {"slow": "none"}}
@@ -250,3 +291,6 @@ def test_where_a_lost_node_has_no_successor_the_run_goes_on_with_fewer_ranks(pla
     assert [record["step"] for record in records(folder)] == list(range(1, 13))
     assert "  devices: 2  #" in (folder / "config.yaml").read_text()
     assert any("with 2 of 3 ranks left; the job went on from its newest checkpoint" in one for one in messages(folder))
+    pt.resume(folder, steps=13, devices=1)
+    assert [record["step"] for record in records(folder)] == list(range(1, 14))
+    assert "\ncluster: null  #" in (folder / "config.yaml").read_text(), "one process without engines needs none"

@@ -14,9 +14,11 @@ import posttrain as pt
 from posttrain.bundles import Bundle, bundles_of, ranks_of
 from posttrain.cluster.luggage import LARGEST_FILE, Luggage
 from posttrain.cluster.submit import Job, luggage_of, refuse_what_stays
-from posttrain.config import check, load_config
+from posttrain.config import check, load_config, to_yaml
 from posttrain.errors import ConfigError
 from posttrain.rewards.load import MOVED, Target, load
+from posttrain.train.changes import Changes
+from posttrain.train.job import launch
 
 WITHOUT_RAY = importlib.util.find_spec("ray") is None
 
@@ -107,6 +109,29 @@ def test_without_ray_a_run_is_refused_before_it_has_a_folder(tmp_path):
         pt.train(settings(output=str(tmp_path / "run")))
     assert raised.value.fix == "pip install 'posttrain[ray]'"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_reserved(tmp_path):
+    """At an address where no cluster is."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    ranks = settings(train={"steps": 1, "devices": 2}, cluster="127.0.0.1:9", output=str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match="run, which holds a run already"):
+        launch(load_config(ranks), tmp_path / "run", None)
+
+
+@pytest.mark.parametrize(("engines", "kept"), [(0, False), (2, True)])
+def test_a_run_of_ranks_goes_on_with_one_device_without_the_cluster_unless_engines_need_it(tmp_path, engines, kept):
+    config = settings(train={"steps": 1, "devices": 2}, rollout={"engines": engines})
+    (tmp_path / "config.yaml").write_text(to_yaml(load_config(config)))
+    changes = Changes.of(tmp_path, steps=3, devices=1)
+    settled = load_config(tmp_path / "config.yaml", changes.overrides).config
+    check(settled)
+    assert (settled.cluster is not None) == kept
+    (tmp_path / "config.yaml").write_text(changes.written_into((tmp_path / "config.yaml").read_text()))
+    written = load_config(tmp_path / "config.yaml").config
+    assert written == settled
+    assert (written.train.steps, written.train.devices) == (3, 1)
 
 
 # --- what goes along -------------------------------------------------------------------------------------------------

@@ -28,9 +28,9 @@ MISMATCH = {"float32": 1e-3, "bfloat16": 0.5}
 some 3."""
 RESUMED = {"float32": 1e-4, "bfloat16": 2e-2}
 """Most difference of the gradient's norm after a checkpoint, as a share of it, where sums have no order."""
-LEAK = 2**14
-"""Bytes that may be held after a run beside those before it, and after its last step beside those after its fifth: a
-fifth of what the model has."""
+LEAK = 2**14 / 45
+"""Bytes that each step may leave: over the 45 steps after the fifth one of a run on a card, a fifth of what the model
+has."""
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +124,8 @@ def test_fifty_steps_hold_no_more_than_five_and_nothing_is_left(tmp_path, device
     before = held_bytes(device)
     held, weights = held_after_each_step(folder, tmp_path / "second", device, steps)
     assert held[4] > before + 2 * weights, "policy, reference, critic and their optimizers are seen"
-    assert held[-1] <= held[4] + LEAK
-    assert held_bytes(device) <= before + LEAK
+    assert held[-1] <= held[4] + LEAK * (steps - 5)
+    assert held_bytes(device) <= before + LEAK * steps
 
 
 def held_after_each_step(folder: Path, output: Path, device: str, steps: int) -> tuple[list[int], int]:

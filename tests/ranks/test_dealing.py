@@ -113,6 +113,20 @@ def test_an_error_on_one_rank_is_raised_on_all():
             | {"SLURM_STEP_TASKS_PER_NODE": "5,3"},  # no machine has as many as another
             Place(rank=5, size=8, local=1),
         ),
+        (  # ranks of several nodes with unequal numbers of them, in a Slurm step of one task for each node
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "", **MEETING, **STEP}
+            | {
+                "SLURM_PROCID": "1",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_LOCALID": "0",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+            },
+            Place(rank=5, size=8, local=1),
+        ),
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", **MEETING},
+            Place(rank=5, size=8, local=1),
+        ),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", **MEETING}, None),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}, None),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}, None),  # a batch script, outside of a step

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,9 @@ def test_of_the_ranks_that_have_room_as_many_go_on_as_the_settings_allow(tmp_pat
 
 
 def test_room_that_the_settings_cannot_use_is_told_by_the_name_of_the_setting(tmp_path):
-    told = r"there is room for 1 rank\(s\), and the settings allow no such number: train.shard = 2 with train.devices = 1"
+    told = (
+        r"there is room for 1 rank\(s\), and the settings allow no such number: train.shard = 2 with train.devices = 1"
+    )
     with pytest.raises(DoesNotFit, match=told):
         launch.most_ranks(load_config(config(tmp_path, 4, shard=2)).config, 1)
 
@@ -78,6 +81,29 @@ class ThreeAtMost(LocalRanks):
 
     def room(self, size: int) -> int:
         return min(size, 3)
+
+
+class Stopped(LocalRanks):
+    """Told to stop while it looks for machines."""
+
+    def __init__(self, output: int | None, number: int) -> None:
+        super().__init__(output)
+        self.number = number
+
+    def room(self, size: int) -> int:
+        os.kill(os.getpid(), self.number)
+        time.sleep(5)
+        raise AssertionError("the signal was dropped")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_that_is_stopped_before_it_has_ranks_ends_with_the_code_of_the_signal(tmp_path, monkeypatch, number):
+    monkeypatch.setattr("posttrain.train.job.LocalRanks", partial(Stopped, number=number))
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        pt.train(config(tmp_path / "run", 2))
+    assert vars(stopped.value)["exit_code"] == 128 + number
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
 @pytest.mark.slow

@@ -65,15 +65,29 @@ def test_nothing_is_chosen_where_it_is_given_or_on_a_cpu(tmp_path, monkeypatch, 
     assert not [text for text in told(run) if "auto" in text]
 
 
-def test_how_many_devices_share_a_copy_is_chosen_at_each_start_and_not_kept(tmp_path, monkeypatch):
-    """A run may go on with another number of devices."""
+def test_how_many_devices_share_a_copy_is_kept_for_each_number_of_devices(tmp_path, monkeypatch):
+    """16, then 8, then 16 again, while each start would choose otherwise than the one before."""
     config = load_config(
         {"model": "m", "algorithm": "sft", "data": {"train": "rows.jsonl"}, "train": {"steps": 2, "devices": "auto"}}
     ).config
-    store = RunStore.create(tmp_path / "run", "")
-    for shard in (8, 4):
+    store, found = RunStore.create(tmp_path / "run", ""), []
+    for ranks, shard in ((16, 8), (8, 4), (16, 2), (8, 1), (1, 1)):
         monkeypatch.setattr(BEFORE, "sizes", lambda config, shard=shard: CHOSEN | {"train.shard": shard})
-        sized = with_sizes(config, store, TerminalView(quiet=True))
-        assert sized.train.shard == shard
+        sized = with_sizes(config, store, TerminalView(quiet=True), ranks)
+        found.append((ranks, sized.train.shard))
         assert sized.train.tokens_per_microbatch == 40
-    assert json.loads((store.folder / "sizes.json").read_text()).keys() == CHOSEN.keys()
+    assert found == [(16, 8), (8, 4), (16, 8), (8, 4), (1, "auto")]
+    kept = json.loads((store.folder / "sizes.json").read_text())
+    assert {name: kept[name] for name in CHOSEN} == CHOSEN
+    assert (kept["train.shard over 16"], kept["train.shard over 8"]) == (8, 4)
+
+
+def test_a_choice_that_an_earlier_version_did_not_keep_is_made_beside_the_others(tmp_path, monkeypatch):
+    config = load_config(
+        {"model": "m", "algorithm": "sft", "data": {"train": "rows.jsonl"}, "train": {"steps": 2}}
+    ).config
+    store = RunStore.create(tmp_path / "run", "")
+    store.record("sizes.json", CHOSEN)
+    monkeypatch.setattr(BEFORE, "sizes", lambda config: {**dict.fromkeys(CHOSEN, 7), "train.shard": 2})
+    sized = with_sizes(config, store, TerminalView(quiet=True), ranks=4)
+    assert (sized.train.tokens_per_microbatch, sized.train.shard) == (40, 2)

@@ -57,6 +57,10 @@ Network = Annotated[
     float | None, typer.Option(help="GB/s from each device to other machines, instead of the table's value.")
 ]
 Price = Annotated[float | None, typer.Option(help="Dollars per device and hour, instead of the usual range.")]
+MainMemory = Annotated[
+    float | None,
+    typer.Option(help="GiB of main memory that a machine has free, for train.cpu_offload. Default: what this one has."),
+]
 Probe = Annotated[bool, typer.Option("--probe", help="Measure on this machine first, with random weights.")]
 SETTINGS = ("sampling.group_size", "train.prompts_per_step", "sampling.max_completion_length", "train.steps")
 """That have an option of their own."""
@@ -85,6 +89,7 @@ def plan(
     tensor: Tensor = 1,
     network: Network = None,
     price: Price = None,
+    main_memory: MainMemory = None,
     probe: Probe = False,
     json: AsJson = False,
 ) -> int:
@@ -117,6 +122,7 @@ def plan(
         "length_spread": length_spread,
         "prompt_tokens": prompt_length,
         "price": price,
+        "main_memory": main_memory,
     }
     named = {"model": model, "algorithm": algorithm, "gpus": gpus}
     planned = _planned(configs[0] if configs else None, overrides, how, probe=probe, **named)

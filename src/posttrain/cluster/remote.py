@@ -52,6 +52,8 @@ class RemoteChild:
         """Whether it was heard of, and whether nothing more will come."""
         self._errands: queue.SimpleQueue[Callable[[Any], Any]] = queue.SimpleQueue()
         """What the actor is asked before it is told more."""
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        """Those that the process is still to be sent; a handler of signals may put one at any moment."""
         self._threads = [
             threading.Thread(target=self._receive, name="from a node", daemon=True),
             threading.Thread(target=self._send, name="to a node", daemon=True),
@@ -70,9 +72,10 @@ class RemoteChild:
         return self._end
 
     def signal(self, number: int) -> None:
-        """See `Child`."""
-        if self.there and not self._over.is_set():
-            self._actor.signal.remote(number)
+        """See `Child`. Before its process is there, the signal waits for it."""
+        self._signals.put(number)
+        if self.there:
+            self._pass_on()
 
     def work(self) -> float:
         """See `Child`."""
@@ -137,6 +140,7 @@ class RemoteChild:
                 said = self._ask()
                 self._heard = said is not None
                 self._there.set()
+                self._pass_on()
                 return said
             except RayActorError as error:
                 if self._killed or not was_lost(error) or time.monotonic() - began > self.starts:
@@ -152,6 +156,12 @@ class RemoteChild:
             if ready:
                 return ray.get(asked)
         return None
+
+    def _pass_on(self) -> None:
+        """The signals that wait. Called by whoever puts one, and by the thread that finds the process there."""
+        with suppress(queue.Empty):
+            while self.wanted:
+                self._actor.signal.remote(self._signals.get_nowait())
 
     def _tell(self, said: Said) -> None:
         self._work = said.work

@@ -10,7 +10,7 @@ sections, scorers, algorithm, run (all of them), rules, load; then pipeline (sev
 """
 
 from posttrain.config.algorithm import AlgorithmConfig
-from posttrain.config.load import Resolved, check, load_config, reward_model_config, saved_tree, to_yaml
+from posttrain.config.load import Resolved, check, check_over, load_config, reward_model_config, saved_tree, to_yaml
 from posttrain.config.presets import PRESETS
 from posttrain.config.run import (
     REWARD_MODEL,
@@ -71,6 +71,7 @@ __all__ = [
     "TeacherConfig",
     "TrainConfig",
     "check",
+    "check_over",
     "describe_fields",
     "functions_named",
     "in_folder",

@@ -234,6 +234,11 @@ def check(config: RunConfig | Resolved, *more: Check) -> None:
         raise combine(problems, places.where if places else "the configuration")
 
 
+def check_over(config: RunConfig, size: int) -> None:
+    """Raises ConfigError for what so many ranks cannot do, also where `train.devices` leaves the number open."""
+    check(config.model_copy(update={"train": config.train.model_copy(update={"devices": size})}))
+
+
 def _broken(config: RunConfig, checks: Iterable[Check]) -> list[PosttrainError]:
     algorithm = config.algorithm.build()
     errors: list[PosttrainError] = [error for rule in RULES if (error := rule(config, algorithm))]

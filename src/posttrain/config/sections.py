@@ -512,7 +512,8 @@ class TrainConfig(Part):
     """Devices that share one copy of weights, gradients and moments; it divides `devices`. Fewer than all: each group
     of so many has a copy, and gradients are summed over all groups (hybrid sharding, HSDP). Choose the GPUs of a
     machine if machines are connected more slowly than GPUs; 1 shards nothing. auto: the GPUs of a machine if a copy
-    surely fits on them and `posttrain plan` expects faster steps, else all."""
+    surely fits on them and `posttrain plan` expects faster steps, else all. A run keeps the number that was chosen for
+    so many devices (sizes.json)."""
     cpu_offload: bool = False
     """Keep weights, gradients and moments of several devices in main memory (FSDP2's CPUOffloadPolicy). A block is
     copied to the GPU for its pass, and AdamW runs on the processor: far less GPU memory, far slower steps. On a CPU

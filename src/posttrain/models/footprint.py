@@ -3,8 +3,6 @@
 They stand apart because the modules that use them import transformers, which a plan does not wait for.
 """
 
-from typing import Literal
-
 
 def holds_base(device: str) -> bool:
     """Whether frozen weights under adapters, and those of reward models, are held in the precision of their products
@@ -16,10 +14,6 @@ def holds_base(device: str) -> bool:
     return device == "cuda"
 
 
-GATHERED: Literal["float32", "bfloat16"] | None = None
-"""The precision in which FSDP brings weights together for a pass (models/layout.py); None: that in which they lie,
-float32 where they are trained. Autocast casts them where a product reads them, as in one process, so that norms and
-embeddings compute in the same precision on any number of devices."""
 SHORT_KEYS = 512
 """Up to here short attention is used (cpu/segment_attention.py): the scores of a row stay in the processor's caches;
 beyond, the fused kernel is the faster one."""

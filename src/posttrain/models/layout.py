@@ -21,12 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from posttrain.models.compute import DTYPES
-from posttrain.models.footprint import GATHERED
 from posttrain.ranks.agreement import Ranks
 
 if TYPE_CHECKING:
@@ -52,13 +50,16 @@ class Layout:
         return Layout(ranks=ranks, group=group, deadline=train.rank_deadline, cpu_offload=train.cpu_offload)
 
     def for_fsdp(self, device: torch.device) -> dict[str, Any]:
-        """The arguments of `fully_shard`, for a model that computes on `device`."""
+        """The arguments of `fully_shard`, for a model that computes on `device`.
+
+        Weights come together in the precision in which they lie, float32 where they are trained. Autocast casts them
+        where a product reads them, as in one process, so that norms and embeddings compute in the same precision on any
+        number of devices.
+        """
         mesh = _mesh(device.type, self.ranks.size, self.group, self.deadline)
-        gathered = None if GATHERED is None else DTYPES[GATHERED]
         found: dict[str, Any] = {
             "mesh": mesh,
             "reshard_after_forward": True,
-            "mp_policy": MixedPrecisionPolicy(param_dtype=gathered),
         }
         if self.cpu_offload:
             found["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")

@@ -3,7 +3,8 @@
 RANK, WORLD_SIZE, LOCAL_RANK              torchrun, and the launchers of this library
 SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID srun, inside of an allocation
 
-How many ranks this machine has say LOCAL_WORLD_SIZE (torchrun) and SLURM_STEP_TASKS_PER_NODE, if it is there.
+How many ranks this machine has say LOCAL_WORLD_SIZE for the first form and SLURM_STEP_TASKS_PER_NODE for the second: a
+job that torchrun starts inside of a Slurm step has other ranks than that step has tasks.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 
 from posttrain.errors import ConfigError
 
-_FORMS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-)
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_FORMS = {
+    _TORCHRUN: "LOCAL_WORLD_SIZE",
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"): "SLURM_STEP_TASKS_PER_NODE",
+}
+"""What says which rank a process is: what says how many are beside it."""
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
 """Where ranks meet; PyTorch reads both."""
 
@@ -43,7 +46,7 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
     >>> place_of_process({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"})
     Place(rank=1, size=4, local=1, beside=None)
     """
-    for form in _FORMS:
+    for form, count in _FORMS.items():
         if form[0] not in environment or environment.get(form[1]) == "1":
             continue
         if form[1] not in environment and MEETING[0] not in environment:
@@ -60,7 +63,9 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
                 fix=f"Start the job with torchrun, or unset {form[0]} to train in this process alone.",
             )
         rank, size, local = map(int, numbers)
-        return Place(rank=rank, size=size, local=local, beside=_beside(environment)) if size > 1 else None
+        return (
+            Place(rank=rank, size=size, local=local, beside=_beside(environment.get(count, ""))) if size > 1 else None
+        )
     return None
 
 
@@ -73,12 +78,11 @@ def told_to(place: Place, address: str, port: int) -> dict[str, str]:
     """
     told = (place.rank, place.size, place.local, address, port)
     beside = {"LOCAL_WORLD_SIZE": "" if place.beside is None else str(place.beside)}
-    return {name: str(one) for name, one in zip((*_FORMS[0], *MEETING), told, strict=True)} | beside
+    return {name: str(one) for name, one in zip((*_TORCHRUN, *MEETING), told, strict=True)} | beside
 
 
-def _beside(environment: Mapping[str, str]) -> int | None:
-    """Of Slurm, where each machine has as many: it writes `8(x2)` for 8 on each of two."""
-    told = environment.get("LOCAL_WORLD_SIZE") or environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+def _beside(told: str) -> int | None:
+    """Of Slurm, where each machine has as many: it writes `8(x2)` for 8 on each of two. Empty: nobody knows."""
     found = re.fullmatch(r"(\d+)(\(x\d+\))?", told)
     return int(found[1]) if found else None
 

@@ -17,6 +17,7 @@
     evidence/step-000010.json     the rows that made a loss or a gradient non-finite
     alarms/step-000010-KIND.jsonl the answers that an alarm points to, see alarms/respond.py
     .lock                         held by the process that writes
+    .launcher                     held by the process that has started ranks on a cluster, see job_folder.py
 
 JSON has no NaN and no infinity: a number that is not finite is written as null.
 """
@@ -101,18 +102,16 @@ class RunStore:
             folder.mkdir(parents=True, exist_ok=True)
             require_plain(folder)
             lock = RunLock(folder)
+            try:
+                require_unused(folder)
+            except ConfigError:
+                lock.release()
+                raise
             if never_began(folder):
                 for name in ("error.json", "events.jsonl", "config.yaml", "compute.json", "plan.json", "timeline.json"):
                     (folder / name).unlink(missing_ok=True)
                 for name in ("tracking", "tensorboard"):  # to a tracker the next attempt is another run
                     shutil.rmtree(folder / name, ignore_errors=True)
-            elif any((folder / mark).exists() for mark in _MARKS):
-                lock.release()
-                raise ConfigError(
-                    given=f"output = {folder}, which holds a run already",
-                    allowed="a folder that does not exist yet, or an empty one",
-                    fix=f"`posttrain resume {folder}` continues that run; set output to another folder for a new one.",
-                )
             for name in ("rollouts", "checkpoints"):
                 (folder / name).mkdir(exist_ok=True)
         store = cls(folder, lock)
@@ -350,8 +349,8 @@ class RunLock:
     child that outlives it, such as a reward worker, may still hold the lock: that of a dead process is taken over.
     """
 
-    def __init__(self, folder: Path, patience: float = 0.0) -> None:
-        self.path = folder / ".lock"
+    def __init__(self, folder: Path, patience: float = 0.0, *, name: str = ".lock") -> None:
+        self.path = folder / name
         until = time.monotonic() + patience
         while (descriptor := self._acquire(wait=time.monotonic() < until)) is None:
             time.sleep(ASKED_EVERY)
@@ -442,6 +441,16 @@ def require_run(folder: Path) -> None:
             given=f"{folder} holds no run (it has no config.yaml)",
             allowed="the folder of a run that was started before",
             fix="Name the folder that the run printed when it started, or start one with `posttrain train CONFIG`.",
+        )
+
+
+def require_unused(folder: Path) -> None:
+    """Raise ConfigError for a folder that holds a run; one that never began is none."""
+    if not never_began(folder) and any((folder / mark).exists() for mark in _MARKS):
+        raise ConfigError(
+            given=f"output = {folder}, which holds a run already",
+            allowed="a folder that does not exist yet, or an empty one",
+            fix=f"`posttrain resume {folder}` continues that run; set output to another folder for a new one.",
         )
 
 

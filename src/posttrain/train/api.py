@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -42,9 +41,11 @@ from posttrain.store.folders import pipeline_around
 from posttrain.store.run_store import RunStore, holds_run, never_began, require_run
 from posttrain.train import objects, same_data, same_model, same_rewards, same_settings
 from posttrain.train.before import BEFORE
+from posttrain.train.changes import Changes
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.hosts import require_cluster
 from posttrain.train.job import FinishedRun, follow, join, launch, leading
+from posttrain.train.job_folder import remove_left
 from posttrain.train.judges import Judges
 from posttrain.train.launch import to_be_launched
 from posttrain.train.loop import train_step
@@ -120,7 +121,7 @@ def _train(resolved: Resolved, view: TerminalView, files: Mapping[str, objects.C
         BEFORE.run(resolved.config, store, view)
         look_ahead(resolved.config, store.folder)
         stage = reward_model_stage(resolved.config, store, view)
-        resolved = replace(resolved, config=with_sizes(resolved.config, store, view))
+        resolved = replace(resolved, config=with_sizes(resolved.config, store, view, ranks.size))
         run = set_up(resolved, store, view, resources, ranks)
         run.evaluation |= stage
         view.started(run.describe())
@@ -139,36 +140,37 @@ def resume(
     """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped.
 
     `folder` may be the run that `train` returned. `steps` replaces the configured number of steps, in the run's
-    config.yaml too. `devices` replaces that of ranks: the run then ends the same but for rounding. `functions` are
-    reward functions that `train` was given and that no file defines. Raises as `train` does.
+    config.yaml too. `devices` replaces that of ranks: the run then ends the same but for rounding; one device leaves a
+    cluster that held ranks alone. `functions` are reward functions that `train` was given and that no file defines.
+    Raises as `train` does.
     """
     objects.give_functions(functions)
     require_run(Path(folder))
-    settled = load_config(Path(folder) / "config.yaml", changes(steps, devices))
+    changes = Changes.of(Path(folder), steps, devices)
+    settled = load_config(Path(folder) / "config.yaml", changes.overrides)
     if to_be_launched(settled.config):
         return launch(settled, Path(folder), view, resumed={"steps": steps, "devices": devices})
     ranks = join(settled.config)
     if ranks.rank:
         return follow(ranks)
     with leading(ranks):
-        return _resume(Path(folder), steps, devices, view or TerminalView(quiet=True), restarted, ranks)
+        return _resume(Path(folder), changes, view or TerminalView(quiet=True), restarted, ranks)
 
 
-def _resume(
-    folder: Path, steps: int | None, devices: int | None, view: TerminalView, restarted: str, ranks: Ranks
-) -> Run:
+def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, ranks: Ranks) -> Run:
     """In this process, which leads the ranks."""
     store = RunStore.open(folder, patience=LETS_GO if restarted else 0.0)
     with ExitStack() as unresumed:
         unresumed.push(store)  # whoever cannot resume a run leaves it as it is
-        resolved, checkpoint = resumable(store, steps, devices)
+        resolved, checkpoint = resumable(store, changes)
         require(resolved.config.report_to)
         require_optimizer(resolved.config.train.optimizer)
         unresumed.pop_all()
+    remove_left(folder)
     followed = tracking(store.folder, resolved.config.report_to, view)
     with followed, recording(store, view), within_memory(), ExitStack() as resources:
         stage = reward_model_stage(resolved.config, store, view)
-        resolved = replace(resolved, config=with_sizes(resolved.config, store, view))
+        resolved = replace(resolved, config=with_sizes(resolved.config, store, view, ranks.size))
         run = set_up(resolved, store, view, resources, ranks)
         if restarted:
             run.warn("ranks", f"{restarted}; the job went on from its newest checkpoint")
@@ -184,9 +186,8 @@ def _resume(
             same_settings.point_out(run)
             for damage in checkpoint.skipped:
                 run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
-        if steps is not None or devices is not None:
-            text = (store.folder / "config.yaml").read_text(encoding="utf-8")
-            store.config(with_setting(with_setting(text, "steps", steps), "devices", devices))
+        if changes:
+            store.config(changes.written_into((store.folder / "config.yaml").read_text(encoding="utf-8")))
         view.started(run.describe())
         if run.reached == "train.steps":
             more = "" if pipeline_around(store.folder) else f"; `posttrain resume {store.folder} --steps N` trains on"
@@ -255,15 +256,9 @@ def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -
     return {REWARD_MODEL: measured}
 
 
-def changes(steps: int | None, devices: int | None) -> list[str]:
-    """What `resume` changes, as overrides."""
-    asked = {"train.steps": steps, "train.devices": devices}
-    return [f"{name}={value}" for name, value in asked.items() if value is not None]
-
-
-def resumable(store: RunStore, steps: int | None, devices: int | None) -> tuple[Resolved, Checkpoint | None]:
+def resumable(store: RunStore, changes: Changes) -> tuple[Resolved, Checkpoint | None]:
     """With what a run goes on, and from where; changes nothing."""
-    resolved = load_config(store.folder / "config.yaml", changes(steps, devices))
+    resolved = load_config(store.folder / "config.yaml", changes.overrides)
     data = where_the_run_is(resolved.config.data, store.folder)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"data": data}))
     check(resolved.config)
@@ -276,17 +271,6 @@ def resumable(store: RunStore, steps: int | None, devices: int | None) -> tuple[
             fix=f"Resume with more than {checkpoint.step} steps to train further.",
         )
     return resolved, checkpoint
-
-
-def with_setting(config: str, name: str, value: int | None) -> str:
-    """The text of a run's config.yaml with another number in `train`; the origins of all other values stay.
-
-    >>> with_setting("train:\\n  steps: 2  # file:a.yaml\\n  epochs: 1  # default\\n", "steps", 3)
-    'train:\\n  steps: 3  # command line of resume\\n  epochs: 1  # default\\n'
-    """
-    if value is None:
-        return config
-    return re.sub(rf"(?m)^(train:\n(?: .*\n)*?  {name}: ).*$", rf"\g<1>{value}  # command line of resume", config)
 
 
 def carry_out(run: Run, *, restored: bool = False) -> Run:

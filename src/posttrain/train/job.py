@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from posttrain.config import ModelConfig, models_named, to_yaml
+from posttrain.config import ModelConfig, check_over, models_named, to_yaml
 from posttrain.errors import ConfigError, RankLost
 from posttrain.models import acceleration
 from posttrain.models.named import resolve_model_path
@@ -24,10 +24,12 @@ from posttrain.ranks.group import ProcessRanks
 from posttrain.report.store import RunRecord, read_run
 from posttrain.report.verdict import in_brief
 from posttrain.rewards.load import IN_MEMORY
+from posttrain.store.run_store import require_unused
 from posttrain.train import objects
 from posttrain.train.followers import END, Follower
 from posttrain.train.hosts import CLUSTERS, RankHosts
-from posttrain.train.launch import CONFIG, GIVEN, Job, check_over, devices_of
+from posttrain.train.job_folder import job_folder
+from posttrain.train.launch import CONFIG, GIVEN, Job, devices_of
 from posttrain.train.local_ranks import LocalRanks, file_of
 from posttrain.train.memory import within_memory
 
@@ -89,8 +91,13 @@ def launch(
     files: Mapping[str, objects.Content] = MappingProxyType({}),
     resumed: Mapping[str, Any] | None = None,
 ) -> FinishedRun:
-    """Train in processes of their own, one for each rank. `resumed` is what a resumed run changes of its settings."""
+    """Train in processes of their own, one for each rank. `resumed` is what a resumed run changes of its settings.
+
+    Raises ConfigError for a new run in a folder that holds one, before anything is reserved or started.
+    """
     config = resolved.config
+    if resumed is None:
+        require_unused(folder)
     folder = folder if config.cluster is None else folder.absolute()
     in_memory = [
         f"{part}.{number}"
@@ -131,15 +138,7 @@ def _machines(config: RunConfig, folder: Path, view: TerminalView | None) -> Ite
             yield LocalRanks(output), Path(made)
         else:
             ranks = stack.enter_context(CLUSTERS["ray"].ranks(config, devices_of(config), output))
-            yield ranks, stack.enter_context(_inside(folder))
-
-
-@contextmanager
-def _inside(folder: Path) -> Iterator[Path]:
-    """A folder of the job's in that of its run: who sees the one sees the other."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".job-", dir=folder) as made:
-        yield Path(made)
+            yield ranks, stack.enter_context(job_folder(folder))
 
 
 @dataclass(frozen=True, repr=False)

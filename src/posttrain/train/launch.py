@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from posttrain.config import check
+from posttrain.config import check_over
 from posttrain.errors import ConfigError, DoesNotFit, PosttrainError, RankLost
 from posttrain.ranks.environment import place_of_process
 from posttrain.train.hosts import RankHosts, RankProcess
@@ -71,11 +71,6 @@ def to_be_launched(config: RunConfig) -> bool:
     return size > 1
 
 
-def check_over(config: RunConfig, size: int) -> None:
-    """Raises ConfigError for what so many ranks cannot do, also where `train.devices` leaves the number open."""
-    check(config.model_copy(update={"train": config.train.model_copy(update={"devices": size})}))
-
-
 def most_ranks(config: RunConfig, room: int) -> int:
     """The largest number of ranks, up to `room`, that the settings allow. Raises DoesNotFit where they allow none."""
     refusal: ConfigError | None = None
@@ -118,20 +113,22 @@ class Job:
     def run(self) -> None:
         """Until the run is over. Raises what the first rank raised, or RankLost after the last restart."""
         reason, resumes = "", self.resumed is not None
-        for left in range(self.restarts, -1, -1):
-            reason = self._once(resumes, reason)
-            if not reason:
-                return
-            if left:
-                self._say(f"{reason}; the job starts again from its newest checkpoint ({left} of {self.restarts} left)")
-                resumes = (self.folder / "config.yaml").is_file()
+        with _Signals.handled() as signals:
+            for left in range(self.restarts, -1, -1):
+                reason = self._once(resumes, reason, signals)
+                if not reason:
+                    return
+                if left:
+                    again = f"the job starts again from its newest checkpoint ({left} of {self.restarts} left)"
+                    self._say(f"{reason}; {again}")
+                    resumes = (self.folder / "config.yaml").is_file()
         raise RankLost(
             given=f"{reason}, after {self.restarts} restarts",
             allowed="ranks that live as long as the run",
             fix=f"`posttrain resume {self.folder}` goes on from the newest checkpoint.",
         )
 
-    def _once(self, resumes: bool, reason: str) -> str:
+    def _once(self, resumes: bool, reason: str, signals: _Signals) -> str:
         """One life of the job: empty where it is over, else why it has to start again.
 
         With fewer machines than before it goes on with fewer ranks, and the config of the run says so.
@@ -156,7 +153,7 @@ class Job:
         }
         file = meeting / "job.json"
         file.write_text(json.dumps(told), encoding="utf-8")
-        with self.ranks.start(file, self.size) as ranks, _passing_on(ranks[0]) as passed:
+        with self.ranks.start(file, self.size) as ranks, signals.passed_to(ranks[0]) as passed:
             return self._watch(ranks, passed, meeting)
 
     def _fewer(self) -> list[str]:
@@ -216,33 +213,55 @@ def _reason(ends: Sequence[End]) -> str:
     return f"{silent} rank {lost[0]} within train.rank_deadline" if lost else silent
 
 
-@contextmanager
-def _passing_on(first: RankProcess) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM go to the first rank, which finishes its step and saves; it tells the others to end. Gives
-    the numbers of those that came."""
-    passed: list[int] = []
+class _Signals:
+    """Ctrl-C and SIGTERM go to the first rank, which finishes its step and saves; it tells the others to end. While
+    there is none they end the launcher."""
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        passed.append(number)
-        first.signal(number)
+    def __init__(self) -> None:
+        self._first: RankProcess | None = None
+        self._passed: list[int] = []
 
-    try:
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: the caller handles signals
-        before = {}
-    try:
-        yield passed
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    @staticmethod
+    @contextmanager
+    def handled() -> Iterator[_Signals]:
+        """Until the context ends."""
+        signals = _Signals()
+        try:
+            before = {number: signal.signal(number, signals._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread: the caller handles signals
+            before = {}
+        try:
+            yield signals
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def passed_to(self, first: RankProcess) -> Iterator[list[int]]:
+        """Gives the numbers of those that came."""
+        self._first, self._passed = first, []
+        try:
+            yield self._passed
+        finally:
+            self._first = None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._first is None:
+            raise _stopped("stopped while no rank was running", 128 + number)
+        self._passed.append(number)
+        self._first.signal(number)
+
+
+def _stopped(message: str, code: int) -> KeyboardInterrupt:
+    stop = KeyboardInterrupt(message)
+    vars(stop)["exit_code"] = code
+    return stop
 
 
 def _error_of(folder: Path, code: int, meeting: Path) -> BaseException:
     """What ended the run, as the first rank that knows it has said."""
     if code in (130, 143):
-        stop = KeyboardInterrupt(f"stopped, with a checkpoint; `posttrain resume {folder}` goes on")
-        vars(stop)["exit_code"] = code
-        return stop
+        return _stopped(f"stopped, with a checkpoint; `posttrain resume {folder}` goes on", code)
     message = "a rank has ended with an error, which it has printed"
     for file in sorted(meeting.glob("error-*.json")):
         with suppress(OSError, ValueError, LookupError):

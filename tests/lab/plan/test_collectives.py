@@ -102,7 +102,7 @@ LAYER = (SHAPE.parameters - ROOT) / 80
 SFT = Workload(
     architecture=SHAPE, algorithm="sft", needs=frozenset(), data_kind="examples", prompts_per_step=128,
     prompt_tokens=1, completion_tokens=4095, tokens_per_microbatch=4096, precision="bfloat16", device="cuda",
-    gradient_checkpointing=True, ranks=64, sharding="full", gathered="bfloat16",
+    gradient_checkpointing=True, ranks=64, sharding="full",
 )  # fmt: skip
 """Two micro-batches of one row on each of 64 ranks."""
 
@@ -115,37 +115,42 @@ def received(workload: Workload) -> dict[tuple[str, Group], float]:
 
 def test_full_sharding_gathers_layers_twice_and_the_root_once_in_a_micro_batch_and_scatters_float32():
     assert received(SFT) == {
-        ("all-gather", EIGHT_MACHINES): pytest.approx(2 * 63 / 64 * 2 * (2 * 80 * LAYER + ROOT)),
+        ("all-gather", EIGHT_MACHINES): pytest.approx(2 * 63 / 64 * 4 * (2 * 80 * LAYER + ROOT)),
         ("reduce-scatter", EIGHT_MACHINES): pytest.approx(2 * 63 / 64 * 4 * SHAPE.parameters),
     }
     narrow = received(replace(SFT, reduced="bfloat16"))
     assert narrow["reduce-scatter", EIGHT_MACHINES] == pytest.approx(2 * 63 / 64 * 2 * SHAPE.parameters)
 
 
-def test_weights_that_are_trained_travel_in_float32_and_frozen_matrices_as_they_are_held():
-    """As they lie (models/footprint.py); norms, embeddings and head of a frozen model stay float32."""
-    here = replace(SFT, gathered=None)
-    assert received(here)["all-gather", EIGHT_MACHINES] == pytest.approx(2 * 63 / 64 * 4 * (2 * 80 * LAYER + ROOT))
+def test_frozen_matrices_travel_as_they_are_held():
+    """In the precision of products; norms, embeddings and head of a frozen model stay float32."""
     norms = 2 * SHAPE.hidden
     frozen = sum(
         one.received
-        for one in cost_of_step(replace(here, lora=Adapters(rank=16)), H100).messages("train")
+        for one in cost_of_step(replace(SFT, lora=Adapters(rank=16)), H100).messages("train")
         if one.kind == "all-gather"
     )
     layer = 2 * (LAYER - norms) + 4 * norms
     assert frozen == pytest.approx(2 * 63 / 64 * (2 * 80 * layer + 4 * ROOT), rel=1e-4)
 
 
+def test_weights_that_others_cast_before_they_are_gathered_are_half_as_many_bytes():
+    """As the libraries do whose published speeds are predicted (benchmarks/published); here none are."""
+    cast = received(replace(SFT, gathered="bfloat16"))
+    assert cast["all-gather", EIGHT_MACHINES] == pytest.approx(received(SFT)["all-gather", EIGHT_MACHINES] / 2)
+    assert cast["reduce-scatter", EIGHT_MACHINES] == received(SFT)["reduce-scatter", EIGHT_MACHINES]
+
+
 def test_the_root_two_layers_and_the_last_sums_are_waited_for():
     """Of each micro-batch: root and first layer forward, last layer backward, then the sums of first layer and root."""
     messages = cost_of_step(SFT, H100).messages("train")
     alone = sum(found.received for found in messages if not found.hidden)
-    assert alone == pytest.approx(2 * 63 / 64 * (2 * (ROOT + 2 * LAYER) + 4 * (ROOT + LAYER)))
+    assert alone == pytest.approx(2 * 63 / 64 * (4 * (ROOT + 2 * LAYER) + 4 * (ROOT + LAYER)))
 
 
 def test_hybrid_sharding_keeps_to_the_machine_and_sums_an_eighth_among_the_machines():
     assert received(replace(SFT, sharding="hybrid")) == {
-        ("all-gather", MACHINE): pytest.approx(2 * 7 / 8 * 2 * (2 * 80 * LAYER + ROOT)),
+        ("all-gather", MACHINE): pytest.approx(2 * 7 / 8 * 4 * (2 * 80 * LAYER + ROOT)),
         ("reduce-scatter", MACHINE): pytest.approx(2 * 7 / 8 * 4 * SHAPE.parameters),
         ("all-reduce", ONE_OF_EACH): pytest.approx(2 * 2 * 7 / 8 * 4 * SHAPE.parameters / 8),
     }
@@ -161,9 +166,8 @@ def test_divided_matrices_sum_two_outputs_a_layer_forward_again_and_backward():
     assert found["reduce-scatter", ONE_OF_EACH] == pytest.approx(16 * 7 / 8 * 4 * SHAPE.parameters / 8, rel=1e-3)
 
 
-def test_adapters_gather_all_weights_and_scatter_their_own_gradients():
+def test_adapters_scatter_their_own_gradients_alone():
     found = received(replace(SFT, lora=Adapters(rank=16)))
-    assert found["all-gather", EIGHT_MACHINES] == pytest.approx(received(SFT)["all-gather", EIGHT_MACHINES])
     assert found["reduce-scatter", EIGHT_MACHINES] == pytest.approx(2 * 63 / 64 * 4 * SHAPE.lora_parameters(16))
 
 

@@ -216,13 +216,15 @@ def test_the_operations_of_a_step_are_the_same_however_many_devices_do_them(devi
 
 
 SHAPE = read_architecture("7b")
-GATHERED = 7 / 8 * 2 * SHAPE.parameters
-"""Bytes of all weights in bfloat16 that one of eight devices does not have."""
-ROOT = 7 / 8 * 2 * (SHAPE.counts.embeddings + SHAPE.counts.head)
+GATHERED = 7 / 8 * 4 * SHAPE.parameters
+"""Bytes of all weights in float32 that one of eight devices does not have."""
+ROOT = 7 / 8 * 4 * (SHAPE.counts.embeddings + SHAPE.counts.head)
 """Of these, what is outside of layers."""
+FROZEN = GATHERED - 7 / 8 * 2 * 28 * (2 * 3584 * (3584 + 512) + 3 * 3584 * 18944 + 3584 + 2 * 512)
+"""The same of a frozen model, whose linear layers lie in bfloat16: q, k, v and o, the MLP, three biases."""
 GRPO = Workload(
     architecture=SHAPE, algorithm="grpo", needs=frozenset({"reference"}), prompts_per_step=16, group_size=4,
-    completion_tokens=100, precision="bfloat16", ranks=8, gathered="bfloat16",
+    completion_tokens=100, precision="bfloat16", ranks=8,
 )  # fmt: skip
 
 
@@ -237,7 +239,7 @@ def test_divided_weights_are_gathered_for_every_pass_of_the_sampler_too():
     found = received(replace(GRPO, sharding="full", tokens_per_microbatch=2**20))
     assert found == {
         "answers": pytest.approx(101 * GATHERED),  # the prompts, then a token at a time
-        "reference log-probabilities": pytest.approx(GATHERED),
+        "reference log-probabilities": pytest.approx(FROZEN),
         "policy": pytest.approx(2 * GATHERED - ROOT + 7 / 8 * 4 * SHAPE.parameters),  # the root stays until the end
     }
     with_copy = received(replace(GRPO, sharding="full", engine="copy", tokens_per_microbatch=2**20))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.config import load_config
-from posttrain.lab.plan.api import make_plan, plan_for
-from posttrain.lab.plan.fitting import Step, smallest_changes
+import pytest
+
+from posttrain.config import check, check_over, load_config
+from posttrain.lab.plan.api import from_flags, make_plan, plan_for
+from posttrain.lab.plan.fitting import Step, possible_steps, smallest_changes
 from posttrain.lab.plan.verdict import Verdict
 
 SAVES = {"a": 30, "b": 10, "c": 25, "d": 0}
@@ -59,6 +61,42 @@ def test_what_a_plan_suggests_makes_the_same_run_fit():
                     assert changed.memory.bytes == change.bytes
                 elif len(plan.changes) == 1 and left_out != "critic.kind":  # that one goes with adapters
                     assert changed.verdict.answer != "yes", (change, left_out)
+
+
+@pytest.mark.parametrize("devices", [1, "auto", 8])
+def test_what_a_plan_of_several_gpus_suggests_is_what_so_many_ranks_take(devices):
+    """Eight ranks refuse moments in 8 bits, and one device refuses weights in main memory: a suggestion that needs more
+    devices says so."""
+    plan = make_plan({**from_flags("7b", "ppo"), "train": {"steps": 2, "devices": devices}}, gpus="8xh100")
+    offered = {name for step in possible_steps(plan.config, plan.workload) for name in step.settings}
+    assert {"train.optimizer", "train.cpu_offload"} <= offered
+    assert plan.changes
+    for change in plan.changes:
+        config = load_config(plan.config, change.settings).config
+        check(config)
+        check_over(config, 8)
+    assert any("train.cpu_offload" in change.settings for change in plan.changes)
+
+
+def test_no_seconds_are_told_of_what_nobody_has_timed():
+    plan = make_plan(model="7b", algorithm="ppo", gpus="8xh100")
+    seconds = {"train.cpu_offload" in change.settings: change.seconds for change in plan.changes}
+    assert seconds[True] is None
+    assert seconds[False] is not None
+    told = " ".join(plan.render().split())
+    assert "train.cpu_offload=true train.devices=8: 50 GiB; 29 GiB of main memory for each device, and steps" in told
+    offloaded = make_plan(plan.config, {"train.cpu_offload": True, "train.devices": 8}, gpus="8xh100")
+    assert (offloaded.step_seconds, offloaded.run_seconds, offloaded.dollars) == (None, None, None)
+    assert offloaded.line().endswith("on each device, time not computed")
+    assert "Time not computed with train.cpu_offload" in " ".join(offloaded.render().split())
+    assert offloaded.to_json()["run"]["seconds"] is None
+
+
+def test_gpus_on_which_ranks_refuse_the_settings_are_not_suggested():
+    plan = make_plan(model="7b", algorithm="sft", gpus="l40s", overrides={"train.optimizer": "adamw_8bit"})
+    assert not plan.verdict.fits
+    assert not [one for one in plan.elsewhere if "sharded" in one]
+    assert [one for one in make_plan(model="7b", algorithm="sft", gpus="l40s").elsewhere if "sharded" in one]
 
 
 def test_the_answer_has_the_error_of_the_estimate_on_both_sides():

@@ -139,17 +139,17 @@ def test_sharding_divides_what_its_stage_says(stage: str) -> None:
     assert any("ZeRO" in note for note in plan("sft", ranks=8, sharding=stage).notes)
 
 
-def test_divided_weights_are_cast_layer_by_layer_so_that_more_ranks_need_less() -> None:
-    """At 64 ranks a rank of the 70B model has 16 N / 64 bytes of state; cast whole it alone would hold 2 N more."""
+def test_divided_weights_come_together_layer_by_layer_so_that_more_ranks_need_less() -> None:
+    """At 64 ranks a rank of the 70B model has 16 N / 64 bytes of state; all of it together would be 4 N more."""
     shape = read_architecture("70b")
     fields: dict[str, Any] = {"sharding": "full", "precision": "bfloat16", "device": "cuda"}
-    fields |= {"gradient_checkpointing": True, "gathered": "bfloat16"}
+    fields |= {"gradient_checkpointing": True}
     plans = [plan("grpo", architecture=shape, ranks=ranks, **fields) for ranks in (8, 16, 64)]
     assert plans[0].bytes > plans[1].bytes > plans[2].bytes
     table, layer = shape.vocabulary * shape.hidden, 856e6
     state = 16 * shape.parameters / 64
-    gathered = 2 * (2 * layer + 2 * table)
-    summed = (2 + 4) * layer + 2 * table  # a layer's gradient and its float32 copy that is sent; the head's gradient
+    gathered = 4 * (2 * layer + 2 * table)
+    summed = (4 + 4) * layer + 4 * table  # a layer's gradient and the copy of it that is sent; the head's gradient
     peak = plans[2].peak
     assert peak.moment == "sum of the policy's last layer"
     assert peak.bytes - peak.of("policy", "activations") == pytest.approx(state + gathered + summed, rel=0.02)
@@ -157,28 +157,31 @@ def test_divided_weights_are_cast_layer_by_layer_so_that_more_ranks_need_less() 
     assert whole.bytes > (16 + 2 * 0.95) * shape.parameters, "undivided, all casts live until the pass has ended"
 
 
-def test_weights_that_travel_in_float32_are_cast_by_products_which_keep_the_casts() -> None:
-    """2 bytes of each parameter of a layer until its backward pass, beside the float32 that comes together."""
-    fields = {"sharding": "full", "precision": "bfloat16", "device": "cuda", "ranks": 8}
-    here, cast = plan("sft", **fields), plan("sft", gathered="bfloat16", **fields)
-    kept = [one.phase("train").of("policy", "activations") for one in (here, cast)]  # pyright: ignore[reportOptionalMemberAccess]
-    shape = here.workload.architecture
+def test_divided_weights_come_together_in_float32_and_products_keep_their_casts_of_them() -> None:
+    """Activations grow with the rows of a micro-batch; what they would be without any row are casts, 2 bytes of each
+    number in a layer's matrices."""
+    fields = {"sharding": "full", "precision": "bfloat16", "device": "cuda", "ranks": 8, "prompts_per_step": 64}
+
+    def kept(rows: int) -> int:
+        train = plan("sft", tokens_per_microbatch=rows * 512, prompt_tokens=256, completion_tokens=256, **fields)
+        return train.phase("train").of("policy", "activations")  # pyright: ignore[reportOptionalMemberAccess]
+
+    shape = read_architecture("0.5b")
     matrices = sum(number * layer.parameters for number, block in shape.blocks for layer in block.linears)
-    assert kept[0] - kept[1] == pytest.approx(2 * matrices, rel=0.1)
-    gathered = [
-        one.phase("generate").of("policy", "gathered layers")
-        for one in (plan("grpo", **fields), plan("grpo", gathered="bfloat16", **fields))
-    ]  # pyright: ignore[reportOptionalMemberAccess]
-    assert gathered[0] == 2 * gathered[1]
+    assert 2 * kept(1) - kept(2) == pytest.approx(2 * matrices, rel=0.01)
+    generate = plan("grpo", **fields).phase("generate")
+    assert generate is not None
+    outside = shape.counts.embeddings + shape.counts.head
+    layers = 2 * (shape.counts.total - outside) / shape.layers
+    assert generate.of("policy", "gathered layers") == pytest.approx(4 * (layers + outside), rel=1e-6)
 
 
 def test_ppo_of_seven_billion_on_eight_devices_is_what_is_worked_out_by_hand() -> None:
-    """Policy and critic 16 N / 8 each, the reference 4 N / 8: 32 GiB; and activations of two models, 10 GiB each. Where
-    products cast what comes together, they keep 2 N more of each model: 28 GiB."""
+    """Policy and critic 16 N / 8 each, the reference 4 N / 8: 32 GiB; activations of two models, 10 GiB each; and 2 N
+    of casts that products keep of each model: 28 GiB."""
     fields = {"sharding": "full", "precision": "bfloat16", "device": "cuda", "settings": {"kl_coef": 0.05}}
-    fields |= {"ranks": 8, "prompts_per_step": 2}
-    found = [plan("ppo", architecture=read_architecture("7b"), gathered=how, **fields) for how in ("bfloat16", None)]
-    assert [one.bytes / 2**30 for one in found] == [pytest.approx(52, rel=0.1), pytest.approx(52 + 28, rel=0.1)]
+    found = plan("ppo", architecture=read_architecture("7b"), ranks=8, prompts_per_step=2, **fields)
+    assert found.bytes / 2**30 == pytest.approx(32 + 20 + 28, rel=0.1)
 
 
 def test_experts_are_cast_too_and_a_shared_one_does_not_hide_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,17 @@ from posttrain.errors import ConfigError
 from posttrain.lab.plan import cost
 from posttrain.lab.plan.api import make_plan
 from posttrain.lab.plan.architecture import read_architecture
-from posttrain.lab.plan.mesh import Group, copies, data_group, engine_group, engines, part_of, shard_group, tensor_group
+from posttrain.lab.plan.mesh import (
+    Group,
+    check_groups,
+    copies,
+    data_group,
+    engine_group,
+    engines,
+    part_of,
+    shard_group,
+    tensor_group,
+)
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Workload
 
@@ -91,6 +102,34 @@ def test_hybrid_sharding_needs_as_much_as_one_machine():
 def test_ranks_that_cannot_be_grouped_are_refused(gpus, how, message):
     with pytest.raises(ConfigError, match=message):
         make_plan(model="70b", algorithm="grpo", gpus=gpus, **how)
+
+
+OF_EIGHT, OF_FOUR = (f"; allowed: a divisor of {groups}; fix: Set train.shard = auto" for groups in (8, 4))
+DIVIDED = r", of which 2 each divide matrices \(--tensor\): 4 groups"
+
+
+@pytest.mark.parametrize(
+    ("shard", "tensor", "message"),
+    [
+        (8, 1, None),
+        (4, 2, None),
+        (3, 1, rf"train.shard = 3 for 8 devices{OF_EIGHT}\.$"),
+        (8, 2, rf"train.shard = 8 for 8 devices{DIVIDED}{OF_FOUR}, or leave --tensor away\.$"),
+        (3, 2, rf"train.shard = 3 for 8 devices{DIVIDED}{OF_FOUR}\.$"),
+    ],
+)
+def test_a_copy_on_so_many_ranks_that_do_not_divide_them_is_refused_by_what_does_not_go_together(
+    shard, tensor, message
+):
+    work = replace(
+        WORK, ranks=8, sharding="full" if shard == 8 and tensor == 1 else "hybrid", shard=shard, tensor=tensor
+    )
+    told = ""
+    try:
+        check_groups(work)
+    except ConfigError as refused:
+        told = f"{refused.given}; allowed: {refused.allowed}; fix: {refused.fix}"
+    assert re.match(message or "$", told)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from posttrain.config import load_config
 from posttrain.errors import DoesNotFit
 from posttrain.lab.plan.api import Target, from_flags, plan_for
 from posttrain.lab.plan.before_run import least_verdict, refuse
-from posttrain.lab.plan.hardware import find_hardware
+from posttrain.lab.plan.hardware import find_hardware, this_gpu
 from posttrain.lab.plan.mesh import shard_group
 from posttrain.lab.plan.roles import in_main_memory
-from posttrain.lab.plan.target import over_ranks, processor_here
+from posttrain.lab.plan.target import available_memory, over_ranks, processor_here
 
 
 def config(model: str, devices: int | str, algorithm: str = "sft", **changes: object):
@@ -89,6 +89,57 @@ def test_with_cpu_offload_weights_gradients_and_moments_leave_the_device_and_are
     assert before.of(what="weights") + before.of(what="optimizer state") == pytest.approx(12 * parameters / 4)
     assert after.of(what="gathered layers") > 0
     assert "of weights, gradients and moments of each device lie in main memory" in " ".join(offloaded.render().split())
+
+
+def offloaded(main_memory: float | None, algorithm: str = "ppo"):
+    """7B on four GPUs whose machine has so many GiB of main memory."""
+    resolved = config("7b", 4, algorithm, **{"train.cpu_offload": True})
+    return plan_for(resolved, Target(hardware=find_hardware("4xh100"), main_memory=main_memory))
+
+
+def test_weights_in_main_memory_are_held_against_what_a_machine_has():
+    """Policy and critic take 16 bytes of each parameter, whatever the number of ranks that share them."""
+    plan = offloaded(400)
+    assert plan.main_memory is not None
+    assert plan.main_memory.needed == 4 * in_main_memory(plan.workload)
+    assert plan.main_memory.needed > 16 * 2 * 7e9
+    assert plan.main_memory.answer == "yes"
+    assert "main memory of a machine fits: yes" in " ".join(plan.render().split())
+    assert offloaded(None).main_memory is None, "nobody knows"
+    refuse(plan, least_verdict(plan), Path())
+
+
+def test_a_machine_without_room_for_them_is_refused_and_settings_that_need_less_are_named():
+    plan = offloaded(100)
+    assert plan.verdict.fits, "on the devices"
+    assert not plan.fits
+    with pytest.raises(
+        DoesNotFit, match=r"with train.cpu_offload the ranks of a machine keep 2\d\d GiB in main memory"
+    ):
+        refuse(plan, least_verdict(plan), Path())
+    assert plan.to_json()["main_memory"]["fits"] == "no"
+    assert "main memory of a machine fits: no" in " ".join(plan.render().split())
+    assert plan.changes
+    for change in plan.changes:
+        changed = plan_for(load_config(plan.config, change.settings).config, plan.target, advice=False)
+        assert changed.fits, change
+
+
+def test_weights_in_main_memory_are_suggested_only_where_that_has_room():
+    hardware = find_hardware("8xh100")
+    found = {}
+    for gib in (100, 1000):
+        plan = plan_for(config("7b", 8, "ppo"), Target(hardware=hardware, main_memory=gib))
+        found[gib] = any("train.cpu_offload" in change.settings for change in plan.changes)
+    assert found == {100: False, 1000: True}
+
+
+def test_a_gpu_of_this_machine_is_held_against_the_main_memory_of_this_machine():
+    gpu = replace(this_gpu("NVIDIA H100 80GB HBM3", total=80 * 2**30, free=80 * 2**30), count=4)
+    resolved = config("32b", 4, **{"train.cpu_offload": True})
+    plan = plan_for(resolved, Target(hardware=gpu, cards=4))
+    assert plan.main_memory is not None
+    assert plan.main_memory.available == pytest.approx(available_memory().memory, rel=0.2)
 
 
 def sharded(model: str, gpus: str, **settings: object) -> tuple[str, int]:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from posttrain.algorithms import ALGORITHMS, Algorithm
-from posttrain.config import REWARD_MODEL, load_config
+from posttrain.config import REWARD_MODEL, check_over, load_config
 from posttrain.config.text import dotted, leaves, write_tree
 from posttrain.errors import PosttrainError
 from posttrain.lab.advise.advice import Cost
@@ -253,6 +253,8 @@ def _counted(config: str, facts: Facts, changes: Mapping[str, Any] | None = None
             reward["model"] = tree["model"]
     try:
         resolved = load_config(tree, changes or {}).config
+        if changes:
+            check_over(resolved, ranks)
         device, sharding = "cpu" if facts.gpus == 0 else "cuda", "full" if ranks > 1 else "none"
         return predict(workload_of(resolved, device=device, ranks=ranks, sharding=sharding))
     except PosttrainError:

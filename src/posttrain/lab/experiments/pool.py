@@ -44,9 +44,12 @@ def planned_time(configs: Iterable[RunConfig]) -> str:
         plans = [plan_for(config, with_lengths(config, target_of(config, None)), advice=False) for config in configs]
     except Exception:  # an estimate has no say in whether runs begin
         return ""
+    if not all(plan.timed for plan in plans):
+        return ""
     prices = [plan.dollars for plan in plans if plan.dollars is not None]
     cost = f" and {money((sum(low for low, _ in prices), sum(high for _, high in prices)))}" if prices else ""
-    return f": at most about {duration(sum(plan.run_seconds for plan in plans))}{cost} on this machine, as planned"
+    seconds = sum(plan.run_seconds for plan in plans if plan.run_seconds is not None)
+    return f": at most about {duration(seconds)}{cost} on this machine, as planned"
 
 
 def work(tasks: Iterator[Task], workers: int) -> None:

@@ -18,19 +18,20 @@ from typing import Any
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.bundles import Bundle, bundles_of, ranks_of
-from posttrain.config import RunConfig, check, load_config
+from posttrain.config import RunConfig, check, check_over, load_config
 from posttrain.config.pipeline import read_pipeline
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.guides import from_rewards
 from posttrain.lab.advise.ranges import Remark, remarks
 from posttrain.lab.plan import render as words
-from posttrain.lab.plan.fitting import Change, possible_steps, smallest_changes
+from posttrain.lab.plan.fitting import Change, Found, possible_steps, smallest_changes
 from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
 from posttrain.lab.plan.layout import Step
-from posttrain.lab.plan.mesh import check_groups
+from posttrain.lab.plan.mesh import check_groups, of_one_rank
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.placements import Placed, has_server, placements, simulated_placements
 from posttrain.lab.plan.records import MemoryPlan, Sharding, Workload
+from posttrain.lab.plan.roles import in_main_memory
 from posttrain.lab.plan.side_by_side import SideBySide, side_by_side
 from posttrain.lab.plan.sizes import sized
 from posttrain.lab.plan.target import Target, corrected, target_of
@@ -91,6 +92,27 @@ class Plan:
         taken = next((one.verdict for one in self.placements if one.chosen), None)
         return taken or verdict_on(self.memory, self.target)
 
+    @cached_property
+    def main_memory(self) -> Verdict | None:
+        """Of a machine whose ranks keep weights there; None where they do not, or nobody knows what the machine has."""
+        return main_memory_verdict(self.workload, self.target)
+
+    @property
+    def fits(self) -> bool:
+        """As estimated, on each device and in main memory."""
+        return self.verdict.fits and self.has_main_memory(surely=False)
+
+    def has_main_memory(self, surely: bool) -> bool:
+        """As far as is known: as estimated, or even if the estimate is too low by its error."""
+        found = self.main_memory
+        return found is None or (found.answer == "yes" if surely else found.fits)
+
+    @property
+    def timed(self) -> bool:
+        """Are its seconds computed? Not with `train.cpu_offload`: nobody has timed copies to and from main memory, or
+        AdamW on the processor."""
+        return not self.workload.cpu_offload
+
     @property
     def bundles(self) -> tuple[Bundle, ...]:
         """What the run asks its cluster for, if it has one."""
@@ -122,19 +144,23 @@ class Plan:
         return self.workload.device == "cuda" and self.start_bytes > self.verdict.available
 
     @property
-    def step_seconds(self) -> float:
-        return self.cost.seconds
+    def step_seconds(self) -> float | None:
+        """None where they are not computed (`timed`)."""
+        return self.cost.seconds if self.timed else None
 
     @property
-    def run_seconds(self) -> float:
-        return self.workload.steps * self.step_seconds + self.evaluations * self.evaluation_seconds
+    def run_seconds(self) -> float | None:
+        """The same of all steps and evaluations."""
+        step = self.step_seconds
+        return None if step is None else self.workload.steps * step + self.evaluations * self.evaluation_seconds
 
     @property
     def dollars(self) -> tuple[float, float] | None:
-        """Of the run, by the cheapest and the dearest usual offer; None where nothing is rented."""
-        hourly = replace(self.hardware, count=self.devices).price(self.target.price)
-        hours = self.run_seconds / 3600
-        return None if hourly is None else (hourly[0] * hours, hourly[1] * hours)
+        """Of the run, by the cheapest and the dearest usual offer; None where nothing is rented or timed."""
+        hourly, seconds = replace(self.hardware, count=self.devices).price(self.target.price), self.run_seconds
+        if hourly is None or seconds is None:
+            return None
+        return hourly[0] * seconds / 3600, hourly[1] * seconds / 3600
 
     def line(self) -> str:
         """What `posttrain train` says before it loads anything."""
@@ -180,6 +206,8 @@ def make_plan(
 
 def simulated(plan: Plan) -> Plan:
     """The plan, and what a simulation shows of a run whose engines sample while it trains."""
+    if not plan.timed:
+        return plan
     found = side_by_side(plan.config, plan.workload, plan.hardware, plan.target.length_spread)
     placed = plan.placements if found is None else simulated_placements(plan.placements, found)
     return replace(plan, beside=found, placements=placed)
@@ -238,7 +266,7 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
     if not advice:
         return plan
     plan = replace(plan, remarks=tuple(remarks(config)))
-    if plan.verdict.fits:
+    if plan.fits:
         return plan
     return replace(plan, changes=tuple(changes_for(plan)), elsewhere=tuple(places_for(plan)))
 
@@ -307,22 +335,32 @@ def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
     return Verdict(needed=needed, available=hardware.memory, error=error, swap=hardware.swap)
 
 
+def main_memory_verdict(workload: Workload, target: Target) -> Verdict | None:
+    """Of one machine: what its ranks keep there, against what is free. What a GPU copies from is never swapped."""
+    available = target.main_memory_bytes
+    if not workload.cpu_offload or available is None:
+        return None
+    needed = min(workload.ranks, workload.node) * in_main_memory(of_one_rank(workload))
+    return Verdict(needed=needed, available=available, error=ERROR["cpu"])
+
+
 def changes_for(plan: Plan) -> list[Change]:
     """The smallest changes that make it fit even if the estimate is too low by its error; where there are none, those
     that make it fit as estimated. Each is found by planning again."""
 
-    def attempt(settings: Mapping[str, Any]) -> tuple[int, float] | None:
+    def attempt(settings: Mapping[str, Any], surely: bool) -> Found | None:
         try:
             config = load_config(plan.config, settings).config
             check(config)
-        except ConfigError:  # two settings that do not go together
+            check_over(config, plan.workload.ranks)  # the config may leave their number open, or use fewer
+        except ConfigError:  # settings that do not go together, or that ranks cannot do
             return None
         changed = plan_for(config, plan.target, advice=False)
-        return changed.verdict.needed, changed.step_seconds
+        return (changed.verdict.needed, changed.step_seconds) if changed.has_main_memory(surely) else None
 
     steps = list(possible_steps(plan.config, plan.workload))
-    surely = smallest_changes(steps, attempt, plan.verdict.surely)
-    return surely or smallest_changes(steps, attempt, plan.verdict.available)
+    surely = smallest_changes(steps, partial(attempt, surely=True), plan.verdict.surely)
+    return surely or smallest_changes(steps, partial(attempt, surely=False), plan.verdict.available)
 
 
 def places_for(plan: Plan) -> Iterator[str]:
@@ -334,8 +372,9 @@ def places_for(plan: Plan) -> Iterator[str]:
     def fits(hardware: Hardware, sharding: Sharding) -> bool:
         target = replace(plan.target, hardware=hardware, cards=hardware.count, sharding=sharding, tensor=1)
         try:
-            return plan_for(plan.config, target, advice=False).verdict.fits
-        except ConfigError:  # too few GPUs for its servers
+            check_over(plan.config, 1 if plan.placements else hardware.count)
+            return plan_for(plan.config, target, advice=False).fits
+        except ConfigError:  # too few GPUs for its servers, or settings that ranks cannot do
             return False
 
     cheapest_first = sorted(devices().values(), key=lambda device: device.price or (0.0, 0.0))
@@ -369,8 +408,10 @@ class PipelinePlan:
     stages: Mapping[str, Plan]
 
     @property
-    def run_seconds(self) -> float:
-        return sum(plan.run_seconds for plan in self.stages.values())
+    def run_seconds(self) -> float | None:
+        """None where they are not computed for some stage."""
+        seconds = [plan.run_seconds for plan in self.stages.values()]
+        return None if None in seconds else sum(one for one in seconds if one is not None)
 
     @property
     def dollars(self) -> tuple[float, float] | None:
@@ -381,13 +422,13 @@ class PipelinePlan:
     @property
     def fits(self) -> bool:
         """All of them do, as estimated."""
-        return all(plan.verdict.fits for plan in self.stages.values())
+        return all(plan.fits for plan in self.stages.values())
 
     def render(self) -> str:
         """A line for each stage and for all of them; then every stage by itself."""
         width = max(map(len, self.stages))
         lines = [f"{name:<{width}}  fits: {plan.verdict.answer}; {plan.line()}" for name, plan in self.stages.items()]
-        total = f"all {len(self.stages)} stages: at most about {words.duration(self.run_seconds)}"
+        total = f"all {len(self.stages)} stages: {words.at_most(self.run_seconds)}"
         total += f", {words.money(self.dollars)}" if self.dollars is not None else ""
         each = [f"--- stage {name}\n\n{plan.render()}" for name, plan in self.stages.items()]
         return "\n\n".join(["\n".join([*lines, total]), *each])

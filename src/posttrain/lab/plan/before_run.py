@@ -166,6 +166,14 @@ def refuse(plan: Plan, least: Verdict, folder: Path) -> None:
             allowed=f"what fits, the estimate being off by at most {least.error:.0%}",
             fix=_way_out(plan),
         )
+    main = plan.main_memory
+    if main is not None and main.refused:
+        raise DoesNotFit(
+            given=f"with train.cpu_offload the ranks of a machine keep {size(main.needed)} in main memory, and "
+            f"{size(main.available)} are free",
+            allowed=f"what fits, the estimate being off by at most {main.error:.0%}",
+            fix=_way_out(plan),
+        )
     if plan.too_large_to_start:
         raise DoesNotFit(
             given=f"the first rank samples from a copy of the model: {size(plan.start_bytes)} in float32 while it is "
@@ -205,6 +213,8 @@ def warnings(plan: Plan, least: Verdict) -> Iterator[str]:
             f"memory may not suffice with the longest answers: {verdict.sentence()}, "
             f"and the estimate may be off by {verdict.error:.0%}{fits}"
         )
+    if not plan.has_main_memory(surely=True) and plan.main_memory is not None:
+        yield f"main memory may not suffice for train.cpu_offload: {plan.main_memory.sentence()} on each machine"
     if plan.disk.fits is False:
         yield (
             f"the disk may fill up: {size(plan.disk.total)} for {plan.disk.checkpoints} checkpoints and the answers of "

@@ -8,11 +8,14 @@ combination; a combination holds nothing that could be left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config.text import show
+from posttrain.lab.plan.mesh import of_one_rank
 from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.roles import in_main_memory
+from posttrain.lab.plan.verdict import size
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -38,8 +41,8 @@ class Change:
     """What each of them costs."""
     bytes: int
     """What the run then needs."""
-    seconds: float
-    """How long a step then takes."""
+    seconds: float | None
+    """How long a step then takes; None where that was not computed."""
 
     @property
     def command(self) -> str:
@@ -47,8 +50,10 @@ class Change:
         return " ".join(f"{name}={show(value)}" for name, value in self.settings.items())
 
 
-Try = Callable[[Settings], tuple[int, float] | None]
-"""Plans with these settings: (bytes, seconds of a step); None for settings that are refused."""
+Found = tuple[int, float | None]
+"""Bytes, and seconds of a step where they were computed."""
+Try = Callable[[Settings], Found | None]
+"""Plans with these settings; None for settings that are refused."""
 
 
 def smallest_changes(steps: Sequence[Step], attempt: Try, available: int, *, most: int = 3) -> list[Change]:
@@ -94,7 +99,7 @@ def _together(steps: Sequence[Step]) -> dict[str, Any]:
     return {name: value for step in steps for name, value in step.settings.items()}
 
 
-def _change(steps: Sequence[Step], found: tuple[int, float]) -> Change:
+def _change(steps: Sequence[Step], found: Found) -> Change:
     settings = _together(steps)
     costs = {name: step.costs for step in steps for name in step.settings}
     return Change(
@@ -113,7 +118,8 @@ def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
     if workload.optimizer_bits == 32 and workload.device == "cuda" and workload.lora is None:
         yield Step(settings={"train.optimizer": "adamw_8bit"}, costs="moments in 8 bits: slightly other steps")
     if workload.device == "cuda" and workload.ranks > 1 and not workload.cpu_offload:
-        yield Step(settings={"train.cpu_offload": True}, costs="steps far slower: AdamW on the processor, and copies")
+        several = {"train.devices": workload.ranks} if config.train.devices == 1 else {}
+        yield Step(settings={"train.cpu_offload": True, **several}, costs=_offloaded(workload))
     if workload.critic == "separate":
         yield Step(settings={"critic.kind": "shared"}, costs="policy and critic pull at the same weights")
     if workload.lora is None:
@@ -165,6 +171,11 @@ def _shorter_trajectories(config: RunConfig) -> Iterator[Step]:
         yield Step(settings={"sampling.max_trajectory_length": shorter}, costs="longer trajectories are cut")
     for fewer in _halves(turns, least=2):
         yield Step(settings={"sampling.max_turns": fewer}, costs="trajectories of fewer turns")
+
+
+def _offloaded(workload: Workload) -> str:
+    kept = in_main_memory(of_one_rank(replace(workload, cpu_offload=True)))
+    return f"{size(kept)} of main memory for each device, and steps far slower: AdamW on the processor, and copies"
 
 
 def _halves(number: int, least: int) -> Iterator[int]:

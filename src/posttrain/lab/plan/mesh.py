@@ -88,10 +88,13 @@ def check_groups(workload: Workload) -> None:
             fix=f"Set --sharding full, or take {2 * node} devices.",
         )
     if workload.sharding == "hybrid" and data_group(workload).ranks % shard_group(workload).ranks:
+        shared, groups = workload.shard, data_group(workload).ranks
+        divided = "" if tensor == 1 else f", of which {tensor} each divide matrices (--tensor): {groups} groups"
+        without = "" if tensor == 1 or ranks % (shared or 1) else ", or leave --tensor away"
         raise ConfigError(
-            given=f"train.shard = {workload.shard} for {ranks} devices",
-            allowed=f"a divisor of {data_group(workload).ranks}",
-            fix="Set train.shard = auto.",
+            given=f"train.shard = {shared} for {ranks} devices{divided}",
+            allowed=f"a divisor of {groups}",
+            fix=f"Set train.shard = auto{without}.",
         )
     if workload.engine == "separate" and workload.engine_ranks % engine_group(workload).ranks:
         raise ConfigError(

@@ -59,7 +59,6 @@ def _notes(workload: Workload) -> Iterator[str]:
     if workload.cpu_offload:
         kept = size(in_main_memory(of_one_rank(workload)))
         yield f"beside that, {kept} of weights, gradients and moments of each device lie in main memory"
-        yield "the time of copies to and from main memory, and of AdamW on the processor, is not counted"
     if workload.engine == "separate":
         yield "an engine of its own is computed: weights in its precision, keys and values of all rows in flight"
     if any(block.mixture is not None for _, block in workload.architecture.blocks):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from posttrain.lab.plan.architecture import Architecture
-from posttrain.models.footprint import GATHERED
 
 Role = Literal["policy", "reference", "critic", "reward model", "teacher", "sampler"]
 """Whose bytes they are; a sampler is what decodes: keys and values, and a copy of the weights where it has one."""
@@ -147,8 +146,9 @@ class Workload:
     sharding: Sharding = "none"
     shard: int | None = None
     """Ranks that hold one copy together with hybrid sharding; None: those of one machine."""
-    gathered: Literal["float32", "bfloat16"] | None = GATHERED
-    """In which divided weights come together for a pass; None: as they lie."""
+    gathered: Literal["float32", "bfloat16"] | None = None
+    """In which divided weights come together for a pass. None: as they lie, as runs do it (models/layout.py).
+    Other libraries, whose published speeds are predicted (benchmarks/published), cast them first."""
     reduced: Literal["float32", "bfloat16"] = "float32"
     """In which divided gradients are summed."""
     cpu_offload: bool = False

@@ -15,6 +15,7 @@ from posttrain.report.svg import percent, seconds
 
 if TYPE_CHECKING:
     from posttrain.lab.plan.api import Plan
+    from posttrain.lab.plan.fitting import Change
     from posttrain.lab.plan.records import Phase
 
 WIDTH = 24
@@ -31,7 +32,12 @@ def line(plan: Plan) -> str:
     needed = plan.verdict.sentence(plan.hardware.count).removeprefix(f"fits: {plan.verdict.answer}, ")
     needed += f" ({alone})" if (alone := _on_one_device(plan)) else ""
     dollars = f", {money(plan.dollars)}" if plan.dollars is not None and plan.target.price is not None else ""
-    return f"{rows}, needs {needed}, at most about {duration(plan.run_seconds)}{dollars}"
+    return f"{rows}, needs {needed}, {at_most(plan.run_seconds)}{dollars}"
+
+
+def at_most(seconds: float | None) -> str:
+    """`at most about 4 min`, where that was computed."""
+    return "time not computed" if seconds is None else f"at most about {duration(seconds)}"
 
 
 def render(plan: Plan) -> str:
@@ -68,6 +74,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "needed_bytes": verdict.needed,
         "available_bytes": verdict.available,
         "trains_on_one_device": _alone(plan),
+        "main_memory": _main_memory(plan),
         "error": verdict.error,
         "hardware": {
             "name": plan.hardware.name,
@@ -128,6 +135,14 @@ def _alone(plan: Plan) -> dict[str, Any] | None:
     return None if alone is None else {"fits": alone.answer, "needed_bytes": alone.needed}
 
 
+def _main_memory(plan: Plan) -> dict[str, Any] | None:
+    """Of a machine; None where nothing is kept there, or nobody knows what there is."""
+    main = plan.main_memory
+    if main is None:
+        return None
+    return {"fits": main.answer, "needed_bytes": main.needed, "available_bytes": main.available}
+
+
 # --- sections --------------------------------------------------------------------------------------------------------
 
 
@@ -166,6 +181,8 @@ def _memory(plan: Plan) -> list[str]:
     factor = plan.hardware.memory_factor
     if factor != 1.0:
         head += f", what is not exactly known times {factor:.2f}, as measured"
+    if (main := plan.main_memory) is not None:
+        alone.append(f"main memory of a machine {main.sentence()} (±{main.error:.0%})")
     return [head, *alone, *rows, f"most while it {_doing(peak.name)}{moment}: {largest}"]
 
 
@@ -186,12 +203,12 @@ def _phase(phase: Phase, whole: int) -> str:
 
 
 def _changes(plan: Plan) -> list[str]:
-    if plan.verdict.fits:
+    if plan.fits:
         return []
     elsewhere = [f"as it is, it fits on {', or '.join(plan.elsewhere)}"] if plan.elsewhere else []
     if not plan.changes:
         return ["no settings make it fit here: take a smaller model, or more memory", *elsewhere]
-    told = [f"{c.command}: {size(c.bytes)}, {duration(c.seconds)} a step; {', '.join(c.costs)}" for c in plan.changes]
+    told = [f"{c.command}: {size(c.bytes)}{_a_step(c)}; {', '.join(c.costs)}" for c in plan.changes]
     surely = all(change.bytes <= plan.verdict.surely for change in plan.changes)
     makes = "makes it fit" if surely else "probably makes it fit"
     if len(told) == 1:
@@ -199,7 +216,16 @@ def _changes(plan: Plan) -> list[str]:
     return [f"any one of these {makes}:", *(f"- {one}" for one in told), *elsewhere]
 
 
+def _a_step(change: Change) -> str:
+    return "" if change.seconds is None else f", {duration(change.seconds)} a step"
+
+
 def _time(plan: Plan) -> list[str]:
+    if plan.step_seconds is None or plan.run_seconds is None:
+        return [
+            "not computed with train.cpu_offload: nobody has timed copies to and from main memory, or AdamW on the "
+            "processor"
+        ]
     phases = [(name, plan.cost.of(name)) for name in ("generate", "score", "train")]
     parts = ", ".join(f"{name} {duration(spent)}" for name, spent in phases if spent)
     most = _at_most(plan)
@@ -322,7 +348,7 @@ def _wasted(plan: Plan) -> list[str]:
 
 
 def _money(plan: Plan) -> list[str]:
-    if plan.dollars is None:
+    if plan.dollars is None or plan.step_seconds is None or plan.run_seconds is None:
         return []
     low, high = plan.dollars
     each = plan.step_seconds / plan.run_seconds

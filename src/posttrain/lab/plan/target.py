@@ -208,7 +208,7 @@ class Target:
     engine_tensor: int | None = None
     """Devices of one engine; None: all of them, up to those of one machine."""
     sharding: Sharding | None = None
-    """None: as the run does it, by `train.shard` (sharding.py)."""
+    """None: as the run does it, by `train.shard` (train/sizes.py)."""
     tensor: int = 1
     """Devices that divide matrices."""
     network: float | None = None
@@ -225,6 +225,8 @@ class Target:
     """Dollars per device and hour; None: the table's range."""
     length_spread: float | None = None
     """Sigma of the lengths of answers, which are taken to be log-normal."""
+    main_memory: float | None = None
+    """GiB that a machine has free beside its devices; None: what this one has, and of others nothing is known."""
     lengths: RowLengths | None = None
     """Of the data, where it is on this machine."""
 
@@ -232,6 +234,13 @@ class Target:
     def answering(self) -> Answering:
         """What is said of tools and environments."""
         return Answering(self.given_tokens, self.call_seconds or 0.0, self.mean_turns, self.mean_completion_tokens)
+
+    @property
+    def main_memory_bytes(self) -> int | None:
+        """None where nobody knows."""
+        if self.main_memory is not None:
+            return int(self.main_memory * 2**30)
+        return available_memory().memory if self.here else None
 
     @property
     def here(self) -> bool:
@@ -294,6 +303,7 @@ def _check_target(config: RunConfig, given: Mapping[str, Any]) -> None:
         "given_tokens": ("--given-length", 0, inf),
         "call_seconds": ("--call-seconds", 0, inf),
         "price": ("--price", 0, inf),
+        "main_memory": ("--main-memory", 1, inf),
         "length_spread": ("--length-spread", 0, inf),
     }
     if not config.has_turns and (alone := next((name for name in OF_TURNS if name in given), None)):

@@ -83,14 +83,16 @@ def sums_of_layers(
 
 
 def of_publishing(workload: Workload, model: Architecture) -> Messages:
-    """The trained weights on their way to the sampler: gathered where they are divided, or sent to its devices."""
-    w, size = workload, BYTES[workload.precision] * model.parameters
+    """The trained weights on their way to the sampler: gathered as they lie where they are divided, or sent to its
+    devices in the precision in which it decodes."""
+    w = workload
     if w.engine == "separate":
         engine = engine_group(w)
         machines = -(-(w.ranks + w.engine_ranks) // w.node)
-        return told("send", size / engine.ranks, Group(2, 2 if machines == 1 else 1))
-    divided = w.sharding in ("full", "hybrid")
-    return told("all-gather", size / w.tensor, shard_group(w)) if divided else ()
+        return told("send", BYTES[w.precision] * model.parameters / engine.ranks, Group(2, 2 if machines == 1 else 1))
+    narrow = w.lora is not None and holds_base(w.device)
+    whole = model.layers * layer_bytes(w, model, narrow=narrow) + root_bytes(w, model)
+    return told("all-gather", whole / w.tensor, shard_group(w)) if w.sharding in ("full", "hybrid") else ()
 
 
 def _of_layers(workload: Workload, part: Architecture, passes: float, *, narrow: bool) -> Messages:

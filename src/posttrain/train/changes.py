@@ -1,0 +1,65 @@
+"""What `resume` changes of a run's settings: in the config that it goes on with, and in the run's config.yaml."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.config import load_config
+
+FROM = "command line of resume"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    steps: int | None = None
+    devices: int | None = None
+    """Ranks."""
+    leaves_cluster: bool = False
+    """The run has a cluster for its ranks alone, and goes on without ranks: the config rules refuse a cluster that has
+    nothing to hold."""
+
+    @staticmethod
+    def of(folder: Path, steps: int | None, devices: int | None) -> Changes:
+        """Of the run in this folder. Raises ConfigError for a config.yaml that cannot be read."""
+        leaves = False
+        if devices == 1:
+            config = load_config(folder / "config.yaml").config
+            leaves = config.cluster is not None and config.rollout.engines == 0
+        return Changes(steps=steps, devices=devices, leaves_cluster=leaves)
+
+    def __bool__(self) -> bool:
+        return self.steps is not None or self.devices is not None
+
+    @property
+    def overrides(self) -> list[str]:
+        """As they are written on the command line."""
+        asked = {"train.steps": self.steps, "train.devices": self.devices}
+        changed = [f"{name}={value}" for name, value in asked.items() if value is not None]
+        return [*changed, "cluster=null"] if self.leaves_cluster else changed
+
+    def written_into(self, config: str) -> str:
+        """The text of a run's config.yaml with them; the origins of all other values stay."""
+        text = with_setting(with_setting(config, "steps", self.steps), "devices", self.devices)
+        return without_cluster(text) if self.leaves_cluster else text
+
+
+def with_setting(config: str, name: str, value: int | None) -> str:
+    """The text of a config.yaml with another number in `train`.
+
+    >>> with_setting("train:\\n  steps: 2  # file:a.yaml\\n  epochs: 1  # default\\n", "steps", 3)
+    'train:\\n  steps: 3  # command line of resume\\n  epochs: 1  # default\\n'
+    """
+    if value is None:
+        return config
+    return re.sub(rf"(?m)^(train:\n(?: .*\n)*?  {name}: ).*$", rf"\g<1>{value}  # {FROM}", config)
+
+
+def without_cluster(config: str) -> str:
+    """The same without its section `cluster`.
+
+    >>> without_cluster("seed: 1\\ncluster:\\n  address: auto  # caller\\ntrain:\\n  steps: 2\\n")
+    'seed: 1\\ncluster: null  # command line of resume\\ntrain:\\n  steps: 2\\n'
+    """
+    return re.sub(r"(?m)^cluster:.*\n(?: .*\n)*", f"cluster: null  # {FROM}\n", config)

@@ -1,0 +1,70 @@
+"""The folder of a job in that of its run: gone with the job, or, where its launcher was killed, with the next one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain.errors import ConfigError
+from posttrain.train.job_folder import job_folder, remove_left
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from posttrain.train.job_folder import job_folder
+with job_folder(Path(sys.argv[1])) as made:
+    print(made.name, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    """A process that holds a job in the folder `run`, and the name of the job's folder."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    yield started, started.stdout.readline().strip()
+    started.kill()
+    started.wait()
+    started.stdout.close()
+
+
+def jobs(run: Path) -> list[str]:
+    return [folder.name for folder in run.glob(".job-*")]
+
+
+def test_a_job_takes_its_folder_with_it(tmp_path):
+    with job_folder(tmp_path / "run") as made:
+        assert jobs(tmp_path / "run") == [made.name]
+        remove_left(tmp_path / "run")
+        assert made.is_dir(), "its launcher lives"
+    assert jobs(tmp_path / "run") == []
+
+
+def test_one_launcher_at_a_time_has_a_job_in_a_run_and_nobody_else_removes_it(tmp_path, launcher):
+    started, name = launcher
+    told = f"is being written by another process .pid {started.pid} "
+    with pytest.raises(ConfigError, match=told), job_folder(tmp_path / "run"):
+        pass
+    remove_left(tmp_path / "run")
+    assert jobs(tmp_path / "run") == [name]
+
+
+@pytest.mark.parametrize("how", ["launched again", "resumed in one process"])
+def test_what_a_killed_launcher_leaves_is_removed_by_whoever_goes_on(tmp_path, launcher, how):
+    started, name = launcher
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    assert jobs(tmp_path / "run") == [name]
+    if how == "launched again":
+        with job_folder(tmp_path / "run") as made:
+            assert jobs(tmp_path / "run") == [made.name] != [name]
+    else:
+        remove_left(tmp_path / "run")
+    assert jobs(tmp_path / "run") == []
