@@ -178,7 +178,8 @@ def test_engines_are_not_late_while_a_dead_host_of_environments_is_started_anew(
     world.write_text(HOST_DIES)
     settings = config(place, "host", environment={"function": f"{world}:World"})
     done = pt.train(settings, **AHEAD, **{"train.steps": 4, "rollout.deadline": 2.0})
-    assert world.with_suffix(".killed").exists() and world.with_suffix(".imported").exists()
+    assert world.with_suffix(".killed").exists()
+    assert world.with_suffix(".imported").exists()
     told = [json.loads(line)["message"] for line in (done.folder / "events.jsonl").open()]
     assert not any("is late" in message or "is lost" in message for message in told)
     assert Counter(map(len, groups_of(done.folder).values())) == {1: 4 * 4}

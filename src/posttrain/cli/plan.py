@@ -103,9 +103,7 @@ def plan(
       posttrain plan my_run.yaml --gpus rtx-4090 --given-length 200 --call-seconds 0.5 --mean-turns 3
       posttrain plan my_run.yaml --probe
     """
-    configs, overrides = sort_arguments(arguments or [], verb="plan", options=_options())
-    if len(configs) > 1:
-        raise ConfigError(given=f"{len(configs)} configuration files: {', '.join(configs)}", allowed="one, or none")
+    config, overrides = _config_and_settings(arguments or [])
     settings = zip(SETTINGS, (group_size, prompts_per_step, max_completion_length, steps), strict=True)
     overrides += [f"{name}={value}" for name, value in settings if value is not None] + (["lora={}"] if lora else [])
     how = {
@@ -125,9 +123,16 @@ def plan(
         "main_memory": main_memory,
     }
     named = {"model": model, "algorithm": algorithm, "gpus": gpus}
-    planned = _planned(configs[0] if configs else None, overrides, how, probe=probe, **named)
+    planned = _planned(config, overrides, how, probe=probe, **named)
     answer(planned.to_json(), planned.render(), as_json=json)
     return 0
+
+
+def _config_and_settings(arguments: list[str]) -> tuple[str | None, list[str]]:
+    configs, overrides = sort_arguments(arguments, verb="plan", options=_options())
+    if len(configs) > 1:
+        raise ConfigError(given=f"{len(configs)} configuration files: {', '.join(configs)}", allowed="one, or none")
+    return (configs[0] if configs else None), overrides
 
 
 def _planned(

@@ -68,7 +68,7 @@ def render(plan: Plan) -> str:
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """Bytes, seconds and dollars as plain numbers."""
-    verdict, step = plan.verdict, plan.step
+    verdict = plan.verdict
     return {
         "fits": verdict.answer,
         "needed_bytes": verdict.needed,
@@ -87,26 +87,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "active_parameters": plan.workload.architecture.active_parameters,
         },
         "algorithm": plan.workload.algorithm,
-        "step": {
-            "sentence": step.sentence(plan.workload.steps),
-            **{name: getattr(step, name) for name in ("rows", "updates", "tokens", "computed_tokens", "microbatches")},
-            "turns": None if step.turns is None else asdict(step.turns),
-            "seconds": plan.step_seconds,
-            "flops": plan.cost.work.flops,
-            "bytes": plan.cost.work.bytes,
-            "traffic": [
-                {"phase": phase, **asdict(one)}
-                for phase in ("generate", "score", "train")
-                for one in together(plan.cost.messages(phase), plan.hardware)
-            ],
-            "parts": [
-                {
-                    **{name: getattr(part, name) for name in ("phase", "what", "seconds", "waiting")},
-                    **{name: getattr(part.work, name) for name in WORK},
-                }
-                for part in plan.cost.parts
-            ],
-        },
+        "step": _step(plan),
         "run": {
             "steps": plan.workload.steps,
             "seconds": plan.run_seconds,
@@ -126,6 +107,30 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "fits_on": list(plan.elsewhere),
         "remarks": [remark.to_json() for remark in plan.remarks],
         "notes": list(plan.memory.notes),
+    }
+
+
+def _step(plan: Plan) -> dict[str, Any]:
+    step = plan.step
+    return {
+        "sentence": step.sentence(plan.workload.steps),
+        **{name: getattr(step, name) for name in ("rows", "updates", "tokens", "computed_tokens", "microbatches")},
+        "turns": None if step.turns is None else asdict(step.turns),
+        "seconds": plan.step_seconds,
+        "flops": plan.cost.work.flops,
+        "bytes": plan.cost.work.bytes,
+        "traffic": [
+            {"phase": phase, **asdict(one)}
+            for phase in ("generate", "score", "train")
+            for one in together(plan.cost.messages(phase), plan.hardware)
+        ],
+        "parts": [
+            {
+                **{name: getattr(part, name) for name in ("phase", "what", "seconds", "waiting")},
+                **{name: getattr(part.work, name) for name in WORK},
+            }
+            for part in plan.cost.parts
+        ],
     }
 
 
