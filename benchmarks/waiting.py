@@ -35,7 +35,7 @@ ENDS = (0.5, -0.7, -2.0)
 """Biases for the end of a turn."""
 MODELS: Mapping[str, tuple[Mapping[str, int], Sequence[float]]] = {
     "1.4M": ({"width": 256, "layers": 3}, ENDS),
-    "85M": ({"width": 768, "layers": 12, "heads": 12, "mlp": 3072}, ENDS[:1]),
+    "85M": ({"width": 768, "layers": 12, "heads": 12, "mlp": 3072}, ENDS[1:2]),
 }
 """Sizes, and which turns are drawn. The larger one has the layers of the 110M of docs/speed.md, without its vocabulary:
 a plain MLP of 3072 has as many weights as a gated one of 2048."""
