@@ -1,6 +1,8 @@
 """The fixtures that worked examples are computed on, and how hypothesis draws: the same examples in every run."""
 
+import contextlib
 import gc
+import importlib
 import os
 import signal
 from collections.abc import Generator, Iterator, Sequence
@@ -43,12 +45,25 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Nothing of what is imported and collected becomes garbage: the collector need not look at it, now or later."""
     with uncollected():
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            import_a_share(session.config)
         collected = yield
     gc.freeze()
     return collected
+
+
+def import_a_share(config: pytest.Config) -> None:
+    """Each worker collects all tests. First it imports those of its share, so that it finds on file what the others
+    have compiled of theirs: to rewrite the asserts of all takes longer than to import them."""
+    worker, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    named = (config.invocation_params.dir / argument for argument in config.args)
+    files = sorted({file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [])})
+    for file in files[worker::count]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # collecting it says what is wrong
+            importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 @pytest.fixture(scope="session", autouse=True)
