@@ -218,8 +218,11 @@ def test_what_rules_set_are_settings_of_a_configuration():
     "facts, sections",
     [
         ({"turns": "tools", "data": "verifier"}, {"tools": ["tools.py:look"], "rewards": ["rewards.py:score"]}),
-        ({"turns": "environment"}, {"environment": "environment.py:World", "rewards": ["environment"]}),
-        ({"turns": "agent"}, {"agent": "agent.py:run", "rewards": ["agent"]}),
+        (
+            {"turns": "environment"},
+            {"environment": {"function": "environment.py:World", "history": "split"}, "rewards": ["environment"]},
+        ),
+        ({"turns": "agent"}, {"agent": {"function": "agent.py:run", "history": "split"}, "rewards": ["agent"]}),
     ],
 )
 def test_what_answers_the_turns_stands_in_the_config(facts, sections):

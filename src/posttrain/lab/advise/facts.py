@@ -28,8 +28,10 @@ GIGABYTE = 2**30
 WORDS: Mapping[str, Mapping[str, Any]] = {
     "answers": {"data": "verifier", "reward": "exact"},
     "function": {"data": "nothing", "reward": "noisy"},
+    "environment": {"data": "verifier", "reward": "exact", "turns": "environment"},
 }
-"""Words of `posttrain init` for data: right answers to compare with, and a function of one's own that scores."""
+"""Words of `posttrain init` for data: right answers to compare with, a function of one's own that scores, and an
+environment, which answers turns as well."""
 TRAINED_BYTES = 16
 """Per parameter: weights, gradients and both moments of AdamW in float32."""
 FROZEN_BYTES = 4

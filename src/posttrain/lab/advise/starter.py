@@ -53,13 +53,19 @@ MAX_TURNS = 5
 """Turns of a trajectory. A game or a long search has more."""
 TURNS: Mapping[str, Mapping[str, Any]] = {
     "tools": {"tools": ["tools.py:look"]},
-    "environment": {"environment": {"function": "environment.py:World"}},
-    "agent": {"agent": "agent.py:run"},
+    "environment": {"environment": {"function": "environment.py:World", "history": "split"}},
+    "agent": {"agent": {"function": "agent.py:run", "history": "split"}},
 }
 """What stands between the turns, by the names of files of one's own."""
 SCORES_ITSELF = ("environment", "agent")
 """What also says what a trajectory was worth: the reward of that name."""
-OF_TURNS = {"sampling.max_completion_length": "of a turn", "sampling.max_trajectory_length": "drawn and given"}
+OF_TURNS = {
+    "environment.history": "as the chat template writes it, if it rewrites any",
+    "agent.history": "as the chat template writes it, if it rewrites any",
+    "sampling.max_completion_length": "of a turn",
+    "sampling.max_trajectory_length": "drawn and given",
+}
+"""What is said beside these settings."""
 UPDATES_PER_BATCH = 4
 """Where an algorithm is only different from its relatives when a batch is used more than once."""
 
