@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.cluster.nodes import actor_of, lives, node_of, running, three_nodes, wait_for
+from tests.episodes.talkers import talker
 from tests.processes import Command
 from tests.tiny import tiny_model, write_prompts
 
@@ -113,6 +114,46 @@ def test_a_run_on_the_cluster_has_the_bits_of_one_on_this_machine(cluster, place
         "the cluster holds 2 x engine: 1 CPU; 2 x reward worker: 1 CPU" in text for text in messages(there.folder)
     )
     assert bits(there.folder) == bits(here.folder)
+    assert running(ENGINE) == running(WORKER) == []
+
+
+GAME = """
+from alphabet import position
+
+
+class Game:
+    def __init__(self, most=3):
+        self.left = most
+
+    def reset(self, row):
+        self.answer, self.said = row["answer"], ""
+
+    def step(self, message):
+        self.said, self.left = message["content"], self.left - 1
+        return "ab" if self.left else None
+
+    def reward(self):
+        return sum(position(a) <= position(b) for a, b in zip(self.said, self.said[1:])) / 12
+"""
+
+
+def test_turns_that_are_drawn_on_the_cluster_have_the_bits_of_those_on_this_machine(cluster, place):
+    """The environment, which imports a file beside it, is beside the trainer; engines on the nodes draw its turns."""
+    (place / "rewards" / "game.py").write_text(GAME)
+    talker(place / "talker")
+    turns = config(
+        place,
+        "turns here",
+        model={"path": str(place / "talker"), "device": "cpu"},
+        environment=f"{place}/rewards/game.py:Game",
+        rewards=["environment"],
+        sampling={"group_size": 4, "max_completion_length": 8, "max_turns": 3},
+    )
+    here = pt.train(turns)
+    there = pt.train(turns | {"output": str(place / "turns there")}, cluster=cluster.address)
+    assert any("the cluster holds 2 x engine: 1 CPU" in text for text in messages(there.folder))
+    assert bits(there.folder) == bits(here.folder)
+    assert min(line["turns/mean"] for line in there.metrics) > 1
     assert running(ENGINE) == running(WORKER) == []
 
 

@@ -3,6 +3,7 @@ a checkpoint when a rank or its node is lost. `pytest -s` prints how long that t
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.cluster.nodes import CPUS, MEMORY, actor_of, lives, node_of, running, three_nodes, wait_for
+from tests.episodes.talkers import talker
 from tests.processes import Command
 
 import posttrain as pt
@@ -123,6 +125,41 @@ def test_ranks_on_nodes_end_with_the_bits_of_ranks_on_this_machine(cluster, plac
     assert_same(there.folder, here.folder)
     assert running(RANK) == running(ENGINE) == running(WORKER) == []
     assert not list(there.folder.glob(".job-*"))
+
+
+GAME = """
+class Game:
+    def __init__(self, most=3):
+        self.left, self.said = most, ""
+
+    def step(self, message):
+        self.said, self.left = message["content"], self.left - 1
+        return "a b" if self.left else None
+
+    def reward(self):
+        return sum(a <= b for a, b in zip(self.said, self.said[1:])) / 24
+"""
+
+
+def test_ranks_on_nodes_train_turns_with_the_bits_of_ranks_on_this_machine(cluster, place):
+    """The environment is beside rank 0, an engine draws its turns."""
+    (place / "rewards" / "game.py").write_text(GAME)
+    talker(place / "talker")
+    rows = [{"prompt": " ".join(letters)} for letters in itertools.permutations("abcdef", 2)]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    turns = {
+        "model": {"path": str(place / "talker"), "precision": "float32", "device": "cpu"},
+        "data": {"train": str(place / "rows.jsonl"), "eval_fraction": 0.2},
+        "environment": f"{place}/rewards/game.py:Game",
+        "rewards": ["environment"],
+        "sampling": {"group_size": 4, "max_completion_length": 8, "max_turns": 3},
+    }
+    here = pt.train(config(place, "turns here", **turns))
+    on_cluster = {"address": cluster.address, "reward_workers": 0}
+    there = pt.train(config(place, "turns there", cluster=on_cluster, **turns))
+    assert_same(there.folder, here.folder)
+    assert min(record["turns/mean"] for record in records(there.folder)) > 1
+    assert running(RANK) == running(ENGINE) == []
 
 
 class Told(TerminalView):

@@ -1112,10 +1112,6 @@ def test_a_gpu_is_shared_by_one_server_of_a_synchronous_run(overrides, message):
             ".engine = local.",
         ),
         (
-            ["cluster=ray", "rollout.engines=2", "tools=calculator"],
-            "cluster with an environment, tools or an agent, which was not tried on several machines",
-        ),
-        (
             ["cluster=ray", "train.devices=auto"],
             "cluster with train.devices = auto: a cluster says how many GPUs it has",
         ),

@@ -126,7 +126,8 @@ def init(
     data: Annotated[
         str | None,
         typer.Option(
-            help="What to learn from: answers, function, pairs, thumbs or demonstrations.", show_default="answers"
+            help="What to learn from: answers, function, environment, pairs, thumbs or demonstrations.",
+            show_default="answers",
         ),
     ] = None,
     model: Annotated[

@@ -175,15 +175,9 @@ def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
 
 
 def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """cluster holds local engines, ranks of the trainer, or both; turns stay on the trainer's machine."""
+    """cluster holds local engines, ranks of the trainer, or both."""
     if config.cluster is None:
         return None
-    if config.has_turns:
-        return ConfigError(
-            given="cluster with an environment, tools or an agent, which was not tried on several machines",
-            allowed="engines or servers of the trainer's machine",
-            fix="Leave cluster out; `posttrain submit` trains on a cluster without it.",
-        )
     if config.rollout.engine != "local":
         return ConfigError(
             given=f"cluster with rollout.engine = {config.rollout.engine}, which is started on the trainer's machine",

@@ -137,6 +137,18 @@ SITUATIONS = [
         "ppo",
         "chat-quality",
     ),
+    # Several turns
+    Situation("tools to call", {"turns": "tools", "data": "verifier"}, "grpo", "verifier-grpo", ruled_out=("sft",)),
+    Situation("an environment that scores", {"turns": "environment"}, "grpo", "verifier-grpo"),
+    Situation(
+        "rewards for single turns",
+        {"turns": "environment", "dense_rewards": True},
+        "grpo",
+        "rewards-of-turns",
+        among=("ppo",),
+        ruled_out=("gspo",),
+    ),
+    Situation("turns, demonstrations alone", {"turns": "tools", "data": "demonstrations"}, "sft", "demonstrations-sft"),
     # What went wrong before
     Situation("entropy collapsed", {"data": "verifier", "trouble": "entropy"}, "dapo", "entropy-collapse"),
     Situation("answers grew longer", {"data": "verifier", "trouble": "length"}, "dr_grpo", "answers-grow-longer"),

@@ -11,10 +11,11 @@ from tests.catalogue import catalogue
 from tests.lab.advise.situations import SITUATIONS
 
 from posttrain.algorithms import ALGORITHMS
+from posttrain.algorithms.credit import no_turns_for
 from posttrain.config import check, load_config
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.advice import Advice
-from posttrain.lab.advise.advisor import advise, rank
+from posttrain.lab.advise.advisor import _recommended, advise, rank
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.advise.guides import FILE, OWN, guides, in_words, met, names_in
 from posttrain.lab.advise.ranges import remarks
@@ -80,6 +81,13 @@ def test_each_config_can_be_loaded_and_is_within_the_published_ranges(tmp_path):
         ({"data": "verifier", "dense_rewards": True}, "rewards-of-answers"),
         ({"data": "verifier", "answer_length": 8192}, "long-answers-truncated"),
         ({"data": "nothing"}, "something-to-learn-from"),
+        ({"data": "verifier", "turns": "tools"}, "try-the-turns"),
+        ({"turns": "agent"}, "try-the-agent"),
+        ({"data": "verifier", "turns": "tools"}, "does-it-call"),
+        ({"data": "verifier", "turns": "tools", "calls_tools": False}, "never-calls"),
+        ({"turns": "environment"}, "limits-of-turns"),
+        ({"turns": "environment"}, "processes-of-turns"),
+        ({"turns": "agent", "dense_rewards": True}, "rewards-of-turns-need-an-environment"),
         ({"data": "pairs", "gpus": 8}, "one-device"),
         ({"data": "pairs", "gpus": 0, "size": 7}, "a-cpu-is-slow"),
     ],
@@ -94,6 +102,10 @@ def test_what_has_to_be_done_first(facts, before):
         ({"data": "verifier", "base_score": 0}, "Only after what stands under First (too-hard)"),
         ({"data": "verifier", "base_score": "99%"}, "Only after what stands under First (too-easy)"),
         ({"data": "verifier", "base_score": 0.4}, ""),
+        (
+            {"data": "verifier", "turns": "tools", "calls_tools": False},
+            "Only after what stands under First (never-calls)",
+        ),
         ({"data": "verifier,demonstrations", "base_score": 0}, ""),
     ],
 )
@@ -115,6 +127,12 @@ def test_a_cpu_trains_adapters_of_a_large_model():
         ({"data": "verifier", "online": False}, "online-without-sampling", "earns most on the model's newest"),
         ({"data": "pairs", "goal": "reasoning"}, "reasoning-from-preferences", "not whether they are right"),
         ({"data": "verifier", "one_answer": True}, "groups-of-one", "nothing says how hard"),
+        ({"data": "demonstrations", "turns": "tools"}, "turns-without-sampling", "not when one pays"),
+        (
+            {"turns": "environment", "dense_rewards": True, "rollout_bound": True},
+            "turns-and-running-ahead",
+            "excludes `train.run_ahead`",
+        ),
         (
             {"data": "verifier", "dense_rewards": True, "size": 70, "gpus": 1, "gpu_memory": 80},
             "critic-that-does-not-fit",
@@ -140,6 +158,7 @@ def test_contradictory_wishes_get_an_honest_answer(facts, contradiction, given_u
         ({"data": "verifier", "priority": "quality"}, "critic-or-group"),
         ({"data": "verifier", "moe": True}, "which-ratio-for-experts"),
         ({"data": "verifier", "sft_done": False}, "sft-before-rl"),
+        ({"turns": "environment"}, "trajectory-or-turn"),
     ],
 )
 def test_where_guides_disagree_both_sides_are_told(facts, question):
@@ -188,7 +207,66 @@ def test_what_rules_set_are_settings_of_a_configuration():
         for algorithm, asked in rule.settings.items():
             base = {"model": "7b", "algorithm": algorithm, "data": {"train": "t.jsonl"}}
             base |= {"rewards": [{"name": "math"}], "train": {"steps": 200}}
+            base |= {"environment": {"function": "e.py:World"}} if "credits_turns" in names_in(rule.when) else {}
             check(load_config(base, asked).config)
+
+
+# Several turns
+
+
+@catalogue(
+    "facts, sections",
+    [
+        ({"turns": "tools", "data": "verifier"}, {"tools": ["tools.py:look"], "rewards": ["rewards.py:score"]}),
+        (
+            {"turns": "environment"},
+            {"environment": {"function": "environment.py:World", "history": "split"}, "rewards": ["environment"]},
+        ),
+        ({"turns": "agent"}, {"agent": {"function": "agent.py:run", "history": "split"}, "rewards": ["agent"]}),
+    ],
+)
+def test_what_answers_the_turns_stands_in_the_config(facts, sections):
+    config = load_config(yaml.safe_load(advise(facts).best.config)).config
+    expected = load_config(
+        {"model": "m", "algorithm": "grpo", "data": {"train": "t"}, "train": {"steps": 9}, **sections}
+    ).config
+    assert all(getattr(config, name) == getattr(expected, name) for name in sections)
+    sampling = config.sampling
+    assert sampling.max_completion_length * sampling.max_turns < sampling.max_trajectory_length
+
+
+def test_rewards_of_turns_are_credited_to_turns_where_the_algorithm_can():
+    advice = advise(turns="environment", dense_rewards=True, moe=True)
+    credits = {}
+    for told in advice.recommendations:
+        config = load_config(yaml.safe_load(told.config)).config
+        credits[told.algorithm] = config.environment.credit
+        assert (config.environment.credit == "turn") == (no_turns_for(ALGORITHMS[told.algorithm]()) is None)
+    assert set(credits.values()) == {"turn", "trajectory"}, credits
+    assert (
+        load_config(yaml.safe_load(advise(turns="environment").best.config)).config.environment.credit == "trajectory"
+    )
+
+
+def test_the_trainer_takes_every_config_of_several_turns():
+    """The rules of advise and those of a run cannot say different things."""
+    wishes = [
+        {"turns": "tools", "rollout_bound": True},
+        {"turns": "tools", "reward": "judge", "dense_rewards": True},
+        {"turns": "environment", "dense_rewards": True, "rollout_bound": True},
+        {"turns": "environment", "dense_rewards": True, "moe": True},
+        {"turns": "environment", "dense_rewards": True, "priority": "quality", "trouble": "length"},
+        {"turns": "environment", "dense_rewards": True, "one_answer": True},
+        {"turns": "environment", "dense_rewards": True, "several_rewards": True, "attempts": 8},
+        {"turns": "agent", "dense_rewards": True, "rollout_bound": True},
+        {"turns": "agent", "reward": "model", "teacher": True},
+    ]
+    for facts in wishes:
+        full = Facts(data="verifier", **facts).assumed()[0]
+        for standing in (one for one in rank(full) if one.possible):
+            config = load_config(yaml.safe_load(_recommended(standing, full).config)).config
+            assert config.has_turns
+            check(config)
 
 
 # Models
@@ -340,6 +418,7 @@ FACTS = st.fixed_dictionaries(
         "priority": st.lists(st.sampled_from(["quality", "memory", "speed", "stability"]), unique=True),
         "one_answer": st.booleans(),
         "teacher": st.booleans(),
+        "turns": st.sampled_from(["tools", "environment", "agent"]),
         "several_rewards": st.booleans(),
         "attempts": st.sampled_from([1, 8]),
         "base_score": st.sampled_from([0, 0.02, 0.5, 1]),
@@ -415,6 +494,7 @@ def test_conditions_in_words():
         ({"base_score": 7}, r"base_score = 7; allowed: a number from 0 to 1"),
         ({"base_score": 0.5, "base_pass_at_k": 0.2}, r"(?s)base_pass_at_k = 0.2 below base_score = 0.5.*Exchange"),
         ({"data": "nothing,pairs"}, r"(?s)nothing, and something.*Leave nothing out"),
+        ({"turns": "agent", "calls_tools": True}, r"calls_tools with turns = agent: there are no tools to call"),
         ({"data": "pairs", "reward": "exact"}, r"reward = exact, but data = .* has no verifier"),
     ],
 )

@@ -69,6 +69,7 @@ def test_sizes_rates_and_adapters_of_a_real_model_are_those_that_advise_says(kin
     assert {name: ours.get(name) for name in ("train", "sampling", "lora")} == {
         name: theirs.get(name) for name in ("train", "sampling", "lora")
     }
+    assert ours.get("environment", {}).keys() == theirs.get("environment", {}).keys()
     assert ("lora" in ours) == (goal == "memory")
     assert remarks(load_config(ours).config) == []
 
@@ -77,6 +78,7 @@ def test_the_advisor_and_the_project_understand_each_others_words():
     assert Answers(data="verifier") == Answers(data="answers")
     assert Facts(data="answers") == Facts(data="verifier", reward="exact")
     assert Facts(data="function") == Facts(data="nothing", reward="noisy")
+    assert Facts(data="environment") == Facts(data="verifier", reward="exact", turns="environment")
     assert Facts(data="function,pairs") == Facts(data="pairs", reward="noisy")
     assert Facts(data="answers", reward="noisy") == Facts(data="verifier", reward="noisy")
     for kind in KINDS:
@@ -99,7 +101,9 @@ def test_the_sample_of_thumbs_has_both_labels():
         assert {row["label"] for row in part} == {True, False}
 
 
-@pytest.mark.parametrize("name", ["answers", "answers_tiny", "function", "function_tiny"])
+@pytest.mark.parametrize(
+    "name", ["answers", "answers_tiny", "environment", "environment_tiny", "function", "function_tiny"]
+)
 def test_what_reward_files_say_of_themselves_is_so(name):
     path = (
         Path(importlib.util.find_spec("posttrain.lab.init").submodule_search_locations[0]) / "templates" / f"{name}.py"

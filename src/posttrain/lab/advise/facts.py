@@ -20,6 +20,7 @@ Data = Literal["verifier", "pairs", "thumbs", "ratings", "steps", "demonstration
 Reward = Literal["exact", "noisy", "judge", "model"]
 Priority = Literal["quality", "memory", "speed", "stability"]
 Goal = Literal["reasoning", "style", "format", "chat", "scorer"]
+Turns = Literal["tools", "environment", "agent"]
 Trouble = Literal["unstable", "entropy", "length", "likelihood", "overfitting"]
 
 GIGABYTE = 2**30
@@ -27,8 +28,10 @@ GIGABYTE = 2**30
 WORDS: Mapping[str, Mapping[str, Any]] = {
     "answers": {"data": "verifier", "reward": "exact"},
     "function": {"data": "nothing", "reward": "noisy"},
+    "environment": {"data": "verifier", "reward": "exact", "turns": "environment"},
 }
-"""Words of `posttrain init` for data: right answers to compare with, and a function of one's own that scores."""
+"""Words of `posttrain init` for data: right answers to compare with, a function of one's own that scores, and an
+environment, which answers turns as well."""
 TRAINED_BYTES = 16
 """Per parameter: weights, gradients and both moments of AdamW in float32."""
 FROZEN_BYTES = 4
@@ -42,6 +45,10 @@ def _listed(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return tuple(value) if isinstance(value, (list, set, frozenset)) else value
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _expanded(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,6 +95,12 @@ class Facts(BaseModel):
     goal: Goal | None = None
     """What is to get better: reasoning (mathematics, code, anything with a result), style (tone, persona), format, chat
     (helpfulness in general), or a scorer (the reward model itself)."""
+    turns: Turns | None = None
+    """What stands between the turns of the model, where an answer has several: tools (functions that it calls),
+    environment (a program that answers each turn, and scores), agent (a program of yours that asks the model). Not
+    known: an answer has one turn."""
+    calls_tools: bool | None = None
+    """Does the present model call the tools at all?"""
     online: bool | None = None
     """Can the model be sampled from while it trains?"""
     sft_done: bool | None = None
@@ -105,13 +118,13 @@ class Facts(BaseModel):
     priority: Annotated[tuple[Priority, ...], BeforeValidator(_listed)] = ()
     """What matters most: quality, memory, speed, stability, or several of them."""
     answer_length: Annotated[int, Field(ge=1), BeforeValidator(as_whole)] | None = None
-    """Tokens of a long answer."""
+    """Tokens of a long answer; of several turns, of a long turn."""
     rollout_bound: bool | None = None
     """Does sampling take most of the time of a step?"""
     heterogeneous: bool | None = None
     """Do the prompts differ much, in kind or in the scale of their rewards?"""
     dense_rewards: bool | None = None
-    """Are there rewards within an answer, per token or per step, beside the one at its end?"""
+    """Are there rewards within an answer, per token, per step or per turn, beside the one at its end?"""
     several_rewards: bool | None = None
     """Are several rewards to be raised together?"""
     one_answer: bool | None = None
@@ -190,6 +203,11 @@ class Facts(BaseModel):
         told = ", ".join(f"{name} = {str(value).lower()}" for name, value in missing.items())
         return self.model_copy(update=missing), [f"{self.model} is what its published shape says ({told})"]
 
+    @property
+    def credits_turns(self) -> bool | None:
+        """Are there rewards of single turns? Only an environment says what a turn was worth."""
+        return (self.turns == "environment" and self.dense_rewards) or None
+
     def assumed(self) -> tuple[Self, tuple[str, ...]]:
         """These facts with what follows from them filled in, and what that was, in words."""
         from posttrain.lab.advise.guides import guides, met  # algorithms are read there, which the flags do not need
@@ -197,12 +215,12 @@ class Facts(BaseModel):
         facts, said = self.shaped()
         for told in guides().assumptions:
             if met(told["when"], facts.known()):
-                facts = facts.model_copy(update=told["then"])
+                facts = facts.model_copy(update={name: _frozen(value) for name, value in told["then"].items()})
                 said.append(told["says"])
         return facts, tuple(said)
 
 
-DERIVED = ("memory", "full_training_fits", "critic_fits")
+DERIVED = ("memory", "full_training_fits", "critic_fits", "credits_turns")
 """Properties that conditions may ask for."""
 
 FAULTS = (
@@ -217,6 +235,12 @@ FAULTS = (
         "reward = exact, but data = {facts.data} has no verifier",
         "data with a verifier, or another reward",
         "Add verifier to data, or set reward = judge, model or noisy.",
+    ),
+    (
+        lambda f: f.calls_tools is not None and f.turns != "tools",
+        "calls_tools with turns = {facts.turns}: there are no tools to call",
+        "turns = tools",
+        "Set turns = tools, or leave calls_tools out.",
     ),
     (
         lambda f: None not in (f.base_score, f.base_pass_at_k) and f.base_pass_at_k < f.base_score,

@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 
 from posttrain.algorithms import ALGORITHMS, Algorithm
+from posttrain.algorithms.credit import no_turns_for
 
 Condition = Mapping[str, Any] | list[Mapping[str, Any]]
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -230,6 +231,7 @@ def _asked(kind: type[Algorithm]) -> dict[str, Any]:
         "learns_from_rewards": from_rewards(kind),
         "min_group_size": kind().group_size_needed,
         "needs": kind().needs,
+        "credits_turns": samples(kind) and no_turns_for(kind()) is None,
     }
 
 
@@ -258,12 +260,13 @@ def _rule(told: Mapping[str, Any], groups: Groups) -> Rule:
     for entry in told.get("apart", ()):
         said = Said(text=entry["reason"], source=_cited(entry)["source"])
         apart |= dict.fromkeys(_resolved(entry["of"], groups), said)
+    settings = {key: asked for name, asked in told.get("settings", {}).items() for key in _resolved([name], groups)}
     return Rule(
         id=told["id"],
         when=told["when"],
         weigh=weigh,
         veto=frozenset(_resolved(told.get("veto", ()), groups)),
-        settings=told.get("settings", {}),
+        settings=settings,
         reason=Said(text=told["reason"], source=source),
         apart=apart,
     )

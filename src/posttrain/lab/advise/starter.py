@@ -47,6 +47,25 @@ COLUMNS: Mapping[str, str] = {
 }
 ANSWER_LENGTH = 1024
 """Tokens of an answer, where nobody says."""
+TURN_LENGTH = 256
+"""Tokens of a turn, where nobody says."""
+MAX_TURNS = 5
+"""Turns of a trajectory. A game or a long search has more."""
+TURNS: Mapping[str, Mapping[str, Any]] = {
+    "tools": {"tools": ["tools.py:look"]},
+    "environment": {"environment": {"function": "environment.py:World", "history": "split"}},
+    "agent": {"agent": {"function": "agent.py:run", "history": "split"}},
+}
+"""What stands between the turns, by the names of files of one's own."""
+SCORES_ITSELF = ("environment", "agent")
+"""What also says what a trajectory was worth: the reward of that name."""
+OF_TURNS = {
+    "environment.history": "as the chat template writes it, if it rewrites any",
+    "agent.history": "as the chat template writes it, if it rewrites any",
+    "sampling.max_completion_length": "of a turn",
+    "sampling.max_trajectory_length": "drawn and given",
+}
+"""What is said beside these settings."""
 UPDATES_PER_BATCH = 4
 """Where an algorithm is only different from its relatives when a batch is used more than once."""
 
@@ -127,6 +146,8 @@ def _tree(
         tree["teacher"] = "Qwen/Qwen3-4B"
     tree["algorithm"] = {"name": kind.key, **settings}
     tree["data"] = {"train": FILES[kind.data_kind]}
+    if facts.turns is not None and samples(kind):
+        tree |= TURNS[facts.turns]
     if rewards := _rewards(kind, facts):
         tree["rewards"] = rewards
     if any(reward.get("model") == REWARD_MODEL for reward in rewards):
@@ -135,7 +156,7 @@ def _tree(
             "train": {"steps": 200, "prompts_per_step": 64, "learning_rate": 9e-6},
         }
     if samples(kind):
-        tree["sampling"] = {"group_size": group, "max_completion_length": _answer_length(facts)}
+        tree["sampling"] = {"group_size": group, **_lengths(facts)}
     tree["train"] = _train(kind, usual, group)
     tree["evaluation"] = {"every": 20} if samples(kind) else {"every": 20, "samples": 0}
     return tree
@@ -155,9 +176,22 @@ def _group_size(kind: type[Algorithm], facts: Facts) -> int:
     return max(16 if hard else 8 if kind().group_size_needed > 1 else 1, kind().group_size_needed)
 
 
-def _answer_length(facts: Facts) -> int:
-    """Tokens of the longest answer; half of what the model can read, where that is less."""
-    wanted = facts.answer_length or ANSWER_LENGTH
+def _lengths(facts: Facts) -> dict[str, int]:
+    """Tokens of the longest answer; half of what the model can read, where that is less. Of several turns, those of a
+    turn, and of the whole as much as turns of that length and as much again between them."""
+    if facts.turns is None:
+        return {"max_completion_length": _within_context(facts, facts.answer_length or ANSWER_LENGTH)}
+    turn = facts.answer_length or TURN_LENGTH
+    whole = _within_context(facts, 2 * MAX_TURNS * turn)
+    return {
+        "max_completion_length": min(turn, whole // 2),
+        "max_turns": MAX_TURNS,
+        "max_trajectory_length": whole,
+    }
+
+
+def _within_context(facts: Facts, wanted: int) -> int:
+    """At most half of what the model can read."""
     try:
         context = read_architecture(model_for(facts)).context
     except PosttrainError:  # a model of which nothing is known
@@ -192,16 +226,16 @@ def _rewards(kind: type[Algorithm], facts: Facts) -> list[dict[str, Any]]:
     if facts.reward is None:
         learnt = REWARD_MODEL if "pairs" in facts.data else OWN_REWARD_MODEL
         return [{"model": learnt, "settings": {"normalize": True}}]
-    rewards: list[dict[str, Any]] = [
-        {"name": "math"} if facts.goal == "reasoning" else {"function": "rewards.py:score"}
-    ]
+    first: dict[str, Any] = {"name": "math"} if facts.goal == "reasoning" else {"function": "rewards.py:score"}
+    rewards = [{"name": facts.turns} if facts.turns in SCORES_ITSELF else first]
     return [*rewards, {"function": "rewards.py:second", "weight": 0.5}] if facts.several_rewards else rewards
 
 
 def _comments(tree: Mapping[str, Any], kind: type[Algorithm], usual: Mapping[str, Range]) -> dict[str, str]:
     told = {dotted(path): usual.get(dotted(path)) for path, _ in leaves(tree)}
     ranged = {path: f"published: {known.words}" for path, known in told.items() if known is not None}
-    return ranged | {"data.train": COLUMNS[kind.data_kind]}
+    said = {"data.train": COLUMNS[kind.data_kind]} | (OF_TURNS if "max_turns" in tree.get("sampling", {}) else {})
+    return ranged | said
 
 
 # --- what it costs in memory -----------------------------------------------------------------------------------------

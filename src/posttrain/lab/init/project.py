@@ -1,4 +1,4 @@
-"""A project folder: config.yaml, reward.py where there is a reward, data to begin with, and a README.md."""
+"""A project folder: config.yaml, what scores answers or answers turns, data to begin with, and a README.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
 from posttrain.lab.init.questions import CATALOGUE, QUESTIONS, Answers
 from posttrain.lab.init.samples import Row, Sample, sample
-from posttrain.lab.init.settings import SAMPLED, Recommendation, config_text, lines_of, recommend, settings_of
+from posttrain.lab.init.settings import CHAT, SAMPLED, Recommendation, config_text, lines_of, recommend, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +65,25 @@ def project_files(answers: Answers, found: Recommendation) -> dict[str, str]:
     """Name -> content. The settings are those of a run, or this raises."""
     lines, rows = lines_of(answers, found), sample(answers.data, tiny=answers.tiny)
     check(load_config(settings_of(lines)).config)
-    reward = {"reward.py": _reward(answers)} if answers.data in SAMPLED else {}
     return {
         "config.yaml": config_text(lines, "posttrain train config.yaml        README.md says what to expect"),
-        **reward,
+        **_programs(answers),
         "train.jsonl": _json_lines(rows.train),
         "eval.jsonl": _json_lines(rows.eval),
         "README.md": readme_text(answers, found, rows),
     }
 
 
-def _reward(answers: Answers) -> str:
-    name = f"{answers.data}_tiny.py" if answers.tiny else f"{answers.data}.py"
+def _programs(answers: Answers) -> dict[str, str]:
+    """What scores answers or answers turns, and the chat template of a tiny model that has turns."""
+    if answers.data not in SAMPLED:
+        return {}
+    tiny, own = "_tiny" * answers.tiny, answers.data == "environment"
+    files = {"environment.py" if own else "reward.py": _template(f"{answers.data}{tiny}.py")}
+    return files | ({CHAT: _template("chat_tiny.jinja")} if own and answers.tiny else {})
+
+
+def _template(name: str) -> str:
     return (importlib.resources.files("posttrain.lab.init") / "templates" / name).read_text(encoding="utf-8")
 
 
@@ -107,8 +114,7 @@ def readme_text(answers: Answers, found: Recommendation, rows: Sample) -> str:
     """The page."""
     words = CATALOGUE["kinds"][answers.data]
     kind = next(question for question in QUESTIONS if question.key == "data").choices[answers.data]
-    page = (importlib.resources.files("posttrain.lab.init") / "templates" / "README.md").read_text(encoding="utf-8")
-    return Template(page).substitute(
+    return Template(_template("README.md")).substitute(
         name=answers.folder.resolve().name,
         kind=kind[0].upper() + kind[1:],
         model="the built-in tiny model" if answers.tiny else f"the model `{answers.model}`",

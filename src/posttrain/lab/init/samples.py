@@ -49,6 +49,12 @@ def _words_alone() -> Sample:
     return Sample(*([{"prompt": row["prompt"]} for row in rows] for rows in (train, held_out)))
 
 
+def _words_in_turns() -> Sample:
+    """The sign behind a word is written by the chat template."""
+    both = _backwards()
+    return Sample(*([row | {"prompt": row["prompt"].removesuffix("<")} for row in rows] for rows in both))
+
+
 def _tastes() -> Sample:
     """Two answers of five letters; the one with more letters from a to e was chosen."""
     return Sample(*(_tasted(split, count) for split, count in (("train", 64), ("eval", 96))))
@@ -99,6 +105,12 @@ def _lengths() -> Sample:
         for subject in CATALOGUE["subjects"]
     ]
     random.Random("init/lengths").shuffle(rows)
+    return _split(rows)
+
+
+def _secrets() -> Sample:
+    asked = "I think of a number from 1 to {most}. Guess it: answer with one number, and I say higher or lower."
+    rows = [{"prompt": asked.format(most=most), "secret": 1 + 7 * most % 11 % most} for most in range(8, 48)]
     return _split(rows)
 
 
@@ -166,6 +178,7 @@ def _imitated() -> Sample:
 _TINY: dict[str, Callable[[], Sample]] = {
     "answers": _backwards,
     "function": _words_alone,
+    "environment": _words_in_turns,
     "pairs": _tastes,
     "thumbs": _judged(_tastes),
     "demonstrations": _imitated,
@@ -173,6 +186,7 @@ _TINY: dict[str, Callable[[], Sample]] = {
 _SENTENCES: dict[str, Callable[[], Sample]] = {
     "answers": _sums,
     "function": _lengths,
+    "environment": _secrets,
     "pairs": _plain_answers,
     "thumbs": _judged(_plain_answers),
     "demonstrations": _demonstrated,

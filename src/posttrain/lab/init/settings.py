@@ -18,13 +18,15 @@ from posttrain.lab.init.samples import WORD
 
 COLUMN = 58
 """Where comments begin, or further right."""
-SAMPLED = ("answers", "function")
+SAMPLED = ("answers", "function", "environment")
 """Kinds of data whose answers the model gives itself."""
 _MACHINES: Mapping[str, Mapping[str, Any]] = {"cpu": {"gpus": 0}, "gpu": {"gpus": 1}, "auto": {}}
 _GIVEN = ("pairs", "thumbs", "demonstrations")
 """Data that is learned from as it is, with nothing sampled."""
+CHAT = "chat.jinja"
+"""Turns of the tiny model, which has no chat template of its own."""
 ANSWER_LENGTH = 256
-"""Tokens of an answer to the sample's prompts."""
+"""Tokens of an answer to the sample's prompts, or of a turn."""
 _REASONS = 2
 """As many are told; `posttrain advise` has them all."""
 
@@ -61,7 +63,7 @@ class Line:
 
 def lines_of(answers: Answers, found: Recommendation) -> list[Line]:
     """The config of a project from its first line to its last."""
-    models = "put a folder or a Hugging Face name in its place" if answers.tiny else "a folder or a Hugging Face name"
+    models = "put a folder or a Hugging Face name here" if answers.tiny else "a folder or a Hugging Face name"
     return [
         Line(key="model", value=_model(answers), comment=models),
         *_adapters(answers, found),
@@ -71,6 +73,7 @@ def lines_of(answers: Answers, found: Recommendation) -> list[Line]:
             comment=f"`posttrain explain {found.algorithm}`",
         ),
         Line(key="data", value={"train": "train.jsonl", "eval": "eval.jsonl"}, comment="eval: never trained on"),
+        *_environment(answers, found),
         *_rewards(answers),
         *_sampling(answers, found),
         Line(key="train", value=_train(answers, found), comment=""),
@@ -117,12 +120,23 @@ def _written(key: str, value: Any, comment: str) -> str:
 def _model(answers: Answers) -> Any:
     path = f"tiny:{'reverse' if answers.data in SAMPLED else 'sort'}" if answers.tiny else answers.model
     device = {"auto": None, "cpu": "cpu", "gpu": "cuda"}[answers.where]
-    return path if device is None else {"path": path, "device": device}
+    template = CHAT if answers.data == "environment" and answers.tiny else None
+    given = {"path": path, "device": device, "chat_template": template}
+    said = {name: value for name, value in given.items() if value is not None}
+    return said if len(said) > 1 else path
 
 
 def _adapters(answers: Answers, found: Recommendation) -> list[Line]:
     lora = None if answers.tiny else found.config.get("lora")
     return [] if lora is None else [Line(key="lora", value=lora, comment="adapters, not all weights; null trains all")]
+
+
+def _environment(answers: Answers, found: Recommendation) -> list[Line]:
+    if answers.data != "environment":
+        return []
+    own = {"function": f"environment.py:{'Word' if answers.tiny else 'Game'}"}
+    value = own if answers.tiny else {**found.config["environment"], **own}
+    return [Line(key="environment", value=value, comment="yours; answers each turn of the model")]
 
 
 def _rewards(answers: Answers) -> list[Line]:
@@ -136,14 +150,19 @@ def _rewards(answers: Answers) -> list[Line]:
             ]
         case "function":
             return [Line(key="rewards", value=[{"function": "reward.py:score"}], comment="yours; try: reward test")]
+        case "environment":
+            return [Line(key="rewards", value=[{"name": "environment"}], comment="what it says all turns were worth")]
     return []
 
 
 def _sampling(answers: Answers, found: Recommendation) -> list[Line]:
     if answers.data not in SAMPLED:
         return []
-    value = {"group_size": 8, "max_completion_length": WORD + 2} if answers.tiny else found.config["sampling"]
-    return [Line(key="sampling", value=value, comment="answers to each prompt; tokens of the longest")]
+    in_turns = answers.data == "environment"
+    tiny = {"group_size": 8, "max_completion_length": WORD + 2, **({"max_turns": 2} if in_turns else {})}
+    value = tiny if answers.tiny else found.config["sampling"]
+    comment = "tokens of a turn" if in_turns else "answers to each prompt; tokens of the longest"
+    return [Line(key="sampling", value=value, comment=comment)]
 
 
 def _train(answers: Answers, found: Recommendation) -> Mapping[str, Any]:
