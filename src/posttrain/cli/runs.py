@@ -263,7 +263,9 @@ def replay(
 
 def demo(
     seed: Annotated[int, typer.Option(help="Seed of data, model and sampling.")] = 0,
-    output: Annotated[Path | None, typer.Option(help="Run folder.", show_default="the next free runs/...")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Run folder or URL.", show_default="the next free runs/...")
+    ] = None,
     engine: Annotated[str, typer.Option(help="What samples: local, or vllm (a server that the run starts).")] = "local",
     quiet: Quiet = False,
     json: AsJson = False,

@@ -25,11 +25,10 @@ from typing import NamedTuple
 
 from posttrain.errors import ConfigError, PosttrainError, StorageError
 from posttrain.files import write_atomically
-from posttrain.heartbeat import beat
 from posttrain.store import claim
 from posttrain.store.checkpoint import MANIFEST
 from posttrain.store.claim import Claim
-from posttrain.store.remote import RemoteFolder
+from posttrain.store.remote import RemoteFolder, cause_of
 
 LEDGER = ".carried.json"
 """Of a working folder: whose it is, and which of its files are behind the URL as they are."""
@@ -167,15 +166,16 @@ class Carrier:
                 return
             try:
                 self._carry()
-            except StorageError as error:
-                pause = min(2 * pause, LONGEST)
-                if not failed:
-                    self._say(f"nothing is carried to {self.url} now, and it is tried again: {error.given}")
-                failed = error.given
             except ConfigError as error:
                 self._lost = error
                 self._say(str(error))
                 return
+            except (PosttrainError, OSError) as error:  # of the storage, or of the disk here
+                pause = min(2 * pause, LONGEST)
+                cause = error.given if isinstance(error, PosttrainError) else cause_of(error)
+                if not failed:
+                    self._say(f"nothing is carried to {self.url} now, and it is tried again: {cause}")
+                failed = cause
             else:
                 if failed:
                     self._say(f"{self.url} answers again, and has everything")
@@ -241,7 +241,6 @@ class Carrier:
         self._there[seal] = self._there[name] = stamp
 
     def _put(self, name: str, stamp: Stamp) -> None:
-        beat("a file is carried to the URL of the run")
         self.remote.put(self.folder / name, name)
         self._there[name] = stamp
         self._num_put += 1

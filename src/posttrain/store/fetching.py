@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path, PurePosixPath
 
+import psutil
+
 from posttrain.config.urls import is_url, working_folder, wrong_url
 from posttrain.errors import ConfigError
 from posttrain.files import within_disk
@@ -35,8 +37,7 @@ def folder_to_resume(run: str | PathLike[str], say: Say = lambda text: None) -> 
     if not is_url(run):
         return Path(run)
     remote, folder = _open(run)
-    kept = read_ledger(folder)
-    if kept is not None and claim.read(remote).get("writer") == kept.writer and holds_run(folder):
+    if _is_newest(folder, remote) and holds_run(folder):
         return folder
     names = remote.sizes()
     _require_run(remote, names)
@@ -57,11 +58,13 @@ def folder_to_resume(run: str | PathLike[str], say: Say = lambda text: None) -> 
 
 
 def folder_to_read(run: str | PathLike[str], *, checkpoints: bool = False) -> Path:
-    """A folder that shows a run: of a URL a copy, without its checkpoints unless `checkpoints`. It is made anew each
-    time, since the run may go on."""
+    """A folder that shows a run: of a URL its working folder, where this machine has written last, else a copy. That is
+    made anew each time, since the run may go on; with its newest checkpoint that verifies, if `checkpoints`."""
     if not is_url(run):
         return Path(run)
     remote, folder = _open(run)
+    if _is_newest(folder, remote):
+        return folder
     _require_run(remote, remote.sizes())
     place = folder.with_name(f"{folder.name}.copy")
     _fill(remote, place, lambda text: None, checkpoints=checkpoints, replace=True)
@@ -75,6 +78,12 @@ def _open(run: str | PathLike[str]) -> tuple[RemoteFolder, Path]:
     return RemoteFolder(url), working_folder(url)
 
 
+def _is_newest(folder: Path, remote: RemoteFolder) -> bool:
+    """Has this machine written last?"""
+    kept = read_ledger(folder)
+    return kept is not None and claim.read(remote).get("writer") == kept.writer
+
+
 def _require_run(remote: RemoteFolder, names: Iterable[str]) -> None:
     if "config.yaml" not in names:
         raise ConfigError(
@@ -86,6 +95,9 @@ def _require_run(remote: RemoteFolder, names: Iterable[str]) -> None:
 
 def _fill(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool, replace: bool = False) -> None:
     """Make `folder` from what is behind the URL: there as a whole, or not at all."""
+    for left in folder.parent.glob(f".{folder.name}.part-*"):
+        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):  # killed
+            shutil.rmtree(left, ignore_errors=True)
     part = folder.with_name(f".{folder.name}.part-{os.getpid()}")
     try:
         with within_disk(folder):
