@@ -42,7 +42,9 @@ RATE = 1e6
 """Bytes a second at which a file that grows is sent again and again."""
 
 _CHECKPOINT = re.compile(r"(?P<folder>(?:.+/)?checkpoints)/step-(?P<step>\d{6,})/(?P<file>.+)")
-_OWN = re.compile(r"\.lock|\.launcher|.*\.tmp|\.carried\.json|tracking/wandb/.*|\.job-.*|(.*/)?step-\d+\.tmp-.*|(.*/)?\.lock")
+_OWN = re.compile(
+    r"\.lock|\.launcher|.*\.tmp|\.carried\.json|tracking/wandb/.*|\.job-.*|(.*/)?step-\d+\.tmp-.*|(.*/)?\.lock"
+)
 """What belongs to this machine, or is not whole yet."""
 Stamp = tuple[int, int]
 """Bytes and time of change of a file."""

@@ -7,7 +7,9 @@ and renamed.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -51,28 +53,30 @@ class RemoteFolder:
 
     def put(self, file: Path, name: str) -> None:
         """A file of this machine, in place of what is there. Raises FileNotFoundError where the file has gone."""
-        beside = self._path(name) + f"{PART}{os.getpid()}"
-
-        def put() -> None:
-            if not self.has_folders:
-                self._files.put_file(str(file), self._path(name))
-                return
-            try:
-                self._files.put_file(str(file), beside)
-                self._files.mv(beside, self._path(name))
-            except BaseException:
-                if self._files.exists(beside):
-                    self._files.rm_file(beside)
-                raise
-
-        self._do(name, put, file)
+        self._do(
+            name, lambda: self._at_once(name, lambda path: self._files.put_file(str(file), path), os.replace), file
+        )
 
     def write(self, name: str, content: bytes) -> None:
-        self._do(name, lambda: self._files.pipe_file(self._path(name), content))
+        self._do(name, lambda: self._at_once(name, lambda path: self._files.pipe_file(path, content), os.replace))
 
     def create(self, name: str, content: bytes) -> None:
         """Only where there is no file of this name; of several who try at once, one succeeds. Raises `Taken`."""
-        self._do(name, lambda: self._files.pipe_file(self._path(name), content, mode="create"))
+        how = {} if self.has_folders else {"mode": "create"}
+        self._do(name, lambda: self._at_once(name, lambda path: self._files.pipe_file(path, content, **how), os.link))
+
+    def _at_once(self, name: str, write: Callable[[str], None], settle: Callable[[str, str], None]) -> None:
+        """An object store does so by itself; where there are folders, beside its place, which it takes by `settle`."""
+        if not self.has_folders:
+            write(self._path(name))
+            return
+        beside = f"{self._path(name)}{PART}{os.getpid()}-{threading.get_ident()}"
+        try:
+            write(beside)
+            settle(beside, self._path(name))
+        finally:
+            with suppress(OSError):
+                os.unlink(beside)
 
     def read(self, name: str) -> bytes:
         return self._do(name, lambda: self._files.cat_file(self._path(name)))
