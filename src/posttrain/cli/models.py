@@ -63,8 +63,7 @@ def evaluate(
     """
     with uncollected():
         from posttrain.evaluate.api import evaluate as evaluate_model
-    from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
-
+        from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
     model = _here(model)
     if kind is not None or (learned_from_given(model) and not reward and not check):
         _refuse_servers(settings)
