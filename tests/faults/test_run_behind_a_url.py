@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.tiny import tiny_model, write_prompts
 
 import posttrain
 from posttrain.store import carrier
+from posttrain.train.run import Run
 
 STEPS = 6
 REWARD = """
@@ -67,18 +69,31 @@ def vowels(prompt, completion, **row):
 """
 
 
-def drive_on(machine: str, every: str, verb: str, target: str, *when: str) -> None:
+def drive_on(machine: str, every: str, verb: str, target: str, *killed: str) -> None:
     """For a process of its own: a machine is a folder for runs."""
     os.environ["POSTTRAIN_RUNS"] = machine
     carrier.EVERY, carrier.PATIENCE = float(every), 1.0
-    if when:
-        kill_driver.drive(verb, target, *when)
-    else:
-        posttrain.train(target) if verb == "train" else posttrain.resume(target)
+    if killed:
+        kill_in_third_save()
+    posttrain.train(target) if verb == "train" else posttrain.resume(target)
 
 
-def drive(folder: Path, machine: str, verb: str, target: str, *when: str) -> Ended:
-    return run_alone(drive_on, str(folder / machine), "0.05", verb, target, *when)
+def kill_in_third_save() -> None:
+    """That of step 4, once all that is older is behind the URL."""
+    save, calls = Run.save, []
+
+    def killed(self: Run, **how: bool) -> None:
+        calls.append(self.step)
+        if len(calls) == 3:
+            self.store.carrier.finish()
+            threading.Thread(target=kill_driver.kill_after, args=(0.005,), daemon=True).start()
+        save(self, **how)
+
+    Run.save = killed
+
+
+def drive(folder: Path, machine: str, verb: str, target: str, *killed: str) -> Ended:
+    return run_alone(drive_on, str(folder / machine), "0.05", verb, target, *killed)
 
 
 def test_killed_in_a_save_it_goes_on_elsewhere_bit_for_bit(folder):
@@ -86,7 +101,7 @@ def test_killed_in_a_save_it_goes_on_elsewhere_bit_for_bit(folder):
     url = f"file://{folder}/bucket/run"
     whole = drive(folder, "whole", "train", str(write_config(folder, str(folder / "whole-run"))))
     assert whole.exit_code == 0, whole.errors
-    killed = drive(folder, "first", "train", str(write_config(folder, url)), "save", "3", "0.3")
+    killed = drive(folder, "first", "train", str(write_config(folder, url)), "killed")
     assert killed.exit_code == -signal.SIGKILL, killed.errors
     assert not (folder / "bucket" / "run" / "checkpoints" / f"step-{STEPS:06d}").exists()
     resumed = drive(folder, "second", "resume", url)

@@ -59,15 +59,15 @@ def drive_s3(port: str, *told: str) -> None:
     drive_on(*told)
 
 
-def drive(port: int, folder: Path, machine: str, verb: str, target: str, *when: str) -> Ended:
-    return run_alone(drive_s3, str(port), str(folder / machine), "0.05", verb, target, *when)
+def drive(port: int, folder: Path, machine: str, verb: str, target: str, *killed: str) -> Ended:
+    return run_alone(drive_s3, str(port), str(folder / machine), "0.05", verb, target, *killed)
 
 
 def test_killed_on_one_machine_a_run_ends_on_another_bit_for_bit(wire, folder):
     url = "s3://bucket/runs/killed"
     whole = drive(wire.port, folder, "whole", "train", str(write_config(folder, str(folder / "whole-s3"))))
     assert whole.exit_code == 0, whole.errors
-    killed = drive(wire.port, folder, "s3-a", "train", str(write_config(folder, url)), "save", "3", "0.3")
+    killed = drive(wire.port, folder, "s3-a", "train", str(write_config(folder, url)), "killed")
     assert killed.exit_code == -signal.SIGKILL, killed.errors
     resumed = drive(wire.port, folder, "s3-b", "resume", url)
     assert resumed.exit_code == 0, resumed.errors

@@ -292,6 +292,7 @@ def test_a_writer_that_is_silent_is_taken_over_and_then_writes_nothing_more(stor
 def test_of_two_runs_that_begin_at_once_one_is_refused(tmp_path):
     code = (
         "import sys, time\n"
+        "from posttrain.store import claim; claim.BEAT = 0.1\n"
         "from posttrain.store.claim import Claim\nfrom posttrain.store.remote import RemoteFolder\n"
         "from posttrain.errors import ConfigError\n"
         f"mine = Claim(RemoteFolder('file://{tmp_path}/bucket/run'), sys.argv[1])\n"
