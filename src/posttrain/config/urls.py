@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from posttrain.config.text import show
+from posttrain.config.text import redact
 from posttrain.errors import ConfigError
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "file": ""}
@@ -29,13 +29,13 @@ def wrong_url(setting: str, url: str) -> ConfigError | None:
     protocol, parts = url.partition("://")[0], urlsplit(url)
     if protocol not in PACKAGES:
         return ConfigError(
-            given=f"{setting} = {show(url)}: {protocol}:// is no storage that holds a run",
+            given=f"{setting} = {redact(url)}: {protocol}:// is no storage that holds a run",
             allowed=f"a folder, or a URL that begins with {', '.join(f'{one}://' for one in PACKAGES)}",
             fix=f"Set {setting} = s3://bucket/folder, or to a folder of this machine.",
         )
     if "@" in parts.netloc or parts.query or parts.fragment:
         return ConfigError(
-            given=f"{setting} = {show(url)}, which holds more than a place",
+            given=f"{setting} = {redact(url)}, which holds more than a place",
             allowed=f"{protocol}://PLACE/FOLDER, without names, passwords and options: the URL is written into files",
             fix="Give credentials and the address of the storage in the environment (AWS_ACCESS_KEY_ID, "
             "AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL) or in the files that its tools read.",
@@ -55,7 +55,7 @@ def working_folder(url: str) -> Path:
     """Where a run is written whose files are carried to `url`: below POSTTRAIN_RUNS, or below runs/ of this folder.
 
     >>> working_folder("s3://bucket/runs/first/")
-    PosixPath('runs/first-c7ad7f9b')
+    PosixPath('runs/first-3ecffbec')
     """
     url = url.rstrip("/")
     name = re.sub(r"[^\w.-]", "-", url.rpartition("/")[2])
