@@ -8,7 +8,7 @@ FAST := not slow and not gpu and not vllm and not ray
 ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 AXE := build/axe-core/package/axe.min.js
 
-.PHONY: help demo test test-slow test-gpu test-vllm test-ray test-ranks explore-test check format house dist notebooks docs docs-test docs-serve bench bench-gpu bench-all card clean
+.PHONY: help demo test test-slow test-gpu test-vllm test-ray test-storage test-ranks explore-test check format house dist notebooks docs docs-test docs-serve bench bench-gpu bench-all card clean
 .DELETE_ON_ERROR:
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test-ranks     steps, kills and resumes of several ranks on the CPU (a quarter of an hour)"
 	@echo "make test-gpu       the tests that need a card, in an environment with CUDA that it makes (minutes)"
 	@echo "make test-vllm      the tests with real vLLM servers, which are installed first (4 GB)"
+	@echo "make test-storage   the tests of runs behind an S3 URL with a server on this machine, which is installed first"
 	@echo "make test-ray       the tests with a Ray cluster of three nodes on this machine, which is installed first (minutes)"
 	@echo "make explore-test   the explorer in a real browser, which needs chromium, and npm for a checker of accessibility"
 	@echo "make check          format, lint, types, spelling, then the tests: what a change must pass"
@@ -70,6 +71,9 @@ test-gpu: card $(GPU_READY)
 test-vllm: $(VENV)/installed-dev
 	$(RUN) -m posttrain engine install vllm
 	$(RUN) -m pytest -m vllm tests
+
+test-storage: $(VENV)/installed-s3
+	$(RUN) -m pytest -rs tests/faults/test_s3.py
 
 test-ray: $(VENV)/installed-ray
 	$(ALONE) $(RUN) -m pytest -m ray tests
@@ -158,6 +162,10 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(RUN)
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(RUN)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(VENV)/installed $@
+
+$(VENV)/installed-s3: $(VENV)/installed-dev
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[s3]" "moto[server]==5.2.5"
+	@touch $@
 
 $(VENV)/installed-ray: $(VENV)/installed-dev
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"

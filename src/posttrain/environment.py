@@ -39,6 +39,7 @@ TESTED = {
     "psutil": "7.2.2",
     "numpy": "2.4.6",
     "packaging": "26.3",
+    "fsspec": "2026.9.0",
 }
 """What posttrain depends on, in the versions that the tests have passed with; a test compares both with their files."""
 

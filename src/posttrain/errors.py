@@ -107,6 +107,12 @@ class CheckpointError(PosttrainError):
     exit_code = 1
 
 
+class StorageError(PosttrainError):
+    """The storage behind the URL of a run cannot be read or written; says why. What was written is still here."""
+
+    exit_code = 1
+
+
 class ExportError(PosttrainError):
     """What was exported is not what was trained, or cannot be written; nothing that looks finished is left."""
 

@@ -942,8 +942,9 @@ BROKEN = {
         "engine, of an algorithm that samples, or at least two devices.",
     ),
     "_the_run_has_a_folder": (
-        ["output=s3://bucket/runs/first"],
-        "output = s3://bucket/runs/first: a checkpoint is written beside its place and renamed, which a URL has not",
+        ["output=https://host/runs/first"],
+        "output = https://host/runs/first: https:// is no storage that holds a run; allowed: a folder, or a URL that "
+        "begins with s3://, gs://, az://, file://.",
     ),
     "_shared_gpus_are_used_in_turns": (
         ["rollout={engine: vllm, placement: shared, engines: 2}"],

@@ -63,8 +63,8 @@ def evaluate(
     """
     with uncollected():
         from posttrain.evaluate.api import evaluate as evaluate_model
-    from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
-
+        from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
+    model = _here(model)
     if kind is not None or (learned_from_given(model) and not reward and not check):
         _refuse_servers(settings)
         given = evaluate_given(model, data, kind=kind_named(kind), max_rows=max_prompts)
@@ -85,6 +85,14 @@ def evaluate(
     )
     _write(evaluation, answers)
     return _answered(evaluation, as_json=json)
+
+
+def _here(model: str) -> str:
+    """A folder of this machine for the run behind a URL; anything else as it is."""
+    from posttrain.config.urls import is_url
+    from posttrain.store.fetching import folder_to_read
+
+    return str(folder_to_read(model, checkpoints=True)) if is_url(model) else model
 
 
 def _answered(measured: Evaluation | GivenEvaluation, *, as_json: bool) -> int:

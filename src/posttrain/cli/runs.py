@@ -30,7 +30,7 @@ def train(
             metavar="SECTION.KEY=VALUE", help="Settings that override the file.", autocompletion=setting_keys
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Run folder; it must not hold a run yet.")] = None,
+    output: Annotated[str | None, typer.Option(help="Run folder or URL; it must not hold a run yet.")] = None,
     cluster: Annotated[
         str | None,
         typer.Option(help="Ray cluster for engines, reward workers and ranks: auto, ray://HOST:10001 or local."),
@@ -61,7 +61,7 @@ def train(
 
     path, overrides = split_arguments([config, *(settings or [])])
     if output is not None:
-        overrides.append(f"output={write_value(str(output))}")
+        overrides.append(f"output={write_value(output)}")
     if cluster is not None:
         overrides.append(f"cluster.address={write_value(cluster)}")
     train_one = _train_pipeline if holds_stages(path) else _train_run
@@ -176,7 +176,7 @@ def _value(argument: str, rest: list[str]) -> str:
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, for example runs/tiny-sort-grpo-1.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, for example runs/tiny-sort-grpo-1, or URL.")],
     steps: Annotated[
         int | None, typer.Option(min=1, help="Train up to this step instead of the configured one.")
     ] = None,
@@ -263,7 +263,9 @@ def replay(
 
 def demo(
     seed: Annotated[int, typer.Option(help="Seed of data, model and sampling.")] = 0,
-    output: Annotated[Path | None, typer.Option(help="Run folder.", show_default="the next free runs/...")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Run folder or URL.", show_default="the next free runs/...")
+    ] = None,
     engine: Annotated[str, typer.Option(help="What samples: local, or vllm (a server that the run starts).")] = "local",
     quiet: Quiet = False,
     json: AsJson = False,

@@ -26,7 +26,7 @@ def submit(
         ),
     ] = None,
     output: Annotated[
-        str | None, typer.Option(help="Run folder: an absolute path on storage that the whole cluster sees.")
+        str | None, typer.Option(help="Run folder: an absolute path on storage that the whole cluster sees, or a URL.")
     ] = None,
     cluster: Annotated[
         str, typer.Option(help="Dashboard of a Ray cluster: http://HOST:8265; auto: this machine's.")

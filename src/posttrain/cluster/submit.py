@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.bundles import needs_cluster, ranks_of
 from posttrain.cluster.luggage import Luggage, refuse_folders
 from posttrain.config import RunConfig, functions_named
+from posttrain.config.urls import is_url, wrong_url
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,11 +110,13 @@ def refuse_what_stays(job: Job, config: RunConfig) -> None:
             allowed="no GPU for the process that watches them",
             fix="Leave --gpus out.",
         )
-    if not Path(job.output).is_absolute():
+    if is_url(job.output):
+        _refuse_url(job, config)
+    elif not Path(job.output).is_absolute():
         raise ConfigError(
             given=f"output = {job.output}, which would be a folder of the job's own, removed with it",
-            allowed="an absolute path on storage that the cluster and this machine see",
-            fix="--output /shared/runs/first",
+            allowed="an absolute path on storage that the cluster and this machine see, or a URL",
+            fix="--output /shared/runs/first, or --output s3://bucket/runs/first",
         )
     if Path(job.config).is_absolute() or ".." in Path(job.config).parts:
         raise ConfigError(
@@ -130,6 +133,18 @@ def refuse_what_stays(job: Job, config: RunConfig) -> None:
                 allowed="a path below the present directory",
                 fix="Write it relative to the present directory.",
             )
+
+
+def _refuse_url(job: Job, config: RunConfig) -> None:
+    if ranks_of(config):
+        raise ConfigError(
+            given=f"output = {job.output} with train.devices = {config.train.devices}: ranks on several machines write "
+            "one checkpoint together",
+            allowed="an absolute path on storage that the cluster and this machine see",
+            fix="--output /shared/runs/first",
+        )
+    if (wrong := wrong_url("output", job.output)) is not None:
+        raise wrong
 
 
 def _client(address: str) -> Any:

@@ -12,6 +12,7 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.config.run import RunConfig, uses_of_reward_model
 from posttrain.config.scorers import wrong_gate
 from posttrain.config.sections import RolloutConfig
+from posttrain.config.urls import is_url, wrong_url
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -201,14 +202,17 @@ def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) 
 
 
 def _the_run_has_a_folder(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """output is a folder of this machine, or one that is mounted here; no URL of an object store."""
-    if config.output is None or "://" not in config.output:
+    """output is a folder, or a URL of storage that holds a run; ranks of a cluster need a folder that all nodes see."""
+    if config.output is None or not is_url(config.output):
         return None
-    return ConfigError(
-        given=f"output = {config.output}: a checkpoint is written beside its place and renamed, which a URL has not",
-        allowed="a folder",
-        fix="Set output to a folder of a mounted file system, and copy the finished run from there.",
-    )
+    if config.cluster is not None and config.train.devices != 1:
+        return ConfigError(
+            given=f"output = {config.output} with cluster and train.devices = {config.train.devices}: ranks on several "
+            "machines write one checkpoint together",
+            allowed="a folder on storage that this machine and all nodes see",
+            fix="Set output to such a folder, or train.devices = 1: engines and reward workers need no common storage.",
+        )
+    return wrong_url("output", config.output)
 
 
 def _shared_gpus_are_used_in_turns(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:

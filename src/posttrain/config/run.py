@@ -100,7 +100,8 @@ class RunConfig(Part):
     alarms: AlarmConfig = AlarmConfig()
     """What to watch, to notice a reward that is gamed."""
     output: PathText | None = None
-    """Folder of the run. null: the first free runs/<model>-<algorithm>-<n>."""
+    """Folder of the run, or a URL (s3://bucket/run, gs://, az://, file:///) to which its files are carried while it
+    trains; docs/storage.md. null: the first free runs/<model>-<algorithm>-<n>."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(as_whole)] = 0
     """Seed of all randomness in the run."""
     report: bool = True

@@ -24,6 +24,7 @@ from posttrain.config import (
     in_folder,
     load_config,
 )
+from posttrain.config.urls import is_url
 from posttrain.data.given import Data, given_rows, where_the_run_is
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row
@@ -47,6 +48,7 @@ from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.named import resolve_model_path
 from posttrain.rewards import Reward, RewardSet, build_rewards
+from posttrain.store.fetching import folder_to_read
 from posttrain.types import Prompt
 
 ModelAndTokenizer = tuple[PreTrainedModel, PreTrainedTokenizerBase]
@@ -226,6 +228,7 @@ def _subject(model: str | PathLike[str] | ModelConfig | LoadedModel) -> Subject:
         return Subject(model=ModelConfig(path=str(model.model.name_or_path) or "model"))
     if isinstance(model, ModelConfig):
         return Subject(model=resolve_model_path(model, 0))
+    model = folder_to_read(model, checkpoints=True) if is_url(model) else model
     if (run := run_in(Path(model))) is not None:
         return _run_subject(run)
     return Subject(model=resolve_model_path(ModelConfig(path=os.fspath(model)), 0))

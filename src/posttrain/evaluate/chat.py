@@ -17,6 +17,7 @@ from posttrain.evaluate.trained import run_in, trained_model
 from posttrain.experience.serving import Serving, serving
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.named import resolve_model_path
+from posttrain.store.fetching import folder_to_read
 from posttrain.types import Prompt
 
 SERVED_TOKENS = 4096
@@ -48,7 +49,7 @@ class ChatSession:
         Raises what `run_in`, `trained_model` and `load_model` raise, and ConfigError or ModelError where a server
         cannot be started.
         """
-        model, run = _model_and_run(Path(model_or_run))
+        model, run = _model_and_run(folder_to_read(model_or_run, checkpoints=True))
         if run is not None and run.has_turns:
             tell(
                 "This model was trained in several turns. A chat has no environment, tools or agent: it answers alone."

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config.pipeline import PipelineConfig, Stage, holds_stages, notes, read_pipeline, read_saved, to_yaml
+from posttrain.config.urls import is_url
 from posttrain.errors import ConfigError, DoesNotFit, GuardStop
 from posttrain.export.target import check_place
 from posttrain.pipeline.stage import StageResult, finished, named, train_stage
@@ -107,6 +108,8 @@ def go_on(
     view: TerminalView | None = None,
 ) -> Run | FinishedRun | Pipeline:
     """`posttrain.resume`: of a run or of a pipeline, told by its folder, or by what `train` returned."""
+    if is_url(folder):
+        return api.resume(folder, steps=steps, devices=devices, functions=functions, view=view)
     folder = Path(folder)
     if not (folder / SETTINGS).is_file():
         around = pipeline_around(folder)
@@ -167,6 +170,12 @@ def refuse_ranks() -> None:
 def pipeline_folder(config: PipelineConfig) -> Path:
     """`output`, or the first free runs/<name of the file>-<n>."""
     if config.settings.output is not None:
+        if is_url(config.settings.output):
+            raise ConfigError(
+                given=f"output = {config.settings.output} for a pipeline, whose stages read each other's folders",
+                allowed="a folder; a single run may have a URL",
+                fix="Set output to a folder, and copy the finished pipeline from there.",
+            )
         return Path(config.settings.output)
     stem = Path(config.source).stem if config.source else "pipeline"
     taken = {path.name for path in Path("runs").glob(f"{stem}-*")}

@@ -18,6 +18,7 @@
     alarms/step-000010-KIND.jsonl the answers that an alarm points to, see alarms/respond.py
     .lock                         held by the process that writes
     .launcher                     held by the process that has started ranks on a cluster, see job_folder.py
+    .carried.json                 which files are behind the URL of the run, see carrier.py
 
 JSON has no NaN and no infinity: a number that is not finite is written as null.
 """
@@ -60,6 +61,7 @@ from posttrain.files import (
     write_sealed,
 )
 from posttrain.heartbeat import beat
+from posttrain.store.carrier import Carrier
 from posttrain.store.timeline import Timeline
 
 EventKind = Literal[
@@ -91,6 +93,8 @@ class RunStore:
         self.folder, self._lock = folder, lock
         self.timeline = Timeline()
         """Of a run whose engines are processes; of others it is never opened."""
+        self.carrier = Carrier(folder)
+        """Of a run whose output is a URL; of others it is never opened."""
 
     @classmethod
     def create(cls, folder: Path, config: str) -> RunStore:
@@ -152,8 +156,9 @@ class RunStore:
         self.close()
 
     def close(self) -> None:
-        """End the timeline, and let go of the lock."""
+        """End the timeline, and let go of the URL and the lock."""
         self.timeline.close()
+        self.carrier.close(begun=self.has_begun)
         self._lock.release()
 
     @property

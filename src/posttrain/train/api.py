@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import FrameType, MappingProxyType
@@ -23,24 +24,28 @@ from posttrain.config import (
     to_yaml,
 )
 from posttrain.config.pipeline import MARK, holds_stages
+from posttrain.config.urls import is_url, working_folder
 from posttrain.data.given import where_the_run_is
 from posttrain.data.split import read_auxiliary, read_split
-from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError
+from posttrain.errors import CheckpointError, ConfigError, GuardStop, PosttrainError, StorageError
 from posttrain.evaluate.heldout_scores import in_words
 from posttrain.evaluate.others import read_other_texts
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called, find_source
 from posttrain.ranks.agreement import Ranks
+from posttrain.ranks.environment import place_of_process
 from posttrain.report.page import write_report
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.tracking.trackers import require
 from posttrain.rewards.model import find_model
 from posttrain.store.checkpoint import Checkpoint, Checkpoints
+from posttrain.store.fetching import folder_to_resume
 from posttrain.store.folders import pipeline_around
 from posttrain.store.run_store import RunStore, holds_run, never_began, require_run
 from posttrain.train import objects, same_data, same_model, same_rewards, same_settings
 from posttrain.train.before import BEFORE
+from posttrain.train.carrying import carry, carry_last_words, refuse_url_of_ranks
 from posttrain.train.changes import Changes
 from posttrain.train.first_rows import show_first_rows
 from posttrain.train.hosts import require_cluster
@@ -111,6 +116,7 @@ def _train(resolved: Resolved, view: TerminalView, files: Mapping[str, objects.C
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
     followed = tracking(store.folder, resolved.config.report_to, view)
     with followed, recording(store, view), within_memory(), ExitStack() as resources:
+        carry(resolved.config, store, view, new=True)
         store.event(
             "start",
             f"{resolved.config.algorithm.name} on {resolved.config.model.path}",
@@ -139,22 +145,24 @@ def resume(
 ) -> Run | FinishedRun:
     """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped.
 
-    `folder` may be the run that `train` returned. `steps` replaces the configured number of steps, in the run's
-    config.yaml too. `devices` replaces that of ranks: the run then ends the same but for rounding; one device leaves a
-    cluster that held ranks alone. `functions` are reward functions that `train` was given and that no file defines.
-    Raises as `train` does.
+    `folder` may be the run that `train` returned, or the URL of its output, from any machine. `steps` replaces the
+    configured number of steps, in the run's config.yaml too. `devices` replaces that of ranks: the run then ends the
+    same but for rounding; one device leaves a cluster that held ranks alone. `functions` are reward functions that
+    `train` was given and that no file defines. Raises as `train` does.
     """
     objects.give_functions(functions)
-    require_run(Path(folder))
-    changes = Changes.of(Path(folder), steps, devices)
-    settled = load_config(Path(folder) / "config.yaml", changes.overrides)
+    refuse_url_of_ranks(str(folder), place_of_process())
+    folder = folder_to_resume(folder, partial((view or TerminalView(quiet=True)).event, "resume"))
+    require_run(folder)
+    changes = Changes.of(folder, steps, devices)
+    settled = load_config(folder / "config.yaml", changes.overrides)
     if to_be_launched(settled.config):
-        return launch(settled, Path(folder), view, resumed={"steps": steps, "devices": devices})
+        return launch(settled, folder, view, resumed={"steps": steps, "devices": devices})
     ranks = join(settled.config)
     if ranks.rank:
         return follow(ranks)
     with leading(ranks):
-        return _resume(Path(folder), changes, view or TerminalView(quiet=True), restarted, ranks)
+        return _resume(folder, changes, view or TerminalView(quiet=True), restarted, ranks)
 
 
 def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, ranks: Ranks) -> Run:
@@ -165,6 +173,7 @@ def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, 
         resolved, checkpoint = resumable(store, changes)
         require(resolved.config.report_to)
         require_optimizer(resolved.config.train.optimizer)
+        carry(resolved.config, store, view, new=False)
         unresumed.pop_all()
     remove_left(folder)
     followed = tracking(store.folder, resolved.config.report_to, view)
@@ -318,6 +327,7 @@ def carry_out(run: Run, *, restored: bool = False) -> Run:
     run.store.event("end", f"finished {run.step} steps{limit}", step=run.step)
     if config.report:
         write_report(run.folder)
+    run.store.carrier.finish()
     run.view.finished(run.summary())
     return run
 
@@ -377,7 +387,7 @@ def due(every: int, step: int) -> bool:
 def run_folder(config: RunConfig) -> Path:
     """`output`, or the first runs/<model>-<algorithm>-<n> that is free, or that a run left which never began."""
     if config.output is not None:
-        return Path(config.output)
+        return working_folder(config.output) if is_url(config.output) else Path(config.output)
     name = Path(config.model.path).name.replace(":", "-")
     stem = f"{name}-{config.algorithm.name}"
     taken = {p.name for p in Path("runs").glob(f"{stem}-*") if not never_began(p)}
@@ -399,6 +409,7 @@ def recording(store: RunStore, view: TerminalView) -> Iterator[None]:
                     with suppress(Exception):  # a page about the failure must not become the failure
                         write_report(store.folder)
                 error.add_note(how_to_go_on(store, error))
+                carry_last_words(store, error)
                 raise
     finally:
         view.close()
@@ -409,12 +420,13 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
     folder = store.folder
     if not store.has_begun:
         return f"Nothing was trained; {folder} has the details in error.json and can be used again."
-    if isinstance(error, CheckpointError):  # says itself what to do: there may be nothing to continue from
+    if isinstance(error, CheckpointError | StorageError):  # says itself what to do
         return f"The run is in {folder}."
     change = ", in which they can be changed" if isinstance(error, GuardStop) else ""
+    url = store.carrier.url
     return (
-        f"The run is in {folder}; `posttrain resume {folder}` continues it from its newest checkpoint, with the "
-        f"settings of {folder}/config.yaml{change}."
+        f"The run is in {folder}{f' and at {url}' if url else ''}; `posttrain resume {url or folder}` continues it "
+        f"from its newest checkpoint, with the settings of {folder}/config.yaml{change}."
     )
 
 

@@ -26,6 +26,7 @@ from posttrain.report.verdict import in_brief
 from posttrain.rewards.load import IN_MEMORY
 from posttrain.store.run_store import require_unused
 from posttrain.train import objects
+from posttrain.train.carrying import refuse_several_machines
 from posttrain.train.followers import END, Follower
 from posttrain.train.hosts import CLUSTERS, RankHosts
 from posttrain.train.job_folder import job_folder
@@ -50,6 +51,7 @@ def join(config: RunConfig) -> Ranks:
             fix="Set train.devices = auto, which takes those that there are.",
         )
     check_over(config, place.size)
+    refuse_several_machines(config.output, place)
     for _, path in models_named(
         config
     ):  # while this process is no rank yet: transformers saves models on the first alone

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posttrain.config import check_over
+from posttrain.config.urls import is_url
 from posttrain.errors import ConfigError, DoesNotFit, PosttrainError, RankLost
 from posttrain.ranks.environment import place_of_process
 from posttrain.train.hosts import RankHosts, RankProcess
@@ -143,7 +144,7 @@ class Job:
         meeting = Path(tempfile.mkdtemp(prefix="life-", dir=self.place))
         told = {
             "config": str(self.place / CONFIG),
-            "overrides": [f"output={self.folder}", *self._fewer()],
+            "overrides": [*self._output(), *self._fewer()],
             "folder": str(self.folder),
             "given": str(self.place / GIVEN),
             "resumed": (self.resumed or {}) if resumes else None,
@@ -155,6 +156,10 @@ class Job:
         file.write_text(json.dumps(told), encoding="utf-8")
         with self.ranks.start(file, self.size) as ranks, signals.passed_to(ranks[0]) as passed:
             return self._watch(ranks, passed, meeting)
+
+    def _output(self) -> list[str]:
+        """Ranks of this machine find the working folder of a URL as this process does."""
+        return [] if self.config.output is not None and is_url(self.config.output) else [f"output={self.folder}"]
 
     def _fewer(self) -> list[str]:
         """What a run that has not begun yet is told if ranks were lost before it could."""

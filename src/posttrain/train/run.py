@@ -127,7 +127,7 @@ class Run:
         trained = sum(p.numel() for p in trainer.trained_parameters().values())
         rows = config.train.prompts_per_step * (config.sampling.group_size if self.feed.samples else 1)
         return {
-            "run": str(self.folder),
+            "run": str(self.folder) + (f", carried to {self.store.carrier.url}" if self.store.carrier.url else ""),
             "model": f"{config.model.path}, {trained:,} trained parameters, {trainer.loaded.compute.describe()}",
             **({"critic": trainer.critic.describe()} if trainer.critic else {}),
             "algorithm": trainer.algorithm.card.title + self._correction(),
@@ -226,7 +226,7 @@ class Run:
             else:
                 save_state(folder / "state", trainer.tensors(self.step), plain)
 
-        self.checkpoints.pinned = self.watch.needs(self.checkpoints)
+        self.checkpoints.pinned = self.watch.needs(self.checkpoints) | self.store.carrier.needs()
         size = size_of(trainer.tensors(self.step), trainer.weights())
         try:
             facts = {"step": self.step, "ranks": trainer.ranks.size, **computed_on(trainer.loaded.device)}
@@ -237,6 +237,7 @@ class Run:
         else:
             self.saves.saved()
             self.store.event("checkpoint", f"saved step {self.step}", step=self.step)
+            self.store.carrier.wake()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to the moment after the checkpoint's step; what was recorded later is dropped. Publishes nothing."""

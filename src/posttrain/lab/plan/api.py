@@ -20,6 +20,7 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.bundles import Bundle, bundles_of, ranks_of
 from posttrain.config import RunConfig, check, check_over, load_config
 from posttrain.config.pipeline import read_pipeline
+from posttrain.config.urls import is_url
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.guides import from_rewards
 from posttrain.lab.advise.ranges import Remark, remarks
@@ -251,7 +252,8 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
     evaluations, evaluation_seconds = _evaluations(
         config, workload, target.hardware, None if target.lengths is None else target.lengths.heldout
     )
-    folder = Path(config.output or "runs") if target.here else None
+    output = None if config.output is None or is_url(config.output) else config.output
+    folder = Path(output or "runs") if target.here else None
     plan = Plan(
         config=config,
         target=target,

@@ -1,0 +1,330 @@
+"""Carries the files of a run folder to the URL of the run while it goes on, and all that is left at its end.
+
+    a checkpoint   its files, then all other files of the run, then its manifest
+    pruned         its manifest goes first
+    other files    as they are now, every few seconds
+
+So a checkpoint with a manifest is whole behind the URL, too, and whoever goes on from there finds what the run wrote
+before. A thread does it: a step waits for nothing. What fails is said once and tried again; the files stay here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from posttrain.errors import ConfigError, PosttrainError, StorageError
+from posttrain.files import write_atomically
+from posttrain.store import claim
+from posttrain.store.checkpoint import MANIFEST
+from posttrain.store.claim import Claim
+from posttrain.store.remote import RemoteFolder, cause_of
+
+LEDGER = ".carried.json"
+"""Of a working folder: whose it is, and which of its files are behind the URL as they are."""
+EVERY = 5.0
+"""Seconds between two looks at the folder."""
+LONGEST = 60.0
+"""Seconds between two attempts while storage does not answer."""
+PATIENCE = float(os.environ.get("POSTTRAIN_STORAGE_PATIENCE", "300"))
+"""Seconds that the end of a run waits for storage that does not answer."""
+RATE = 1e6
+"""Bytes a second at which a file that grows is sent again and again."""
+
+_CHECKPOINT = re.compile(r"(?P<folder>(?:.+/)?checkpoints)/step-(?P<step>\d{6,})/(?P<file>.+)")
+_OWN = re.compile(
+    r"\.lock|\.launcher|.*\.tmp|\.carried\.json|tracking/wandb/.*|\.job-.*|(.*/)?step-\d+\.tmp-.*|(.*/)?\.lock"
+)
+"""What belongs to this machine, or is not whole yet."""
+Stamp = tuple[int, int]
+"""Bytes and time of change of a file."""
+
+
+class Kept(NamedTuple):
+    """What `LEDGER` says."""
+
+    url: str
+    writer: str
+    files: dict[str, Stamp]
+
+
+class Carrier:
+    """Does nothing before it is opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = ""
+        self._claim: Claim | None = None
+
+    def open(self, url: str, say: Callable[[str], None], *, keep: int, new: bool) -> None:
+        """Claim the URL, and carry from now on. `say` shows a warning; `keep` is the number of checkpoints behind the
+        URL that are left there. `new`: nothing may be there yet.
+
+        Raises ConfigError where it may not be written to, or was written from elsewhere.
+        """
+        self.remote, self._say, self.keep = RemoteFolder(url), say, keep
+        kept = read_ledger(self.folder)
+        writer = kept.writer if kept is not None and kept.url == self.remote.url else secrets.token_hex(8)
+        wanted = Claim(self.remote, writer)
+        try:
+            if new or not self.remote.sizes():  # killed before anything was carried
+                wanted.begin()
+            else:
+                self._require_newest(writer)
+                wanted.take()
+            there = self.remote.sizes()
+        except StorageError as error:
+            raise ConfigError(
+                given=f"output = {url} cannot be used: {error.given}",
+                allowed=error.allowed,
+                fix="Check the URL, the credentials in the environment, and the address of the storage "
+                "(AWS_ENDPOINT_URL).",
+            ) from None
+        self.url, self._claim, self._new = self.remote.url, wanted, new
+        known = {} if kept is None or kept.url != self.url else kept.files
+        self._there: dict[str, Stamp | None] = {name: known.get(name) for name in there if name != claim.FILE}
+        """What is behind the URL; None where nobody knows whether it is the same."""
+        self._sent: dict[str, float] = {}
+        self._num_put = 0
+        self._carrying: int | None = None
+        self._wake, self._lock, self._ended = threading.Event(), threading.RLock(), False
+        self._lost: PosttrainError | None = None
+        self._keep_ledger()
+        self._thread = threading.Thread(target=self._work, name="carrier", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        return self._claim is not None
+
+    def wake(self) -> None:
+        """Something is worth carrying now. Raises ConfigError where another process has taken the run over."""
+        if self.is_open:
+            if self._lost is not None:
+                raise self._lost
+            self._wake.set()
+
+    def needs(self) -> set[int]:
+        """Steps of the checkpoints that are on their way."""
+        return {self._carrying} if self.is_open and self._carrying is not None else set()
+
+    def finish(self) -> None:
+        """Return once everything is there. Raises StorageError after some patience, with the cause."""
+        if not self.is_open:
+            return
+        since, done, pause = time.monotonic(), self._num_put, 0.2
+        while True:
+            try:
+                self._carry(all_of_it=True)
+                return
+            except StorageError as error:
+                if pause == 0.2:
+                    self._say(f"waiting up to {PATIENCE:.0f} s for {self.url}: {error.given}")
+                if self._num_put > done:
+                    since, done = time.monotonic(), self._num_put
+                if time.monotonic() - since > PATIENCE:
+                    raise StorageError(
+                        given=f"not everything could be carried to {self.url}: {error.given}",
+                        allowed=error.allowed,
+                        fix=f"Nothing is lost: all of it is in {self.folder}, and `posttrain resume {self.folder}` "
+                        "carries the rest.",
+                    ) from None
+            time.sleep(pause)
+            pause = min(2 * pause, EVERY)
+
+    def close(self, *, begun: bool) -> None:
+        """Carry nothing more, and let go of the URL. What a new run has left there that has not `begun` is removed."""
+        if not self.is_open:
+            return
+        assert self._claim is not None
+        self._ended, empty = True, self._new and not begun
+        self._wake.set()
+        with self._lock:  # what is being carried now is finished first
+            if empty and self._lost is None:
+                with suppress(StorageError):
+                    self.remote.remove(self._there)
+                (self.folder / LEDGER).unlink(missing_ok=True)
+            self._claim.end(remove=empty)
+            self._claim = None
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        failed, pause = "", EVERY
+        while not self._ended:
+            self._wake.wait(pause)
+            self._wake.clear()
+            if self._ended:
+                return
+            try:
+                self._carry()
+            except ConfigError as error:
+                self._lost = error
+                self._say(str(error))
+                return
+            except (PosttrainError, OSError) as error:  # of the storage, or of the disk here
+                pause = min(2 * pause, LONGEST)
+                cause = error.given if isinstance(error, PosttrainError) else cause_of(error)
+                if not failed:
+                    self._say(f"nothing is carried to {self.url} now, and it is tried again: {cause}")
+                failed = cause
+            else:
+                if failed:
+                    self._say(f"{self.url} answers again, and has everything")
+                failed, pause = "", EVERY
+
+    def _carry(self, *, all_of_it: bool = False) -> None:
+        """One round. Raises StorageError, and ConfigError where the claim is lost."""
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            files = dict(self._files())
+            whole = {name.removesuffix(f"/{MANIFEST}") for name in files if name.endswith(f"/{MANIFEST}")}
+            whole = {one for one in whole if _CHECKPOINT.fullmatch(f"{one}/{MANIFEST}")}
+            for checkpoint in reversed(_by_step(whole)):
+                self._carry_checkpoint(checkpoint, files)
+            self._carry_records(all_of_it=all_of_it)
+            self._remove_pruned()
+            if all_of_it:
+                self._claim_is_ours()
+                self._keep_ledger()
+
+    def _carry_checkpoint(self, checkpoint: str, files: dict[str, Stamp]) -> None:
+        """Unless it is there: all of it, and its manifest last."""
+        manifest = f"{checkpoint}/{MANIFEST}"
+        if self._there.get(manifest) == files[manifest]:
+            return
+        self._carrying = int(checkpoint.rpartition("-")[2]) if checkpoint.startswith("checkpoints/") else None
+        try:
+            self._remove(name for name in (manifest,) if name in self._there)
+            for name in (name for name in files if name.startswith(f"{checkpoint}/") and name != manifest):
+                if self._there.get(name) != files[name]:
+                    self._put(name, files[name])
+            self._carry_records(all_of_it=True)
+            self._claim_is_ours()
+            self._put(manifest, files[manifest])
+        except FileNotFoundError:  # pruned here meanwhile: a newer one is on its way
+            return
+        finally:
+            self._carrying = None
+        self._keep_ledger()
+
+    def _carry_records(self, *, all_of_it: bool) -> None:
+        """Whatever else has changed. A large file that grows waits for its turn, unless `all_of_it`."""
+        for name, stamp in self._files():
+            if _CHECKPOINT.fullmatch(name) or self._there.get(name) == stamp or _is_seal(name):
+                continue
+            if not all_of_it and time.monotonic() - self._sent.get(name, -1e9) < stamp[0] / RATE:
+                continue
+            try:
+                self._put_sealed(name, stamp) if self._seal(name).exists() else self._put(name, stamp)
+            except FileNotFoundError:
+                continue
+            self._sent[name] = time.monotonic()
+
+    def _put_sealed(self, name: str, stamp: Stamp) -> None:
+        """The seal first: it names what was there, and what comes."""
+        seal = self._seal(name).relative_to(self.folder).as_posix()
+        content, sums = (self.folder / name).read_bytes(), (self.folder / seal).read_bytes()
+        if hashlib.sha256(content).hexdigest().encode() not in sums:
+            return  # it is being written: the next round has it
+        self.remote.write(seal, sums)
+        self.remote.write(name, content)
+        self._there[seal] = self._there[name] = stamp
+
+    def _put(self, name: str, stamp: Stamp) -> None:
+        self.remote.put(self.folder / name, name)
+        self._there[name] = stamp
+        self._num_put += 1
+
+    def _remove_pruned(self) -> None:
+        """What is not here any more; of checkpoints that were never here, the newest stay."""
+        here = {name for name, _ in self._files()}
+        held = {name.rpartition("/")[0] for name in self._there if name.endswith(f"/{MANIFEST}")}
+        newest = set[str]()
+        for folder in {name.rpartition("/")[0] for name in held}:
+            newest |= set(_by_step(name for name in held if name.rpartition("/")[0] == folder)[-self.keep :])
+        gone = list[str]()
+        for name in self._there:
+            if name in here:
+                continue
+            match = _CHECKPOINT.fullmatch(name)
+            if match is None or f"{match['folder']}/step-{match['step']}" not in newest:
+                gone.append(name)
+        self._remove(sorted(gone, key=lambda name: (not name.endswith(f"/{MANIFEST}"), name)))
+
+    def _remove(self, names: Iterable[str]) -> None:
+        names = list(names)
+        self.remote.remove(names)
+        for name in names:
+            self._there.pop(name, None)
+
+    # --- the folder --------------------------------------------------------------------------------------------------
+
+    def _files(self) -> Iterator[tuple[str, Stamp]]:
+        """Regular files and when they changed: nothing behind a link."""
+        for parent, folders, names in os.walk(self.folder):
+            folders.sort()
+            for name in sorted(names):
+                path = Path(parent, name)
+                relative = path.relative_to(self.folder).as_posix()
+                with suppress(FileNotFoundError):
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode) and not _OWN.fullmatch(relative):
+                        yield relative, (status.st_size, status.st_mtime_ns)
+
+    def _seal(self, name: str) -> Path:
+        path = self.folder / name
+        return path.with_name(f".{path.name}.sha256")
+
+    def _claim_is_ours(self) -> None:
+        assert self._claim is not None
+        self._claim.require()
+
+    def _require_newest(self, writer: str) -> None:
+        """Raise ConfigError for a working folder whose run went on elsewhere."""
+        found = claim.read(self.remote)
+        if found.get("writer") != writer:
+            raise ConfigError(
+                given=f"{self.folder} is not the newest state of its run: {self.remote.url} was written "
+                f"by {found.get('by', 'something else')} since",
+                allowed="the folder that has written last, or the URL",
+                fix=f"`posttrain resume {self.remote.url}`",
+            )
+
+    def _keep_ledger(self) -> None:
+        assert self._claim is not None
+        keep_ledger(self.folder, self.url, self._claim.writer, {n: s for n, s in self._there.items() if s is not None})
+
+
+def read_ledger(folder: Path) -> Kept | None:
+    """None where there is none, or none that can be understood: then everything is carried again."""
+    try:
+        found = json.loads((folder / LEDGER).read_text(encoding="utf-8"))
+        files = {str(name): (int(size), int(time)) for name, (size, time) in found["files"].items()}
+        return Kept(str(found["url"]), str(found["writer"]), files)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def keep_ledger(folder: Path, url: str, writer: str, files: dict[str, Stamp]) -> None:
+    write_atomically(folder / LEDGER, json.dumps({"url": url, "writer": writer, "files": files}))
+
+
+def _by_step(checkpoints: Iterable[str]) -> list[str]:
+    return sorted(checkpoints, key=lambda one: (int(one.rpartition("-")[2]), one))
+
+
+def _is_seal(name: str) -> bool:
+    last = PurePosixPath(name).name
+    return last.startswith(".") and last.endswith(".sha256")

@@ -1,0 +1,155 @@
+"""Brings the run behind a URL onto this machine: to go on with it, or to read it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterable
+from os import PathLike
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+from posttrain.config.urls import is_url, working_folder, wrong_url
+from posttrain.errors import ConfigError
+from posttrain.files import within_disk
+from posttrain.store import claim
+from posttrain.store.carrier import Stamp, keep_ledger, read_ledger
+from posttrain.store.checkpoint import MANIFEST, Checkpoint, verify
+from posttrain.store.claim import Claim
+from posttrain.store.remote import Gone, RemoteFolder
+from posttrain.store.run_store import holds_run, require_run
+
+_OF_CHECKPOINT = re.compile(r"(checkpoints/step-(\d{6,}))/.+")
+ATTEMPTS = 3
+"""At a run that goes on: what was listed may be pruned before it is read."""
+Say = Callable[[str], None]
+
+
+def folder_to_resume(run: str | PathLike[str], say: Say = lambda text: None) -> Path:
+    """The folder in which a run goes on: of a URL its working folder, filled with what is there and the newest
+    checkpoint that verifies, unless this machine has written last.
+
+    Raises ConfigError where nothing can be resumed, or another process writes it; StorageError where it cannot be read.
+    """
+    if not is_url(run):
+        return Path(run)
+    remote, folder = _open(run)
+    if _is_newest(folder, remote) and holds_run(folder):
+        return folder
+    names = remote.sizes()
+    _require_run(remote, names)
+    writer = secrets.token_hex(8)
+    mine = Claim(remote, writer)
+    mine.take()  # before anything is read: nobody else writes meanwhile
+    try:
+        if folder.exists():
+            aside = _free(folder, "before")
+            os.rename(folder, aside)
+            say(f"{folder} is older than {remote.url}, and is {aside} now")
+        say(f"fetching {remote.url} into {folder}")
+        _fill(remote, folder, say, checkpoints=True)
+        keep_ledger(folder, remote.url, writer, {name: _stamp(folder / name) for name in _names(folder)})
+    finally:
+        mine.end()
+    return folder
+
+
+def folder_to_read(run: str | PathLike[str], *, checkpoints: bool = False) -> Path:
+    """A folder that shows a run: of a URL its working folder, where this machine has written last, else a copy. That is
+    made anew each time, since the run may go on; with its newest checkpoint that verifies, if `checkpoints`."""
+    if not is_url(run):
+        return Path(run)
+    remote, folder = _open(run)
+    if _is_newest(folder, remote):
+        return folder
+    _require_run(remote, remote.sizes())
+    place = folder.with_name(f"{folder.name}.copy")
+    _fill(remote, place, lambda text: None, checkpoints=checkpoints, replace=True)
+    return place
+
+
+def _open(run: str | PathLike[str]) -> tuple[RemoteFolder, Path]:
+    url = os.fspath(run)
+    if (error := wrong_url("RUN", url)) is not None:
+        raise error
+    return RemoteFolder(url), working_folder(url)
+
+
+def _is_newest(folder: Path, remote: RemoteFolder) -> bool:
+    """Has this machine written last?"""
+    kept = read_ledger(folder)
+    return kept is not None and claim.read(remote).get("writer") == kept.writer
+
+
+def _require_run(remote: RemoteFolder, names: Iterable[str]) -> None:
+    if "config.yaml" not in names:
+        raise ConfigError(
+            given=f"{remote.url} holds no run (it has no config.yaml)",
+            allowed="the URL of a run that was started before",
+            fix="Name the URL that its `output` says, or start a run with `posttrain train CONFIG`.",
+        )
+
+
+def _fill(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool, replace: bool = False) -> None:
+    """Make `folder` from what is behind the URL: there as a whole, or not at all."""
+    for left in folder.parent.glob(f".{folder.name}.part-*"):
+        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):  # killed
+            shutil.rmtree(left, ignore_errors=True)
+    part = folder.with_name(f".{folder.name}.part-{os.getpid()}")
+    try:
+        with within_disk(folder):
+            for attempt in range(ATTEMPTS):
+                shutil.rmtree(part, ignore_errors=True)
+                part.mkdir(parents=True)
+                try:
+                    _fetch(remote, part, say, checkpoints=checkpoints)
+                    break
+                except Gone:
+                    if attempt == ATTEMPTS - 1:
+                        raise
+            require_run(part)
+            if replace:
+                shutil.rmtree(folder, ignore_errors=True)
+            os.rename(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _fetch(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool) -> None:
+    names = [name for name in remote.sizes() if name != claim.FILE and _is_plain(name)]
+    for name in names:
+        if _OF_CHECKPOINT.fullmatch(name) is None:
+            remote.get(name, folder / name)
+    whole = [
+        name.rpartition("/")[0] for name in names if name.endswith(f"/{MANIFEST}") and _OF_CHECKPOINT.fullmatch(name)
+    ]
+    for checkpoint in sorted(whole, key=lambda one: int(one.rpartition("-")[2]), reverse=True) if checkpoints else ():
+        for name in (name for name in names if name.startswith(f"{checkpoint}/")):
+            remote.get(name, folder / name)
+        found = verify(folder / checkpoint)
+        if isinstance(found, Checkpoint):
+            return
+        say(f"{remote.url}: passed over a damaged checkpoint: " + "; ".join(map(str, found)))
+
+
+def _is_plain(name: str) -> bool:
+    """A name leads downwards, whoever has chosen it."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def _stamp(path: Path) -> Stamp:
+    status = path.lstat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _free(folder: Path, word: str) -> Path:
+    names = (folder.with_name(f"{folder.name}.{word}-{number}") for number in range(1, 10_000))
+    return next(name for name in names if not name.exists())

@@ -1,0 +1,58 @@
+"""A run whose output is a URL: its files go there while it trains, and its last words, too."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from posttrain.config.urls import is_url
+from posttrain.errors import ConfigError, PosttrainError, StorageError
+
+if TYPE_CHECKING:
+    from posttrain.config import RunConfig
+    from posttrain.ranks.environment import Place
+    from posttrain.report.terminal import TerminalView
+    from posttrain.store.run_store import RunStore
+
+
+def carry(config: RunConfig, store: RunStore, view: TerminalView, *, new: bool) -> None:
+    """Begin, if its output is a URL. Raises ConfigError where it may not be written to, or another process writes."""
+    if config.output is None or not is_url(config.output):
+        return
+
+    def say(message: str) -> None:
+        with suppress(PosttrainError):  # a full disk stops the run elsewhere
+            store.event("warning", message, about="output")
+        view.event("warning", message)
+
+    store.carrier.open(config.output, say, keep=config.checkpoint.keep, new=new)
+
+
+def refuse_several_machines(output: str | None, place: Place) -> None:
+    """Raise ConfigError for ranks that may not see each other's files: they write one checkpoint together."""
+    if output is not None and is_url(output) and place.beside != place.size:
+        raise ConfigError(
+            given=f"output = {output} with {place.size} ranks, of which {place.beside or 'an unknown number'} are on "
+            "this machine: ranks write one checkpoint together before it goes to its URL",
+            allowed="ranks of one machine, or a folder that all machines see",
+            fix="Set output to a folder of a common file system, or train on one machine.",
+        )
+
+
+def refuse_url_of_ranks(run: str, place: Place | None) -> None:
+    """Raise ConfigError where each process of a job would fetch the run."""
+    if place is not None and is_url(run):
+        raise ConfigError(
+            given=f"{run} in a job of {place.size} processes, each of which would fetch it",
+            allowed="one process, which fetches the run and starts the ranks",
+            fix=f"`posttrain resume {run}` without torchrun or srun.",
+        )
+
+
+def carry_last_words(store: RunStore, error: BaseException) -> None:
+    """Of a run that ends with an error, which says so where that is not possible."""
+    if store.has_begun and not isinstance(error, StorageError):
+        try:
+            store.carrier.finish()
+        except PosttrainError as failed:
+            error.add_note(str(failed))

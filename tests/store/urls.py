@@ -1,0 +1,35 @@
+"""A run folder that is written without a model, and what is behind its URL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from posttrain.store.checkpoint import Checkpoints
+from posttrain.store.run_store import RunStore
+
+
+def write_checkpoint(folder: Path) -> None:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text('{"hidden_size": 4}')
+    (folder / "state").mkdir()
+    (folder / "state" / "weights").write_bytes(bytes(range(64)))
+
+
+def take_step(store: RunStore, step: int, *, keep: int = 2) -> None:
+    """What a step of a run leaves."""
+    store.metrics(step, {"loss": 1 / step})
+    Checkpoints(store.checkpoints, keep).save(step, write_checkpoint)
+    store.event("checkpoint", f"saved step {step}", step=step)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a run that belongs to no machine."""
+    own = (".lock", ".carried.json", ".writer.json")
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in own)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith(("time/", "memory/"))} for row in lines]
