@@ -126,6 +126,7 @@ def resume(
     *,
     steps: int | None = None,
     devices: int | None = None,
+    tensor: int | None = None,
     functions: Any = None,
     view: Any = None,
 ) -> Run | FinishedRun | Pipeline:
@@ -133,7 +134,7 @@ def resume(
     with uncollected():
         from posttrain.pipeline.run import go_on
 
-    return go_on(folder, steps=steps, devices=devices, functions=functions, view=view)
+    return go_on(folder, steps=steps, devices=devices, tensor=tensor, functions=functions, view=view)
 
 
 def replay(run: str | PathLike[str], *, first: int | None = None, last: int | None = None, **how: Any) -> Replay:

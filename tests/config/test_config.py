@@ -964,6 +964,11 @@ BROKEN = {
         ["train.devices=2", "train.optimizer=adamw_8bit"],
         "train.optimizer = adamw_8bit with train.devices = 2; allowed: train.optimizer = adamw on several devices.",
     ),
+    "_matrices_are_divided_where_that_was_shown": (
+        ["train.devices=6", "train.tensor=4"],
+        "train.tensor = 4 with train.devices = 6; allowed: a divisor of 6: so many devices divide each matrix.\n"
+        "  Set train.tensor = 2, or take a multiple of 4 devices.",
+    ),
     "_parts_are_of_several_ranks": (
         ["train.devices=6", "train.shard=4"],
         "train.shard = 4 with train.devices = 6; allowed: auto, or a divisor of 6: each copy of the weights lies on as "

@@ -387,6 +387,7 @@ CASES = [
         "train.devices", 2, given={"train.compile": True}, refused="train.compile = true with train.devices = 2"
     ),
     Case("train.shard", 2, refused="train.shard = 2 with train.devices = 1"),  # else: tests/ranks
+    Case("train.tensor", 2, refused="train.tensor = 2 with train.devices = 1"),  # else: tests/ranks
     Case("train.cpu_offload", True, refused="train.cpu_offload = true with train.devices = 1"),  # else: tests/ranks
     Case(  # what it does where it is not refused: tests/engines/test_vllm.py
         "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"

@@ -15,15 +15,18 @@ from typing import Any
 import torch
 from tests.gpu.program import given
 from tests.ranks.scenarios import SCENARIOS, Scenario
+from torch.distributed.tensor import DTensor
 
 import posttrain.train.setup as setup
 from posttrain.config import RunConfig, load_config
 from posttrain.experience import references
 from posttrain.models import acceleration, policy, sharding
 from posttrain.models.entering import whole
+from posttrain.models.layout import everywhere
 from posttrain.ranks.agreement import ONE, Ranks
 from posttrain.ranks.environment import place_of_process
 from posttrain.ranks.group import ProcessRanks
+from posttrain.train.followers import END
 from posttrain.train.guards import NonFinite
 from posttrain.train.loop import train_step
 from posttrain.train.trainer import Trainer
@@ -93,14 +96,34 @@ def one_step(folder: Path, name: str, ranks: Ranks) -> dict[str, Any]:
     def seen(*args: Any, **how: Any) -> Any:
         for key, parameter in parameters(trainer).items():
             if parameter.grad is not None:
-                gradient = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
+                gradient = everywhere(parameter.grad) if isinstance(parameter.grad, DTensor) else parameter.grad
                 gradients[f"{len(gradients)} {key}"] = gradient.detach().clone()
         return step(*args, **how)
 
     trainer.optimizer.step = seen  # type: ignore[method-assign]
     _, log = train_step(trainer, experience, 1)
     weights = {key: whole(parameter).detach().clone() for key, parameter in parameters(trainer).items()}
-    return {"gradients": gradients, "metrics": log.reduce(), "weights": weights}
+    alone = scored_alone(trainer, experience, ranks)
+    return {"gradients": gradients, "metrics": log.reduce(), "weights": weights, "alone": alone}
+
+
+@torch.no_grad()
+def scored_alone(trainer: Trainer, experience: Experience | Batch, ranks: Ranks) -> torch.Tensor:
+    """What the first rank finds of all rows in passes of its own, which the others are told of; theirs are not kept."""
+    batch = Batch.from_experience(experience) if isinstance(experience, Experience) else experience
+    if ranks.rank > 0:
+        assert isinstance(ranks, ProcessRanks)
+        for _, arguments in iter(ranks.follow, (END, ())):
+            sharding.accompany(*arguments)
+        return torch.empty(0)
+    if isinstance(ranks, ProcessRanks):
+        ranks.inside = False
+    outputs = trainer.forward(batch)
+    with ranks.together(END):
+        pass
+    if isinstance(ranks, ProcessRanks):
+        ranks.inside = True
+    return outputs.logprobs_BT if outputs.scores_B is None else outputs.scores_B
 
 
 def rows_for(scenario: Scenario, config: RunConfig) -> Experience | Batch:

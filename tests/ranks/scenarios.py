@@ -12,6 +12,8 @@ REWARDS = {"rewards": [{"name": "repetition", "settings": {"n": 1}}]}
 LORA = {"lora": {"rank": 2}}
 TWO_TO_A_COPY = {"shard": 2}
 """Of four ranks there are two copies; of two, one."""
+DIVIDED = {"tensor": 2}
+"""Matrices, by two neighbours."""
 REFERENCE = {"name": "grpo", "kl_coef": 0.1}
 
 
@@ -69,4 +71,31 @@ SCENARIOS = {
     "dpo, LoRA": Scenario(algorithm="dpo", settings=LORA),
     "kto, three rows": Scenario(algorithm="kto", rows=3),
     "reward_model, LoRA": Scenario(algorithm="reward_model", settings=LORA),
+    "grpo, divided": Scenario(algorithm="grpo", settings=REWARDS, train=DIVIDED),
+    "sft, divided": Scenario(algorithm="sft", train=DIVIDED),
+    "grpo, Qwen3, divided": Scenario(algorithm="grpo", model="qwen3", settings=REWARDS, train=DIVIDED),
+    "grpo, Qwen2, divided": Scenario(algorithm="grpo", model="qwen2", settings=REWARDS, train=DIVIDED),
+    "grpo, biases, divided": Scenario(algorithm="grpo", model="biases", settings=REWARDS, train=DIVIDED),
+    "distillation, divided": Scenario(algorithm="distillation", settings={"teacher": "TEACHER"}, train=DIVIDED),
+    "grpo, parts in main memory, divided": Scenario(
+        algorithm="grpo", settings=REWARDS, train=DIVIDED | {"cpu_offload": True}
+    ),
+    "grpo, reference, divided": Scenario(algorithm=REFERENCE, settings=REWARDS, train=DIVIDED),
+    "ppo, divided": Scenario(algorithm="ppo", settings=REWARDS, train=DIVIDED),
+    "ppo, shared critic, divided": Scenario(
+        algorithm="ppo", settings=REWARDS | {"critic": {"kind": "shared"}}, train=DIVIDED
+    ),
+    "dpo, divided": Scenario(algorithm="dpo", train=DIVIDED),
+    "kto, three rows, divided": Scenario(algorithm="kto", rows=3, train=DIVIDED),
+    "reward_model, divided": Scenario(algorithm="reward_model", train=DIVIDED),
+    "grpo, one row, divided": Scenario(algorithm="grpo", settings=REWARDS, rows=1, train=DIVIDED),
+    "grpo, checkpointed, divided": Scenario(
+        algorithm="grpo", settings=REWARDS, train=DIVIDED | {"gradient_checkpointing": True}
+    ),
+    "grpo, two updates, divided": Scenario(
+        algorithm="grpo", model="qwen3", settings=REWARDS, train=DIVIDED | {"minibatches": 2, "epochs": 2}
+    ),
+    "grpo, divided, a copy on each pair": Scenario(
+        algorithm="grpo", model="qwen3", settings=REWARDS, train=DIVIDED | {"shard": 1}
+    ),
 }

@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import load_file
 
 import posttrain as pt
-from posttrain.config import load_config
+from posttrain.config import check, load_config
 from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.train import launch
-from posttrain.train.job import FinishedRun
+from posttrain.train.job import FinishedRun, refuse_neighbours_apart
 from posttrain.train.local_ranks import LocalRanks
 
 CONFIG: dict[str, Any] = {
@@ -63,9 +63,19 @@ def test_the_reason_for_a_restart_names_the_rank_that_ended_first(codes, reason)
     assert launch._reason(codes) == reason
 
 
-@pytest.mark.parametrize(("shard", "room", "size"), [("auto", 3, 3), (2, 3, 2), (2, 7, 6), (3, 5, 3)])
-def test_of_the_ranks_that_have_room_as_many_go_on_as_the_settings_allow(tmp_path, shard, room, size):
-    assert launch.most_ranks(load_config(config(tmp_path, 12, shard=shard)).config, room) == size
+@pytest.mark.parametrize(
+    ("how", "room", "size"),
+    [
+        ({}, 3, 3),
+        ({"shard": 2}, 3, 2),
+        ({"shard": 2}, 7, 6),
+        ({"shard": 3}, 5, 3),
+        ({"tensor": 2}, 5, 4),
+        ({"tensor": 2, "shard": 3}, 11, 6),
+    ],
+)
+def test_of_the_ranks_that_have_room_as_many_go_on_as_the_settings_allow(tmp_path, how, room, size):
+    assert launch.most_ranks(load_config(config(tmp_path, 12, **how)).config, room) == size
 
 
 def test_room_that_the_settings_cannot_use_is_told_by_the_name_of_the_setting(tmp_path):
@@ -74,6 +84,18 @@ def test_room_that_the_settings_cannot_use_is_told_by_the_name_of_the_setting(tm
     )
     with pytest.raises(DoesNotFit, match=told):
         launch.most_ranks(load_config(config(tmp_path, 4, shard=2)).config, 1)
+
+
+def test_neighbours_on_two_machines_are_refused():
+    with pytest.raises(ConfigError, match=r"train.tensor = 4 with 6 ranks on this machine[\s\S]*Set train.tensor = 2"):
+        refuse_neighbours_apart(4, 6)
+    refuse_neighbours_apart(2, 6)
+    refuse_neighbours_apart(4, None)
+
+
+def test_adapters_beside_divided_matrices_are_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"lora with train.tensor = 2; allowed: train.tensor = 1 with adapters"):
+        check(load_config({**config(tmp_path, 2, tensor=2), "lora": {}}))
 
 
 class ThreeAtMost(LocalRanks):
@@ -145,6 +167,35 @@ def test_a_run_with_two_copies_of_the_weights_goes_on_with_one_and_with_two_agai
     assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 5e-3 * moved, (
         "float32 sums in another order, through AdamW"
     )
+
+
+@pytest.mark.slow
+def test_a_run_whose_matrices_are_divided_goes_on_with_one_rank_and_with_two_again(tmp_path):
+    """Held-out rows and probes pass through the first rank and its neighbour; its state lies in columns, too."""
+    one = pt.train(config(tmp_path / "one", 1, steps=6))
+    run = pt.train(config(tmp_path / "two", 2, tensor=2))
+    state = json.loads((tmp_path / "two" / "checkpoints" / "step-000003" / "state" / "shards.json").read_text())
+    corners = [corner for name, tensor in state["tensors"].items() if "o_proj" in name for _, corner in tensor["parts"]]
+    assert {tuple(corner) for corner in corners} == {(0, 0), (0, 32)}, "the left and the right columns"
+    assert run.evaluation["baseline"] == one.evaluation["baseline"]
+    assert [m["reward"] for m in run.metrics] == [m["reward"] for m in one.metrics[:3]]
+    pt.resume(tmp_path / "two", steps=5, devices=1, tensor=1)
+    pt.resume(tmp_path / "two", steps=6, devices=2, tensor=2)
+    assert "  tensor: 2  # command line of resume" in (tmp_path / "two" / "config.yaml").read_text()
+    ours, theirs = weights(tmp_path / "one", 6), weights(tmp_path / "two", 6)
+    moved = max(float((ours[n] - weights(tmp_path / "one", 0)[n]).abs().max()) for n in ours)
+    assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 2e-2 * moved, (
+        "float32 products in another order, through AdamW, which makes much of gradients near 0"
+    )
+
+
+@pytest.mark.slow
+def test_a_resumed_run_whose_matrices_are_divided_ends_with_the_bits_of_one_that_never_stopped(tmp_path):
+    pt.train(config(tmp_path / "whole", 2, tensor=2, steps=4))
+    pt.train(config(tmp_path / "parts", 2, tensor=2, steps=2))
+    pt.resume(tmp_path / "parts", steps=4)
+    ours, theirs = weights(tmp_path / "whole", 4), weights(tmp_path / "parts", 4)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.slow

@@ -11,7 +11,17 @@ import torch
 from tests.ranks.jobs import finish, start
 from tests.ranks.scenarios import SCENARIOS
 from tests.tiny import tiny_model, tiny_tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from torch import nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 QUICK = [
     "grpo, LoRA and reference",
@@ -20,6 +30,7 @@ QUICK = [
     "grpo, one row",
     "grpo, parts in main memory",
     "grpo, a copy on each rank",
+    "grpo, Qwen3, divided",
 ]
 HYBRID = [name for name in SCENARIOS if "to a copy" in name or "on each rank" in name]
 FLOAT32 = {name for name in SCENARIOS if "mixture of experts" in name}
@@ -29,17 +40,28 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "nu
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    folder, tokenizer = tmp_path_factory.mktemp("ranks"), tiny_tokenizer()
+    return models(tmp_path_factory.mktemp("ranks"))
+
+
+def models(folder: Path) -> Path:
+    """A small model of each kind. Biases, which begin at 0 in a new one, are drawn at random."""
+    tokenizer = tiny_tokenizer()
     tiny_model(folder / "llama")
     more = {**SMALL, "vocab_size": len(tokenizer), "num_key_value_heads": 2, "head_dim": 8}
+    odd, biases = {**more, "vocab_size": len(tokenizer) + 1}, {"attention_bias": True, "mlp_bias": True}
     torch.manual_seed(0)
     for name, model in (
         ("qwen3", Qwen3ForCausalLM(Qwen3Config(**more, tie_word_embeddings=True))),
+        ("qwen2", Qwen2ForCausalLM(Qwen2Config(**odd))),
+        ("biases", LlamaForCausalLM(LlamaConfig(**odd, **biases))),
         (
             "moe",
             Qwen3MoeForCausalLM(Qwen3MoeConfig(**more, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)),
         ),
     ):
+        for key, parameter in model.named_parameters():
+            if key.endswith("bias"):
+                nn.init.normal_(parameter, std=0.3)
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder
@@ -87,6 +109,8 @@ def differences(name: str, one: dict[str, Any], many: dict[str, Any]) -> list[st
     for key, weight in one["weights"].items():
         off = float((weight - many["weights"][key]).abs().max())
         found += [f"weight {key} is off by {off:.1e} after the step"] if off > 10 * bound else []
+    off = float((one["alone"] - many["alone"]).abs().max())
+    found += [f"rows that the first rank scores alone are off by {off:.1e}"] if off > 100 * bound else []
     for key in one["metrics"].keys() | many["metrics"].keys():
         x, y = one["metrics"].get(key), many["metrics"].get(key)
         near = x is not None and y is not None and (x == y or abs(x - y) <= 100 * bound * max(1.0, abs(x)))

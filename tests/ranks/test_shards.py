@@ -26,10 +26,11 @@ def written(folder, size: int) -> None:
         for name, whole in WHOLE.items():
             if not whole.dim():
                 if rank == 0:
-                    parts[name] = Part(whole, 0, [])
+                    parts[name] = Part(whole, (), [])
                 continue
             each = -(-len(whole) // size)
-            parts[name] = Part(whole[rank * each : (rank + 1) * each], min(rank * each, len(whole)), list(whole.shape))
+            corner = (min(rank * each, len(whole)), *[0] * (whole.dim() - 1))
+            parts[name] = Part(whole[rank * each : (rank + 1) * each], corner, list(whole.shape))
         found.append(save_parts(folder, rank, parts))
     write_index(folder, found, ["policy", "optimizer", "held"], {"num_tokens": 3})
 
@@ -49,6 +50,31 @@ def test_whatever_the_number_of_writers_every_bit_comes_back(tmp_path, size):
         assert torch.equal(value, whole), name
 
 
+def test_parts_may_be_blocks_of_rows_and_columns(tmp_path):
+    whole = torch.arange(48.0).view(6, 8)
+    corners = {0: (0, 0), 1: (0, 3), 2: (4, 0), 3: (4, 3)}
+    boxes = {0: whole[:4, :3], 1: whole[:4, 3:], 2: whole[4:, :3], 3: whole[4:, 3:]}
+    found = [save_parts(tmp_path, rank, {"a": Part(boxes[rank], corners[rank], [6, 8])}) for rank in boxes]
+    write_index(tmp_path, found, ["a"], {})
+    assert torch.equal(read_state(tmp_path)[0]["a"], whole)
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["tensors"]["a"]["parts"][3][1] = [4, 2]
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="some are in no file, or in two"):
+        read_state(tmp_path)[0]["a"]
+
+
+def test_a_state_that_tells_first_rows_alone_is_read_as_well(tmp_path):
+    """As versions before columns were divided wrote it."""
+    written(tmp_path, 2)
+    index = json.loads((tmp_path / INDEX).read_text())
+    for facts in index["tensors"].values():
+        facts["parts"] = [[file, corner[0] if corner else 0] for file, corner in facts["parts"]]
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    assert torch.equal(read_state(tmp_path)[0]["policy"]["a"], WHOLE["policy/a"])
+    assert torch.equal(read_state(tmp_path)[0]["optimizer"]["0"]["step"], WHOLE["optimizer/0/step"])
+
+
 @pytest.mark.parametrize("damage", ["a missing file", "a missing row", "no JSON", "a row twice"])
 def test_a_damaged_state_is_an_error_that_names_it(tmp_path, damage):
     written(tmp_path, 2)
@@ -58,7 +84,7 @@ def test_a_damaged_state_is_an_error_that_names_it(tmp_path, damage):
     elif damage == "a missing row":
         index["tensors"]["policy/a"]["parts"].pop()
     elif damage == "a row twice":
-        index["tensors"]["policy/a"]["parts"][1][1] = 3
+        index["tensors"]["policy/a"]["parts"][1][1] = [3, 0]
     (tmp_path / INDEX).write_text("{" if damage == "no JSON" else json.dumps(index))
     with pytest.raises(CheckpointError, match="holds no training state that can be read"):
         read_state(tmp_path)[0]["policy"]["a"]

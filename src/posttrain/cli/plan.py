@@ -52,7 +52,10 @@ Sharding = Annotated[
         "Default: as `train.shard` says."
     ),
 ]
-Tensor = Annotated[int, typer.Option(help="Devices of a machine that divide the matrices of each layer.")]
+Tensor = Annotated[
+    int | None,
+    typer.Option(help="Devices of a machine that divide the matrices of each layer. Default: as `train.tensor` says."),
+]
 Network = Annotated[
     float | None, typer.Option(help="GB/s from each device to other machines, instead of the table's value.")
 ]
@@ -86,7 +89,7 @@ def plan(
     engine_gpus: EngineGpus = 1,
     engine_tensor: EngineTensor = None,
     sharding: Sharding = None,
-    tensor: Tensor = 1,
+    tensor: Tensor = None,
     network: Network = None,
     price: Price = None,
     main_memory: MainMemory = None,

@@ -183,6 +183,9 @@ def resume(
     devices: Annotated[
         int | None, typer.Option(min=1, help="Continue with this many ranks instead of the configured number.")
     ] = None,
+    tensor: Annotated[
+        int | None, typer.Option(min=1, help="Divide matrices among this many of them instead of `train.tensor`.")
+    ] = None,
     show_samples: ShowSamples = False,
     quiet: Quiet = False,
     json: AsJson = False,
@@ -198,9 +201,8 @@ def resume(
     with uncollected():
         from posttrain.pipeline.run import go_on
 
-    result = go_on(
-        run, steps=steps, devices=devices, view=view_for(quiet=quiet, as_json=json, show_samples=show_samples)
-    )
+    view = view_for(quiet=quiet, as_json=json, show_samples=show_samples)
+    result = go_on(run, steps=steps, devices=devices, tensor=tensor, view=view)
     return finish(result, as_json=json)
 
 

@@ -5,6 +5,7 @@ What a single section can say about itself is in its model; what an algorithm sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -312,16 +313,40 @@ def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm)
     )
 
 
+def _matrices_are_divided_where_that_was_shown(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """train.tensor divides train.devices, and is for runs without adapters; models are looked at when they are read."""
+    train = config.train
+    if train.tensor == 1:
+        return None
+    if train.devices != "auto" and train.devices % train.tensor:
+        whole = math.gcd(train.devices, train.tensor)
+        return ConfigError(
+            given=f"train.tensor = {train.tensor} with train.devices = {train.devices}",
+            allowed=f"a divisor of {train.devices}: so many devices divide each matrix",
+            fix=f"Set train.tensor = {whole}, or take a multiple of {train.tensor} devices.",
+        )
+    if config.lora is None:
+        return None
+    return ConfigError(
+        given=f"lora with train.tensor = {train.tensor}",
+        allowed="train.tensor = 1 with adapters, which lie beside whole matrices",
+        fix="Set train.tensor = 1: train.devices divides the weights by rows all the same.",
+    )
+
+
 def _parts_are_of_several_ranks(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.shard divides train.devices, and train.cpu_offload needs more than one device."""
     train = config.train
     shard = 1 if train.shard == "auto" else train.shard
-    if train.devices != "auto" and train.devices % shard:
-        whole = max(number for number in range(1, min(shard, train.devices) + 1) if train.devices % number == 0)
+    groups = 1 if train.devices == "auto" else train.devices // train.tensor
+    if train.devices != "auto" and groups % shard:
+        whole = max(number for number in range(1, min(shard, groups) + 1) if groups % number == 0)
+        of = f" and train.tensor = {train.tensor}" if train.tensor > 1 else ""
+        what = "groups of devices" if train.tensor > 1 else "devices"
         return ConfigError(
-            given=f"train.shard = {shard} with train.devices = {train.devices}",
-            allowed=f"auto, or a divisor of {train.devices}: each copy of the weights lies on as many devices",
-            fix=f"Set train.shard = {whole}, or take a multiple of {shard} devices.",
+            given=f"train.shard = {shard} with train.devices = {train.devices}{of}",
+            allowed=f"auto, or a divisor of {groups}: each copy of the weights lies on as many {what}",
+            fix=f"Set train.shard = {whole}, or take a multiple of {shard * train.tensor} devices.",
         )
     if train.devices != 1 or not train.cpu_offload:
         return None
@@ -786,6 +811,7 @@ RULES: tuple[Rule, ...] = (
     _shared_gpus_are_used_in_turns,
     _the_policy_judges_in_turns,
     _ranks_do_what_was_tried_over_ranks,
+    _matrices_are_divided_where_that_was_shown,
     _parts_are_of_several_ranks,
     _what_is_compiled_runs_once,
     _minibatches_have_rows,

@@ -514,6 +514,10 @@ class TrainConfig(Part):
     machine if machines are connected more slowly than GPUs; 1 shards nothing. auto: the GPUs of a machine if a copy
     surely fits on them and `posttrain plan` expects faster steps, else all. A run keeps the number that was chosen for
     so many devices (sizes.json)."""
+    tensor: Count = 1
+    """Neighbouring devices of a machine that divide each matrix and compute the same rows (tensor parallelism); it
+    divides `devices`, and `shard` counts groups of so many. For models whose layers are too large for one device,
+    or steps with fewer rows than devices. Llama, Qwen2 and Qwen3 models, without adapters."""
     cpu_offload: bool = False
     """Keep weights, gradients and moments of several devices in main memory (FSDP2's CPUOffloadPolicy). A block is
     copied to the GPU for its pass, and AdamW runs on the processor: far less GPU memory, far slower steps. On a CPU

@@ -8,24 +8,31 @@ there are (hybrid sharding), a row lies on one rank of each group:
 
 Neighbours share a copy, since they are the ranks of one machine. A gradient is summed inside of a group first, each
 rank its rows, and these sums among the ranks that hold the same rows.
+
+With matrices divided among neighbours (matrices.py), what a rank holds of a matrix is cut twice, by rows or by columns
+for its neighbours, and by rows for the ranks that have other rows of the batch:
+
+    ranks 0 1 2 3, two neighbours each     of a matrix divided by columns: the first half of its rows on ranks 0 and 1,
+                                           its left columns on ranks 0 and 2
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from posttrain.ranks.agreement import Ranks
+from posttrain.ranks.group import own_group
 
 if TYPE_CHECKING:
     from posttrain.config import TrainConfig
@@ -37,7 +44,9 @@ class Layout:
 
     ranks: Ranks
     group: int
-    """Ranks that share one copy; all of them, or fewer that divide their number."""
+    """Ranks with different rows of the batch that share one copy; all of them, or fewer that divide their number."""
+    tensor: int = 1
+    """Neighbours that divide matrices, and compute the same rows."""
     deadline: float = 600.0
     """Seconds after which a rank of a group that does not answer is lost."""
     cpu_offload: bool = False
@@ -46,8 +55,14 @@ class Layout:
 
     @staticmethod
     def of(train: TrainConfig, ranks: Ranks) -> Layout:
-        group = ranks.size if train.shard == "auto" else train.shard
-        return Layout(ranks=ranks, group=group, deadline=train.rank_deadline, cpu_offload=train.cpu_offload)
+        group = ranks.size // train.tensor if train.shard == "auto" else train.shard
+        return Layout(
+            ranks=ranks,
+            group=group,
+            tensor=train.tensor,
+            deadline=train.rank_deadline,
+            cpu_offload=train.cpu_offload,
+        )
 
     def for_fsdp(self, device: torch.device) -> dict[str, Any]:
         """The arguments of `fully_shard`, for a model that computes on `device`.
@@ -56,7 +71,9 @@ class Layout:
         where a product reads them, as in one process, so that norms and embeddings compute in the same precision on any
         number of devices.
         """
-        mesh = _mesh(device.type, self.ranks.size, self.group, self.deadline)
+        mesh = self._mesh(device)
+        if self.tensor > 1:  # whoever divides matrices computes the same rows, and has the same gradient
+            mesh = mesh["parts"] if mesh.ndim == 2 else mesh["copies", "parts"]
         found: dict[str, Any] = {
             "mesh": mesh,
             "reshard_after_forward": True,
@@ -65,27 +82,32 @@ class Layout:
             found["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         return found
 
+    def among_neighbours(self, device: torch.device) -> DeviceMesh:
+        """Those that divide the matrices of a model that computes on `device`."""
+        return self._mesh(device)["tensor"]
+
+    def _mesh(self, device: torch.device) -> DeviceMesh:
+        sizes = {"copies": self.ranks.size // (self.group * self.tensor), "parts": self.group, "tensor": self.tensor}
+        names = tuple(name for name in sizes if name == "parts" or sizes[name] > 1)
+        return _mesh(device.type, tuple(sizes[name] for name in names), names, self.deadline)
+
     def kept_on(self, device: torch.device) -> torch.device:
         """Where parts lie between the passes of a model that computes on `device`."""
         return torch.device("cpu") if self.cpu_offload else device
 
 
 @cache
-def _mesh(device: str, size: int, group: int, deadline: float) -> DeviceMesh:
-    """Of so many ranks; with two dimensions, copies and parts, where not all share one copy. The groups of both are
-    made here, because those that PyTorch makes wait for half an hour."""
-    if group == size:
-        return init_device_mesh(device, (size,))
-    ranks = torch.arange(size).view(-1, group)
-    groups = [_own_group(lines.tolist(), deadline) for lines in (ranks.T, ranks)]
-    return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=("copies", "parts"))
-
-
-def _own_group(lines: list[list[int]], deadline: float) -> dist.ProcessGroup:
-    """That of these groups of ranks in which this one is; all ranks make all of them."""
-    own, _ = dist.new_subgroups_by_enumeration(lines, timeout=timedelta(seconds=deadline))
-    assert isinstance(own, dist.ProcessGroup), "every rank is in one of them"
-    return own
+def _mesh(device: str, sizes: tuple[int, ...], names: tuple[str, ...], deadline: float) -> DeviceMesh:
+    """Of all ranks. Where it has several dimensions, the groups of each are made here, because those that PyTorch makes
+    wait for half an hour."""
+    if len(sizes) == 1:
+        return init_device_mesh(device, sizes)
+    ranks = torch.arange(math.prod(sizes)).view(sizes)
+    groups = [
+        own_group(ranks.movedim(dimension, -1).flatten(0, -2).tolist(), timedelta(seconds=deadline))
+        for dimension in range(ranks.dim())
+    ]
+    return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -93,10 +115,17 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def first_row(tensor: DTensor) -> int:
-    """The number of the first row that this rank holds."""
+def corner(tensor: DTensor) -> tuple[int, ...]:
+    """The first row that this rank holds of it, the first column, and so on; what it holds begins there."""
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return offset[0] if offset else 0
+    return tuple(offset)
+
+
+def box(tensor: DTensor) -> tuple[slice, ...]:
+    """What this rank holds, as an index of the whole tensor."""
+    return tuple(
+        slice(start, start + size) for start, size in zip(corner(tensor), tensor.to_local().shape, strict=True)
+    )
 
 
 def in_first_copy(tensor: DTensor) -> bool:
@@ -109,16 +138,24 @@ def part_of(value: Tensor, like: Tensor) -> Tensor:
     """`value`, a whole tensor, laid out as `like` is; nothing is sent, since every rank has read it."""
     if not isinstance(like, DTensor) or value.shape != like.shape:
         return value
-    local, start = like.to_local(), first_row(like)
-    rows = value[start : start + len(local)].to(local.device, copy=True)  # a view would keep all of `value`
-    return _with_part(rows, like)
+    part = value[box(like)].to(like.to_local().device, copy=True)  # a view would keep all of `value`
+    return _with_part(part.contiguous(), like)
 
 
 def whole_on(device: torch.device, tensor: DTensor) -> Tensor:
     """All of it, on that device of every rank; each sends its part from there."""
-    return _with_part(tensor.to_local().to(device), tensor).full_tensor()
+    return everywhere(_with_part(tensor.to_local().to(device), tensor))
 
 
-def _with_part(rows: Tensor, like: DTensor) -> DTensor:
+def everywhere(tensor: DTensor) -> Tensor:
+    """All of it on every rank, brought together along one dimension of the mesh after the other: the last cut first."""
+    how = list(tensor.placements)
+    for dimension in range(len(how)):
+        how[dimension] = Replicate()
+        tensor = tensor.redistribute(placements=how)
+    return tensor.to_local()
+
+
+def _with_part(part: Tensor, like: DTensor) -> DTensor:
     how: dict[str, Any] = {"run_check": False, "shape": like.shape, "stride": like.stride()}
-    return DTensor.from_local(rows, like.device_mesh, like.placements, **how)
+    return DTensor.from_local(part, like.device_mesh, like.placements, **how)

@@ -17,7 +17,7 @@ from torch import Tensor
 from posttrain.heartbeat import beat
 from posttrain.models.packing import Family, alone, find_families, needed_tokens
 from posttrain.models.restarts import needed_in_parts
-from posttrain.ranks.agreement import ONE, Ranks, deal
+from posttrain.ranks.agreement import ONE, Company, deal
 from posttrain.types import Batch, Tokens
 
 PAIRS_PER_TOKEN = 4096
@@ -166,7 +166,8 @@ class Split:
 
     forward: object
     tokens_per_microbatch: int
-    ranks: Ranks = ONE
+    ranks: Company = ONE
+    """Those with other rows."""
 
     def __call__(self, batch: Batch) -> Iterator[tuple[list[int], Batch]]:
         """Row numbers and rows of each micro-batch."""

@@ -52,8 +52,12 @@ class _Cuts:
 
     segments: Sequence[Segment]
     device: torch.device
-    plain: bool
+    manner: Manner
     accelerated: RowAttention | None
+
+    @property
+    def plain(self) -> bool:
+        return self.manner.plain
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -85,11 +89,17 @@ class RowMask:
 def packed_rows(segments: Sequence[Segment], device: torch.device, manner: Manner = PLAIN_MANNER) -> Iterator[None]:
     """Models called inside take their input for rows packed like this."""
     of_rows = acceleration(device.type).row_attention(segments, device) if manner.accelerated else None
-    token = _active.set(_Cuts(segments, device, manner.plain, of_rows))
+    token = _active.set(_Cuts(segments, device, manner, of_rows))
     try:
         yield
     finally:
         _active.reset(token)
+
+
+def rows_of_now() -> tuple[Sequence[Segment], Manner] | None:
+    """What `packed_rows` was given; None where the input is not taken for packed rows."""
+    cuts = _active.get()
+    return None if cuts is None else (cuts.segments, cuts.manner)
 
 
 def _packed_mask(plain_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | RowMask | None]:

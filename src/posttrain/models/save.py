@@ -262,7 +262,7 @@ def _verify_opened(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tens
         return
     files = Files(paths, recipes)
     for name in weights.keys() & recipes.keys():
-        _compare(str(folder), name, files.rows(name).to(weights[name].dtype), weights[name])
+        _compare(str(folder), name, files.part(name).to(weights[name].dtype), weights[name])
     _require_written(folder, weights, weights.keys() - recipes.keys())
 
 

@@ -14,6 +14,7 @@ to publish it or to save it; nobody ever holds all of the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -22,12 +23,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from posttrain.errors import ModelError
+from posttrain.models.beside import Beside
 from posttrain.models.critic import Critic
 from posttrain.models.entering import set_entry
 from posttrain.models.forward_path import ForwardPath, body_path, forward_path, without_adapters
 from posttrain.models.layout import Layout, whole_on
+from posttrain.models.matrices import AtHand, divide
 from posttrain.models.modes import ComputingWide
 from posttrain.models.unread import device_of, fill
 from posttrain.ranks.agreement import on_all
@@ -43,19 +47,35 @@ class Root(nn.Module):
     def __init__(self, model: nn.Module, heads: Iterable[nn.Module] = ()) -> None:
         super().__init__()
         self.model, self.heads = model, nn.ModuleList(heads)
+        self.outside: AtHand | None = None
+        """Of blocks whose matrices are divided: what every rank needs all of."""
 
     def forward(self, compute: Callable[[], Any]) -> Any:
-        return compute()
+        if self.outside is None:
+            return compute()
+        self.outside.bring()
+        try:
+            return compute()
+        finally:
+            self.outside.let_go()
 
 
 class Sharded:
     """Implements `Entry`."""
 
     def __init__(
-        self, name: str, root: Root, layout: Layout, device: torch.device, filler: Callable[[], Tensor]
+        self,
+        name: str,
+        root: Root,
+        layout: Layout,
+        device: torch.device,
+        filler: Callable[[], Tensor],
+        beside: Beside | None,
     ) -> None:
-        """`filler` passes once through all blocks, for nothing but company; call it inside of `run`."""
+        """`filler` passes once through all blocks, for nothing but company; call it inside of `run`. `beside`: where
+        neighbours divide matrices, what they do."""
         self.name, self.root, self.layout, self.device, self.filler = name, root, layout, device, filler
+        self.beside = beside
         self.parameters = list(root.parameters())
         self._number = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self.replaced: dict[int, nn.Parameter] = {}
@@ -66,7 +86,7 @@ class Sharded:
         """See `Entry`. A pass within a pass is part of it."""
         if self._inside:
             return compute()
-        with self.layout.ranks.together(PASS, self.name):
+        with self.layout.ranks.together(PASS, self.name) as alone, self._telling(alone):
             self._inside = True
             try:
                 return _run(self.root, compute)
@@ -76,7 +96,11 @@ class Sharded:
     @torch.no_grad()
     def accompany(self) -> None:
         """The other side of a pass that the first rank has announced."""
-        self.run(self.filler)
+        is_neighbour = self.beside is not None and self.layout.ranks.rank < self.layout.tensor
+        self.run(self.beside.follow if self.beside and is_neighbour else self.filler)
+
+    def _telling(self, alone: bool) -> AbstractContextManager[object]:
+        return self.beside.telling(alone) if self.beside else nullcontext()
 
     def holds(self, tensor: Tensor) -> bool:
         """See `Entry`."""
@@ -125,9 +149,12 @@ def shard(
     """
     plain = without_adapters(model)
     device = device_of(plain)
-    root, how = Root(model, heads), layout.for_fsdp(device)
+    root, how, blocks = Root(model, heads), layout.for_fsdp(device), blocks_of(plain)
     before = {id(parameter): key for key, parameter in root.named_parameters()}
-    for block in blocks_of(plain):
+    if layout.tensor > 1:
+        assert isinstance(plain, PreTrainedModel)
+        root.outside = divide(name, root, plain, blocks, layout.among_neighbours(device))
+    for block in blocks:
         fully_shard(block, **how)
     fully_shard(root, **how)
     for module in root.modules():
@@ -137,7 +164,8 @@ def shard(
     on_all(layout.ranks, partial(fill, plain, layout.kept_on(device)))
     path = _path_in(root, plain)
     after = dict(root.named_parameters())
-    entry = Sharded(name, root, layout, device, partial(_pass_through, path.body, device, dtype))
+    beside = Beside(layout.ranks.beside(layout.tensor), path.body, device) if layout.tensor > 1 else None
+    entry = Sharded(name, root, layout, device, partial(_pass_through, path.body, device, dtype), beside)
     entry.replaced = {number: after[key] for number, key in before.items()}
     with torch.no_grad():  # FSDP notes what is trained when it first brings weights together: with no adapter off
         _run(root, entry.filler)

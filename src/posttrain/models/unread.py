@@ -27,7 +27,7 @@ from transformers.utils import cached_file
 
 from posttrain.errors import DoesNotFit, ModelError, NonFiniteError
 from posttrain.models.forward_path import without_adapters
-from posttrain.models.layout import first_row
+from posttrain.models.layout import box, local_part
 from posttrain.models.transformers_private import Recipe, initialise_again, recipes_for, tied_names
 
 if TYPE_CHECKING:
@@ -52,13 +52,12 @@ class Files:
         opened = [safe_open(path, framework="pt") for path in self.paths]
         return {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118  not a dict
 
-    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Those rows of a weight, in float32 and in main memory; a weight without a dimension is itself."""
+    def part(self, name: str, box: tuple[slice, ...] = ()) -> Tensor:
+        """What stands in that box of a weight, in float32 and in main memory: rows, columns and so on; () is all."""
         recipe = self.recipes[name]
         if recipe.convert is None:
-            found = self._slices[recipe.names[0]]
-            return (found[start:stop] if found.get_shape() else found[...]).to(torch.float32)
-        return recipe.convert(lambda key: self._slices[key][...].to(torch.float32))[start:stop]
+            return self._slices[recipe.names[0]][box or ...].to(torch.float32)
+        return recipe.convert(lambda key: self._slices[key][...].to(torch.float32))[box]
 
     def same(self, name: str, other: str) -> bool:
         """Whether two weights are equal, looked at a few rows at a time."""
@@ -67,7 +66,7 @@ class Files:
         slices = [self._slices[self.recipes[one].names[0]] for one in (name, other)]
         shape = slices[0].get_shape()
         return shape == slices[1].get_shape() and all(
-            torch.equal(*(self.rows(one, start, start + ROWS_AT_ONCE) for one in (name, other)))
+            torch.equal(*(self.part(one, (slice(start, start + ROWS_AT_ONCE),)[: len(shape)]) for one in (name, other)))
             for start in range(0, shape[0] if shape else 1, ROWS_AT_ONCE)
         )
 
@@ -220,7 +219,7 @@ def _fill(model: nn.Module, unread: Unread, device: torch.device) -> None:
             _read(name, parameter, unread.files)
     for name, buffer in model.named_buffers():
         if (key := plain_name(name)) in unread.files.recipes:
-            buffer.copy_(unread.files.rows(key))
+            buffer.copy_(unread.files.part(key))
 
 
 def plain_name(name: str) -> str:
@@ -230,12 +229,10 @@ def plain_name(name: str) -> str:
 
 def _read(name: str, parameter: Tensor, files: Files) -> None:
     """A weight of two names is read once for each that is in the files: both are the same there."""
-    part, start = parameter, 0
-    if isinstance(parameter, DTensor):
-        part, start = parameter.to_local(), first_row(parameter)
+    part = local_part(parameter)
     if not part.numel():
         return
-    part.copy_(files.rows(name, start, start + len(part) if part.dim() else None))
+    part.copy_(files.part(name, box(parameter) if isinstance(parameter, DTensor) else ()))
     if not part.sum().isfinite() and (bad := int((~part.isfinite()).sum())):
         raise NonFiniteError(
             given=f"{bad} of the {parameter.numel()} numbers of {name} are not finite",

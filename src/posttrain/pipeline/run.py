@@ -103,6 +103,7 @@ def go_on(
     *,
     steps: int | None = None,
     devices: int | None = None,
+    tensor: int | None = None,
     functions: Any = None,
     view: TerminalView | None = None,
 ) -> Run | FinishedRun | Pipeline:
@@ -116,11 +117,12 @@ def go_on(
                 allowed="the steps that the pipeline gives it: later stages began with what it had learned by then",
                 fix=f"Copy {folder} out of {around} and resume the copy; its proofs and reports stay with it.",
             )
-        return api.resume(folder, steps=steps, devices=devices, functions=functions, view=view)
-    asked = f"--steps {steps}" if steps is not None else "" if devices is None else f"--devices {devices}"
+        return api.resume(folder, steps=steps, devices=devices, tensor=tensor, functions=functions, view=view)
+    numbers = {"steps": steps, "devices": devices, "tensor": tensor}
+    asked = [f"--{name} {value}" for name, value in numbers.items() if value is not None]
     if asked:
         raise ConfigError(
-            given=f"{asked} for the pipeline {folder}",
+            given=f"{asked[0]} for the pipeline {folder}",
             allowed="no such number: each stage has its own",
             fix=f"`posttrain resume {folder}` finishes it.",
         )

@@ -4,6 +4,11 @@ The first rank leads. It alone reads data, samples, scores, measures and writes;
 it announces, and all ranks do it together. Inside of what was announced every rank has the same whole batch in main
 memory, and computes its own part of the rows. So what couples rows (the mean of a batch, the point of KTO, a whitening)
 sees all of them on every rank, whatever their number, and only passes through the model are divided.
+
+With matrices divided among neighbours (`train.tensor`), neighbours compute the same rows:
+
+    ranks 0 1 2 3, two neighbours each     beside: 0 and 1, and 2 and 3, which have the same rows
+                                           across: 0 and 2, and 1 and 3, which have different ones
 """
 
 from __future__ import annotations
@@ -21,28 +26,46 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Ranks(Protocol):
+class Company(Protocol):
+    """Some ranks of a job, this one among them. What they do together each of them has to call."""
+
     @property
     def rank(self) -> int:
-        """The number of this process; 0 leads."""
+        """The number of this process among them."""
         ...
 
     @property
     def size(self) -> int: ...
 
-    def together(self, command: str, *args: Any) -> AbstractContextManager[object]:
-        """Let the others begin `command`, and do the same inside of the `with` block.
+    def gather(self, value: T) -> list[T]:
+        """What each of them gives, in the order of the ranks."""
+        ...
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Write the sum over them into these tensors, which are in main memory."""
+        ...
+
+    def from_first(self, value: T) -> T:
+        """What the first of them gives."""
+        ...
+
+
+class Ranks(Company, Protocol):
+    """All ranks of a job; the first one leads."""
+
+    def together(self, command: str, *args: Any) -> AbstractContextManager[bool]:
+        """Let the others begin `command`, and do the same inside of the `with` block. Gives whether it was announced.
 
         Inside of another one nothing is announced: the others are on their way there by themselves.
         """
         ...
 
-    def gather(self, value: T) -> list[T]:
-        """What each rank gives, in the order of the ranks; every rank has to call it."""
+    def across(self, neighbours: int) -> Company:
+        """One of each group of so many neighbours, at the same place in it as this one. Called by all at once."""
         ...
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Write the sum over all ranks into these tensors, which are in main memory; every rank has to call it."""
+    def beside(self, neighbours: int) -> Company:
+        """The neighbours of this one, so many with it. Called by all at once."""
         ...
 
 
@@ -53,14 +76,23 @@ class OneRank:
     rank: int = 0
     size: int = 1
 
-    def together(self, command: str, *args: Any) -> AbstractContextManager[object]:
-        return nullcontext()
+    def together(self, command: str, *args: Any) -> AbstractContextManager[bool]:
+        return nullcontext(False)
 
     def gather(self, value: T) -> list[T]:
         return [value]
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         return None
+
+    def from_first(self, value: T) -> T:
+        return value
+
+    def across(self, neighbours: int) -> Company:
+        return self
+
+    def beside(self, neighbours: int) -> Company:
+        return self
 
 
 ONE = OneRank()

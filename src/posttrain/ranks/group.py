@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from posttrain.errors import RankLost
 from posttrain.heartbeat import beat
+from posttrain.ranks.agreement import Company
 from posttrain.ranks.environment import MEETING, Place, meeting_of_slurm
 
 T = TypeVar("T")
@@ -30,13 +32,36 @@ PATIENCE = timedelta(days=30)
 _LOST = ("Timed out", "timed out", "Connection closed", "Connection reset", "Broken pipe", "Connection refused", "NCCL")
 
 
-class ProcessRanks:
+class SomeRanks:
+    """Implements `Company` over a group in main memory."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.rank, self.size = group, group.rank(), group.size()
+
+    def gather(self, value: T) -> list[T]:
+        """See `Company`."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """See `Company`."""
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=self.group)
+
+    def from_first(self, value: T) -> T:
+        """See `Company`."""
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, group_src=0, group=self.group)
+        return box[0]
+
+
+class ProcessRanks(SomeRanks):
     """Implements `Ranks`."""
 
     def __init__(self, place: Place, deadline: float, *, on_cpu: bool = False) -> None:
         """`deadline`: seconds after which a rank that does not answer is lost. `on_cpu`: GPUs are left alone."""
         self.place, self.deadline = place, deadline
-        self.rank, self.size = place.rank, place.size
         self.inside = place.rank > 0
         """Nothing is announced here: what is done is done by all already."""
         self.broken = False
@@ -49,22 +74,24 @@ class ProcessRanks:
         if "MASTER_ADDR" in os.environ and os.environ["MASTER_ADDR"] in ("127.0.0.1", "localhost"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpus else "gloo", rank=self.rank, world_size=self.size, timeout=wait
+            "cpu:gloo,cuda:nccl" if on_gpus else "gloo", rank=place.rank, world_size=place.size, timeout=wait
         )
-        self._host, self._control = _group(wait), _group(PATIENCE if self.rank else wait)
+        super().__init__(_group(wait))
+        self._control = _group(PATIENCE if self.rank else wait)
+        self._company = cache(self._of_lines)
         self.gather(None)  # what cannot work at all ends the job here, and is not taken for a lost rank
 
     @contextmanager
-    def together(self, command: str, *args: Any) -> Iterator[None]:
+    def together(self, command: str, *args: Any) -> Iterator[bool]:
         """See `Ranks`."""
         if self.inside:
-            yield
+            yield False
             return
         self.inside = True
         try:
             with lost_ranks(self.deadline):
                 dist.broadcast_object_list([(command, args)], src=0, group=self._control)
-                yield
+                yield True
         except BaseException:
             self.broken = True
             raise
@@ -79,16 +106,17 @@ class ProcessRanks:
         beat("a command was announced")
         return box[0]
 
-    def gather(self, value: T) -> list[T]:
+    def across(self, neighbours: int) -> Company:
         """See `Ranks`."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._host)
-        return found
+        return self if neighbours == 1 else self._company(neighbours, across=True)
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
+    def beside(self, neighbours: int) -> Company:
         """See `Ranks`."""
-        for tensor in tensors:
-            dist.all_reduce(tensor, group=self._host)
+        return self._company(neighbours, across=False)
+
+    def _of_lines(self, neighbours: int, *, across: bool) -> SomeRanks:
+        lines = torch.arange(self.size).view(-1, neighbours)
+        return SomeRanks(own_group((lines.T if across else lines).tolist(), timedelta(seconds=self.deadline), "gloo"))
 
     def close(self) -> None:
         """Leave the job."""
@@ -100,6 +128,13 @@ def _group(timeout: timedelta) -> dist.ProcessGroup:
     made = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(made, dist.ProcessGroup), "every rank is in it"
     return made
+
+
+def own_group(lines: list[list[int]], timeout: timedelta, backend: str | None = None) -> dist.ProcessGroup:
+    """That of these groups of ranks in which this one is; all ranks make all of them."""
+    own, _ = dist.new_subgroups_by_enumeration(lines, timeout=timeout, backend=backend)
+    assert isinstance(own, dist.ProcessGroup), "every rank is in one of them"
+    return own
 
 
 @contextmanager

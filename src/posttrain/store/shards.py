@@ -1,8 +1,8 @@
 """The training state of a job of several ranks: each writes its part of every tensor, and any number of ranks reads it.
 
-    state/rank-00000.safetensors   parts of tensors: consecutive rows, cut along the first dimension
+    state/rank-00000.safetensors   parts of tensors: consecutive rows, or a block of rows and columns
     state/rank-00001.safetensors
-    state/shards.json              of each tensor its shape, and which file has which of its rows; and the plain state
+    state/shards.json              of each tensor its shape, and which file has which part of it; and the plain state
 
 Nothing is pickled, and the checkpoint's manifest has the SHA-256 of each file. A tensor is read whole, one at a time.
 """
@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import combinations, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -29,9 +29,9 @@ INDEX = "shards.json"
 class Part(NamedTuple):
     """What one rank holds of a tensor."""
 
-    rows: Tensor
-    start: int
-    """Number of its first row; 0 for a tensor without a dimension."""
+    values: Tensor
+    corner: tuple[int, ...]
+    """Number of its first row, of its first column and so on; () for a tensor without a dimension."""
     shape: list[int]
     """Of the whole tensor."""
 
@@ -43,9 +43,9 @@ def file_of(rank: int) -> str:
 def save_parts(folder: Path, rank: int, parts: Mapping[str, Part]) -> dict[str, Any]:
     """Write what a rank holds; returns what the index has to know of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = {name: part for name, part in parts.items() if part.rows.numel() or not part.rows.dim()}
-    save_file({name: part.rows.detach().cpu().contiguous() for name, part in held.items()}, folder / file_of(rank))
-    return {name: {"shape": part.shape, "parts": [[file_of(rank), part.start]]} for name, part in held.items()}
+    held = {name: part for name, part in parts.items() if part.values.numel()}
+    save_file({name: part.values.detach().cpu().contiguous() for name, part in held.items()}, folder / file_of(rank))
+    return {name: {"shape": part.shape, "parts": [[file_of(rank), list(part.corner)]]} for name, part in held.items()}
 
 
 def write_index(folder: Path, of_ranks: Iterable[Mapping[str, Any]], trees: Iterable[str], plain: Any) -> None:
@@ -90,8 +90,11 @@ class Shards(Mapping[str, Tensor]):
         try:
             with ExitStack() as opened:
                 parts = [
-                    (start, opened.enter_context(safe_open(self.folder / file, framework="pt")).get_tensor(name))
-                    for file, start in sorted(facts["parts"], key=lambda part: part[1])
+                    (
+                        _corner(where),
+                        opened.enter_context(safe_open(self.folder / file, framework="pt")).get_tensor(name),
+                    )
+                    for file, where in facts["parts"]
                 ]
                 return _joined(parts, facts["shape"])
         except (OSError, SafetensorError, ValueError, LookupError, TypeError, RuntimeError) as error:
@@ -137,19 +140,33 @@ class _Tree(Mapping[str, Any]):
         return len(self._names())
 
 
-def _joined(parts: list[tuple[int, Tensor]], shape: list[int]) -> Tensor:
-    """The whole tensor in memory of its own; raises ValueError where rows are missing or stand in two parts."""
-    if not shape:
-        return parts[0][1].clone()
-    ends = [0]
-    for start, rows in parts:
-        if start != ends[-1]:
-            raise ValueError(f"rows {ends[-1]} to {start} are in no file, or in two")
-        ends.append(start + len(rows))
-    whole = torch.cat([rows for _, rows in parts])
-    if list(whole.shape) != shape:
-        raise ValueError(f"it has the shape {list(whole.shape)}, and {shape} was written")
+def _joined(parts: list[tuple[list[int], Tensor]], shape: list[int]) -> Tensor:
+    """The whole tensor in memory of its own; raises ValueError where a part is missing or two overlap."""
+    whole = parts[0][1].new_empty(shape)
+    boxes = [_box(corner, values, shape) for corner, values in parts]
+    if sum(values.numel() for _, values in parts) != whole.numel() or any(starmap(_meet, combinations(boxes, 2))):
+        raise ValueError(f"of its {shape} numbers some are in no file, or in two")
+    for box, (_, values) in zip(boxes, parts, strict=True):
+        whole[box] = values
     return whole
+
+
+def _corner(where: int | list[int]) -> list[int]:
+    """Where every part was of whole rows, the number of the first one was written."""
+    return [where] if isinstance(where, int) else where
+
+
+def _box(corner: list[int], values: Tensor, shape: list[int]) -> tuple[slice, ...]:
+    """As an index of the whole tensor; raises ValueError for one that is not inside of it."""
+    starts = [*corner, *[0] * len(shape)][: len(shape)]
+    ends = [start + size for start, size in zip(starts, values.shape, strict=True)]
+    if any(not 0 <= start <= end <= most for start, end, most in zip(starts, ends, shape, strict=True)):
+        raise ValueError(f"a part of {list(values.shape)} numbers at {starts} is outside of {shape}")
+    return tuple(map(slice, starts, ends))
+
+
+def _meet(one: tuple[slice, ...], other: tuple[slice, ...]) -> bool:
+    return all(a.start < b.stop and b.start < a.stop for a, b in zip(one, other, strict=True))
 
 
 def _unreadable(folder: Path, error: Exception, name: str = "") -> CheckpointError:

@@ -133,6 +133,7 @@ def resume(
     *,
     steps: int | None = None,
     devices: int | None = None,
+    tensor: int | None = None,
     functions: Mapping[str, Any] | Sequence[Any] | None = None,
     view: TerminalView | None = None,
     restarted: str = "",
@@ -140,16 +141,16 @@ def resume(
     """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped.
 
     `folder` may be the run that `train` returned. `steps` replaces the configured number of steps, in the run's
-    config.yaml too. `devices` replaces that of ranks: the run then ends the same but for rounding; one device leaves a
-    cluster that held ranks alone. `functions` are reward functions that `train` was given and that no file defines.
-    Raises as `train` does.
+    config.yaml too. `devices` replaces that of ranks, `tensor` that of those that divide matrices: the run then ends
+    the same but for rounding; one device leaves a cluster that held ranks alone. `functions` are reward functions that
+    `train` was given and that no file defines. Raises as `train` does.
     """
     objects.give_functions(functions)
     require_run(Path(folder))
-    changes = Changes.of(Path(folder), steps, devices)
+    changes = Changes.of(Path(folder), steps, devices, tensor)
     settled = load_config(Path(folder) / "config.yaml", changes.overrides)
     if to_be_launched(settled.config):
-        return launch(settled, Path(folder), view, resumed={"steps": steps, "devices": devices})
+        return launch(settled, Path(folder), view, resumed={"steps": steps, "devices": devices, "tensor": tensor})
     ranks = join(settled.config)
     if ranks.rank:
         return follow(ranks)

@@ -16,33 +16,40 @@ class Changes:
     steps: int | None = None
     devices: int | None = None
     """Ranks."""
+    tensor: int | None = None
+    """Those that divide matrices."""
     leaves_cluster: bool = False
     """The run has a cluster for its ranks alone, and goes on without ranks: the config rules refuse a cluster that has
     nothing to hold."""
 
     @staticmethod
-    def of(folder: Path, steps: int | None, devices: int | None) -> Changes:
+    def of(folder: Path, steps: int | None, devices: int | None, tensor: int | None = None) -> Changes:
         """Of the run in this folder. Raises ConfigError for a config.yaml that cannot be read."""
         leaves = False
         if devices == 1:
             config = load_config(folder / "config.yaml").config
             leaves = config.cluster is not None and config.rollout.engines == 0
-        return Changes(steps=steps, devices=devices, leaves_cluster=leaves)
+        return Changes(steps=steps, devices=devices, tensor=tensor, leaves_cluster=leaves)
 
     def __bool__(self) -> bool:
-        return self.steps is not None or self.devices is not None
+        return any(value is not None for value in self._numbers.values())
 
     @property
     def overrides(self) -> list[str]:
         """As they are written on the command line."""
-        asked = {"train.steps": self.steps, "train.devices": self.devices}
-        changed = [f"{name}={value}" for name, value in asked.items() if value is not None]
+        changed = [f"train.{name}={value}" for name, value in self._numbers.items() if value is not None]
         return [*changed, "cluster=null"] if self.leaves_cluster else changed
 
     def written_into(self, config: str) -> str:
         """The text of a run's config.yaml with them; the origins of all other values stay."""
-        text = with_setting(with_setting(config, "steps", self.steps), "devices", self.devices)
-        return without_cluster(text) if self.leaves_cluster else text
+        for name, value in self._numbers.items():
+            config = with_setting(config, name, value)
+        return without_cluster(config) if self.leaves_cluster else config
+
+    @property
+    def _numbers(self) -> dict[str, int | None]:
+        """Of the section `train`."""
+        return {"steps": self.steps, "devices": self.devices, "tensor": self.tensor}
 
 
 def with_setting(config: str, name: str, value: int | None) -> str:

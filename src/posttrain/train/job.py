@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -50,12 +51,23 @@ def join(config: RunConfig) -> Ranks:
             fix="Set train.devices = auto, which takes those that there are.",
         )
     check_over(config, place.size)
+    refuse_neighbours_apart(config.train.tensor, place.beside)
     for _, path in models_named(
         config
     ):  # while this process is no rank yet: transformers saves models on the first alone
         resolve_model_path(ModelConfig(path=path), config.seed)
     acceleration.register(None)  # kernels of the CPU read whole weights, beside the modules that bring them together
     return ProcessRanks(place, config.train.rank_deadline, on_cpu=config.model.device == "cpu")
+
+
+def refuse_neighbours_apart(tensor: int, beside: int | None) -> None:
+    """Raise ConfigError where ranks that divide matrices would be on two machines; `beside` are those of this one."""
+    if beside is not None and beside % tensor:
+        raise ConfigError(
+            given=f"train.tensor = {tensor} with {beside} ranks on this machine",
+            allowed=f"a divisor of {beside}: matrices are divided inside of a machine",
+            fix=f"Set train.tensor = {math.gcd(beside, tensor)}.",
+        )
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def train_step(trainer: Trainer, experience: Experience | Batch, step: int) -> t
 
 def _train_step(trainer: Trainer, experience: Experience | Batch, step: int) -> tuple[Batch, MetricLog]:
     config, metrics, updates = trainer.config, MetricLog(), 0
-    seed = config.seed * 1_000_003 + step + 1_000_000_007 * trainer.ranks.rank
+    seed = config.seed * 1_000_003 + step + 1_000_000_007 * trainer.rows.rank
     torch.manual_seed(seed % 2**63)  # dropout, where the model has any
     batch = trainer.advantages(experience)
     metrics.add(trainer.advantages.metrics())

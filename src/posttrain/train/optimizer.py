@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from posttrain.errors import CheckpointError, ConfigError, ModelError
 from posttrain.models.footprint import EIGHT_BIT_TEMPORARIES, eight_bit_bytes, in_eight_bits
-from posttrain.models.layout import local_part, part_of
+from posttrain.models.layout import everywhere, local_part, part_of
 from posttrain.types import Max, Mean, Metrics
 
 if TYPE_CHECKING:
@@ -251,13 +251,29 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     then, so that the caller can look for the row.
     """
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in with_gradient if p.grad is not None])
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
+    norm = norm_of([p.grad for p in with_gradient if p.grad is not None])
     length = float(norm)
     if max_norm > 0 and max_norm < length < math.inf:
         nn.utils.clip_grads_with_norm_(with_gradient, max_norm, norm)
     return length
+
+
+def norm_of(gradients: Iterable[Tensor]) -> Tensor:
+    """Their joint 2-norm, the same number on every rank. Those that lie alike on the ranks are added up together; what
+    several ranks hold all of counts once."""
+    alike: dict[object, list[Tensor]] = {}
+    for gradient in gradients:
+        alike.setdefault(gradient.placements if isinstance(gradient, DTensor) else None, []).append(gradient)
+    norms = [_norm_of_alike(found) for found in alike.values()]
+    return norms[0] if len(norms) == 1 else nn.utils.get_total_norm(norms)
+
+
+def _norm_of_alike(gradients: Sequence[Tensor]) -> Tensor:
+    if not isinstance(gradients[0], DTensor):
+        return nn.utils.get_total_norm(gradients)
+    norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
+    assert isinstance(norms, DTensor), "made of such"
+    return torch.linalg.vector_norm(everywhere(norms))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:

@@ -41,7 +41,7 @@ from posttrain.models.policy import Forward, load_frozen, load_policy, policy_fo
 from posttrain.models.reward_head import ScoringFacts, score_head
 from posttrain.models.scoring import HEADS, ScoringForward, load_scoring_model
 from posttrain.models.sharding import shard, shard_policy
-from posttrain.ranks.agreement import ONE, Ranks
+from posttrain.ranks.agreement import ONE, Company, Ranks
 from posttrain.store.checkpoint import Checkpoints
 from posttrain.train.advantages import Advantages, OfExperience, OfGivenData
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
@@ -257,13 +257,14 @@ class Policy:
 
     def trainer(self, config: RunConfig, auxiliary_rows: Sequence[Row], **how: Any) -> tuple[Trainer, list[str]]:
         """And what the user should know. `how` are the other arguments of `Trainer`. On all ranks at the same time."""
-        add_gradient, notes = auxiliary(config, auxiliary_rows, self)
+        rows = self.ranks.across(config.train.tensor)
+        add_gradient, notes = auxiliary(config, auxiliary_rows, self, rows)
         trainer = Trainer(
             config=config,
             algorithm=self.algorithm,
             loaded=self.loaded,
             forward=self.forward,
-            advantages=advantages_of(config, self.algorithm, self.loaded, self.forward, self.ranks),
+            advantages=advantages_of(config, self.algorithm, self.loaded, self.forward, rows),
             optimizer=self.optimizer,
             critic=self.critic,
             add_gradient=add_gradient,
@@ -296,10 +297,12 @@ def measure_of(config: RunConfig, loaded: LoadedModel, samplers: Samplers, sourc
 
 
 def advantages_of(
-    config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, ranks: Ranks = ONE
+    config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, rows: Company = ONE
 ) -> Advantages:
-    """What happens to experience before the loss sees it: once per step, and before each update."""
-    split, present = Split(forward, config.train.microbatch_tokens, ranks), forward.under(loaded.model)
+    """What happens to experience before the loss sees it: once per step, and before each update.
+
+    `rows` are the ranks with other rows than this one."""
+    split, present = Split(forward, config.train.microbatch_tokens, rows), forward.under(loaded.model)
     refreshes: list[Refresh] = [
         *([CurrentLogprobs(present, split)] if "current" in algorithm.needs else []),
         *([CurrentEntropy(forward, split)] if "current_entropy" in algorithm.needs else []),
@@ -307,16 +310,16 @@ def advantages_of(
     ]
     if algorithm.data_kind != "prompts":
         return OfGivenData(algorithm, refreshes)
-    fills = fills_of(config, algorithm, loaded, forward, ranks)
+    fills = fills_of(config, algorithm, loaded, forward, rows)
     credit = credit_of(config.environment.credit, config.environment.turn_discount)
     return OfExperience(algorithm, fills, refreshes, mask_truncated=config.train.mask_truncated, credit=credit)
 
 
 def fills_of(
-    config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, ranks: Ranks = ONE
+    config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, rows: Company = ONE
 ) -> list[Fill]:
     """One record for each thing that the algorithm needs to know of its samples."""
-    split = partial(Split, tokens_per_microbatch=config.train.microbatch_tokens, ranks=ranks)
+    split = partial(Split, tokens_per_microbatch=config.train.microbatch_tokens, ranks=rows)
     fills: list[Fill] = []
     old = algorithm.needs_old_pass(updates=config.train.updates_per_batch, dropout=config.has_dropout)
     critic = forward.critic
@@ -357,7 +360,7 @@ def forgetting_loss(config: RunConfig, loaded: LoadedModel) -> float:
         ).loss
 
 
-def auxiliary(config: RunConfig, rows: Sequence[Row], policy: Policy) -> tuple[AddGradient, list[str]]:
+def auxiliary(config: RunConfig, rows: Sequence[Row], policy: Policy, ranks: Company) -> tuple[AddGradient, list[str]]:
     """What is added to the gradient of each update, and what the user should know about it."""
     algorithm, loaded, forward = policy.algorithm, policy.loaded, policy.forward
     if "auxiliary" not in algorithm.needs:
@@ -378,7 +381,7 @@ def auxiliary(config: RunConfig, rows: Sequence[Row], policy: Policy) -> tuple[A
         seed=config.seed,
         pad_id=loaded.pad_id,
         forward=forward.under(loaded.model, temperature=1.0),
-        split=Split(forward, config.train.microbatch_tokens, policy.ranks),
+        split=Split(forward, config.train.microbatch_tokens, ranks),
     )
     return add_gradient, [f"data.auxiliary: {found.dropped_summary}"] if found.dropped else []
 

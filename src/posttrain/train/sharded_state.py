@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from posttrain.models.layout import first_row, in_first_copy
+from posttrain.models.layout import corner, in_first_copy
 from posttrain.store.shards import Part, save_parts, write_index
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ def save_part(trainer: Trainer, state: Path, step: int) -> list[dict[str, Any] |
 
 
 def _parts(tree: Mapping[str, Any], prefix: str, *, whole: bool) -> Iterator[tuple[str, Part]]:
-    """Of each tensor by its name with "/": this rank's rows, if they are of the first copy. `whole`: tensors that are
-    not sharded, too."""
+    """Of each tensor by its name with "/": this rank's part, if it is of the first copy. `whole`: tensors that are not
+    sharded, too."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from _parts(value, f"{prefix}{name}/", whole=whole)
         elif isinstance(value, DTensor):
             if not in_first_copy(value):
                 continue
-            yield prefix + name, Part(value.to_local(), first_row(value), list(value.shape))
+            yield prefix + name, Part(value.to_local(), corner(value), list(value.shape))
         elif whole:
             assert isinstance(value, Tensor)
-            yield prefix + name, Part(value, 0, list(value.shape))
+            yield prefix + name, Part(value, (0,) * value.dim(), list(value.shape))

@@ -22,7 +22,7 @@ FILE = "sizes.json"
 OPEN = ("train.tokens_per_microbatch", "sampling.max_batch_rows")
 """What may be `auto`, and is kept."""
 SHARD = "train.shard"
-"""Kept for each number of ranks."""
+"""Kept for each number of ranks, and of those that divide matrices."""
 
 
 def with_sizes(config: RunConfig, store: RunStore, view: TerminalView, ranks: int = 1) -> RunConfig:
@@ -32,7 +32,8 @@ def with_sizes(config: RunConfig, store: RunStore, view: TerminalView, ranks: in
     """
     on_file = {name: name for name in OPEN if _value(config, name) == "auto"}
     if ranks > 1 and _value(config, SHARD) == "auto":
-        on_file[SHARD] = f"{SHARD} over {ranks}"
+        by = f" by {config.train.tensor}" if config.train.tensor > 1 else ""
+        on_file[SHARD] = f"{SHARD} over {ranks}{by}"
     saved = store.read_record(FILE) or {}
     kept = {name: saved[key] for name, key in on_file.items() if key in saved}
     here = BEFORE.sizes(config) if kept.keys() < on_file.keys() else {}

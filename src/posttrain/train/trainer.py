@@ -24,7 +24,7 @@ from posttrain.models.adapters import trainable_parameters
 from posttrain.models.microbatches import Split
 from posttrain.models.save import save_model
 from posttrain.models.transfer import batch_to, on_the_host
-from posttrain.ranks.agreement import ONE, Ranks, on_all
+from posttrain.ranks.agreement import ONE, Company, Ranks, on_all
 from posttrain.store.shards import read_state
 from posttrain.train.auxiliary import AddGradient, nothing_else
 from posttrain.train.memory import Room, tokens_of
@@ -90,9 +90,12 @@ class Trainer:
     ranks: Ranks = ONE
     say: Callable[[str], None] = lambda sentence: None
     """Tells the user what became of memory."""
+    rows: Company = field(init=False)
+    """Ranks with other rows than this one."""
     room: Room = field(init=False)
 
     def __post_init__(self) -> None:
+        self.rows = self.ranks.across(self.config.train.tensor)
         self.room = Room(self.config.train.microbatch_tokens, self.ranks, self.say)
 
     def update(self, minibatch: Batch, totals: Totals, step: int, *, number: int = 0) -> Metrics:
@@ -102,12 +105,12 @@ class Trainer:
         """
         compute = partial(self._gradient, totals, step, number)
         log = self.room.attempt(partial(self._micros, minibatch), compute, undo=self.optimizer.clear)
-        merged = merge(self.ranks.gather(log.merged))
+        merged = merge(self.rows.gather(log.merged))
         return merged | self.optimizer.step(step, on_norm=partial(self._check_gradient, minibatch, totals, step))
 
     def _micros(self, batch: Batch, tokens: int) -> list[Batch]:
         """The parts that this rank computes, of at most so many tokens."""
-        return [micro for _, micro in Split(self.forward, tokens, self.ranks)(batch)]
+        return [micro for _, micro in Split(self.forward, tokens, self.rows)(batch)]
 
     def _all_micros(self, batch: Batch) -> Callable[[int], list[Batch]]:
         """Each rank tries the longest rows, whoever is going to have them."""
@@ -135,7 +138,7 @@ class Trainer:
         loss_sum = on_all(self.ranks, partial(self._observe, seen, step))
         log.add(self.add_gradient(step, number))
         self.loaded.model.eval()
-        log.add({"loss": Mean(loss_sum, float(self.ranks.rank == 0))})  # each rank's is a part of the sum
+        log.add({"loss": Mean(loss_sum, float(self.rows.rank == 0))})  # each rank's is a part of the sum
         log.read()
         return log
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -24,6 +25,7 @@ from posttrain.lab.plan.mesh import (
 )
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Workload
+from posttrain.lab.plan.roles import root_parameters
 
 SHAPE = read_architecture("70b")
 WORK = Workload(architecture=SHAPE, algorithm="sft", needs=frozenset(), data_kind="examples", ranks=64, sharding="full")
@@ -69,6 +71,8 @@ def test_eight_parts_of_a_model_are_the_model():
     assert 8 * cost.linear_flops(part) == cost.linear_flops(SHAPE)
     assert 8 * cost.attention_flops(part, 4096) == cost.attention_flops(SHAPE, 4096)
     assert 8 * part.kv_width == SHAPE.kv_width
+    assert cost.head_flops(part) == cost.head_flops(SHAPE), "each computes all logits of its rows"
+    assert root_parameters(part) == root_parameters(SHAPE), "and has all of the head meanwhile"
 
 
 @pytest.mark.parametrize("fields", [{"tensor": 8}, {"tensor": 2}, {}], ids=str)
@@ -77,6 +81,15 @@ def test_whatever_divides_it_the_state_of_a_model_is_sixteen_bytes_a_parameter_o
     assert train is not None
     state = sum(train.of("policy", what) for what in ("weights", "optimizer state"))
     assert state == pytest.approx(12 * SHAPE.parameters / 64, rel=1e-3)
+
+
+def test_a_plan_divides_matrices_as_the_run_does_unless_it_is_asked_for_something_else():
+    settings = {"train.devices": 8, "train.tensor": 2}
+    plan = partial(make_plan, None, model="7b", algorithm="sft", gpus="8xh100")
+    assert plan(settings).workload.tensor == 2
+    assert plan(settings, tensor=4).workload.tensor == 4
+    four = plan(settings | {"train.shard": 4}).workload
+    assert (four.sharding, shard_group(four)) == ("full", Group(4, 4))
 
 
 def test_hybrid_sharding_needs_as_much_as_one_machine():
@@ -135,8 +148,8 @@ def test_a_copy_on_so_many_ranks_that_do_not_divide_them_is_refused_by_what_does
 @pytest.mark.parametrize(
     ("model", "tensor", "message"),
     [
-        ("30b-a3b", 2, "a dense model with a matrix each"),
-        ("0.5b", 4, "14 heads, 2 of keys and values, an MLP of 4864; allowed: a divisor of all three"),
+        ("30b-a3b", 2, "a model of type qwen3_moe; allowed: a dense model of one of the types llama, qwen2, qwen3"),
+        ("0.5b", 4, "14 heads, 2 of keys and values, an MLP of 4864, a hidden state of 896; allowed: a divisor of all"),
     ],
 )
 def test_models_that_are_not_divided_are_refused(model, tensor, message):

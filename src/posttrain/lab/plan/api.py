@@ -278,17 +278,25 @@ def workload_for(config: RunConfig, target: Target) -> Workload:
     `auto` are the devices of a machine, where a copy of the weights surely fits on them and steps are faster so.
     """
     count, node, shard = target.hardware.count, target.hardware.node, config.train.shard
+    tensor = _tensor(config, target)
     if target.sharding is not None or count == 1:
         return _workload(config, target, sharding=target.sharding or "none")
     if shard != "auto":
-        how: dict[str, Any] = {"sharding": "full"} if shard == count else {"sharding": "hybrid", "shard": shard}
+        how: dict[str, Any] = (
+            {"sharding": "full"} if shard * tensor == count else {"sharding": "hybrid", "shard": shard}
+        )
         return _workload(config, target, **how)
     full = _workload(config, target, sharding="full")
-    if count <= node or count % node or target.tensor > 1:
+    if count <= node or count % node or tensor > 1:
         return full
     hybrid = _workload(config, target, sharding="hybrid")
     seconds = [cost_of_step(one, target.hardware).seconds for one in (hybrid, full)]
     return hybrid if seconds[0] < seconds[1] and surely_fits(config, target, hybrid) else full
+
+
+def _tensor(config: RunConfig, target: Target) -> int:
+    """Devices that divide matrices: as asked, else as the run does it. Ranks on a CPU are planned as one."""
+    return target.tensor or (config.train.tensor if target.hardware.count > 1 else 1)
 
 
 def _workload(config: RunConfig, target: Target, *, sharding: Sharding, shard: int | None = None) -> Workload:
@@ -306,7 +314,7 @@ def _workload(config: RunConfig, target: Target, *, sharding: Sharding, shard: i
         node=target.hardware.node,
         sharding="none" if alone else sharding,
         shard=None if alone else shard,
-        tensor=1 if alone else target.tensor,
+        tensor=1 if alone else _tensor(config, target),
         engine_ranks=target.engine_ranks,
         lengths=target.lengths,
         answering=target.answering,

@@ -86,6 +86,7 @@ def architecture_of(config: Mapping[str, Any], *, name: str = "") -> Architectur
         value_width, kv_heads = read.number("v_head_dim"), heads
     return Architecture(
         name=name or kind,
+        kind=kind,
         hidden=hidden,
         vocabulary=read.number("vocab_size"),
         heads=heads,

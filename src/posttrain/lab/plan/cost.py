@@ -122,7 +122,7 @@ def weight_bytes(model: Architecture, precision: str, tokens: float | None = Non
     mixture = next((block.mixture for _, block in model.blocks if block.mixture is not None), None)
     if mixture is not None and tokens is not None:
         experts *= 1 - (1 - mixture.per_token / mixture.experts) ** tokens
-    head = counts.embeddings if model.tied else counts.head
+    head = model.neighbours * (counts.embeddings if model.tied else counts.head)
     return (counts.attention + counts.mlp + counts.norms + experts + head) * bytes_of(precision)
 
 

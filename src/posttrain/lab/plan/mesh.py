@@ -17,6 +17,7 @@ from math import ceil
 from posttrain.errors import ConfigError
 from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.shape import Architecture, Block, Linear
+from posttrain.models.division import Sizes, refusal
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ def check_groups(workload: Workload) -> None:
     ranks, tensor, node = workload.ranks, workload.tensor, workload.node
     if tensor > min(ranks, node) or ranks % tensor or node % tensor:
         raise ConfigError(
-            given=f"tensor = {tensor} (--tensor) for {ranks} devices, {node} in a machine",
+            given=f"train.tensor = {tensor} (--tensor) for {ranks} devices, {node} in a machine",
             allowed="a divisor of both: matrices are divided inside a machine",
-            fix="For example --tensor 1, which divides none.",
+            fix="For example train.tensor = 1, which divides none.",
         )
     if workload.sharding == "hybrid" and workload.shard is None and (ranks % node or ranks == node):
         raise ConfigError(
@@ -132,7 +133,6 @@ def of_one_rank(workload: Workload) -> Workload:
         critic_architecture=narrowed(workload.critic_architecture),
         reference=narrowed(workload.reference),
         teacher=narrowed(workload.teacher),
-        reward_models=tuple(part_of(model, t) for model in workload.reward_models),
         ranks=workload.ranks // t,
         node=workload.node // t,
         tensor=1,
@@ -140,19 +140,24 @@ def of_one_rank(workload: Workload) -> Workload:
 
 
 def part_of(model: Architecture, ranks: int) -> Architecture:
-    """The model that one of so many ranks computes: some of the heads, a part of each MLP, a part of the vocabulary.
+    """The model that one of so many ranks computes: some of the heads, and a part of each MLP. The hidden state, the
+    norms and the head are whole on each of them; embedding and head are kept in parts (models/matrices.py).
 
-    The hidden state and the norms are whole on each of them. Raises ConfigError for a model that is not divided so.
+    Raises ConfigError for a model that is not divided so.
     """
     if ranks == 1:
         return model
-    _check_divisible(model, ranks)
+    sizes = Sizes(
+        kind=model.kind, heads=model.heads, kv_heads=model.kv_heads, mlp_width=model.mlp_width, hidden=model.hidden
+    )
+    if (error := refusal(sizes, ranks, given=f"train.tensor = {ranks} (--tensor), {model.name}")) is not None:
+        raise error
     return replace(
         model,
         heads=model.heads // ranks,
         kv_heads=model.kv_heads // ranks,
         mlp_width=model.mlp_width // ranks,
-        vocabulary=ceil(model.vocabulary / ranks),
+        neighbours=ranks,
         blocks=tuple((number, _part_of(block, ranks)) for number, block in model.blocks),
     )
 
@@ -165,22 +170,3 @@ def _part_of(block: Block, ranks: int) -> Block:
 def _narrowed(linear: Linear, ranks: int) -> Linear:
     side = NARROWED[linear.name]
     return linear._replace(**{side: getattr(linear, side) // ranks})
-
-
-def _check_divisible(model: Architecture, ranks: int) -> None:
-    dense = all(
-        block.mixture is None and all(linear.name in NARROWED for linear in block.linears) for _, block in model.blocks
-    )
-    if not dense or model.family.qk_norm == "width":
-        raise ConfigError(
-            given=f"tensor = {ranks} (--tensor) with {model.name}",
-            allowed="a dense model with a matrix each for queries, keys, values, gate and up, such as Llama and Qwen",
-            fix="Leave --tensor away: --sharding full divides any model.",
-        )
-    if model.kv_heads % ranks or model.heads % ranks or model.mlp_width % ranks:
-        raise ConfigError(
-            given=f"tensor = {ranks} (--tensor) with {model.name}: {model.heads} heads, {model.kv_heads} of keys and "
-            f"values, an MLP of {model.mlp_width}",
-            allowed="a divisor of all three",
-            fix="For example --tensor 2, or --tensor 1, which divides nothing.",
-        )

@@ -248,7 +248,7 @@ def layer_to_sum(workload: Workload, model: Architecture) -> int:
 
 def root_to_sum(workload: Workload, model: Architecture) -> int:
     """The same of what is outside of layers, beside the gradients of the tables themselves."""
-    return BYTES[workload.reduced] * root_parameters(model) if _sums(workload) else 0
+    return BYTES[workload.reduced] * root_parameters(model) // model.neighbours if _sums(workload) else 0
 
 
 def _sums(workload: Workload) -> bool:
@@ -263,5 +263,5 @@ def layer_parameters(model: Architecture) -> int:
 
 
 def root_parameters(model: Architecture) -> int:
-    """Outside of layers: embeddings and head."""
-    return model.counts.embeddings + model.counts.head
+    """Outside of layers: embeddings and head, all of them."""
+    return model.neighbours * (model.counts.embeddings + model.counts.head)

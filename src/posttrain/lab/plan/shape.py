@@ -156,6 +156,8 @@ class Architecture:
 
     name: str
     """The model type, or what the user called it."""
+    kind: str = ""
+    """`model_type` of its config.json."""
     hidden: int
     vocabulary: int
     heads: int
@@ -174,6 +176,9 @@ class Architecture:
     context: int | None = None
     """Most tokens of a row; None where config.json does not say."""
     sliding_window: int | None = None
+    neighbours: int = 1
+    """Ranks that keep what is outside of layers in parts, and have all of it during a pass. Everything else here is
+    what one of them computes."""
     family: Family
 
     @property
@@ -188,8 +193,9 @@ class Architecture:
             return sum(number * of(block) for number, block in self.blocks)
 
         return Counts(
-            embeddings=(self.vocabulary + self.learned_positions) * self.hidden,
-            head=(0 if self.tied else self.vocabulary * self.hidden) + self.head_bias * self.vocabulary,
+            embeddings=(self.vocabulary + self.learned_positions) * self.hidden // self.neighbours,
+            head=(0 if self.tied else self.vocabulary * self.hidden // self.neighbours)
+            + self.head_bias * self.vocabulary,
             attention=over_layers(lambda b: sum(m.parameters for m in b.attention)),
             mlp=over_layers(lambda b: sum(m.parameters for m in b.mlp) + b.other_parameters),
             experts=over_layers(lambda b: _all_experts(b.mixture)),

@@ -209,8 +209,8 @@ class Target:
     """Devices of one engine; None: all of them, up to those of one machine."""
     sharding: Sharding | None = None
     """None: as the run does it, by `train.shard` (train/sizes.py)."""
-    tensor: int = 1
-    """Devices that divide matrices."""
+    tensor: int | None = None
+    """Devices that divide matrices; None: as `train.tensor` says."""
     network: float | None = None
     """GB/s from each device to other machines; None: the table's."""
     mean_completion_tokens: int | None = None

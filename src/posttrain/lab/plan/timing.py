@@ -168,7 +168,7 @@ def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_t
         work = replace(work, flops=work.flops / group.ranks, bytes=work.bytes / group.ranks)
     tokens = own * (w.prompt_tokens + per_prompt * answer_tokens)
     passes = work.layer_calls / w.architecture.layers
-    sums = traffic.sums_of_layers(w, w.architecture, tokens, passes, group)
+    sums = traffic.sums_of_layers(w, w.architecture, tokens, passes, group, embedded=apart)
     gathering = () if apart or w.engine == "copy" else traffic.gathering(w, model, passes, narrow=_narrow_base(w))
     return work + Work(messages=(*sums, *gathering))
 
@@ -222,7 +222,8 @@ def _score(workload: Workload, step: Step) -> Iterator[_Named]:
     base = {"adapters": adapters, "narrow": _narrow_base(w)}
     for number, model in enumerate(w.reward_models):
         name = "reward model" if len(w.reward_models) == 1 else f"reward model {number + 1}"
-        yield "score", name, _scored(w, model, step, narrow=holds_base(w.device), with_head=False)
+        whole = replace(w, tensor=1)  # no neighbours divide it
+        yield "score", name, _scored(whole, model, step, narrow=holds_base(w.device), with_head=False)
     if w.old_pass:
         yield "score", "old log-probabilities", _scored(w, policy, step, **base)
     if "squared_probs" in w.needs:

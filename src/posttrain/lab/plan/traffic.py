@@ -16,8 +16,8 @@ updated weights are gathered and waited for. With moments divided, or nothing, g
 waited for.
 
 With matrices divided (arXiv:1909.08053) the outputs of attention and of the MLP of each layer are summed, in a forward
-pass, and again where a layer is recomputed; the gradients of their inputs in a backward pass; and the embedded tokens
-and the gradient before the head. The next operation needs each of these sums: all are waited for.
+pass, and again where a layer is recomputed; the gradients of their inputs in a backward pass. The next operation needs
+each of these sums: all are waited for. Embedding and head are gathered from neighbours for a pass, as from others.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ def of_updates(workload: Workload, model: Architecture, step: Step, *, trained: 
     rounds = 3 if w.gradient_checkpointing else 2
     tokens = step.epochs * step.computed_tokens
     found += sums_of_layers(w, model, tokens, passes, tensor_group(w), rounds=rounds)
-    found += _sum(w, model, tokens, passes, tensor_group(w))  # the gradient before the head
     return tuple(found)
 
 
@@ -69,17 +68,28 @@ def gathering(workload: Workload, part: Architecture, passes: float, *, narrow: 
     """Divided weights come together for so many forward passes."""
     if workload.sharding not in ("full", "hybrid"):
         return ()
-    root = told("all-gather", root_bytes(workload, part), shard_group(workload), passes)
-    return (*root, *_of_layers(workload, part, passes, narrow=narrow))
+    root = root_bytes(workload, part)
+    return (
+        *told("all-gather", root / part.neighbours, shard_group(workload), passes),
+        *told("all-gather", root, tensor_group(workload), passes),
+        *_of_layers(workload, part, passes, narrow=narrow),
+    )
 
 
 def sums_of_layers(
-    workload: Workload, model: Architecture, tokens: float, passes: float, group: Group, *, rounds: int = 1
+    workload: Workload,
+    model: Architecture,
+    tokens: float,
+    passes: float,
+    group: Group,
+    *,
+    rounds: int = 1,
+    embedded: bool = False,
 ) -> Messages:
-    """Of divided matrices, over so many tokens in so many passes: two outputs of each layer, `rounds` times; and the
-    embedded tokens."""
+    """Of divided matrices, over so many tokens in so many passes: two outputs of each layer, `rounds` times. With
+    `embedded` the embedded tokens, too, as where an engine divides the vocabulary."""
     layers = _sum(workload, model, tokens, passes, group)
-    return tuple(one * (2 * rounds * model.layers + 1) for one in layers)
+    return tuple(one * (2 * rounds * model.layers + embedded) for one in layers)
 
 
 def of_publishing(workload: Workload, model: Architecture) -> Messages:

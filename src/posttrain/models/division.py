@@ -1,0 +1,50 @@
+"""Which models have matrices that neighbours divide: asked by what divides them, and by the planner.
+
+It stands apart because what divides matrices imports transformers, which a plan does not wait for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posttrain.errors import ConfigError
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""Model types of which a step of several ranks was shown to be that of one (tests/ranks/test_same_gradient.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is shared out, of a model of the type `kind`."""
+
+    kind: str
+    heads: int
+    kv_heads: int
+    mlp_width: int
+    hidden: int
+
+
+def refusal(sizes: Sizes, ranks: int, *, given: str) -> ConfigError | None:
+    """Why so many neighbours cannot divide the matrices of a model; None if they can. `given` says who asks for it.
+
+    >>> sizes = Sizes(kind="qwen3", heads=6, kv_heads=2, mlp_width=12, hidden=48)
+    >>> error = refusal(sizes, 4, given="train.tensor = 4")
+    >>> error.given, error.fix
+    ('train.tensor = 4 and 6 heads, 2 of keys and values, an MLP of 12, a hidden state of 48', 'Set train.tensor = 2.')
+    """
+    if sizes.kind not in FAMILIES:
+        return ConfigError(
+            given=f"{given} and a model of type {sizes.kind}",
+            allowed=f"a dense model of one of the types {', '.join(FAMILIES)}: of others nobody has shown it",
+            fix="Set train.tensor = 1: train.devices divides the weights of any model.",
+        )
+    numbers = (sizes.heads, sizes.kv_heads, sizes.mlp_width, sizes.hidden)
+    if not any(number % ranks for number in numbers):
+        return None
+    fitting = [less for less in range(1, ranks) if not any(number % less for number in numbers)]
+    return ConfigError(
+        given=f"{given} and {sizes.heads} heads, {sizes.kv_heads} of keys and values, an MLP of {sizes.mlp_width}, "
+        f"a hidden state of {sizes.hidden}",
+        allowed="a divisor of all four",
+        fix=f"Set train.tensor = {max(fitting)}.",
+    )
