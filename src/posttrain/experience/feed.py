@@ -188,8 +188,9 @@ class PromptFeed:
     def _most_tokens(self) -> int:
         """Behind a prompt."""
         most = self.config.longest_completion
-        alone = self.context_length is None or not self.config.has_turns
-        return most if alone else min(most, self.context_length)
+        if self.context_length is None or not self.config.has_turns:
+            return most
+        return min(most, self.context_length)
 
     def _room(self, prompt: Prompt) -> int | None:
         """For what stands behind it; None: for anything."""
