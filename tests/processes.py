@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = [
     *("posttrain.train.api", "posttrain.engines.local", "transformers.models.llama.modeling_llama"),
     *("posttrain.pipeline.run", "posttrain.evaluate.trained", "posttrain.export.api", "posttrain.lab.plan.before_run"),
-    *("posttrain.cpu.choice", "posttrain.algorithms.grpo", "posttrain.cli"),
+    *("posttrain.algorithms.grpo", "posttrain.cli"),
     "pandas",  # pyarrow imports it with the first rollouts that are written
 ]
 """What a run imports, a part of it only when it is under way."""
