@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -283,10 +284,31 @@ def test_a_writer_that_is_silent_is_taken_over_and_then_writes_nothing_more(stor
         with storage.go_on("b") as there:
             take_step(there, 2)
             there.carrier.finish()
-            take_step(store, 9)
+            before = contents(storage.place)
+            (store.folder / "of_the_first.txt").write_text("x")
+            with suppress(ConfigError):  # where the thread has met it before
+                take_step(store, 2)
             with pytest.raises(ConfigError, match="is being written by another process"):
                 store.carrier.finish()
-            assert storage.manifests() == ["step-000001", "step-000002"]
+            assert contents(storage.place) == before
+
+
+def test_a_step_ends_a_run_that_was_taken_over(storage):
+    with storage.start() as store:
+        take_step(store, 1)
+        store.carrier.finish()
+        storage.place.joinpath(claim.FILE).write_text('{"writer": "another", "by": "pid 1 on there", "beat": 0}')
+        store.event("note", "something to carry")
+        store.carrier.wake()
+        until(lambda: store.carrier._lost is not None)
+        with pytest.raises(ConfigError, match="is being written by another process"):
+            store.metrics(2, {"loss": 1.0})
+
+
+def test_a_patience_that_is_no_number_is_told(storage, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_STORAGE_PATIENCE", "5m")
+    with pytest.raises(ConfigError, match="'5m'"), storage.start():
+        pass
 
 
 def test_of_two_runs_that_begin_at_once_one_is_refused(tmp_path):

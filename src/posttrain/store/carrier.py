@@ -36,8 +36,8 @@ EVERY = 5.0
 """Seconds between two looks at the folder."""
 LONGEST = 60.0
 """Seconds between two attempts while storage does not answer."""
-PATIENCE = float(os.environ.get("POSTTRAIN_STORAGE_PATIENCE", "300"))
-"""Seconds that the end of a run waits for storage that does not answer."""
+PATIENCE = 300.0
+"""Seconds that the end of a run waits for storage that does not answer, unless POSTTRAIN_STORAGE_PATIENCE says."""
 RATE = 1e6
 """Bytes a second at which a file that grows is sent again and again."""
 
@@ -72,7 +72,7 @@ class Carrier:
 
         Raises ConfigError where it may not be written to, or was written from elsewhere.
         """
-        self.remote, self._say, self.keep = RemoteFolder(url), say, keep
+        self.remote, self._say, self.keep, self._patience = RemoteFolder(url), say, keep, _patience()
         kept = read_ledger(self.folder)
         writer = kept.writer if kept is not None and kept.url == self.remote.url else secrets.token_hex(8)
         wanted = Claim(self.remote, writer)
@@ -109,10 +109,14 @@ class Carrier:
 
     def wake(self) -> None:
         """Something is worth carrying now. Raises ConfigError where another process has taken the run over."""
+        self.require()
         if self.is_open:
-            if self._lost is not None:
-                raise self._lost
             self._wake.set()
+
+    def require(self) -> None:
+        """Raise ConfigError where another process was found to have taken the run over. Asks nobody."""
+        if self.is_open and self._lost is not None:
+            raise self._lost
 
     def needs(self) -> set[int]:
         """Steps of the checkpoints that are on their way."""
@@ -129,10 +133,10 @@ class Carrier:
                 return
             except StorageError as error:
                 if pause == 0.2:
-                    self._say(f"waiting up to {PATIENCE:.0f} s for {self.url}: {error.given}")
+                    self._say(f"waiting up to {self._patience:.0f} s for {self.url}: {error.given}")
                 if self._num_put > done:
                     since, done = time.monotonic(), self._num_put
-                if time.monotonic() - since > PATIENCE:
+                if time.monotonic() - since > self._patience:
                     raise StorageError(
                         given=f"not everything could be carried to {self.url}: {error.given}",
                         allowed=error.allowed,
@@ -186,8 +190,7 @@ class Carrier:
     def _carry(self, *, all_of_it: bool = False) -> None:
         """One round. Raises StorageError, and ConfigError where the claim is lost."""
         with self._lock:
-            if self._lost is not None:
-                raise self._lost
+            self.require()
             files = dict(self._files())
             whole = {name.removesuffix(f"/{MANIFEST}") for name in files if name.endswith(f"/{MANIFEST}")}
             whole = {one for one in whole if _CHECKPOINT.fullmatch(f"{one}/{MANIFEST}")}
@@ -211,7 +214,6 @@ class Carrier:
                 if self._there.get(name) != files[name]:
                     self._put(name, files[name])
             self._carry_records(all_of_it=True)
-            self._claim_is_ours()
             self._put(manifest, files[manifest])
         except FileNotFoundError:  # pruned here meanwhile: a newer one is on its way
             return
@@ -238,11 +240,13 @@ class Carrier:
         content, sums = (self.folder / name).read_bytes(), (self.folder / seal).read_bytes()
         if hashlib.sha256(content).hexdigest().encode() not in sums:
             return  # it is being written: the next round has it
+        self._claim_is_ours()
         self.remote.write(seal, sums)
         self.remote.write(name, content)
         self._there[seal] = self._there[name] = stamp
 
     def _put(self, name: str, stamp: Stamp) -> None:
+        self._claim_is_ours()
         self.remote.put(self.folder / name, name)
         self._there[name] = stamp
         self._num_put += 1
@@ -264,7 +268,9 @@ class Carrier:
         self._remove(sorted(gone, key=lambda name: (not name.endswith(f"/{MANIFEST}"), name)))
 
     def _remove(self, names: Iterable[str]) -> None:
-        names = list(names)
+        if not (names := list(names)):
+            return
+        self._claim_is_ours()
         self.remote.remove(names)
         for name in names:
             self._there.pop(name, None)
@@ -288,6 +294,7 @@ class Carrier:
         return path.with_name(f".{path.name}.sha256")
 
     def _claim_is_ours(self) -> None:
+        """Asked before each change: a process that was stopped for a while has no right to any."""
         assert self._claim is not None
         self._claim.require()
 
@@ -305,6 +312,17 @@ class Carrier:
     def _keep_ledger(self) -> None:
         assert self._claim is not None
         keep_ledger(self.folder, self.url, self._claim.writer, {n: s for n, s in self._there.items() if s is not None})
+
+
+def _patience() -> float:
+    name = "POSTTRAIN_STORAGE_PATIENCE"
+    given = os.environ.get(name, str(PATIENCE))
+    try:
+        return float(given)
+    except ValueError:
+        raise ConfigError(
+            given=f"the environment variable {name} is {given!r}", allowed="a number of seconds", fix=f"{name}=300"
+        ) from None
 
 
 def read_ledger(folder: Path) -> Kept | None:

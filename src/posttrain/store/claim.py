@@ -1,14 +1,17 @@
 """Who writes the run behind a URL. No lock of the kernel reaches there, so whoever writes it says so again and again.
 
-    .writer.json   {"writer": a working folder, "by": "pid 4711 on HOST", "beat": 17}      beat: null once it has ended
+    .writer.json   {"writer": a working folder, "by": "pid 4711 on HOST (12ab34cd)", "beat": 17}
+
+beat: null once it has ended.
 
 The file is made only where there is none, so that of two runs that begin at once one is refused. A writer that died
-leaves its beat where it was: after `WATCHED` seconds without another one it is taken over. It finds out when it looks
-next, which it does before each checkpoint becomes whole, and then writes nothing more. No clocks are compared.
+leaves its beat where it was: after `WATCHED` seconds without another one it is taken over. It asks
+before each file that it writes or removes, and then changes nothing more. No clocks are compared.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,6 +19,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -35,7 +39,7 @@ class Claim:
     def __init__(self, remote: RemoteFolder, writer: str) -> None:
         """`writer` names the working folder; a process that goes on with it takes its own claim over at once."""
         self.remote, self.writer = remote, writer
-        self._beat, self._by = 0, f"pid {os.getpid()} on {socket.gethostname()}"
+        self._beat, self._by = 0, f"pid {os.getpid()} on {_machine()}"
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -135,9 +139,19 @@ def _await_end(remote: RemoteFolder) -> None:
         before = now
 
 
+def _machine() -> str:
+    """Its name, and what tells containers of one name apart: the kernel's start, and the name space of pids."""
+    try:
+        start = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+        known = hashlib.sha256((start + os.readlink("/proc/self/ns/pid")).encode()).hexdigest()[:8]
+    except OSError:  # no Linux
+        known = "unknown"
+    return f"{socket.gethostname()} ({known})"
+
+
 def _has_died(by: str) -> bool:
-    """Whether `pid 4711 on HOST` names a process of this machine that has ended."""
-    match = re.fullmatch(r"pid (\d+) on (\S+)", by)
-    if match is None or match[2] != socket.gethostname():
+    """Whether `pid 4711 on HOST (12ab34cd)` names a process of this machine that has ended."""
+    match = re.fullmatch(r"pid (\d+) on (.+)", by)
+    if match is None or match[2] != _machine():
         return False
     return int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1]))

@@ -175,7 +175,8 @@ class RunStore:
         return self._replace("config.yaml", text.encode())
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl: `{"step": step, **values}`."""
+        """One line of metrics.jsonl: `{"step": step, **values}`. ConfigError where the run was taken over elsewhere."""
+        self.carrier.require()
         self._append("metrics.jsonl", {"step": step, **values})
 
     def event(self, kind: EventKind, message: str, *, step: int | None = None, **details: Any) -> None:

@@ -139,7 +139,8 @@ class Job:
             size = most_ranks(self.config, room)
             taken = "" if size == room else f", of which its settings allow {size}"
             self._say(f"there is room for {room} of {self.size} ranks{taken}: the job goes on with them")
-            reason = f"{reason}, with {room} of {self.size} ranks left{taken}"
+            fewer = f"with {room} of {self.size} ranks left{taken}"
+            reason = f"{reason}, {fewer}" if reason else f"it was resumed {fewer}"
             self.size, self.resumed = size, {**(self.resumed or {}), "devices": size}
         meeting = Path(tempfile.mkdtemp(prefix="life-", dir=self.place))
         told = {
