@@ -6,7 +6,9 @@
 
 A random model draws turns of about the length that its bias for the end of a turn gives. Both runs draw the very same
 tokens, which is checked; they take turns, round after round. What a tool costs depends on how long it takes beside a
-turn: the time in which a turn is drawn is part of the result.
+turn: the time in which a turn is drawn is part of the result. So are the calls of one trajectory, which nothing can
+hide behind each other: 5 of half a second. Without waiting, all trajectories are decoded in one batch where who comes
+back is up to the clock, and in batches of half of them where it is counted.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.asynchrony.tables import table, with_tables
-from tests.episodes.talkers import episodes, play, prompts, talker
+from tests.episodes.talkers import episodes, plain_talker, play, prompts, talker
+from transformers import PreTrainedModel
 
+from posttrain.models.compute import PLAIN, Compute
 from posttrain.types import Completion
 
 HERE = Path(__file__).parent
@@ -33,22 +37,36 @@ PAGE = HERE.parent / "docs" / "environments.md"
 TRAJECTORIES, TURNS, PAUSE, CONTEXT = 64, 5, 0.5, 4096
 ENDS = (0.5, -0.7, -2.0)
 """Biases for the end of a turn."""
-MODELS: Mapping[str, tuple[Mapping[str, int], Sequence[float]]] = {
-    "1.4M": ({"width": 256, "layers": 3}, ENDS),
-    "85M": ({"width": 768, "layers": 12, "heads": 12, "mlp": 3072}, ENDS[1:2]),
+COMPILED = Compute(kernels="compiled")
+
+
+class Model(NamedTuple):
+    make: Callable[..., PreTrainedModel]
+    sizes: Mapping[str, int]
+    ends: Sequence[float] = ENDS
+    """Which turns are drawn."""
+    compute: Compute = PLAIN
+
+
+MODELS = {
+    "1.4M by kernels": Model(plain_talker, {"width": 256, "layers": 3, "mlp": 256}, compute=COMPILED),
+    "1.4M by PyTorch": Model(talker, {"width": 256, "layers": 3}),
+    "85M": Model(talker, {"width": 768, "layers": 12, "heads": 12, "mlp": 3072}, ENDS[1:2]),
 }
-"""Sizes, and which turns are drawn. The larger one has the layers of the 110M of docs/speed.md, without its vocabulary:
-a plain MLP of 3072 has as many weights as a gated one of 2048."""
+"""The first two have as many weights. The last has the layers of the 110M of docs/speed.md, without its vocabulary: a
+plain MLP of 3072 has as many weights as a gated one of 2048."""
 
 
 def measure(name: str, ends: float, rounds: int) -> dict[str, Any]:
     """Seconds with the pause and without it, of turns of one length."""
-    model = talker(context=CONTEXT, ends=ends, **MODELS[name][0])
+    how = MODELS[name]
+    model = how.make(context=CONTEXT, ends=ends, **how.sizes)
+    setup: dict[str, Any] = {"max_turns": TURNS, "context": CONTEXT, "model": model, "compute": how.compute}
     seconds: dict[float, list[float]] = {0.0: [], PAUSE: []}
     drawn: list[list[Completion]] = []
     for _ in range(rounds):
         for pause, own in seconds.items():
-            with episodes("Chatty", max_turns=TURNS, context=CONTEXT, settings={"pause": pause}, model=model) as one:
+            with episodes("Chatty", settings={"pause": pause}, **setup) as one:
                 if not drawn:
                     play(one, prompts(2), max_completion_length=20)  # what is compiled once is compiled
                 began = time.monotonic()
@@ -60,6 +78,7 @@ def measure(name: str, ends: float, rounds: int) -> dict[str, Any]:
     without, paused = (statistics.median(own) for own in seconds.values())
     return {
         "model": name,
+        "counted": how.compute == PLAIN,
         "turns": turns,
         "tokens_per_turn": round(sum(len(completion.logprobs) for completion in drawn[0]) / turns, 1),
         "turn_seconds": round(without / TURNS, 2),
@@ -71,13 +90,13 @@ def measure(name: str, ends: float, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What waiting for a tool of half a second costs.")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:1])
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:2])
     parser.add_argument("--ends", type=float, nargs="+", help="biases for the end of a turn; nothing is put on file")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     load, cells = os.getloadavg()[0], []
     for name in options.models:
-        for ends in options.ends or MODELS[name][1]:
+        for ends in options.ends or MODELS[name].ends:
             cells.append(measure(name, ends, options.rounds))
             print(json.dumps(cells[-1]), flush=True)
     if options.ends is None:

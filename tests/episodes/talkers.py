@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from tests.engines.policies import Settings
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from posttrain.data.prompts import Renderer
 from posttrain.engines.local import LocalSampler
@@ -21,6 +28,7 @@ from posttrain.episodes.episodes import Episodes
 from posttrain.episodes.scene import Limits, Scene
 from posttrain.episodes.sessions import Sessions, Setup
 from posttrain.episodes.tools import find_tool
+from posttrain.models.compute import PLAIN, Compute
 from posttrain.rewards.load import Target
 from posttrain.types import Completion, Prompt
 
@@ -88,14 +96,43 @@ def talker(
         initializer_range=0.2 if width == 32 else 0.02,
     )
     model = PhiForCausalLM(config).eval()
-    with torch.no_grad():
-        bias = model.lm_head.bias
-        bias.fill_(0.0)
-        bias[EOS], bias[:EOS], bias[EOS + 1] = ends, -30.0, -30.0
+    _end_turns(model.lm_head, ends)
     if folder is not None:
         model.save_pretrained(folder)
         tokenizer().save_pretrained(folder)
     return model
+
+
+def plain_talker(
+    *, context: int = 256, seed: int = 0, width: int = 64, layers: int = 2, mlp: int = 96, ends: float = 2.5
+) -> LlamaForCausalLM:
+    """The same of a model that compiled kernels decode: its rows get the same bits whatever is decoded beside them."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        max_position_embeddings=context,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        pad_token_id=0,
+        initializer_range=0.2 if width == 64 else 0.02,
+    )
+    model = LlamaForCausalLM(config).eval()
+    head = torch.nn.Linear(width, config.vocab_size)
+    head.weight = model.lm_head.weight
+    model.lm_head = head
+    _end_turns(head, ends)
+    return model
+
+
+def _end_turns(head: torch.nn.Linear, ends: float) -> None:
+    """No special token is drawn but that at the end, and no word that the tokenizer does not have."""
+    with torch.no_grad():
+        head.bias.fill_(0.0)
+        head.bias[EOS], head.bias[:EOS], head.bias[EOS + 1], head.bias[len(WORDS) :] = ends, -30.0, -30.0, -30.0
 
 
 @contextmanager
@@ -108,7 +145,8 @@ def episodes(
     attempts: int = 3,
     history: Any = "auto",
     context: int = 256,
-    model: PhiForCausalLM | None = None,
+    model: PreTrainedModel | None = None,
+    compute: Compute = PLAIN,
     **setup: Any,
 ) -> Iterator[Episodes]:
     """Of the random model, with what worlds.py has."""
@@ -120,7 +158,7 @@ def episodes(
         words = tokenizer()
         renderer = Renderer(tokenizer=words, chat=True)
         roles = [*(["user"] if sessions.speaks else []), *(["tool"] if sessions.schemas else [])]
-        sampler = LocalSampler(model or talker(context=context), words, {EOS}, shared=True)
+        sampler = LocalSampler(model or talker(context=context), words, {EOS}, shared=True, compute=compute)
         scene = Scene(
             bridge=Bridge.of(renderer, {EOS}, tools=sessions.schemas, roles=roles, history=history),
             sessions=sessions,

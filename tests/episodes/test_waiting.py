@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
-from tests.episodes.talkers import episodes, play, prompts
+import pytest
+from tests.cpu.test_plain_decoder import COMPILED, needs_kernels
+from tests.engines.policies import Settings
+from tests.episodes.talkers import episodes, plain_talker, play, prompts, talker
+
+from posttrain.episodes.episodes import Episodes
+from posttrain.models.compute import PLAIN
+from posttrain.types import Completion
+
+LATE = (0.4, 0.0, 0.01, 0.0, 0.02, 0.0)
+"""Seconds that the tool of each trajectory takes."""
+
+
+def come(one: Episodes, pauses: Sequence[float], rows: int = 64) -> list[tuple[int, Completion]]:
+    """Who came with what, in the order in which they did."""
+    own = [replace(p, columns={**p.columns, "pause": pause}) for p, pause in zip(prompts(6), pauses, strict=True)]
+    settings = Settings(max_completion_length=30, max_batch_rows=rows)
+    return [(place, completion) for place, _, completion in one.each(own, settings, group_size=1, seed=3)]
 
 
 def test_calls_are_waited_for_side_by_side_and_change_nothing():
@@ -20,3 +39,21 @@ def test_calls_are_waited_for_side_by_side_and_change_nothing():
             assert waits.asked >= calls * pause
             assert waits.blocked <= waits.asked / 2
     assert found[0] == found[1]
+
+
+@needs_kernels
+def test_whoever_is_ready_comes_back_where_rows_stand_alone():
+    """And draws the same bits in any company, alone too."""
+    with episodes("Unequal", max_turns=3, model=plain_talker(), compute=COMPILED) as one:
+        found = come(one, LATE)
+        assert found[-1][0] == 0, "the one with the slow tool began with the others, and nobody has waited for it"
+        assert one.take_waits().blocked > 0, "in the end there was nothing else to do"
+        assert sorted(found) == sorted(come(one, [0.0] * 6)) == sorted(come(one, LATE, rows=1))
+
+
+@needs_kernels
+@pytest.mark.parametrize("compute", [PLAIN, COMPILED])
+def test_where_rows_do_not_stand_alone_who_comes_back_is_counted(compute):
+    """The same order, so the same batches, whatever takes how long; also where kernels compute a part."""
+    with episodes("Unequal", max_turns=3, model=talker(), compute=compute) as one:
+        assert come(one, LATE) == come(one, [0.0] * 6)

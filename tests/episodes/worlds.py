@@ -164,6 +164,17 @@ class Chatty:
         return random.choice("abcdefgh")
 
 
+class Unequal:
+    """Never ends, and takes as long as its row says."""
+
+    def reset(self, row: dict[str, Any]) -> None:
+        self.pause = row["pause"]
+
+    def step(self, message: dict[str, Any]) -> str:
+        time.sleep(self.pause)
+        return random.choice("abcdefgh")
+
+
 class Faulty:
     """Does what the row says, until the row's file counts that it was begun often enough."""
 

@@ -30,12 +30,11 @@ from torch import Tensor
 
 from posttrain.cpu.kernel_formulas import Families, RowPlaces, Unavailable, check, compiled, find_compiler
 from posttrain.models.compute import Compute
+from posttrain.models.footprint import LANES
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 SWITCH = "POSTTRAIN_KERNELS"
 SETTINGS = ("compiled", "torch")
-LANES = 16
-"""Numbers that the kernels take at a time: widths are multiples of it, those of heads of twice as many."""
 Parts = tuple[Tensor, Tensor, Tensor]
 """Queries `[L, H, D]`, keys `[L, K, D]` and values `[L, K, E]`, or their gradients."""
 Stored = tuple[Tensor, Tensor]

@@ -8,6 +8,7 @@ from posttrain.engines.engine import Draw, Request, Row
 from posttrain.engines.local import LocalSampler
 from posttrain.engines.sampler import Sampler, SamplingSettings, check_length, rows_together
 from posttrain.engines.sampling import StopStrings, UniformStream
+from posttrain.engines.standing_alone import stand_alone
 from posttrain.types import Completion
 
 Name = TypeVar("Name")
@@ -24,7 +25,8 @@ class HasRows(Sampler, Protocol):
 class RowStream(Generic[Name]):
     """Requests are submitted under a name, and come back under it as soon as they have ended.
 
-    What is drawn depends on the requests and on the order in which they are submitted, never on the clock.
+    What is drawn depends on the requests and on the order in which they are submitted, never on the clock; on the
+    requests alone where rows `stand_alone`.
     """
 
     def __init__(self, sampler: LocalSampler, sampling: SamplingSettings, *, seed: int) -> None:
@@ -33,6 +35,8 @@ class RowStream(Generic[Name]):
         self._call = sampler.begin()
         draw = Draw(sampling, seed, sampler.compute)
         self._engine = sampler.open(self._call, draw, rows_together(sampling), self.stop)
+        self.stand_alone = stand_alone(self._call, self._engine.rows, draw, sampler.device)
+        """Does a row get the same bits whatever is decoded beside it?"""
         self._names: dict[int, Name] = {}
         self._next = 0
 

@@ -20,10 +20,11 @@ where the answers of an environment do.
 environment remembers: in a process of its own (conduct.py), forked from one that has imported the user's file
 (host.py), from `reset` to `close`. It can be killed without hurting another, and what one changes no other sees.
 
-**When one comes back.** By counting, never by the clock: the trajectory that has waited longest comes back as soon as
-so many rows wait that the batch has become small (`Round._due`), and is then waited for. So the same run composes the
-same batches, however long tools take. On a GPU, where the order of sums is not kept anyway, and with engines whoever is
-ready comes back.
+**When one comes back.** As soon as it is ready, where that changes nothing: with engines, on a GPU, where the order of
+sums is not kept anyway, and on a CPU where each row gets the same bits whatever is decoded beside it
+(engines/standing_alone.py). Else by counting, never by the clock: the trajectory that has waited longest comes back as
+soon as so many wait that the batch has become small (`Round._by_count`), and is then waited for. So on a CPU the same
+run draws the same bits, however long tools take.
 
 **Token in, token out.** What a turn sees begins with the very ids of the turns before: those that were drawn, and those
 that the template writes between them (bridge.py), which are found by rendering a short conversation before and after.

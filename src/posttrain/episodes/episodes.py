@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from posttrain.types import Completion, Prompt
 
 DRAWING = 0.5
-"""Share of the open trajectories that is drawn: when no more are, the one that has waited longest comes back. So a tool
-may take as long as a turn is drawn before anybody waits for it, and a step with fewer trajectories than rows is drawn
-in batches of half of them."""
+"""Share of the open trajectories that is drawn where who comes back is counted: when no more are, the one that has
+waited longest does. So a tool may take as long as a turn is drawn before anybody waits for it, and a step with fewer
+trajectories than rows is drawn in batches of half of them."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Round:
         self.turns, self.sessions = episodes.scene.turns(self), episodes.scene.sessions
         sampler = episodes.sampler.up_to_date()
         self.stream: RowStream[Play] = RowStream(sampler, sampling, seed=seed)
-        self.patient = sampler.device.type == "cpu"
+        self.counted = sampler.device.type == "cpu" and not self.stream.stand_alone
         """Who comes back when is found by counting, not by the clock: see the package."""
         self.pending = deque(plays)
         self.waiting: deque[Play] = deque()
@@ -139,30 +139,35 @@ class Round:
             self.turns.begin(self.pending.popleft())
 
     def _take_back(self) -> None:
-        while self.waiting and self._due():
-            play = self.waiting.popleft()
+        while self.waiting and len(self.stream) < rows_together(self.sampling):
+            play = self._by_count() if self.counted else self._by_clock()
+            if play is None:
+                return
+            self.waiting.remove(play)
             self.turns.answered(play, self._reply(play))
-        if not self.patient:
-            for play in [play for play in self.waiting if play.session is not None and play.session.reply is not None]:
-                if len(self.stream) < rows_together(self.sampling):
-                    self.waiting.remove(play)
-                    self.turns.answered(play, self._reply(play))
 
-    def _due(self) -> bool:
-        """Does the one that has waited longest come back now? One that has not begun does as soon as there is room."""
+    def _by_count(self) -> Play | None:
+        """The one that has waited longest, if it comes back now; one that has not begun does where there is room."""
         drawing = len(self.stream)
-        if drawing >= rows_together(self.sampling):
-            return False
-        return self.waiting[0].stage == "reset" or drawing <= DRAWING * (drawing + len(self.waiting))
+        due = self.waiting[0].stage == "reset" or drawing <= DRAWING * (drawing + len(self.waiting))
+        return self.waiting[0] if due else None
+
+    def _by_clock(self) -> Play | None:
+        """The first that has its reply. Where nothing is drawn, there is nothing else to do than to wait for one."""
+        if not len(self.stream):
+            began = time.monotonic()
+            self.sessions.wait_for_any([play.session for play in self.waiting if play.session is not None])
+            self.own.waits.blocked += time.monotonic() - began
+        return next((play for play in self.waiting if play.session and self.sessions.has_replied(play.session)), None)
 
     def _look(self) -> None:
         """Move messages, and finish those whose reward is there.
 
-        One whose environment failed is begun anew, and when that is must be counted, too: after all others.
+        One whose environment failed is begun anew. Where it is counted when that is, it is after all others.
         """
         self.sessions.poll()
         replies = [(play, play.session.reply) for play in self.finishing if play.session is not None]
-        for play in [p for p, reply in replies if reply and not (self.patient and reply.kind != "value")]:
+        for play in [p for p, reply in replies if reply and not (self.counted and reply.kind != "value")]:
             self.finishing.remove(play)
             self.turns.answered(play, self._reply(play))
 

@@ -11,7 +11,7 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -192,9 +192,17 @@ class Sessions:
 
     def wait(self, session: Session) -> Reply:
         """Until the reply is there: a crash where none can come, because the process is gone."""
-        while session.reply is None and session in self._open:
-            self.poll(min(TICK, self.setup.timeout))
+        self.wait_for_any([session])
         return session.reply or _over(session)
+
+    def wait_for_any(self, sessions: Collection[Session]) -> None:
+        """Until one of them has replied, if there are any."""
+        while sessions and not any(map(self.has_replied, sessions)):
+            self.poll(min(TICK, self.setup.timeout))
+
+    def has_replied(self, session: Session) -> bool:
+        """To the last request, or never will, because its process is gone."""
+        return session.reply is not None or session not in self._open
 
     def settle(self) -> None:
         """Wait until all that were asked to close have done so, or are late."""

@@ -29,6 +29,8 @@ SLOT_GROWTH = 1.5
 COPIED_WEIGHTS = 2**21
 """Weights of a layer up to which it is copied, in panels or joined to others, whenever somebody begins to decode. The
 call of a larger product costs little beside what it reads."""
+LANES = 16
+"""Numbers that compiled kernels take at a time: widths are multiples of it, those of heads of twice as many."""
 SAMPLING_BLOCK = 256
 """Tokens of a block of the vocabulary, when a token is chosen (engines/sampling.py)."""
 REWARD_TOKENS = 8192

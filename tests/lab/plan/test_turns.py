@@ -15,10 +15,11 @@ from posttrain.episodes.tools import calculator, schema_of
 from posttrain.errors import ConfigError
 from posttrain.experience.feed import PromptFeed
 from posttrain.lab.plan.api import make_plan
+from posttrain.lab.plan.architecture import architecture_of
 from posttrain.lab.plan.fitting import possible_steps
 from posttrain.lab.plan.records import Turns, Workload
 from posttrain.lab.plan.timing import WAITS, drawing_work, sampling_work
-from posttrain.lab.plan.turns import first_and_last, requests, waiting_seconds
+from posttrain.lab.plan.turns import first_and_last, is_counted, requests, waiting_seconds
 from posttrain.lab.plan.workload import row_lengths
 from posttrain.tasks.tiny import build_tokenizer
 
@@ -134,18 +135,36 @@ def test_a_turn_is_drawn_behind_what_came_before_it_which_is_computed_again():
 
 
 def test_trajectories_wait_side_by_side():
-    """4 steps of 64 trajectories, 32 at a time, for the answers to all turns but the last one: 4 x 0.5 s x 2."""
+    """4 steps of 64 trajectories, together or 32 at a time, for the answers to all turns but the last one."""
     tools = Turns(number=5, tokens=8, seconds=0.5)
-    assert waiting_seconds(tools, 64, 64) == 4.0
-    assert waiting_seconds(replace(tools, last_is_answered=True), 64, 64) == 5.0
-    assert waiting_seconds(tools, 256, 64) == 8.0
-    assert waiting_seconds(tools, 1, 64) == 2.0, "alone it waits for each"
-    assert waiting_seconds(None, 64, 64) == 0.0
+
+    def waits(turns: Turns | None, rows: int) -> list[float]:
+        return [waiting_seconds(turns, rows, 64, counted=counted) for counted in (False, True)]
+
+    assert waits(tools, 64) == [2.0, 4.0]
+    assert waits(replace(tools, last_is_answered=True), 64) == [2.5, 5.0]
+    assert waits(tools, 256) == [4.0, 8.0]
+    assert waits(tools, 1) == [2.0, 2.0], "alone it waits for each"
+    assert waits(None, 64) == [0.0, 0.0]
     made = plan(call_seconds=0.5)
-    (waits,) = [one.seconds for one in made.cost.parts if one.what == WAITS]
-    assert waits == 2 * 0.5 * 8 / 4
-    assert made.step_seconds == pytest.approx(plan().step_seconds + waits)
+    (seconds,) = [one.seconds for one in made.cost.parts if one.what == WAITS]
+    assert seconds == 2 * 0.5
+    assert made.step_seconds == pytest.approx(plan().step_seconds + seconds)
     assert not any(one.what == WAITS for one in plan().cost.parts)
+
+
+def test_it_is_counted_on_a_cpu_where_kernels_do_not_compute_all():
+    """Half a billion parameters have larger layers than kernels multiply; a wide vocabulary is a large head."""
+    large = replace(plan().workload, device="cpu", precision="float32")
+    assert is_counted(large)
+    assert not is_counted(replace(large, device="cuda"))
+    assert not is_counted(replace(large, engine="separate"))
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8}
+    small = {"model_type": "llama", "vocab_size": 1024, "num_key_value_heads": 8, **sizes}
+    wide, narrow = {"vocab_size": 16384}, {"num_attention_heads": 16, "num_key_value_heads": 16}
+    for changed, counted in (({}, False), (wide, True), (narrow, True), ({"vocab_size": 1000}, True)):
+        architecture = architecture_of({**small, **changed})
+        assert is_counted(replace(large, architecture=architecture)) == counted
 
 
 def test_the_planned_waiting_is_near_what_was_measured():
@@ -153,7 +172,7 @@ def test_the_planned_waiting_is_near_what_was_measured():
     found = json.loads((ROOT / "benchmarks" / "results" / "waiting.json").read_text())
     turns = Turns(number=5, tokens=100, seconds=found["pause"], last_is_answered=True)
     for cell in found["cells"]:
-        planned = 5 * cell["turn_seconds"] + waiting_seconds(turns, 64, 64)
+        planned = 5 * cell["turn_seconds"] + waiting_seconds(turns, 64, 64, counted=cell["counted"])
         assert 1 / 1.5 < planned / sorted(cell["with"])[len(cell["with"]) // 2] < 1.5
 
 
@@ -165,7 +184,7 @@ def test_the_plan_says_what_a_trajectory_is_and_what_was_assumed():
     flat = " ".join(told.split())
     assert "2 prompts x 4 completions = 8 trajectories" in flat
     assert "(100 + 136 each: 3 turns of 32 with 20 given between two)" in flat
-    assert "of a step, 2.0 s are spent waiting for tools and environments" in flat
+    assert "of a step, 1.0 s are spent waiting for tools and environments" in flat
     bare = " ".join(plan().render().split())
     assert "nothing stands between two turns: --given-length, or sampling.max_trajectory_length" in bare
     assert "tools and environments answer at once: --call-seconds" in bare

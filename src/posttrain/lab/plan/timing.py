@@ -21,7 +21,7 @@ from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.mesh import data_group, engine_group, engines, part_of, shard_group, tensor_group
 from posttrain.lab.plan.records import PhaseName, Workload
-from posttrain.lab.plan.turns import requests, waiting_seconds
+from posttrain.lab.plan.turns import is_counted, requests, waiting_seconds
 from posttrain.models.footprint import holds_base
 
 WAITS = "waiting for tools and environments"
@@ -139,7 +139,8 @@ def drawing_work(workload: Workload, *, prompts: int, per_prompt: int, answer_to
 
 def _waits(workload: Workload, prompts: int, per_prompt: int) -> float:
     """Seconds for tools and environments."""
-    return waiting_seconds(workload.turns, prompts * per_prompt, workload.max_batch_rows)
+    counted = is_counted(workload)
+    return waiting_seconds(workload.turns, prompts * per_prompt, workload.max_batch_rows, counted=counted)
 
 
 def _sampled_per_prompt(workload: Workload, step: Step) -> int:

@@ -4,9 +4,9 @@
     waiting           rows x answers x seconds of one / trajectories that wait side by side
 
 How long a trajectory may become says the configuration (`RunConfig.longest_completion`), to the trainer as well. Who
-comes back when says episodes/episodes.py: on a CPU half of the open trajectories wait while others are drawn, so that
-is how many wait side by side. Drawing hides some of the waiting, and the last trajectories wait with fewer beside
-them; neither is counted.
+comes back when says episodes/episodes.py: as soon as it is ready, so that all may wait side by side; where that is
+counted, half of the open trajectories wait while the others are drawn. Drawing hides some of the waiting, and the last
+trajectories wait with fewer beside them; neither is planned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from math import ceil
 from typing import NamedTuple
 
 from posttrain.config import RunConfig
+from posttrain.lab.plan.generate import has_plain_decoder, is_cast
 from posttrain.lab.plan.records import Turns, Workload
+from posttrain.models.footprint import COPIED_WEIGHTS, LANES
 
 OPEN = 2
 """Times as many trajectories are open as rows are drawn (episodes/episodes.py)."""
@@ -91,8 +93,8 @@ def requests(turns: Turns, room: int) -> Iterator[Request]:
 def first_and_last(workload: Workload) -> tuple[Workload, ...]:
     """Steps in which the first turns are drawn, and the last ones: of each the prompts are what stands before it.
 
-    Rows of a group begin alike, and go apart with what they draw. Who waits is not drawn: on a CPU, in this process,
-    that is one half, but for one row.
+    Rows of a group begin alike, and go apart with what they draw. Who waits is not drawn: where that is counted, it is
+    one half, but for one row.
     """
     turns = workload.turns
     if turns is None:
@@ -101,22 +103,36 @@ def first_and_last(workload: Workload) -> tuple[Workload, ...]:
     first = replace(workload, turns=None, completion_tokens=answer)
     if turns.number == 1:
         return (first,)
-    counted = workload.device == "cpu" and workload.engine != "separate"
-    rows = workload.rows // 2 + 1 if counted else workload.rows
+    rows = workload.rows // 2 + 1 if is_counted(workload) else workload.rows
     before = workload.completion_tokens - answer
     last = replace(first, prompts_per_step=rows, group_size=1, prompt_tokens=workload.prompt_tokens + before)
     return first, last
 
 
-def waiting_seconds(turns: Turns | None, rows: int, drawn_together: int) -> float:
+def is_counted(workload: Workload) -> bool:
+    """Does the sampler count who comes back? That of a CPU does where a row might get other bits beside other rows:
+    where its products are not all those of compiled kernels, which are taken for granted."""
+    a = workload.architecture
+    if workload.device != "cpu" or workload.engine == "separate":
+        return False
+    linears = [linear for _, block in a.blocks for linear in (*block.attention, *block.mlp)]
+    products = [(a.hidden, a.vocabulary), *((linear.inputs, linear.outputs) for linear in linears)]
+    known = all(inputs * outputs <= COPIED_WEIGHTS and not outputs % LANES for inputs, outputs in products)
+    known = known and not a.key_width % (2 * LANES) and not a.counts.experts
+    return not known or not has_plain_decoder(workload) or is_cast(workload)
+
+
+def waiting_seconds(turns: Turns | None, rows: int, drawn_together: int, *, counted: bool) -> float:
     """For tools and environments, of so many trajectories.
 
-    64 trajectories of 5 turns and an environment of half a second, 32 of which wait side by side:
+    64 trajectories of 5 turns and an environment of half a second, which all wait side by side, or 32 of them:
 
-    >>> waiting_seconds(Turns(number=5, tokens=8, seconds=0.5, last_is_answered=True), 64, 64)
-    5.0
+    >>> turns = Turns(number=5, tokens=8, seconds=0.5, last_is_answered=True)
+    >>> waiting_seconds(turns, 64, 64, counted=False), waiting_seconds(turns, 64, 64, counted=True)
+    (2.5, 5.0)
     """
     if turns is None:
         return 0.0
-    beside = max(1, min(rows, OPEN * drawn_together) / 2)
+    open_together = min(rows, OPEN * drawn_together)
+    beside = max(1, open_together / 2 if counted else open_together)
     return rows * turns.answers * turns.seconds / beside
