@@ -116,6 +116,7 @@ def tables(found: Mapping[str, Any]) -> Mapping[str, str]:
     """For docs/environments.md."""
     head = (
         "model",
+        "comes back",
         "tokens per turn",
         "a turn takes",
         "no waiting",
@@ -128,7 +129,8 @@ def tables(found: Mapping[str, Any]) -> Mapping[str, str]:
 def _line(cell: Mapping[str, Any]) -> Sequence[str]:
     without, paused = (statistics.median(cell[name]) for name in ("without", "with"))
     seconds = (f"{number:.1f} s" for number in (cell["turn_seconds"], without, paused))
-    return (cell["model"], f"{cell['tokens_per_turn']:.0f}", *seconds, f"{cell['ratio']:.2f}")
+    back = "by count" if cell["counted"] else "when ready"
+    return (cell["model"], back, f"{cell['tokens_per_turn']:.0f}", *seconds, f"{cell['ratio']:.2f}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import secrets
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 MARK = "POSTTRAIN_STARTED_BY"
 """The variable of the environment that tells whose descendant a process is."""
@@ -40,7 +39,7 @@ def kill_tree(process: int, mark: str) -> None:
     """
     known = {process}
     for _ in range(_ROUNDS if sys.platform == "linux" else 0):
-        new = _found(known, mark) - known
+        new = _found(process, known, mark) - known
         for one in (known | new) if len(known) == 1 else new:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(one, signal.SIGSTOP)
@@ -54,23 +53,37 @@ def kill_tree(process: int, mark: str) -> None:
             os.kill(one, signal.SIGKILL)
 
 
-def _found(roots: set[int], mark: str) -> set[int]:
-    """The processes below these, and those with the mark."""
+def _found(process: int, roots: set[int], mark: str) -> set[int]:
+    """The processes below these, and those with the mark.
+
+    Who is older than `process` was not started by it, and is not asked for the mark: to read what surrounds a process
+    takes longer than all else here, and a machine has many that have nothing to do with us.
+    """
     below: dict[int, list[int]] = {}
-    found: set[int] = set()
+    started: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+                fields = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
+                below.setdefault(int(fields[1]), []).append(int(name))
+                started[int(name)] = int(fields[19])
     needle = f"{MARK}={mark}".encode()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        place = Path(entry.path)
-        with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile, or is another user's
-            parent = int((place / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            below.setdefault(parent, []).append(int(entry.name))
-            if needle in (place / "environ").read_bytes():
-                found.add(int(entry.name))
+    since = started.get(process, 0)
+    found = {one for one, start in started.items() if start >= since and _carries(one, needle)}
     waiting = [*roots, *found]
     while waiting:
         children = [child for child in below.get(waiting.pop(), ()) if child not in found]
         found.update(children)
         waiting += children
     return found - {os.getpid()}
+
+
+def _carries(process: int, needle: bytes) -> bool:
+    with suppress(OSError):  # it has ended, or is another user's
+        return needle in _read(f"/proc/{process}/environ")
+    return False
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
