@@ -1,27 +1,25 @@
-"""The fixtures that worked examples are computed on, and how hypothesis draws: the same examples in every run."""
+"""What all tests share: how they are collected, what they keep, and how hypothesis draws: the same in every run.
+
+Nothing here imports torch at once. The process that only hands out tests to others has no need of it, and those wait
+for it to start.
+"""
 
 import contextlib
 import gc
 import importlib
 import os
 import signal
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 from tests.catalogue import examples
 from tests.processes import ForkedEngine
-from torch import Tensor
 
-from posttrain.engines.process import EngineProcess
 from posttrain.files import PATIENCE
 from posttrain.importing import uncollected
-from posttrain.train.fleet import Fleet
-from posttrain.types import Batch, Totals, count_totals
 
 hypothesis.settings.register_profile(
     "reproducible",
@@ -30,8 +28,6 @@ hypothesis.settings.register_profile(
     deadline=None,  # a busy machine is no failure
 )
 hypothesis.settings.load_profile("reproducible")
-
-Ragged = Sequence[Sequence[float]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -91,6 +87,9 @@ def little_to_collect() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def forked_engines() -> Iterator[None]:
     """Engines of runs in this process have their modules from another: to import them takes each engine seconds."""
+    from posttrain.engines.process import EngineProcess
+    from posttrain.train.fleet import Fleet
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Fleet, "start", partial(EngineProcess, start=ForkedEngine))
         yield
@@ -99,6 +98,9 @@ def forked_engines() -> Iterator[None]:
 @pytest.fixture
 def own_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines are started as a user's run starts them."""
+    from posttrain.engines.process import EngineProcess
+    from posttrain.train.fleet import Fleet
+
     monkeypatch.setattr(Fleet, "start", EngineProcess)
 
 
@@ -115,84 +117,3 @@ def no_flush() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
-
-
-@dataclass(frozen=True)
-class TokenFixture:
-    """Fixture T of the algorithm reference: four completions of 3, 2, 4 and 1 tokens, in float64.
-
-    Padding holds nan: whoever reads it is found out.
-    """
-
-    ragged_logprobs: Ragged = ((-0.45, -0.90, -0.40), (-2.40, -0.60), (-0.08, -1.75, -0.75, -0.40), (-0.80,))
-    ragged_old: Ragged = ((-0.50, -1.20, -0.30), (-2.00, -0.70), (-0.10, -1.50, -0.90, -0.40), (-2.10,))
-    ragged_ref: Ragged = ((-0.60, -1.00, -0.35), (-1.90, -0.80), (-0.20, -1.40, -1.10, -0.40), (-1.50,))
-    advantages: Sequence[float] = (1.2, -0.7, 0.4, -1.5)
-
-    @property
-    def mask_BT(self) -> Tensor:
-        return ~pad(self.ragged_old).isnan()
-
-    @property
-    def logprobs_BT(self) -> Tensor:
-        """A new leaf with gradient each time."""
-        return pad(self.ragged_logprobs).requires_grad_()
-
-    @property
-    def old_BT(self) -> Tensor:
-        return pad(self.ragged_old)
-
-    @property
-    def ref_BT(self) -> Tensor:
-        return pad(self.ragged_ref)
-
-    @property
-    def advantages_BT(self) -> Tensor:
-        return pad([[a] * len(row) for a, row in zip(self.advantages, self.ragged_old, strict=True)])
-
-    def batch(self, *, without_rows: Sequence[int] = ()) -> Batch:
-        mask_BT = self.mask_BT
-        mask_BT[list(without_rows)] = False
-        return Batch(
-            completion_mask_BT=mask_BT,
-            advantages_BT=self.advantages_BT,
-            old_logprobs_BT=self.old_BT,
-            ref_logprobs_BT=self.ref_BT,
-            groups_B=torch.zeros(4, dtype=torch.long),
-        )
-
-    @property
-    def totals(self) -> Totals:
-        return count_totals(self.batch())
-
-
-def pad(ragged: Ragged, fill: float = float("nan")) -> Tensor:
-    longest = max(map(len, ragged))
-    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in ragged], dtype=torch.float64)
-
-
-@pytest.fixture
-def t() -> TokenFixture:
-    return TokenFixture()
-
-
-@pytest.fixture
-def assert_ragged():
-    """Compare `[B, T]` with the numbers of a worked example, printed with 10 digits; outside of them all must be 0."""
-
-    def check(actual_BT: Tensor, expected: Ragged) -> None:
-        torch.testing.assert_close(actual_BT.detach(), pad(expected, fill=0.0), rtol=1e-8, atol=1e-12)
-
-    return check
-
-
-@pytest.fixture
-def rewards_PG() -> Tensor:
-    """Fixture R of the algorithm reference: three prompts, four completions each."""
-    return torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.2, 0.9, 0.5, 0.4], [1.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
-
-
-@pytest.fixture
-def lengths_PG() -> Tensor:
-    """Fixture L of the algorithm reference: the lengths of those completions."""
-    return torch.tensor([[3, 2, 4, 1], [2, 2, 3, 5], [1, 4, 2, 3]])

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 from tests.catalogue import catalogue
-from tests.conftest import pad
+from tests.worked_examples import pad
 from torch import Tensor
 
 from posttrain.algorithms import GRPO, REINFORCE, RLOO, PolicyGradient

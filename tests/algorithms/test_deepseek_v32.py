@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.catalogue import catalogue
-from tests.conftest import pad
+from tests.worked_examples import pad
 
 from posttrain.algorithms import DeepSeekV32, DrGRPO
 from posttrain.errors import ConfigError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.catalogue import catalogue
-from tests.conftest import pad
+from tests.worked_examples import pad
 
 from posttrain.algorithms import GSPO, GSPOToken
 from posttrain.errors import ConfigError

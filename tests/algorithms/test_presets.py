@@ -7,7 +7,7 @@ import torch
 from tests.algorithms.preference_data import LabelFixture, P
 from tests.algorithms.test_correction import FULL_GRADIENT, SAMPLING
 from tests.catalogue import catalogue
-from tests.conftest import pad
+from tests.worked_examples import pad
 from torch import Tensor
 
 from posttrain import presets

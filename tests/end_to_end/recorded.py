@@ -52,6 +52,15 @@ class Place:
         with contextlib.chdir(self.folder):
             return run_and_record(self.plain, changes, with_effort)
 
+    def refusal(self, changes: Mapping[str, Any]) -> str | None:
+        """What is said against the plain settings with these changes when they are read; None: nothing."""
+        with contextlib.chdir(self.folder):
+            try:
+                load_config(self.plain, changes)
+            except PosttrainError as error:
+                return f"{type(error).__name__}: {error}"
+        return None
+
 
 def run_and_record(plain: Mapping[str, Any], changes: Mapping[str, Any], with_effort: bool) -> Record:
     effort = Effort()

@@ -788,6 +788,10 @@ def test_without_a_change_nothing_differs(place):
 def test_a_setting_changes_something(place, case):
     if case.needs:
         pytest.importorskip(case.needs, reason="its extra is not installed")
+    if case.refused and (said := place.refusal(case.after)):
+        assert re.search(case.refused, said)
+        assert place.refusal(case.before) is None, "it is refused without the setting, too"
+        return
     before = place.record(case.before, with_effort=case.with_effort)
     after = place.record(case.after, with_effort=case.with_effort)
     assert "error" not in before

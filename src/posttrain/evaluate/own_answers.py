@@ -10,6 +10,7 @@ warm start    answers to the questions of an RL run that its reward accepts (rej
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from posttrain.config import DataConfig, ModelConfig
@@ -54,7 +55,7 @@ def own_answers(
     found = evaluate(
         model,
         [row.values for row in rows],
-        _every_answer if rewards is None else rewards,
+        _lenient() if rewards is None else rewards,
         k=samples,
         temperature=temperature,
         max_prompts=len(rows),
@@ -80,9 +81,10 @@ def own_answers(
     return list(kept.values())
 
 
-def _every_answer(prompt: Any, completion: Any, **row: Any) -> float:
-    """A reward where none is given: all are good. It is called in this process."""
-    return 1.0
+def _lenient() -> Callable[..., float]:
+    """A reward where none is given: every answer is good. A closure, so that it is called in this process: workers
+    would first import what this module does."""
+    return lambda prompt, completion: 1.0
 
 
 def _best(record: Record, at_least: float, first_sentence: bool) -> str | None:

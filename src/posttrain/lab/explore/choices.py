@@ -130,7 +130,16 @@ def settings_of(key: str, chosen: Selection) -> dict[str, Any]:
         told["sampling.max_batch_rows"] = BATCH_ROWS
     for choice, values in settings_by_value(ALGORITHMS[key]).items():
         told |= values.get(chosen[choice], {})
-    return yaml.safe_load(yaml.safe_dump(told).replace("SIZE", chosen["model"]))
+    return _with_size(dict(sorted(told.items())), chosen["model"])
+
+
+def _with_size(settings: Any, size: str) -> Any:
+    """The same with the size wherever `SIZE` stands for it."""
+    if isinstance(settings, dict):
+        return {name: _with_size(value, size) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [_with_size(value, size) for value in settings]
+    return size if settings == "SIZE" else settings
 
 
 def written(settings: Settings) -> str:

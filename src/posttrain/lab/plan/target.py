@@ -264,12 +264,12 @@ def over_ranks(hardware: Hardware, cards: int, config: RunConfig) -> Hardware:
 
 def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     """`gpus` by name; this machine without a name."""
-    seen = visible_count(len(_reported_gpus()))
-    hardware = (
-        over_ranks(this_machine(config.model.device), seen, config)
-        if gpus is None
-        else as_measured(find_hardware(gpus))
-    )
+    if gpus is None:
+        cards = visible_count(len(_reported_gpus()))
+        hardware = over_ranks(this_machine(config.model.device), cards, config)
+    else:
+        hardware = as_measured(find_hardware(gpus))
+        cards = hardware.count
     known = [field.name for field in fields(Target) if field.name not in ("hardware", "cards", "lengths")]
     if unknown := how.keys() - set(known):
         raise ConfigError(
@@ -281,7 +281,6 @@ def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     _check_target(config, given)
     if "network" in given:
         hardware = replace(hardware, device=replace(hardware.device, network=1e9 * given["network"]))
-    cards = seen if gpus is None else hardware.count
     return Target(hardware=hardware, cards=cards, **given)
 
 

@@ -1,0 +1,5 @@
+"""The fixtures that worked examples are computed on."""
+
+from tests.worked_examples import assert_ragged, lengths_PG, rewards_PG, t
+
+__all__ = ["assert_ragged", "lengths_PG", "rewards_PG", "t"]
