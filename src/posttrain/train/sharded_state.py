@@ -84,7 +84,7 @@ def _parts(tensors: Mapping[str, Tensor], *, whole: bool) -> Iterator[tuple[str,
 def _repeated(tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, tuple[int, ...]], str]]:
     for name, value in tensors.items():
         if isinstance(value, DTensor) and is_repeated(value) and value.to_local().numel():
-            bits = value.to_local().detach().cpu().reshape(-1).view(torch.uint8).numpy()
+            bits = value.to_local().detach().cpu().reshape(-1).view(torch.uint8).numpy().data
             yield (name, corner(value)), hashlib.sha256(bits).hexdigest()
 
 
