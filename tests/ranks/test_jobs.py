@@ -102,6 +102,22 @@ def test_adapters_beside_divided_matrices_are_refused_by_name(tmp_path):
         check(load_config({**config(tmp_path, 2, tensor=2), "lora": {}}))
 
 
+def test_a_rank_ends_with_its_exit_code_whatever_comes_while_the_interpreter_is_taken_apart():
+    """As a thread of gloo, which lets go of a tensor then. What is registered for the exit runs all the same."""
+    code = (
+        "import atexit, os, sys\nfrom posttrain.ranks.environment import leave\n"
+        "atexit.register(print, 'registered')\nprint('said', end=' ')\n"
+        "class Tensor:\n    def __del__(self, abort=os.abort): abort()\n"
+        "left = Tensor()\n{}(3)\n"
+    )
+    ends = [
+        subprocess.run([sys.executable, "-c", code.format(end)], capture_output=True, text=True, check=False)
+        for end in ("sys.exit", "leave")
+    ]
+    assert [end.returncode for end in ends] == [-signal.SIGABRT, 3]
+    assert ends[1].stdout == "said registered\n"
+
+
 class ThreeAtMost(LocalRanks):
     """A machine that has room for three ranks."""
 

@@ -98,9 +98,8 @@ def workload_of(
         **_other_models(config, architecture, online=online),
     }
     workload = Workload(architecture=architecture, **(fields | known))
-    if not online or workload.ranks == 1 or "engine" in known:
-        return workload
-    return replace(workload, **sampling_of_ranks(config.rollout.num_engines))
+    by_all = not online or workload.ranks == 1 or "engine" in known
+    return workload if by_all else replace(workload, **sampling_of_ranks(config.rollout.num_engines))
 
 
 def sampling_of_ranks(engines: int = 0) -> dict[str, Any]:
