@@ -1,7 +1,9 @@
 """Live bytes of one rank in the second step of a run on 1, 2 and 4 ranks, beside what `posttrain plan` says.
 
     python -m benchmarks.ranks_memory                 # starts the ranks of each case, and writes the results
-    python -m benchmarks.ranks_memory CASE FOLDER OUT [SHARD]       # one rank; SHARD ranks to a copy of the weights
+    python -m benchmarks.ranks_memory divided         # the same where two neighbours divide matrices (train.tensor)
+    python -m benchmarks.ranks_memory CASE FOLDER OUT [SHARD [TENSOR]]
+                                                      # one rank; SHARD ranks to a copy of the weights
 
 Also: what publishing takes beyond what stays, beside the bytes of the largest tensor and of the largest block.
 """
@@ -23,6 +25,7 @@ from tests.ranks.jobs import finish, start
 from posttrain.config import load_config
 from posttrain.engines.weights import merged_tensors
 from posttrain.lab.plan.phases import predict
+from posttrain.lab.plan.records import MemoryPlan
 from posttrain.models import acceleration, sharding
 from posttrain.models.compute import Compute
 from posttrain.ranks.agreement import ONE, Ranks
@@ -33,7 +36,7 @@ from posttrain.train.loop import train_step
 from posttrain.train.setup import Policy
 from posttrain.types import Batch, Experience, Tokens
 
-RESULT = Path(__file__).parent / "results" / "ranks_memory.json"
+RESULTS = Path(__file__).parent / "results"
 SIZES = (1, 2, 4)
 NAMES = (
     "0.3M SFT",
@@ -44,13 +47,14 @@ NAMES = (
     "26M SFT, LoRA",
     "26M PPO, critic as an adapter",
 )
+DIVIDED = ("26M GRPO",)
 
 
 def case_named(name: str) -> Case:
     return next(case for case in CASES if case.full_name == name)
 
 
-def rank(name: str, folder: Path, out: Path, shard: str = "auto") -> None:
+def rank(name: str, folder: Path, out: Path, shard: str = "auto", tensor: str = "1") -> None:
     """One process: two steps on rows of the longest length; the last rank writes what it held."""
     case = case_named(name)
     acceleration.register(None)
@@ -58,7 +62,7 @@ def rank(name: str, folder: Path, out: Path, shard: str = "auto") -> None:
     ranks: Ranks = ONE if place is None else ProcessRanks(place, deadline=300)
     if isinstance(ranks, ProcessRanks):
         ranks.inside = True
-    config = load_config(config_of(case, folder), [f"train.shard={shard}"]).config
+    config = load_config(config_of(case, folder), [f"train.shard={shard}", f"train.tensor={tensor}"]).config
     algorithm, meter = config.algorithm.build(), LiveBytes()
     with meter.measuring():
         policy = Policy.of(config, algorithm, folder / "run", ranks)
@@ -108,22 +112,23 @@ def given(case: Case, prompts: int) -> Experience | Batch:
     return Batch.from_pairs(mask_BT, torch.where(mask_BT, -1.0, 0.0), tokens=tokens)
 
 
-def main() -> int:
+def main(*, tensor: int = 1) -> int:
     lines: list[dict[str, Any]] = []
-    for name in NAMES:
+    for name in DIVIDED if tensor > 1 else NAMES:
         case = case_named(name)
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             build_model(case, folder / "model")
-            for size in SIZES:
+            for size in (size for size in SIZES if size >= tensor):
                 out = folder / f"{size}.json"
-                finish(start(size, "benchmarks.ranks_memory", name, str(folder), str(out)), timeout=1200)
-                planned = predict(workload(case, Compute(), ranks=size, sharding="full" if size > 1 else "none"))
+                told = (name, str(folder), str(out), "auto", str(tensor))
+                finish(start(size, "benchmarks.ranks_memory", *told), timeout=1200)
                 found = json.loads(out.read_text())
-                of_phase = {phase.name: phase.bytes for phase in planned.phases}
+                of_phase = {phase.name: phase.bytes for phase in planned(case, size, tensor).phases}
                 line = {
                     "case": name,
                     "ranks": size,
+                    "neighbours": tensor,
                     "measured": found["peaks"]["train"],
                     "planned": of_phase["train"],
                     "error": of_phase["train"] / found["peaks"]["train"] - 1,
@@ -132,9 +137,24 @@ def main() -> int:
                 }
                 print(json.dumps(line), flush=True)
                 lines.append(line)
-    RESULT.write_text(json.dumps({"lines": lines, "origin": origin()}, indent=1) + "\n")
+    file = RESULTS / ("ranks_memory_divided.json" if tensor > 1 else "ranks_memory.json")
+    file.write_text(json.dumps({"lines": lines, "origin": origin()}, indent=1) + "\n")
+    return 0
+
+
+def planned(case: Case, ranks: int, neighbours: int) -> MemoryPlan:
+    sharding = "full" if ranks > neighbours else "none"
+    how = {"ranks": ranks, "tensor": neighbours, "sharding": sharding}
+    return predict(workload(case, Compute(), engine="shared", **how))  # here nobody samples
+
+
+def told() -> int:
+    arguments = sys.argv[1:]
+    if arguments in ([], ["divided"]):
+        return main(tensor=2 if arguments else 1)
+    rank(arguments[0], Path(arguments[1]), Path(arguments[2]), *arguments[3:])
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main() if len(sys.argv) == 1 else rank(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]))
+    sys.exit(told())

@@ -69,7 +69,10 @@ GRPO_CASES = tuple(
         target={"engine": "separate", "engine_ranks": half, "engine_tensor": 8, **SHORTER},
     )
     for half in (32, 128)
-) + tuple(Case(how="weights of the trainer, gathered for every token", gpus=gpus, target=SHORTER) for gpus in (64, 256))
+) + tuple(
+    Case(how="weights of the trainer, gathered for every token", gpus=gpus, target={"engine": "shared", **SHORTER})
+    for gpus in (64, 256)
+)
 
 
 def page_of() -> str:

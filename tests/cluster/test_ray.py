@@ -242,6 +242,27 @@ def test_a_submitted_run_is_that_of_the_command_on_this_machine_and_its_exit_cod
     assert "ModelError: " in told.out + told.err
 
 
+def test_a_run_is_submitted_with_a_url_and_goes_on_in_another_job(cluster, place):
+    """Its working folder is in that of the job, and goes with it: all is behind the URL, and another job fetches it."""
+    url, behind = f"file://{place}/bucket/run", place / "bucket" / "run"
+    whole = {**config(place, "without a URL"), "rollout": {}, "checkpoint": {"every": 2}}
+    relative = {"data": {"train": "prompts.jsonl", "eval_fraction": 0.02}, "output": None}
+    relative["rewards"] = [{"function": "rewards/sorting.py:sorted_share"}]
+    submit = ["submit", "url.yaml", "--cluster", f"http://{cluster.webui_url}", "--output", url]
+    (place / "url.yaml").write_text(json.dumps(whole | relative))
+    with contextlib.chdir(place):
+        assert run([*submit, "train.steps=4"]) == 0
+        assert steps_of(behind) == 4
+        (behind / "config.yaml").write_text((behind / "config.yaml").read_text().replace("steps: 4", "steps: 6"))
+        (place / "url.yaml").write_text(json.dumps(whole | relative, indent=1))  # else Ray takes the same folder again
+        assert run([*submit, "--resume"]) == 0
+    here = pt.train(whole, **{"train.steps": 6})
+    assert steps_of(behind) == 6
+    assert trained(behind) == trained(here.folder)
+    for name, one in weights(here.folder).items():
+        assert torch.equal(one, weights(behind)[name]), name
+
+
 def test_nothing_outlives_a_trainer_that_is_killed_and_the_run_goes_on(cluster, place):
     ahead = {
         "train": {"steps": 30, "prompts_per_step": 4, "run_ahead": 2, "max_staleness": 8},

@@ -1,4 +1,4 @@
-"""One rank of a job that takes one step with each algorithm, in float64: its gradients and metrics go on file.
+"""One rank of a job that takes one step with each algorithm, mostly in float64: its gradients and metrics go on file.
 
 RANK=0 WORLD_SIZE=2 … python -m tests.ranks.program FOLDER OUT NAME...
 """
@@ -6,12 +6,14 @@ RANK=0 WORLD_SIZE=2 … python -m tests.ranks.program FOLDER OUT NAME...
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.gpu.program import given
 from tests.ranks.scenarios import SCENARIOS, Scenario
@@ -35,11 +37,6 @@ from posttrain.types import Batch, Experience
 
 def main(folder: Path, out: Path, names: list[str]) -> None:
     acceleration.register(None)
-    made_by = ((setup, "load_policy"), (setup, "load_scoring_model"), (setup, "build_critic"), (policy, "load_model"))
-    for module, name in made_by:
-        setattr(module, name, partial(in_float64, getattr(module, name)))
-    for module in (policy, references):  # a frozen model is not held in the float32 of the computation
-        module.hold_in = lambda model, dtype: model  # type: ignore[assignment]
     place = place_of_process()
     ranks: Ranks = ONE if place is None else ProcessRanks(place, deadline=120)
     if isinstance(ranks, ProcessRanks):
@@ -47,6 +44,18 @@ def main(folder: Path, out: Path, names: list[str]) -> None:
     found = {name: one_step(folder, name, ranks) for name in names or SCENARIOS}
     if ranks.rank == 0:
         torch.save(found, out)
+
+
+@contextmanager
+def everything_in_float64() -> Iterator[None]:
+    """Inside, whatever the library loads."""
+    made_by = ((setup, "load_policy"), (setup, "load_scoring_model"), (setup, "build_critic"), (policy, "load_model"))
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in made_by:
+            patch.setattr(module, name, partial(in_float64, getattr(module, name)))
+        for module in (policy, references):  # a frozen model is not held in the float32 of the computation
+            patch.setattr(module, "hold_in", lambda model, dtype: model)
+        yield
 
 
 def in_float64(make: Callable[..., Any], *args: Any, **how: Any) -> Any:
@@ -77,17 +86,12 @@ def exact_rotary(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tu
 
 
 def one_step(folder: Path, name: str, ranks: Ranks) -> dict[str, Any]:
-    scenario = SCENARIOS[name]
-    config = load_config(
-        {
-            "algorithm": scenario.algorithm,
-            "data": {"train": str(folder / "unread.jsonl")},
-            "output": str(folder / "run"),
-            **{key: str(folder / "qwen3") if value == "TEACHER" else value for key, value in scenario.settings.items()},
-            "train": {"steps": 2, "learning_rate": 1e-3, "tokens_per_microbatch": 60, **scenario.train},
-            "model": {"path": str(folder / scenario.model), "precision": "float32"},
-        }
-    ).config
+    with everything_in_float64() if SCENARIOS[name].precision == "float64" else nullcontext():
+        return step_of(folder, SCENARIOS[name], ranks)
+
+
+def step_of(folder: Path, scenario: Scenario, ranks: Ranks) -> dict[str, Any]:
+    config = config_of(folder, scenario)
     trainer = build(config, folder, ranks)
     experience = rows_for(scenario, config)
     gradients: dict[str, torch.Tensor] = {}
@@ -105,6 +109,20 @@ def one_step(folder: Path, name: str, ranks: Ranks) -> dict[str, Any]:
     weights = {key: whole(parameter).detach().clone() for key, parameter in parameters(trainer).items()}
     alone = scored_alone(trainer, experience, ranks)
     return {"gradients": gradients, "metrics": log.reduce(), "weights": weights, "alone": alone}
+
+
+def config_of(folder: Path, scenario: Scenario) -> RunConfig:
+    precision = "bfloat16" if scenario.precision == "bfloat16" else "float32"
+    return load_config(
+        {
+            "algorithm": scenario.algorithm,
+            "data": {"train": str(folder / "unread.jsonl")},
+            "output": str(folder / "run"),
+            **{key: str(folder / "qwen3") if value == "TEACHER" else value for key, value in scenario.settings.items()},
+            "train": {"steps": 2, "learning_rate": 1e-3, "tokens_per_microbatch": 60, **scenario.train},
+            "model": {"path": str(folder / scenario.model), "precision": precision},
+        }
+    ).config
 
 
 @torch.no_grad()

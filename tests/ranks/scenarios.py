@@ -25,6 +25,8 @@ class Scenario:
     train: Mapping[str, Any] = field(default_factory=dict)
     rows: int | None = None
     """So many of the eight rows train."""
+    precision: str = "float64"
+    """Of weights and computation; bfloat16: of the computation alone."""
 
 
 def _of(name: str) -> Scenario:
@@ -74,6 +76,9 @@ SCENARIOS = {
     "grpo, divided": Scenario(algorithm="grpo", settings=REWARDS, train=DIVIDED),
     "sft, divided": Scenario(algorithm="sft", train=DIVIDED),
     "grpo, Qwen3, divided": Scenario(algorithm="grpo", model="qwen3", settings=REWARDS, train=DIVIDED),
+    "grpo, Qwen3, divided, in bfloat16": Scenario(
+        algorithm="grpo", model="qwen3", settings=REWARDS, train=DIVIDED, precision="bfloat16"
+    ),
     "grpo, Qwen2, divided": Scenario(algorithm="grpo", model="qwen2", settings=REWARDS, train=DIVIDED),
     "grpo, biases, divided": Scenario(algorithm="grpo", model="biases", settings=REWARDS, train=DIVIDED),
     "distillation, divided": Scenario(algorithm="distillation", settings={"teacher": "TEACHER"}, train=DIVIDED),

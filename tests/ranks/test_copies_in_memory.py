@@ -21,7 +21,9 @@ def test_live_bytes_of_a_rank_are_within_a_tenth_of_the_plan(tmp_path):
     finish(start(4, "benchmarks.ranks_memory", *arguments), timeout=1200)
     measured = json.loads((tmp_path / "out.json").read_text())["peaks"]["train"]
     planned = {
-        shard: predict(workload(case, Compute(), ranks=4, sharding="hybrid", shard=shard)).phase("train")
+        shard: predict(workload(case, Compute(), ranks=4, sharding="hybrid", shard=shard, engine="shared")).phase(
+            "train"
+        )
         for shard in (2, 4)
     }
     assert planned[2] is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,15 @@ QUICK = [
     "grpo, parts in main memory",
     "grpo, a copy on each rank",
     "grpo, Qwen3, divided",
+    "grpo, Qwen3, divided, in bfloat16",
 ]
+GROUPS = ["grpo, Qwen3, divided"]
+"""With two ranks that have different rows beside two that divide matrices."""
 HYBRID = [name for name in SCENARIOS if "to a copy" in name or "on each rank" in name]
 FLOAT32 = {name for name in SCENARIOS if "mixture of experts" in name}
 """PyTorch has no grouped products in float64."""
+BFLOAT16 = {name for name in SCENARIOS if "in bfloat16" in name}
+"""Compared by the norm of all gradients."""
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
@@ -78,6 +85,43 @@ def test_a_step_of_two_ranks_is_that_of_one(folder):
     assert_same(steps(folder, 1, QUICK), steps(folder, 2, QUICK))
 
 
+def test_a_step_of_two_groups_that_divide_matrices_is_that_of_one(folder):
+    one = steps(folder, 1, QUICK)
+    assert_same({name: one[name] for name in GROUPS}, steps(folder, 4, GROUPS))
+
+
+def test_in_bfloat16_divided_matrices_change_the_gradient_by_rounding(folder):
+    """Products are summed in another order, each cast to 8 bits before: 0.25% to 0.4% of the norm were seen. A sum that
+    is missing, or that comes twice, is off by far more."""
+    one, two = (steps(folder, size, QUICK)["grpo, Qwen3, divided, in bfloat16"]["gradients"] for size in (1, 2))
+    whole = math.sqrt(sum(float(gradient.square().sum()) for gradient in one.values()))
+    off = math.sqrt(sum(float((gradient - two[key]).square().sum()) for key, gradient in one.items()))
+    assert 1e-4 * whole < off < 0.01 * whole, "equal to the bit, nothing was divided or nothing was cast"
+
+
+def said_by_both(folder: Path, *what: str) -> list[list[str]]:
+    out = folder / f"said of {what[0]}"
+    finish(start(2, "tests.ranks.unlike", str(folder), str(out), *what))
+    both = [json.loads(out.with_suffix(f".{rank}").read_text()) for rank in (0, 1)]
+    assert both[0] == both[1], "each rank ends with the same error"
+    return both[0]
+
+
+def test_weights_that_two_ranks_hold_have_the_same_bits_or_nothing_is_saved(folder):
+    """Norms of neighbours, and all weights of two copies. One rank's first number is moved by one bit."""
+    said = said_by_both(folder, "bits", "grpo, Qwen3, divided", "grpo, a copy on each rank")
+    for kind, text, key in said:
+        assert kind == "GuardStop"
+        assert re.search(rf"ranks 0 and 1 hold the same part of \S*{re.escape(key)}, and its bits differ", text)
+    assert "norm" in said[0][2]
+
+
+def test_a_job_whose_neighbours_are_on_two_machines_ends_on_all_ranks(folder):
+    [[kind, text]] = said_by_both(folder, "machines")
+    assert kind == "ConfigError"
+    assert "of the neighbours 0 to 1 some are on machine-0 and some on machine-1" in text
+
+
 @pytest.mark.slow
 def test_a_step_of_four_ranks_with_two_copies_of_the_weights_is_that_of_one(folder):
     assert_same(steps(folder, 1, HYBRID), steps(folder, 4, HYBRID))
@@ -92,7 +136,8 @@ def test_a_step_of_every_algorithm_is_the_same_on_any_number_of_ranks(folder, si
 
 def assert_same(one: dict[str, Any], many: dict[str, Any]) -> None:
     assert one.keys() == many.keys()
-    wrong = [f"{name}: {what}" for name in one for what in differences(name, one[name], many[name])]
+    exact = one.keys() - BFLOAT16
+    wrong = [f"{name}: {what}" for name in exact for what in differences(name, one[name], many[name])]
     assert not wrong, "\n".join(wrong)
 
 

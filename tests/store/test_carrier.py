@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 from tests.disks import FILL, on_a_small_disk
+from tests.processes import run_code
 from tests.store.urls import contents, take_step
 
 from posttrain.config.urls import working_folder, wrong_url
 from posttrain.errors import ConfigError, StorageError
 from posttrain.store import carrier, claim
 from posttrain.store.checkpoint import Checkpoint, Checkpoints, verify
+from posttrain.store.claim import Claim
 from posttrain.store.fetching import folder_to_read, folder_to_resume
 from posttrain.store.remote import RemoteFolder
 from posttrain.store.run_store import RunStore
@@ -81,7 +83,8 @@ def test_behind_the_url_is_what_is_in_the_folder(storage):
         store.carrier.finish()
         assert contents(storage.place) == contents(store.folder)
         assert storage.manifests() == ["step-000002", "step-000003"]
-    assert json.loads((storage.place / claim.FILE).read_text())["beat"] is None
+    assert [path.name for path in storage.place.glob(".writers/*")] == ["000001.json"]
+    assert json.loads((storage.place / ".writers/000001.json").read_text())["beat"] is None
 
 
 def test_a_step_is_carried_while_the_run_goes_on(storage):
@@ -157,6 +160,59 @@ def test_links_and_drafts_stay_here(storage, tmp_path):
         assert not [name for name in there if "tmp" in name]
 
 
+def test_a_file_that_is_written_while_it_is_sent_goes_again(storage, monkeypatch):
+    put, touched = RemoteFolder.put, []
+
+    def writing(self, file, name):
+        put(self, file, name)
+        if name == "metrics.jsonl" and not touched:
+            touched.append(name)
+            with file.open("a") as out:
+                out.write('{"step": 2}\n')
+
+    with storage.start() as store:
+        take_step(store, 1)
+        monkeypatch.setattr(RemoteFolder, "put", writing)
+        store.carrier.finish()
+        assert touched
+        assert contents(storage.place) == contents(store.folder)
+
+
+def test_a_checkpoint_whose_file_is_written_each_time_it_is_sent_gets_no_manifest(storage, monkeypatch):
+    put = RemoteFolder.put
+
+    def writing(self, file, name):
+        put(self, file, name)
+        if name.endswith("state/weights"):
+            file.write_bytes(file.read_bytes() + b"x")
+
+    with storage.start() as store:
+        take_step(store, 1)
+        monkeypatch.setattr(RemoteFolder, "put", writing)
+        with pytest.raises(StorageError, match="state/weights was written each of 3 times while it was sent"):
+            store.carrier.finish()
+        assert storage.manifests() == []
+
+
+def test_the_end_of_a_run_waits_for_a_file_that_is_written_all_the_time(storage, monkeypatch):
+    put, times = RemoteFolder.put, []
+
+    def writing(self, file, name):
+        put(self, file, name)
+        if name == "engines.log" and len(times) < 4:
+            times.append(name)
+            file.write_text("x" * len(times))
+
+    with storage.start() as store:
+        take_step(store, 1)
+        (store.folder / "engines.log").write_text("")
+        monkeypatch.setattr(RemoteFolder, "put", writing)
+        store.carrier.finish()
+        assert storage.manifests() == ["step-000001"]
+        assert contents(storage.place) == contents(store.folder)
+    assert len(times) == 4
+
+
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +255,33 @@ def test_a_folder_whose_run_went_on_elsewhere_is_set_aside_and_says_so(storage):
         assert Checkpoints(again.checkpoints, 2).newest().step == 2
     assert Checkpoints(Path(f"{store.folder}.before-1") / "checkpoints", 2).newest().step == 1
     assert any("is older than" in text for text in storage.said)
+
+
+def test_a_fetch_that_fails_changes_nothing(storage, monkeypatch):
+    """Neither here nor there: the machine that has written last still has, and goes on in its own folder."""
+    with storage.start() as store:
+        take_step(store, 1)
+        store.carrier.finish()
+    with storage.go_on("b") as there:
+        take_step(there, 2)
+        there.carrier.finish()
+    before = claim.newest(RemoteFolder(storage.url))
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFolder, "get", lambda self, name, file: fail("no answer"))
+        with pytest.raises(StorageError, match="no answer"):
+            storage.go_on("a")
+        with pytest.raises(StorageError, match="no answer"):
+            storage.go_on("c")
+    assert claim.newest(RemoteFolder(storage.url)) == before
+    assert (storage.on("a") / "config.yaml").exists()
+    assert [path.name for path in storage.on("a").parent.iterdir()] == [storage.on("a").name]
+    with storage.go_on("b") as again:
+        assert again.folder == there.folder
+    assert not any("older than" in text for text in storage.said)
+
+
+def fail(given: str) -> None:
+    raise StorageError(given=given)
 
 
 def test_a_damaged_checkpoint_is_passed_over_by_name(storage):
@@ -293,11 +376,83 @@ def test_a_writer_that_is_silent_is_taken_over_and_then_writes_nothing_more(stor
             assert contents(storage.place) == before
 
 
+def test_of_two_that_take_over_in_the_same_instant_one_is_refused(storage, monkeypatch):
+    """Both have seen that the writer is silent; the other one is faster."""
+    remote = RemoteFolder(storage.url)
+    dead, slower, faster = (Claim(remote, name) for name in ("dead", "slower", "faster"))
+    dead.take()
+    overtake = iter([faster.take])
+    monkeypatch.setattr(claim, "_await_end", lambda remote, before: next(overtake, lambda: None)())
+    with pytest.raises(ConfigError, match="is being written by another process"):
+        slower.take()
+    faster.require()
+    for one in (dead, slower, faster):
+        one.end()
+    assert claim.newest(remote).writer == "faster"
+
+
+def test_of_several_processes_that_take_over_at_once_one_does(storage):
+    code = (
+        "import sys\n"
+        "from posttrain.store import claim\n"
+        "from posttrain.errors import ConfigError\nfrom posttrain.store.remote import RemoteFolder\n"
+        "def together(remote, before):\n    print('ready', flush=True); sys.stdin.readline()\n"
+        "claim._await_end = together\n"
+        f"mine = claim.Claim(RemoteFolder({storage.url!r}), sys.argv[1])\n"
+        "try:\n    mine.take(); print('took', flush=True)\n"
+        "except ConfigError: print('refused', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "try:\n    mine.require(); print('has it')\n"
+        "except ConfigError: print('has not')\n"
+    )
+    Claim(RemoteFolder(storage.url), "dead").take()
+    several = Together(code, "abc")
+    assert several.hear() == ["ready"] * 3
+    several.tell()
+    assert sorted(several.hear()) == ["refused", "refused", "took"]
+    several.tell()
+    assert sorted(several.hear()) == ["has it", "has not", "has not"]
+
+
+def test_a_beat_that_comes_late_does_not_undo_a_take_over(storage, monkeypatch):
+    """The old writer was stopped between its question and its answer."""
+    monkeypatch.setattr(claim, "_await_end", lambda remote, before: None)
+    monkeypatch.setattr(claim, "BEAT", 1000)
+    remote = RemoteFolder(storage.url)
+    old, new = Claim(remote, "old"), Claim(remote, "new")
+    old.take()
+    new.take()
+    remote.write(".writers/000001.json", old._content())
+    new.require()
+    with pytest.raises(ConfigError, match="is being written by another process"):
+        old.require()
+    old.end()
+    assert claim.newest(remote) == (2, "new", new._by, 0)
+    new.end()
+    assert sorted(remote.sizes()) == [".writers/000002.json"], "earlier claims go"
+
+
+def test_storage_without_conditions_leaves_one_writer(storage, monkeypatch):
+    """Both make the same number there: the later content stays, and the other notices before its next change."""
+    monkeypatch.setattr(RemoteFolder, "create", RemoteFolder.write)
+    remote = RemoteFolder(storage.url)
+    dead, slower, faster = (Claim(remote, name) for name in ("dead", "slower", "faster"))
+    dead.take()
+    overtake = iter([faster.take])
+    monkeypatch.setattr(claim, "_await_end", lambda remote, before: next(overtake, lambda: None)())
+    slower.take()
+    slower.require()
+    with pytest.raises(ConfigError, match="is being written by another process"):
+        faster.require()
+    for one in (dead, slower, faster):
+        one.end()
+
+
 def test_a_step_ends_a_run_that_was_taken_over(storage):
     with storage.start() as store:
         take_step(store, 1)
         store.carrier.finish()
-        storage.place.joinpath(claim.FILE).write_text('{"writer": "another", "by": "pid 1 on there", "beat": 0}')
+        (storage.place / ".writers/000002.json").write_text('{"writer": "another", "by": "pid 1 on there", "beat": 0}')
         store.event("note", "something to carry")
         store.carrier.wake()
         until(lambda: store.carrier._lost is not None)
@@ -319,25 +474,34 @@ def test_of_two_runs_that_begin_at_once_one_is_refused(tmp_path):
         "from posttrain.errors import ConfigError\n"
         f"mine = Claim(RemoteFolder('file://{tmp_path}/bucket/run'), sys.argv[1])\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
-        "try:\n    mine.begin(); mine.remote.write('config.yaml', b'x'); print('wrote')\n"
-        "except ConfigError: print('refused')\n"
+        "try:\n    mine.begin(); mine.remote.write('config.yaml', b'x'); print('wrote', flush=True)\n"
+        "except ConfigError: print('refused', flush=True)\n"
         "sys.stdin.readline()\n"
     )
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        for name in "ab"
-    ]
-    for one in both:
-        assert one.stdout.readline() == "ready\n"
-    for one in both:
-        one.stdin.write("go\n")
-    said = [one.stdout.readline() for one in both[:1]]
-    said += [one.stdout.readline() for one in both[1:]]
-    for one in both:
-        one.communicate("end\n")
-    assert sorted(said) == ["refused\n", "wrote\n"]
+    both = Together(code, "ab")
+    assert both.hear() == ["ready"] * 2
+    both.tell()
+    assert sorted(both.hear()) == ["refused", "wrote"]
+    both.tell()
+
+
+class Together:
+    """Processes that run the same code, with a name each, and wait for a line before they go on."""
+
+    def __init__(self, code: str, names: str) -> None:
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            )
+            for name in names
+        ]
+
+    def hear(self) -> list[str]:
+        return [one.stdout.readline().strip() for one in self.processes]
+
+    def tell(self) -> None:
+        for one in self.processes:
+            one.stdin.write("go\n")
 
 
 def test_a_run_that_never_began_leaves_nothing_there(storage):
@@ -345,7 +509,7 @@ def test_a_run_that_never_began_leaves_nothing_there(storage):
         store.carrier.wake()
         until(lambda: (storage.place / "config.yaml").exists())
     assert contents(storage.place) == {}
-    assert not (storage.place / claim.FILE).exists()
+    assert not (storage.place / claim.FOLDER).exists()
 
 
 # --- storage that fails ----------------------------------------------------------------------------------------------
@@ -382,6 +546,47 @@ def test_at_the_end_an_error_names_the_folder_that_has_everything(storage):
         assert f"all of it is in {store.folder}" in raised.value.fix
         assert raised.value.exit_code == 1
         assert Checkpoints(store.checkpoints, 2).newest().step == 2
+
+
+INTERRUPTED = """
+import os, shutil, signal, sys, threading
+from pathlib import Path
+from posttrain.report.terminal import TerminalView
+from posttrain.store.run_store import RunStore
+from posttrain.train.api import recording
+from tests.store.urls import take_step
+
+folder = Path(sys.argv[1])
+store = RunStore.create(folder / "run", "model: tiny")
+
+def say(text):
+    print(text)
+    if text.startswith("waiting"):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+try:
+    with recording(store, TerminalView(quiet=True)):
+        store.carrier.open(f"file://{folder}/bucket/run", say, keep=2, new=True)
+        take_step(store, 1)
+        shutil.rmtree(folder / "bucket")
+        (folder / "bucket").write_text("no folder")
+        if sys.argv[2] == "stopped":
+            raise KeyboardInterrupt("stopped after step 1")
+        store.carrier.finish()
+except KeyboardInterrupt as stop:
+    print("ended by", repr(stop), *stop.__notes__, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("when", ["stopped", "finished"])
+def test_ctrl_c_ends_the_wait_for_storage_and_says_where_everything_is(tmp_path, when):
+    ended = run_code(INTERRUPTED, str(tmp_path), when)
+    assert ended.exit_code == 0, ended.errors
+    said, _, last = ended.printed.partition("ended by")
+    assert ("sending what is left" in said) == (when == "stopped")
+    assert said.count("(Ctrl-C ends the wait, and leaves everything in ") == 1
+    assert ("stopped after step 1" in last) == (when == "stopped")
+    assert f"all of it is in {tmp_path}/run, and `posttrain resume" in last
 
 
 FULL = (

@@ -25,8 +25,8 @@ def take_step(store: RunStore, step: int, *, keep: int = 2) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a run that belongs to no machine."""
-    own = (".lock", ".carried.json", ".writer.json")
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in own)
+    own = {".lock", ".carried.json", ".writers"}
+    files = (path for path in folder.rglob("*") if path.is_file() and own.isdisjoint(path.parts))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 

@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -33,8 +34,9 @@ from posttrain.cli import (
 )
 from posttrain.cli.output import silence_libraries
 from posttrain.cli.refused import refusal
-from posttrain.errors import PosttrainError
+from posttrain.errors import ConfigError, PosttrainError
 from posttrain.importing import defer, hear_interrupts_again
+from posttrain.ranks.environment import leave, place_of_process
 
 UsageError: Any = typer.BadParameter.__base__
 """The error of click for a command line that cannot be parsed; newer releases of typer contain their own click."""
@@ -111,7 +113,11 @@ def main() -> None:
         defer("torch")
         typer.main.get_command(app).main(prog_name="posttrain")
     hear_interrupts_again()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    with suppress(ConfigError):  # said in vain that this process is a rank
+        if place_of_process() is not None:
+            leave(code)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

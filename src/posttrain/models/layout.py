@@ -134,6 +134,12 @@ def in_first_copy(tensor: DTensor) -> bool:
     return not any(number for number, how in zip(place, tensor.placements, strict=True) if how.is_replicate())
 
 
+def is_repeated(tensor: DTensor) -> bool:
+    """Whether other ranks hold what this one does: those of other copies, or neighbours."""
+    sizes = tensor.device_mesh.shape
+    return any(size > 1 and how.is_replicate() for size, how in zip(sizes, tensor.placements, strict=True))
+
+
 def part_of(value: Tensor, like: Tensor) -> Tensor:
     """`value`, a whole tensor, laid out as `like` is; nothing is sent, since every rank has read it."""
     if not isinstance(like, DTensor) or value.shape != like.shape:

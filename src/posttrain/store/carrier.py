@@ -11,7 +11,6 @@ before. A thread does it: a step waits for nothing. What fails is said once and 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -21,17 +20,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from posttrain.errors import ConfigError, PosttrainError, StorageError
-from posttrain.files import write_atomically
 from posttrain.store import claim
 from posttrain.store.checkpoint import MANIFEST
 from posttrain.store.claim import Claim
+from posttrain.store.ledger import LEDGER, Stamp, keep_ledger, read_ledger, stamp_of
 from posttrain.store.remote import RemoteFolder, cause_of
 
-LEDGER = ".carried.json"
-"""Of a working folder: whose it is, and which of its files are behind the URL as they are."""
 EVERY = 5.0
 """Seconds between two looks at the folder."""
 LONGEST = 60.0
@@ -40,22 +36,18 @@ PATIENCE = 300.0
 """Seconds that the end of a run waits for storage that does not answer, unless POSTTRAIN_STORAGE_PATIENCE says."""
 RATE = 1e6
 """Bytes a second at which a file that grows is sent again and again."""
+SENDS = 3
+"""How often a file is sent that is written meanwhile, before it is left to the next round."""
 
 _CHECKPOINT = re.compile(r"(?P<folder>(?:.+/)?checkpoints)/step-(?P<step>\d{6,})/(?P<file>.+)")
 _OWN = re.compile(
-    r"\.lock|\.launcher|.*\.tmp|\.carried\.json|tracking/wandb/.*|\.job-.*|(.*/)?step-\d+\.tmp-.*|(.*/)?\.lock"
+    r"\.lock|\.launcher|.*\.tmp|\.carried\.json|tracking/wandb/.*|\.job-.*|\.writers/.*|(.*/)?step-\d+\.tmp-.*|(.*/)?\.lock"
 )
 """What belongs to this machine, or is not whole yet."""
-Stamp = tuple[int, int]
-"""Bytes and time of change of a file."""
 
 
-class Kept(NamedTuple):
-    """What `LEDGER` says."""
-
-    url: str
-    writer: str
-    files: dict[str, Stamp]
+class Changing(StorageError):
+    """A file was written each time while it was sent: what is behind the URL may be neither the old nor the new."""
 
 
 class Carrier:
@@ -82,7 +74,11 @@ class Carrier:
             else:
                 self._require_newest(writer)
                 wanted.take()
-            there = self.remote.sizes()
+            try:
+                there = self.remote.sizes()
+            except StorageError:
+                wanted.give_back()
+                raise
         except StorageError as error:
             raise ConfigError(
                 given=f"output = {url} cannot be used: {error.given}",
@@ -92,13 +88,14 @@ class Carrier:
             ) from None
         self.url, self._claim, self._new = self.remote.url, wanted, new
         known = {} if kept is None or kept.url != self.url else kept.files
-        self._there: dict[str, Stamp | None] = {name: known.get(name) for name in there if name != claim.FILE}
+        self._there: dict[str, Stamp | None] = {name: known.get(name) for name in there if not claim.is_of_claims(name)}
         """What is behind the URL; None where nobody knows whether it is the same."""
         self._sent: dict[str, float] = {}
         self._num_put = 0
         self._carrying: int | None = None
         self._wake, self._lock, self._ended = threading.Event(), threading.RLock(), False
         self._lost: PosttrainError | None = None
+        self._abandoned = False
         self._keep_ledger()
         self._thread = threading.Thread(target=self._work, name="carrier", daemon=True)
         self._thread.start()
@@ -122,37 +119,66 @@ class Carrier:
         """Steps of the checkpoints that are on their way."""
         return {self._carrying} if self.is_open and self._carrying is not None else set()
 
-    def finish(self) -> None:
-        """Return once everything is there. Raises StorageError after some patience, with the cause."""
+    def finish(self, *, interrupted: bool = False) -> None:
+        """Return once everything is there. Raises StorageError after some patience, with the cause; at once where a
+        Ctrl-C has ended a wait before. `interrupted`: a Ctrl-C has ended the run, and is told what another would do.
+        """
         if not self.is_open:
             return
+        if interrupted and not self._abandoned:
+            self._say(f"sending what is left to {self.url}; Ctrl-C leaves it in {self.folder}")
+        try:
+            self._finish()
+        except KeyboardInterrupt:
+            self._abandoned = True
+            raise
+
+    def _finish(self) -> None:
         since, done, pause = time.monotonic(), self._num_put, 0.2
         while True:
+            if self._abandoned:
+                raise self.incomplete()
             try:
                 self._carry(all_of_it=True)
                 return
             except StorageError as error:
                 if pause == 0.2:
-                    self._say(f"waiting up to {self._patience:.0f} s for {self.url}: {error.given}")
+                    self._say(
+                        f"waiting up to {self._patience:.0f} s for {self.url} (Ctrl-C ends the wait, and leaves "
+                        f"everything in {self.folder}): {error.given}"
+                    )
                 if self._num_put > done:
                     since, done = time.monotonic(), self._num_put
                 if time.monotonic() - since > self._patience:
-                    raise StorageError(
-                        given=f"not everything could be carried to {self.url}: {error.given}",
-                        allowed=error.allowed,
-                        fix=f"Nothing is lost: all of it is in {self.folder}, and `posttrain resume {self.folder}` "
-                        "carries the rest.",
-                    ) from None
+                    raise self.incomplete(error.given, error.allowed) from None
             time.sleep(pause)
             pause = min(2 * pause, EVERY)
 
+    def incomplete(
+        self, cause: str = "Ctrl-C ended the wait", allowed: str = "a wait until everything is there"
+    ) -> StorageError:
+        """What `finish` raises, or would have."""
+        return StorageError(
+            given=f"not everything could be carried to {self.url}: {cause}",
+            allowed=allowed,
+            fix=f"Nothing is lost: all of it is in {self.folder}, and `posttrain resume {self.folder}` "
+            "carries the rest.",
+        )
+
     def close(self, *, begun: bool) -> None:
-        """Carry nothing more, and let go of the URL. What a new run has left there that has not `begun` is removed."""
+        """Carry nothing more, and let go of the URL. What a new run has left there that has not `begun` is removed.
+
+        After a Ctrl-C has ended the wait for storage nothing is asked of it any more.
+        """
         if not self.is_open:
             return
         assert self._claim is not None
         self._ended, empty = True, self._new and not begun
         self._wake.set()
+        if self._abandoned:
+            self._claim.abandon()
+            self._claim = None
+            return
         with self._lock:  # what is being carried now is finished first
             if empty and self._lost is None:
                 with suppress(StorageError):
@@ -196,9 +222,11 @@ class Carrier:
             whole = {one for one in whole if _CHECKPOINT.fullmatch(f"{one}/{MANIFEST}")}
             for checkpoint in reversed(_by_step(whole)):
                 self._carry_checkpoint(checkpoint, files)
-            self._carry_records(all_of_it=all_of_it)
+            changing = self._carry_records(all_of_it=all_of_it)
             self._remove_pruned()
             if all_of_it:
+                if changing is not None:
+                    raise changing
                 self._claim_is_ours()
                 self._keep_ledger()
 
@@ -221,8 +249,10 @@ class Carrier:
             self._carrying = None
         self._keep_ledger()
 
-    def _carry_records(self, *, all_of_it: bool) -> None:
-        """Whatever else has changed. A large file that grows waits for its turn, unless `all_of_it`."""
+    def _carry_records(self, *, all_of_it: bool) -> Changing | None:
+        """Whatever else has changed. A large file that grows waits for its turn, unless `all_of_it`. One that never
+        stays the same while it is sent goes again in the next round; returned is what can be said of it."""
+        changing: Changing | None = None
         for name, stamp in self._files():
             if _CHECKPOINT.fullmatch(name) or self._there.get(name) == stamp or _is_seal(name):
                 continue
@@ -232,7 +262,10 @@ class Carrier:
                 self._put_sealed(name, stamp) if self._seal(name).exists() else self._put(name, stamp)
             except FileNotFoundError:
                 continue
+            except Changing as error:
+                changing = error
             self._sent[name] = time.monotonic()
+        return changing
 
     def _put_sealed(self, name: str, stamp: Stamp) -> None:
         """The seal first: it names what was there, and what comes."""
@@ -246,10 +279,20 @@ class Carrier:
         self._there[seal] = self._there[name] = stamp
 
     def _put(self, name: str, stamp: Stamp) -> None:
-        self._claim_is_ours()
-        self.remote.put(self.folder / name, name)
-        self._there[name] = stamp
-        self._num_put += 1
+        """Again where the file was written meanwhile. Raises Changing where it always is."""
+        self._there[name] = None
+        for _ in range(SENDS):
+            self._claim_is_ours()
+            self.remote.put(self.folder / name, name)
+            before, stamp = stamp, stamp_of(self.folder / name)
+            if stamp == before:
+                self._there[name] = stamp
+                self._num_put += 1
+                return
+        raise Changing(
+            given=f"{self.folder / name} was written each of {SENDS} times while it was sent to {self.url}",
+            allowed="files that stay as they are for as long as that takes",
+        )
 
     def _remove_pruned(self) -> None:
         """What is not here any more; of checkpoints that were never here, the newest stay."""
@@ -285,9 +328,8 @@ class Carrier:
                 path = Path(parent, name)
                 relative = path.relative_to(self.folder).as_posix()
                 with suppress(FileNotFoundError):
-                    status = path.lstat()
-                    if stat.S_ISREG(status.st_mode) and not _OWN.fullmatch(relative):
-                        yield relative, (status.st_size, status.st_mtime_ns)
+                    if stat.S_ISREG(path.lstat().st_mode) and not _OWN.fullmatch(relative):
+                        yield relative, stamp_of(path)
 
     def _seal(self, name: str) -> Path:
         path = self.folder / name
@@ -300,11 +342,11 @@ class Carrier:
 
     def _require_newest(self, writer: str) -> None:
         """Raise ConfigError for a working folder whose run went on elsewhere."""
-        found = claim.read(self.remote)
-        if found.get("writer") != writer:
+        last = claim.newest(self.remote)
+        if last is None or last.writer != writer:
+            by = "something else" if last is None else last.by
             raise ConfigError(
-                given=f"{self.folder} is not the newest state of its run: {self.remote.url} was written "
-                f"by {found.get('by', 'something else')} since",
+                given=f"{self.folder} is not the newest state of its run: {self.remote.url} was written by {by} since",
                 allowed="the folder that has written last, or the URL",
                 fix=f"`posttrain resume {self.remote.url}`",
             )
@@ -323,20 +365,6 @@ def _patience() -> float:
         raise ConfigError(
             given=f"the environment variable {name} is {given!r}", allowed="a number of seconds", fix=f"{name}=300"
         ) from None
-
-
-def read_ledger(folder: Path) -> Kept | None:
-    """None where there is none, or none that can be understood: then everything is carried again."""
-    try:
-        found = json.loads((folder / LEDGER).read_text(encoding="utf-8"))
-        files = {str(name): (int(size), int(time)) for name, (size, time) in found["files"].items()}
-        return Kept(str(found["url"]), str(found["writer"]), files)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
-
-
-def keep_ledger(folder: Path, url: str, writer: str, files: dict[str, Stamp]) -> None:
-    write_atomically(folder / LEDGER, json.dumps({"url": url, "writer": writer, "files": files}))
 
 
 def _by_step(checkpoints: Iterable[str]) -> list[str]:

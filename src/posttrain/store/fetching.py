@@ -6,7 +6,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path, PurePosixPath
 
@@ -16,9 +17,9 @@ from posttrain.config.urls import is_url, working_folder, wrong_url
 from posttrain.errors import ConfigError
 from posttrain.files import within_disk
 from posttrain.store import claim
-from posttrain.store.carrier import Stamp, keep_ledger, read_ledger
 from posttrain.store.checkpoint import MANIFEST, Checkpoint, verify
 from posttrain.store.claim import Claim
+from posttrain.store.ledger import keep_ledger, read_ledger, stamp_of
 from posttrain.store.remote import Gone, RemoteFolder
 from posttrain.store.run_store import holds_run, require_run
 
@@ -45,15 +46,17 @@ def folder_to_resume(run: str | PathLike[str], say: Say = lambda text: None) -> 
     mine = Claim(remote, writer)
     mine.take()  # before anything is read: nobody else writes meanwhile
     try:
-        if folder.exists():
-            aside = _free(folder, "before")
-            os.rename(folder, aside)
-            say(f"{folder} is older than {remote.url}, and is {aside} now")
         say(f"fetching {remote.url} into {folder}")
-        _fill(remote, folder, say, checkpoints=True)
-        keep_ledger(folder, remote.url, writer, {name: _stamp(folder / name) for name in _names(folder)})
-    finally:
-        mine.end()
+        with _filled(remote, folder, say, checkpoints=True) as part:
+            keep_ledger(part, remote.url, writer, {name: stamp_of(part / name) for name in _names(part)})
+            if folder.exists():
+                aside = _free(folder, "before")
+                os.rename(folder, aside)
+                say(f"{folder} is older than {remote.url}, and is {aside} now")
+    except BaseException:
+        mine.give_back()
+        raise
+    mine.end()
     return folder
 
 
@@ -67,7 +70,8 @@ def folder_to_read(run: str | PathLike[str], *, checkpoints: bool = False) -> Pa
         return folder
     _require_run(remote, remote.sizes())
     place = folder.with_name(f"{folder.name}.copy")
-    _fill(remote, place, lambda text: None, checkpoints=checkpoints, replace=True)
+    with _filled(remote, place, lambda text: None, checkpoints=checkpoints):
+        shutil.rmtree(place, ignore_errors=True)
     return place
 
 
@@ -80,8 +84,8 @@ def _open(run: str | PathLike[str]) -> tuple[RemoteFolder, Path]:
 
 def _is_newest(folder: Path, remote: RemoteFolder) -> bool:
     """Has this machine written last?"""
-    kept = read_ledger(folder)
-    return kept is not None and claim.read(remote).get("writer") == kept.writer
+    kept, last = read_ledger(folder), claim.newest(remote)
+    return kept is not None and last is not None and last.writer == kept.writer
 
 
 def _require_run(remote: RemoteFolder, names: Iterable[str]) -> None:
@@ -93,8 +97,9 @@ def _require_run(remote: RemoteFolder, names: Iterable[str]) -> None:
         )
 
 
-def _fill(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool, replace: bool = False) -> None:
-    """Make `folder` from what is behind the URL: there as a whole, or not at all."""
+@contextmanager
+def _filled(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool) -> Iterator[Path]:
+    """What is behind the URL, in a folder that takes the place of `folder` as a whole, or not at all."""
     for left in folder.parent.glob(f".{folder.name}.part-*"):
         if not psutil.pid_exists(int(left.name.rpartition("-")[2])):  # killed
             shutil.rmtree(left, ignore_errors=True)
@@ -111,15 +116,14 @@ def _fill(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool, re
                     if attempt == ATTEMPTS - 1:
                         raise
             require_run(part)
-            if replace:
-                shutil.rmtree(folder, ignore_errors=True)
+            yield part
             os.rename(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def _fetch(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool) -> None:
-    names = [name for name in remote.sizes() if name != claim.FILE and _is_plain(name)]
+    names = [name for name in remote.sizes() if not claim.is_of_claims(name) and _is_plain(name)]
     for name in names:
         if _OF_CHECKPOINT.fullmatch(name) is None:
             remote.get(name, folder / name)
@@ -143,11 +147,6 @@ def _is_plain(name: str) -> bool:
 
 def _names(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-
-
-def _stamp(path: Path) -> Stamp:
-    status = path.lstat()
-    return status.st_size, status.st_mtime_ns
 
 
 def _free(folder: Path, word: str) -> Path:

@@ -86,10 +86,11 @@ class RemoteFolder:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._do(name, lambda: self._files.get_file(self._path(name), str(file)))
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file, by its name; empty where nothing is."""
-        found = self._do("", lambda: self._files.find(self._root, detail=True))
-        start = self._files._strip_protocol(self._root).rstrip("/") + "/"
+    def sizes(self, below: str = "") -> dict[str, int]:
+        """Bytes of each file in the folder `below`, by its name there; empty where nothing is."""
+        place = self._path(below)
+        found = self._do(below, lambda: self._files.find(place, detail=True))
+        start = self._files._strip_protocol(place).rstrip("/") + "/"
         sizes = {path.removeprefix(start): int(info["size"]) for path, info in found.items() if info["type"] == "file"}
         return {name: size for name, size in sizes.items() if name}
 

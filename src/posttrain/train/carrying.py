@@ -50,9 +50,11 @@ def refuse_url_of_ranks(run: str, place: Place | None) -> None:
 
 
 def carry_last_words(store: RunStore, error: BaseException) -> None:
-    """Of a run that ends with an error, which says so where that is not possible."""
+    """Of a run that ends with an error, which says so where that is not possible, or a Ctrl-C ends the wait for it."""
     if store.has_begun and not isinstance(error, StorageError):
         try:
-            store.carrier.finish()
+            store.carrier.finish(interrupted=isinstance(error, KeyboardInterrupt))
         except PosttrainError as failed:
             error.add_note(str(failed))
+        except KeyboardInterrupt:
+            error.add_note(str(store.carrier.incomplete()))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import signal
+import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,23 +55,33 @@ def join(config: RunConfig) -> Ranks:
         )
     check_over(config, place.size)
     refuse_several_machines(config.output, place)
-    refuse_neighbours_apart(config.train.tensor, place.beside)
     for _, path in models_named(
         config
     ):  # while this process is no rank yet: transformers saves models on the first alone
         resolve_model_path(ModelConfig(path=path), config.seed)
     acceleration.register(None)  # kernels of the CPU read whole weights, beside the modules that bring them together
-    return ProcessRanks(place, config.train.rank_deadline, on_cpu=config.model.device == "cpu")
+    ranks = ProcessRanks(place, config.train.rank_deadline, on_cpu=config.model.device == "cpu")
+    try:
+        refuse_neighbours_apart(config.train.tensor, ranks.gather(socket.gethostname()))
+    except ConfigError:
+        ranks.close()
+        raise
+    return ranks
 
 
-def refuse_neighbours_apart(tensor: int, beside: int | None) -> None:
-    """Raise ConfigError where ranks that divide matrices would be on two machines; `beside` are those of this one."""
-    if beside is not None and beside % tensor:
-        raise ConfigError(
-            given=f"train.tensor = {tensor} with {beside} ranks on this machine",
-            allowed=f"a divisor of {beside}: matrices are divided inside of a machine",
-            fix=f"Set train.tensor = {math.gcd(beside, tensor)}.",
-        )
+def refuse_neighbours_apart(tensor: int, machines: Sequence[str]) -> None:
+    """Raise ConfigError where ranks that divide matrices are on two machines; `machines` are those of all ranks."""
+    for first in range(0, len(machines), tensor):
+        here = machines[first : first + tensor]
+        if len(set(here)) > 1:
+            counts = Counter(machines)
+            allowed, told = math.gcd(*counts.values()), ", ".join(f"{n} on {name}" for name, n in counts.items())
+            raise ConfigError(
+                given=f"train.tensor = {tensor}, and of the neighbours {first} to {first + tensor - 1} some are on "
+                f"{here[0]} and some on {here[-1]} (ranks: {told})",
+                allowed=f"a divisor of the ranks of each machine ({allowed}): matrices are divided inside a machine",
+                fix=f"Set train.tensor = {math.gcd(allowed, tensor)}.",
+            )
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from posttrain.ranks.environment import leave
+
 
 def main(file: str) -> int:
     """The exit code: 0, or that of the error, whose text is on stderr."""
@@ -63,4 +65,4 @@ def end_with_the_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    leave(main(sys.argv[1]))

@@ -13,6 +13,7 @@ from posttrain.lab.plan.api import Target, from_flags, plan_for
 from posttrain.lab.plan.before_run import least_verdict, refuse
 from posttrain.lab.plan.hardware import find_hardware, this_gpu
 from posttrain.lab.plan.mesh import shard_group
+from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.roles import in_main_memory
 from posttrain.lab.plan.target import available_memory, over_ranks, processor_here
 
@@ -74,6 +75,46 @@ def test_a_copy_to_sample_from_that_no_device_has_room_for_is_refused_unless_eng
         refuse(plan, replace(least_verdict(plan), needed=0), Path())
     assert "but the first rank samples from a copy of the model" in " ".join(plan.render().split())
     assert planned("32b", 16, "grpo", **{"rollout.engines": 2}).start_bytes == 0
+
+
+def test_of_several_ranks_the_first_samples_all_prompts_from_a_whole_copy():
+    """As much work and as long as one device that has a copy, whatever the number of ranks; twice as many engines take
+    half of it."""
+    one = planned("0.5b", 1, "grpo", **{"train.publish_every": 2})  # whose sampler has a copy, too
+    eight = planned("0.5b", 8, "grpo")
+    assert (one.workload.engine, one.workload.samplers) == ("copy", None)
+    assert (eight.workload.engine, eight.workload.samplers) == ("copy", 1)
+    assert [part.work for part in eight.cost.parts if part.phase == "generate"] == [
+        part.work for part in one.cost.parts if part.phase == "generate"
+    ]
+    assert eight.cost.of("generate") == one.cost.of("generate")
+    assert eight.evaluation_seconds == one.evaluation_seconds
+    two, four = (planned("0.5b", 8, "grpo", **{"rollout.engines": engines}) for engines in (2, 4))
+    assert two.cost.of("generate") == pytest.approx(eight.cost.of("generate"), rel=0.5)
+    assert four.cost.of("generate") < two.cost.of("generate") < eight.cost.of("generate")
+    assert "the first of 8 devices samples from a copy of its own" in " ".join(eight.render().split())
+
+
+def test_memory_of_sampling_is_that_of_the_first_rank():
+    """A whole copy in bfloat16, and keys and values of all rows, also where matrices are divided."""
+    for changes in ({}, {"train.tensor": 2}):
+        plan = planned("7b", 8, "grpo", **changes)
+        generate = plan.memory.phase("generate")
+        assert generate is not None
+        assert generate.of("sampler", "copy of the weights") == 2 * plan.workload.architecture.parameters
+        alone = predict(replace(plan.workload, ranks=1, samplers=None, sharding="none", tensor=1)).phase("generate")
+        assert alone is not None
+        assert generate.of("sampler", "keys and values") == alone.of("sampler", "keys and values")
+
+
+def test_an_engine_that_is_named_plans_that_all_devices_sample():
+    target = Target(hardware=find_hardware("8xh100"), engine="shared")
+    plan = plan_for(config("7b", 8, "grpo"), target)
+    generate = plan.memory.phase("generate")
+    assert plan.workload.samplers is None
+    assert generate is not None
+    assert generate.of("sampler", "copy of the weights") == 0
+    assert "all 8 devices sample here (--engine shared)" in " ".join(plan.render().split())
 
 
 def test_with_cpu_offload_weights_gradients_and_moments_leave_the_device_and_are_told():

@@ -184,7 +184,7 @@ def test_a_wrong_setting_is_refused(tmp_path, capsys):
 def test_beside_the_verdict_on_several_devices_stands_that_on_the_one_that_trains():
     plan, alone = (
         make_plan(None, {"train.tokens_per_microbatch": 2048}, model="7b", algorithm="ppo", gpus=gpus)
-        for gpus in ("16xH100", "H100")
+        for gpus in ("32xH100", "H100")
     )
     assert plan.verdict.fits
     said = plan.render()

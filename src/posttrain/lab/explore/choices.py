@@ -21,7 +21,7 @@ from posttrain.lab.plan.api import from_flags, target_of, workload_for
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.hardware import devices
 from posttrain.lab.plan.records import Workload
-from posttrain.lab.plan.workload import ASSUMED_PROMPT
+from posttrain.lab.plan.workload import ASSUMED_PROMPT, sampling_of_ranks
 
 MODELS = ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "70b", "30b-a3b", "235b-a22b")
 TOKENS = (512, 2048, 8192, 32768)
@@ -163,6 +163,7 @@ def workload(key: str, chosen: Selection) -> Workload:
         group_size=int(chosen["group"]) if online else made.group_size,
         ranks=ranks,
         sharding="full" if ranks > 1 else "none",
+        **(sampling_of_ranks() if online and ranks > 1 else {}),
     )
 
 

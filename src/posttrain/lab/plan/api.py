@@ -129,15 +129,15 @@ class Plan:
         """Of the run on one device, where `train.devices` uses no more; None where one is all there is."""
         if self.workload.ranks == 1 or self.config.train.devices != 1:
             return None
-        alone = replace(self.workload, ranks=1, sharding="none", tensor=1)
-        return verdict_on(predict(alone), self.target)
+        one = replace(self.target, tensor=None, sharding=None, hardware=replace(self.hardware, count=1))
+        return verdict_on(predict(workload_for(self.config, one)), one)
 
     @property
     def start_bytes(self) -> int:
         """Of the copy from which the first of several ranks samples, whole and in float32 while it is read; 0 where
         engines sample, or nobody does."""
-        copies = self.workload.data_kind == "prompts" and not self.config.rollout.num_engines
-        return 4 * self.workload.architecture.parameters if copies and self.workload.ranks > 1 else 0
+        workload = self.workload
+        return 4 * workload.architecture.parameters if workload.engine == "copy" and workload.samplers else 0
 
     @property
     def too_large_to_start(self) -> bool:

@@ -73,6 +73,13 @@ def engines(workload: Workload) -> int:
     return workload.engine_ranks // engine_group(workload).ranks
 
 
+def samplers(workload: Workload) -> int:
+    """How many sample, each with prompts of its own."""
+    if workload.engine == "separate":
+        return engines(workload)
+    return workload.samplers or data_group(workload).ranks
+
+
 def check_groups(workload: Workload) -> None:
     """Raise ConfigError for ranks that cannot be grouped so."""
     ranks, tensor, node = workload.ranks, workload.tensor, workload.node

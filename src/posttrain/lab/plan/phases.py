@@ -19,7 +19,7 @@ from math import ceil
 from posttrain.lab.plan.activations import Head, Pass
 from posttrain.lab.plan.generate import casts, choice, joined_weights, keys_and_values, prefill, prompt_cache
 from posttrain.lab.plan.layout import Layout, lay_out, microbatches
-from posttrain.lab.plan.mesh import engine_group, of_one_rank, shard_group
+from posttrain.lab.plan.mesh import engine_group, of_one_rank, samplers, shard_group
 from posttrain.lab.plan.records import BYTES, MemoryPlan, Moment, Part, Phase, PhaseName, Role, Workload, part, records
 from posttrain.lab.plan.roles import (
     MASTER,
@@ -59,6 +59,17 @@ def _notes(workload: Workload) -> Iterator[str]:
     if workload.cpu_offload:
         kept = size(in_main_memory(of_one_rank(workload)))
         yield f"beside that, {kept} of weights, gradients and moments of each device lie in main memory"
+    if workload.ranks > 1 and workload.data_kind == "prompts" and workload.engine != "separate":
+        if workload.samplers is None:
+            yield (
+                f"all {workload.ranks} devices sample here (--engine {workload.engine}), as other libraries do it; "
+                "in a run the first one samples, or engines do (rollout.engines)"
+            )
+        elif workload.engine == "copy":
+            yield (
+                f"the first of {workload.ranks} devices samples from a copy of its own while the others wait, and "
+                "needs as much as told here; rollout.engines = N: N engines sample in place of it"
+            )
     if workload.engine == "separate":
         yield "an engine of its own is computed: weights in its precision, keys and values of all rows in flight"
     if any(block.mixture is not None for _, block in workload.architecture.blocks):
@@ -69,18 +80,25 @@ def phases_of(workload: Workload) -> Iterator[Phase]:
     """In their order, per device; an engine of its own has the phase generate on its devices."""
     rank = of_one_rank(workload)
     own = replace(rank, prompts_per_step=ceil(rank.prompts_per_step / rank.ranks))
-    kept = resident(own)
+    drawn = own if workload.samplers is None else _of_a_sampler(own, workload)
+    kept = resident(own, drawn)
     stays = [*kept, *gathered(own)]
     if own.data_kind == "prompts":
         if own.engine == "separate":
             yield _engine(workload)
         else:
-            yield _largest("generate", stays, _generate(own))
+            yield _largest("generate", stays, _generate(drawn))
         if scored := list(_score(own)):
             yield _largest("score", stays, scored)
     yield _largest("train", kept, [*training_moments(own), *_loading(own, kept)])
     if own.data_kind == "prompts":
         yield _largest("publish", stays, _publish(own))
+
+
+def _of_a_sampler(own: Workload, workload: Workload) -> Workload:
+    """Of a rank that samples for others: the whole model, and their prompts."""
+    prompts = ceil(workload.prompts_per_step / samplers(workload))
+    return replace(own, architecture=workload.architecture, prompts_per_step=prompts)
 
 
 def _largest(name: PhaseName, stays: Sequence[Part], moments: Iterable[Moment]) -> Phase:

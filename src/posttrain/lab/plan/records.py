@@ -156,6 +156,10 @@ class Workload:
     tensor: int = 1
     """Neighbours among the ranks that divide matrices, and compute the same rows."""
     engine: Engine = "shared"
+    samplers: int | None = None
+    """Of several ranks those that sample, each from a whole copy, while the others wait: as runs do it, the first alone
+    (train/sharded_sampler.py) or as many engines as `rollout.engines`. None: all of them, each its own prompts, as
+    other libraries do it, and one device."""
     engine_ranks: int = 1
     """Devices of separate engines."""
     engine_tensor: int | None = None

@@ -29,10 +29,10 @@ from posttrain.models.footprint import EIGHT_BIT_BLOCK, holds_base
 MASTER = 4
 
 
-def resident(workload: Workload) -> list[Part]:
-    """All that stays on one device between the steps."""
+def resident(workload: Workload, sampling: Workload | None = None) -> list[Part]:
+    """All that stays on one device between the steps; `sampling` says what it samples, where that is another thing."""
     models = [] if workload.cpu_offload else [*_policy(workload), *_others(workload)]
-    return [*models, *_sampler(workload)]
+    return [*models, *_sampler(sampling or workload)]
 
 
 def in_main_memory(workload: Workload) -> int:

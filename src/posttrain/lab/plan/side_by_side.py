@@ -152,6 +152,8 @@ class Scaled:
 
     def _seconds(self, rows: int, prompt_tokens: int, answer_tokens: int) -> float:
         """Of one engine, which decodes with weights of its own."""
-        alone = replace(self.workload, ranks=1, sharding="none", engine="copy", prompt_tokens=prompt_tokens)
+        alone = replace(
+            self.workload, ranks=1, samplers=None, sharding="none", engine="copy", prompt_tokens=prompt_tokens
+        )
         work = sampling_work(alone, prompts=1, per_prompt=rows, answer_tokens=answer_tokens)
         return work.seconds(self.hardware, alone.precision)

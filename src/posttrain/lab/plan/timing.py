@@ -2,7 +2,8 @@
 
 Phases follow one another, as in the loop: generate, score, train, publish. Not counted are reward functions of your
 own, judges, reading data and writing checkpoints. The prompts of a step are dealt out among the devices that train, and
-a phase takes as long as the device with most of them: one without a prompt waits.
+a phase takes as long as the device with most of them: one without a prompt waits. Of several ranks of a run the first
+samples alone, unless engines do.
 
 What devices that work together tell each other, and which of it they wait for, says traffic.py.
 """
@@ -19,7 +20,7 @@ from posttrain.lab.plan.collectives import Collective
 from posttrain.lab.plan.cost import Trained, Work
 from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.layout import Step
-from posttrain.lab.plan.mesh import data_group, engine_group, engines, part_of, shard_group, tensor_group
+from posttrain.lab.plan.mesh import Group, data_group, engine_group, part_of, samplers, shard_group, tensor_group
 from posttrain.lab.plan.records import PhaseName, Workload
 from posttrain.lab.plan.turns import is_counted, requests, waiting_seconds
 from posttrain.models.footprint import holds_base
@@ -148,13 +149,14 @@ def _sampled_per_prompt(workload: Workload, step: Step) -> int:
 
 
 def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_tokens: int, longest: int = 0) -> Work:
-    """Answers to these prompts, of one device: of those that train each group has its own prompts, and so has each
-    engine; devices of a group or of an engine divide its matrices. `longest`: tokens of the longest answer, where
-    `answer_tokens` are a mean."""
+    """Answers to these prompts, of one device that samples: the first rank, or each engine its prompts, or of those
+    that train each group; devices of a group or of a separate engine divide its matrices. `longest`: tokens of the
+    longest answer, where `answer_tokens` are a mean."""
     w, apart = workload, workload.engine == "separate"
-    own = -(-prompts // (engines(w) if apart else data_group(w).ranks))
-    group = engine_group(w) if apart else tensor_group(w)
-    model = w.architecture if apart else part_of(w.architecture, w.tensor)
+    whole = apart or w.samplers is not None
+    own = -(-prompts // samplers(w))
+    group = engine_group(w) if apart else Group(1, 1) if whole else tensor_group(w)
+    model = w.architecture if whole else part_of(w.architecture, w.tensor)
     work = cost.generating(
         model,
         prompts=own,
@@ -170,7 +172,7 @@ def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_t
     tokens = own * (w.prompt_tokens + per_prompt * answer_tokens)
     passes = work.layer_calls / w.architecture.layers
     sums = traffic.sums_of_layers(w, w.architecture, tokens, passes, group, embedded=apart)
-    gathering = () if apart or w.engine == "copy" else traffic.gathering(w, model, passes, narrow=_narrow_base(w))
+    gathering = () if whole or w.engine == "copy" else traffic.gathering(w, model, passes, narrow=_narrow_base(w))
     return work + Work(messages=(*sums, *gathering))
 
 
@@ -180,8 +182,12 @@ _Named = tuple[PhaseName, str, Work]
 
 def _timed(workload: Workload, hardware: Hardware, loads: float, phase: PhaseName, what: str, one: Work) -> TimedWork:
     """`loads`: how many devices the work would fill, each with as much as the busiest one has."""
-    apart = phase == "generate" and workload.engine == "separate"
-    everything = one * (workload.engine_ranks if apart else loads * workload.tensor)
+    devices = loads * workload.tensor
+    if phase == "generate" and workload.engine == "separate":
+        devices = workload.engine_ranks
+    elif phase == "generate" and workload.samplers is not None:
+        devices = workload.samplers
+    everything = one * devices
     waiting = one.waiting(hardware, workload.precision)
     seconds = one.seconds(hardware, workload.precision)
     return TimedWork(phase=phase, what=what, work=everything, seconds=seconds, waiting=waiting, messages=one.messages)
@@ -253,7 +259,7 @@ def _train(workload: Workload, step: Step) -> Iterator[_Named]:
         frozen = how.adapter_parameters > 0
         told = traffic.of_updates(w, model, step, trained=how.trained_parameters, frozen=frozen)
         yield "train", role, work + Work(messages=told)
-    if w.data_kind == "prompts" and w.engine != "shared":
+    if w.data_kind == "prompts" and (w.engine != "shared" or w.samplers is not None):
         sent = Work(messages=traffic.of_publishing(w, policy))
         yield "train", "weights to the sampler", cost.publishing(part_of(policy, w.tensor), precision) + sent
 

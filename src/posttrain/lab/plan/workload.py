@@ -97,7 +97,14 @@ def workload_of(
         "engine": _engine(config, computing) if online else "shared",
         **_other_models(config, architecture, online=online),
     }
-    return Workload(architecture=architecture, **(fields | known))
+    workload = Workload(architecture=architecture, **(fields | known))
+    by_all = not online or workload.ranks == 1 or "engine" in known
+    return workload if by_all else replace(workload, **sampling_of_ranks(config.rollout.num_engines))
+
+
+def sampling_of_ranks(engines: int = 0) -> dict[str, Any]:
+    """Ranks hold parts of the policy: the first one has a copy to sample from, unless engines do (train/setup.py)."""
+    return {"samplers": engines} if engines else {"samplers": 1, "engine": "copy"}
 
 
 def model_architecture(path: str) -> Architecture:
