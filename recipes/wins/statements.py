@@ -29,7 +29,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 MODEL = str(SHARED / "models" / "minimind2-small")
 STATEMENTS = SHARED / "preference" / "model_written_evals_agreeableness.jsonl"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
-HELD_OUT, DEMONSTRATED = 250, 120
+HELD_OUT, DEMONSTRATED = 350, 60
 """Statements that are held out, and those of the others that SFT sees."""
 
 
@@ -84,7 +84,7 @@ def config(data: Path) -> dict[str, Any]:
                     "eval_fraction": 0.1,
                 },
                 "train": {
-                    "steps": 36,
+                    "steps": 24,
                     "prompts_per_step": 16,
                     "learning_rate": 5e-6,
                     "schedule": "linear",
@@ -102,7 +102,7 @@ def config(data: Path) -> dict[str, Any]:
                 "check": [{"name": "regex", "settings": {"pattern": "Yes|No"}}],
                 "sampling": {"group_size": 8, "max_completion_length": 6},
                 "train": {
-                    "steps": 45,
+                    "steps": 36,
                     "prompts_per_step": 32,
                     "learning_rate": 2e-6,
                     "schedule": "linear",
