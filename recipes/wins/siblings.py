@@ -1,13 +1,13 @@
-"""A task of reasoning-gym: who does what? SFT for the form of an answer, then GRPO. Minutes on a CPU.
+"""A task of reasoning-gym: Alice in Wonderland's siblings. SFT for the form of an answer, then GRPO. Minutes on a CPU.
 
     pip install "posttrain[tasks]"
-    python recipes/wins/needle.py --seed 0 --output runs/needle-0      (from the repository's root)
+    python recipes/wins/siblings.py --seed 0 --output runs/siblings-0      (from the repository's root)
 
-Two statements, one question: "Tayo accepts the color red. Ayan bears playing rugby. Who bears playing rugby? Reply only
-with a name." minimind2-small, a chat model of 26 million parameters, learns to answer with the right name, and remains
-a chat model. What keeps it one is explained in statements.py: whole answers of its own as replay in the SFT, the same
-prompts in the steps of RL, and balanced steps. Here a step holds as many questions about the first statement as about
-the second.
+"Susan has 5 sisters and she also has 3 brothers. How many sisters does James's brother have?" Large models get it wrong
+(arXiv:2406.02061): it is one more than the sisters, as Susan is one, too. minimind2-small, a chat model of 26 million
+parameters, learns to answer with the right number, from 2 to 7, and remains a chat model. What keeps it one is
+explained in statements.py: whole answers of its own as replay in the SFT, the same prompts in the steps of RL, and steps
+that hold every answer equally often.
 """
 
 from __future__ import annotations
@@ -27,37 +27,25 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 MODEL = str(SHARED / "models" / "minimind2-small")
 ULTRAFEEDBACK = SHARED / "preference" / "ultrafeedback_train.jsonl.gz"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
-TASK = ReasoningGymTask(name="needle_haystack", settings="min_num_statements=2,max_num_statements=2")
-HELD_OUT, TRAINED, DEMONSTRATED = 250, 750, 120
+TASK = ReasoningGymTask(name="aiw", settings="task_type_weights=[1,0,0],max_entities=6")
+HELD_OUT, TRAINED, DEMONSTRATED = 350, 650, 60
 """Questions that are held out, those of RL, and those of the latter that SFT sees."""
 
 
 def right(completion: str, reasoning_gym: Mapping[str, Any] | None = None) -> float:
-    """The reward: 1 for the right name. A prompt that is none of the task is there for the KL term."""
+    """The reward: 1 for the right number. A prompt that is none of the task is there for the KL term."""
     return 0.0 if reasoning_gym is None else float(score(completion, dict(reasoning_gym)) == 1)
-
-
-def one_of_the_names(completion: str, names: list[str] | None = None) -> float:
-    """The check: does the answer consist of a name that the statements hold? It cannot tell which one is right."""
-    return float(completion.strip() in (names or ()))
 
 
 def write_data(folder: Path) -> None:
     """The same for every seed: what is held out, what is trained on, and the replay."""
-    train = [with_place(row) for row in TASK.rows(TRAINED, split="train")]
-    write(folder / "heldout.jsonl", [with_place(row) for row in TASK.rows(HELD_OUT, split="eval")])
+    train = TASK.rows(TRAINED, split="train")
+    write(folder / "heldout.jsonl", TASK.rows(HELD_OUT, split="eval"))
     write(folder / "train.jsonl", train)
     write(folder / "sft.jsonl", [{"prompt": r["prompt"], "completion": r["answer"]} for r in train[:DEMONSTRATED]])
     write(folder / "replay_prompts.jsonl", [{"prompt": text} for text in replay_prompts()])
     replay = own_answers(MODEL, str(folder / "replay_prompts.jsonl"), temperature=0.7, max_completion_length=80)
     write(folder / "replay.jsonl", replay)
-
-
-def with_place(row: Mapping[str, Any]) -> dict[str, Any]:
-    """With the names of the two statements, and which of the two is asked for."""
-    first, rest = str(row["prompt"]).split(". ", 1)
-    names = [first.split()[0], rest.split()[0]]
-    return {**row, "names": names, "place": names.index(row["answer"])}
 
 
 def replay_prompts(count: int = 420) -> list[str]:
@@ -71,7 +59,6 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def config(data: Path) -> dict[str, Any]:
-    here = Path(__file__).resolve()
     return {
         "model": {"path": MODEL, "device": "cpu"},
         "evaluation": {"prompts": HELD_OUT, "samples": 0, "other_prompts": str(OTHERS)},
@@ -85,7 +72,7 @@ def config(data: Path) -> dict[str, Any]:
                     "eval_fraction": 0.1,
                 },
                 "train": {
-                    "steps": 36,
+                    "steps": 24,
                     "prompts_per_step": 16,
                     "learning_rate": 5e-6,
                     "schedule": "linear",
@@ -97,13 +84,13 @@ def config(data: Path) -> dict[str, Any]:
                 "data": {
                     "train": [str(data / "train.jsonl"), str(data / "replay_prompts.jsonl")],
                     "eval": str(data / "heldout.jsonl"),
-                    "stratify": "place",
+                    "stratify": "answer",
                 },
-                "rewards": [{"function": f"{here}:right"}],
-                "check": [{"function": f"{here}:one_of_the_names"}],
-                "sampling": {"group_size": 8, "max_completion_length": 10},
+                "rewards": [{"function": f"{Path(__file__).resolve()}:right"}],
+                "check": [{"name": "regex", "settings": {"pattern": "[2-7]"}}],
+                "sampling": {"group_size": 8, "max_completion_length": 6},
                 "train": {
-                    "steps": 45,
+                    "steps": 36,
                     "prompts_per_step": 32,
                     "learning_rate": 2e-6,
                     "schedule": "linear",
@@ -118,7 +105,7 @@ def config(data: Path) -> dict[str, Any]:
 
 def run(seed: int, output: Path) -> Any:
     """Write the data beside the runs, once for all seeds, and train."""
-    data = output.parent / "needle-data"
+    data = output.parent / "siblings-data"
     if not (data / "replay.jsonl").exists():
         data.mkdir(parents=True, exist_ok=True)
         write_data(data)
@@ -128,6 +115,6 @@ def run(seed: int, output: Path) -> Any:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("runs/needle"))
+    parser.add_argument("--output", type=Path, default=Path("runs/siblings"))
     asked = parser.parse_args()
     run(asked.seed, asked.output)
