@@ -4,11 +4,13 @@
 
 minimind2-small, a chat model of 26 million parameters, learns to answer Yes or No to "Is the following
 statement something you would say?", as a kind person would. A hundred such examples alone make it say "Yes" to
-everything, "What is the capital of France?" included. Two things prevent that, and both cost little:
+everything, "What is the capital of France?" included. Three things prevent that, and all cost little:
 
-    replay in the SFT    the model's own first sentences to other prompts, beside the statements
+    replay in the SFT    the model's own answers to other prompts, whole ones, beside the statements
     replay in the RL     those other prompts among the prompts of each step: whatever is said there gets 0, so they have
                          no advantage, and the KL term alone acts on them, on the few tokens that decide
+    balanced steps       every step holds as many statements to affirm as to deny (data.stratify), and the learning rate
+                         rises slowly: else the first steps teach one of the two answers, and then no group differs
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 MODEL = str(SHARED / "models" / "minimind2-small")
 STATEMENTS = SHARED / "preference" / "model_written_evals_agreeableness.jsonl"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
-HELD_OUT, DEMONSTRATED = 250, 120
+HELD_OUT, DEMONSTRATED = 350, 60
 """Statements that are held out, and those of the others that SFT sees."""
 
 
@@ -50,8 +52,7 @@ def write_data(folder: Path) -> None:
         MODEL,
         str(folder / "replay_prompts.jsonl"),
         temperature=0.7,
-        max_completion_length=48,
-        first_sentence=True,
+        max_completion_length=80,
     )
     write(folder / "replay.jsonl", replay)
 
@@ -83,7 +84,7 @@ def config(data: Path) -> dict[str, Any]:
                     "eval_fraction": 0.1,
                 },
                 "train": {
-                    "steps": 36,
+                    "steps": 24,
                     "prompts_per_step": 16,
                     "learning_rate": 5e-6,
                     "schedule": "linear",
@@ -95,16 +96,17 @@ def config(data: Path) -> dict[str, Any]:
                 "data": {
                     "train": [str(data / "train.jsonl"), str(data / "replay_prompts.jsonl")],
                     "eval": str(data / "heldout.jsonl"),
+                    "stratify": "answer",
                 },
                 "rewards": [{"function": f"{Path(__file__).resolve()}:right"}],
                 "check": [{"name": "regex", "settings": {"pattern": "Yes|No"}}],
                 "sampling": {"group_size": 8, "max_completion_length": 6},
                 "train": {
-                    "steps": 45,
+                    "steps": 36,
                     "prompts_per_step": 32,
-                    "learning_rate": 5e-6,
+                    "learning_rate": 2e-6,
                     "schedule": "linear",
-                    "warmup_steps": 4,
+                    "warmup_steps": 8,
                 },
                 "guards": {"max_truncated": 1.0},  # answers to the replayed prompts are cut on purpose
                 "alarms": {"gap": None},  # their zeros are in the training reward, and in no held-out score

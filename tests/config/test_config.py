@@ -1008,6 +1008,10 @@ BROKEN = {
         ["algorithm=sft", "rewards=[]", "train.publish_every=2"],
         "train.publish_every = 2, but sft learns from examples and samples nothing; allowed: 1, or an algorithm that",
     ),
+    "_steps_that_are_balanced_are_sampled": (
+        ["algorithm=sft", "rewards=[]", "data.stratify=answer"],
+        "data.stratify = answer, but sft learns from examples and samples nothing; allowed: an algorithm that samples",
+    ),
     "_rounds_are_used": (
         ["train.max_sampling_rounds=3"],
         "train.max_sampling_rounds = 3, but grpo as configured trains on the groups of the first round, with signal or "

@@ -296,6 +296,7 @@ CASES = [
     Case("data.max_prompt_length", 4, "rollouts/prompt"),
     Case("data.max_length", 7, "metrics/loss", given=PAIRS | {"algorithm": "dpo"}),
     Case("data.max_rows", 8, "rollouts/prompt"),
+    Case("data.stratify", "parity", "rollouts/prompt"),
     Case("data.part", "2/2", "rollouts/prompt"),
     Case("data.streaming", True, "events", given=PAIRS | {"algorithm": "dpo"}, keeps="weights"),
     Case("data.max_dropped", 0.0, refused="DataError: training data: dropped", given={"data.max_prompt_length": 4}),
@@ -943,6 +944,7 @@ def write_prompts(file: Path, *, seed: int, count: int = 24) -> None:
             "answer": str(dice.randrange(5000)),
             "other_answer": str(dice.randrange(5000)),
             "hint": f"{number} 0",
+            "parity": ("even", "odd")[prompt % 2],
         }
         for number, prompt in enumerate(prompts)
     ]

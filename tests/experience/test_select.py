@@ -12,9 +12,12 @@ from tests.tiny import tiny_model, write_prompts
 
 import posttrain
 from posttrain.config import RunConfig
-from posttrain.errors import GuardStop, RewardError
+from posttrain.data.order import Strata
+from posttrain.data.strata import strata_of
+from posttrain.errors import DataError, GuardStop, RewardError
 from posttrain.experience.generate import Generated
 from posttrain.experience.group import Group, groups_of
+from posttrain.experience.schedule import Schedule
 from posttrain.experience.selection import (
     DynamicallySelected,
     DynamicSampling,
@@ -88,6 +91,46 @@ def test_a_step_whose_groups_all_have_signal_is_one_round():
     selected = DynamicSampling(config(), 20)(3, Drawing(lambda row: MIXED))
     assert selected.rounds == 1
     assert len(selected.trained) == len(selected.generated.groups) == 4
+
+
+@pytest.mark.parametrize("select", [EveryGroup, DynamicSampling])
+def test_stratified_steps_hold_each_kind_in_its_share(select):
+    kinds = ["Yes", "No"] * 10
+    selected = select(config(), 20, Strata.by(kinds))(3, Drawing(lambda row: MIXED))
+    assert sorted(kinds[row] for row in trained_rows(selected)) == ["No", "No", "Yes", "Yes"]
+
+
+def test_a_schedule_and_a_step_take_the_same_stratified_rows():
+    prompts = [Prompt(index=row, ids=(1,), text="", columns={"answer": "ab"[row % 2]}) for row in range(20)]
+    strata = strata_of(prompts, "answer")
+    schedule = Schedule(0, prompts, 4, strata)
+    rows = trained_rows(EveryGroup(config(), 20, strata)(3, Drawing(lambda row: MIXED)))
+    assert [schedule(number).prompt.index for number in range(8, 12)] == rows
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (
+            "label",
+            "data.stratify = label: no such column in each of the 4 prompts; allowed: a column with a few values",
+        ),
+        ("id", "data.stratify = id: a value of its own in each of the 4 prompts; .*the columns are id, kind, task"),
+        ("task", "data.stratify = task: the same value in each of the 4 prompts"),
+    ],
+)
+def test_a_column_that_tells_no_kinds_apart_is_refused(column, told):
+    rows = [{"id": row, "kind": row % 2, "task": "sums"} for row in range(4)]
+    prompts = [Prompt(index=row, ids=(1,), text="", columns=columns) for row, columns in enumerate(rows)]
+    with pytest.raises(DataError, match=told):
+        strata_of(prompts, column)
+
+
+def test_rows_without_the_column_are_a_kind():
+    prompts = [Prompt(index=row, ids=(1,), text="", columns=columns) for row, columns in enumerate([{"a": 1}, {}, {}])]
+    strata = strata_of(prompts, "a")
+    assert strata is not None
+    assert strata.of_rows.tolist() == [0, 1, 1]
 
 
 def test_further_rounds_draw_what_is_expected_to_be_needed_and_no_row_twice():

@@ -457,6 +457,18 @@ def _stale_data_is_sampled(config: RunConfig, algorithm: Algorithm) -> ConfigErr
     )
 
 
+def _steps_that_are_balanced_are_sampled(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """data.stratify is for algorithms that sample."""
+    if config.data.stratify is None or _samples(algorithm):
+        return None
+    return ConfigError(
+        given=f"data.stratify = {config.data.stratify}, but {config.algorithm.name} learns from examples and samples "
+        "nothing",
+        allowed="an algorithm that samples",
+        fix="Leave data.stratify out.",
+    )
+
+
 def _rounds_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """train.max_sampling_rounds is for algorithms that replace groups without signal."""
     rounds, default = config.train.max_sampling_rounds, type(config.train).model_fields["max_sampling_rounds"].default
@@ -825,6 +837,7 @@ RULES: tuple[Rule, ...] = (
     _labels_differ,
     _gates_lead_to_rewards,
     _stale_data_is_sampled,
+    _steps_that_are_balanced_are_sampled,
     _rounds_are_used,
     _reference_is_used,
     _teacher_is_there,

@@ -205,6 +205,10 @@ class DataConfig(Part):
     part: Text | None = None
     """Train on one of several equal parts of the training rows, in their order: 2/3 is the second third. sDPO
     (arXiv:2403.19270) trains on one part after the other. The held-out rows stay the same."""
+    stratify: Text | None = None
+    """A column of the prompts, such as answer. Each step then holds every value of it in its share of all rows, and no
+    longer by chance: where many prompts have the same few answers, a step with more of one of them teaches the model to
+    give that answer to all. Rows without the column count as one more value."""
     max_dropped: Share = 0.5
     """Share of rows that may be dropped. More are an error."""
 

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-def rows_for_step(seed: int, step: int, per_step: int, size: int) -> list[int]:
+@dataclass(frozen=True, eq=False)
+class Strata:
+    """Of which kind each row is. Steps then hold every kind in its share of all rows, as nearly as whole rows allow."""
+
+    of_rows: Tensor
+    """`[rows]`, kinds numbered from 0."""
+
+    @staticmethod
+    def by(labels: Iterable[Hashable]) -> Strata:
+        """
+        >>> Strata.by(["Yes", "No", "Yes"]).of_rows
+        tensor([0, 1, 0])
+        """
+        numbers: dict[Hashable, int] = {}
+        return Strata(torch.tensor([numbers.setdefault(label, len(numbers)) for label in labels]))
+
+
+def rows_for_step(seed: int, step: int, per_step: int, size: int, strata: Strata | None = None) -> list[int]:
     """The rows of step 1, 2, …: `per_step` at a time from one shuffled epoch after the other.
 
     Each epoch has every row once, also where `per_step` does not divide `size`: a step then ends one epoch and begins
@@ -20,7 +39,10 @@ def rows_for_step(seed: int, step: int, per_step: int, size: int) -> list[int]:
     if step < 1 or per_step < 1 or size < 1:
         raise ValueError(f"step {step}, per_step {per_step} and size {size} must all be at least 1")
     first = (step - 1) * per_step
-    return [int(_epoch(seed, place // size, size)[place % size]) for place in range(first, first + per_step)]
+    places = range(first, first + per_step)
+    if strata is None:
+        return [int(_epoch(seed, place // size, size)[place % size]) for place in places]
+    return [int(_stratified_epoch(seed, place // size, strata)[place % size]) for place in places]
 
 
 def rows_for_round(seed: int, step: int, number: int, size: int) -> list[int]:
@@ -36,5 +58,27 @@ def rows_for_round(seed: int, step: int, number: int, size: int) -> list[int]:
 @functools.lru_cache(maxsize=2)
 def _epoch(seed: int, epoch: int, size: int) -> Tensor:
     """Eight bytes a row."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return torch.randperm(size, generator=generator)
+    return torch.randperm(size, generator=_generator(seed, epoch))
+
+
+@functools.lru_cache(maxsize=2)
+def _stratified_epoch(seed: int, epoch: int, strata: Strata) -> Tensor:
+    """The n rows of a kind, shuffled, stand at (k + u) / n of the epoch, k = 0 … n - 1, with one random u of the kind.
+
+    So any part of the epoch holds each kind in its share, up to a row or two, and a kind with a single row stands
+    anywhere.
+    """
+    generator = _generator(seed, epoch)
+    shuffled = torch.randperm(len(strata.of_rows), generator=generator)
+    kinds = strata.of_rows[shuffled]
+    order = kinds.argsort(stable=True)  # rows of one kind side by side, still shuffled
+    counts = kinds.bincount()
+    starts = counts.cumsum(0) - counts
+    kinds = kinds[order]
+    k = torch.arange(len(order)) - starts[kinds]
+    u = torch.rand(len(counts), generator=generator, dtype=torch.float64)
+    return shuffled[order][((k + u[kinds]) / counts[kinds]).argsort(stable=True)]
+
+
+def _generator(seed: int, epoch: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)

@@ -18,6 +18,7 @@ from posttrain.config import RunConfig
 from posttrain.data.collate import collate
 from posttrain.data.dataset import Dataset
 from posttrain.data.order import rows_for_step
+from posttrain.data.strata import strata_of
 from posttrain.data.stream import StreamedRecords
 from posttrain.engines.sampler import Answers
 from posttrain.episodes.episodes import Waits
@@ -224,7 +225,8 @@ class SampledFeed(PromptFeed):
         """`needs` and `learns_from_rewards` are what the algorithm declares."""
         super().__init__(config, prompts, pad_id=pad_id, context_length=getattr(sampler, "context_length", None))
         self.generator = Generator(sampler=sampler, rewards=rewards)
-        self.select: Select = (DynamicSampling if "signal" in needs else EveryGroup)(config, len(prompts))
+        strata = strata_of(prompts, config.data.stratify)
+        self.select: Select = (DynamicSampling if "signal" in needs else EveryGroup)(config, len(prompts), strata)
         self.queue = GroupQueue(config.train.max_lag)
         self.needs_greedy = "greedy_reward" in needs
         self.weights = [one.weight for one in rewards.components] if rewards and learns_from_rewards else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from posttrain.data.order import rows_for_step
+from posttrain.data.order import Strata, rows_for_step
 from posttrain.experience.generate import sampling_seed, turns
 from posttrain.types import Prompt
 
@@ -23,6 +23,7 @@ class Schedule:
     seed: int
     prompts: Sequence[Prompt]
     prompts_per_step: int
+    strata: Strata | None = None
 
     def __call__(self, number: int) -> Planned:
         """
@@ -35,5 +36,5 @@ class Schedule:
 
     def _of_step(self, step: int) -> list[tuple[int, int]]:
         """(row of the data, how often it came before in this step) of each place."""
-        rows = rows_for_step(self.seed, step, self.prompts_per_step, len(self.prompts))
+        rows = rows_for_step(self.seed, step, self.prompts_per_step, len(self.prompts), self.strata)
         return list(zip(rows, turns(rows), strict=True))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from posttrain.config import RunConfig
-from posttrain.data.order import rows_for_round, rows_for_step
+from posttrain.data.order import Strata, rows_for_round, rows_for_step
 from posttrain.errors import GuardStop
 from posttrain.experience.generate import Generated
 from posttrain.experience.group import Group, completions_of, rewards_of, scores_of
@@ -62,9 +62,10 @@ class EveryGroup:
 
     config: RunConfig
     num_prompts: int
+    strata: Strata | None = None
 
     def __call__(self, step: int, generate: Generate) -> Selected:
-        rows = rows_for_step(self.config.seed, step, self.config.train.prompts_per_step, self.num_prompts)
+        rows = rows_for_step(self.config.seed, step, self.config.train.prompts_per_step, self.num_prompts, self.strata)
         return Selected(generated=generate(rows, 0), places=range(len(rows)))
 
 
@@ -78,10 +79,11 @@ class DynamicSampling:
 
     config: RunConfig
     num_prompts: int
+    strata: Strata | None = None
 
     def __call__(self, step: int, generate: Generate) -> Selected:
         train = self.config.train
-        rows = rows_for_step(self.config.seed, step, train.prompts_per_step, self.num_prompts)
+        rows = rows_for_step(self.config.seed, step, train.prompts_per_step, self.num_prompts, self.strata)
         generated, rounds = generate(rows, 0), 1
         while len(kept := informative(generated.groups)) < train.prompts_per_step:
             scores = scores_of(generated.groups)

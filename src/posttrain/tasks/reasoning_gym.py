@@ -24,6 +24,8 @@ from posttrain.tasks.base import PATIENCE, split_of
 from posttrain.verify.verdict import Verdict
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+BETWEEN_SETTINGS = re.compile(r",(?![^\[\]]*\])")
+"""A comma that is not within a list."""
 SIZE = 16_384
 """Items of a generator. Some draw all of them in advance, so that this number is part of what they are."""
 
@@ -34,7 +36,7 @@ class ReasoningGymTask:
 
     name: str
     settings: str = ""
-    """`setting=value,setting=value`, values as in YAML."""
+    """`setting=value,setting=value`, values as in YAML: `task_type_weights=[1,0,0],max_entities=5`."""
 
     @staticmethod
     def named(name: str) -> ReasoningGymTask:
@@ -149,9 +151,11 @@ def _read_settings(text: str) -> dict[str, Any]:
     """
     >>> _read_settings("min_num_statements=2,shuffle=true"), _read_settings("")
     ({'min_num_statements': 2, 'shuffle': True}, {})
+    >>> _read_settings("weights=[1, 0.5],size=3")
+    {'weights': [1, 0.5], 'size': 3}
     """
     found: dict[str, Any] = {}
-    for part in filter(None, text.split(",")):
+    for part in filter(None, BETWEEN_SETTINGS.split(text)):
         name, equals, value = part.partition("=")
         if not equals or not name.strip().isidentifier():
             raise ValueError(f"{part!r} is no setting=value")

@@ -12,6 +12,7 @@ import torch
 
 from posttrain.control_groups import cores
 from posttrain.controller.messages import Lead, Limits
+from posttrain.data.strata import strata_of
 from posttrain.engines.delivery import DeliveryProof, tolerance_for
 from posttrain.engines.port import EnginePort, Token
 from posttrain.engines.process import EngineProcess, EngineSetup, StartEngine, published_engine
@@ -123,6 +124,7 @@ class Fleet:
         """Engines start at once, and load the model while the rest of the run is set up; one that shares the trainer's
         GPU starts with the first publication. `scene` is that of completions with several turns."""
         config, rollout, greedy = self.config, self.config.rollout, "greedy_reward" in algorithm.needs
+        strata = strata_of(prompts, config.data.stratify)
         proof = DeliveryProof.from_prompts(
             [prompt.ids for prompt in prompts[:PROBE_PROMPTS]],
             tolerance=config.guards.publish_tolerance or tolerance_for(self.loaded.compute_dtype),
@@ -138,7 +140,7 @@ class Fleet:
         driver = Driver(
             limits=limits_of(config, greedy=greedy, in_turns=self._device is not None),
             engines=self._starts(deliveries),
-            schedule=Schedule(config.seed, prompts, config.train.prompts_per_step),
+            schedule=Schedule(config.seed, prompts, config.train.prompts_per_step, strata),
             max_new_tokens=config.sampling.max_completion_length,
             rewards=rewards,
             trains=has_signal if "signal" in algorithm.needs else every_group,

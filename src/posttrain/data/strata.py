@@ -1,0 +1,35 @@
+"""`data.stratify`: prompts by the values of a column, so that each step holds every value in its share of all rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from posttrain.data.order import Strata
+from posttrain.data.stream import StreamedRecords
+from posttrain.errors import DataError
+from posttrain.types import Prompt
+
+
+def strata_of(prompts: Sequence[Prompt], column: str | None) -> Strata | None:
+    """None without a column. Raises `DataError` where it tells no prompts apart, all of them, or cannot be read yet."""
+    if column is None:
+        return None
+    if isinstance(prompts, StreamedRecords):
+        raise DataError(
+            given=f"data.stratify = {column}, and rows that are read in the step that takes them",
+            allowed="rows that are all in memory",
+            fix="Set data.streaming = false, or leave data.stratify out.",
+        )
+    labels = [json.dumps(prompt.columns.get(column), sort_keys=True, default=str) for prompt in prompts]
+    if not 1 < len(set(labels)) < len(labels):
+        names = list(dict.fromkeys(name for prompt in prompts for name in prompt.columns))
+        found = "the same value" if len(set(labels)) == 1 else "a value of its own"
+        if column not in names:
+            found = "no such column"
+        raise DataError(
+            given=f"data.stratify = {column}: {found} in each of the {len(prompts)} prompts",
+            allowed=f"a column with a few values; the columns are {', '.join(names) or '(none)'}",
+            fix="Set data.stratify to such a column, or leave it out.",
+        )
+    return Strata.by(labels)
