@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posttrain.config import load_config
+from posttrain.config import check, load_config
 from posttrain.engines.engine import Draw, Row
 from posttrain.errors import PosttrainError
 from posttrain.train.api import run_folder, train_resolved
@@ -53,10 +53,10 @@ class Place:
             return run_and_record(self.plain, changes, with_effort)
 
     def refusal(self, changes: Mapping[str, Any]) -> str | None:
-        """What is said against the plain settings with these changes when they are read; None: nothing."""
+        """What is said against the plain settings with these changes before a run begins; None: nothing."""
         with contextlib.chdir(self.folder):
             try:
-                load_config(self.plain, changes)
+                check(load_config(self.plain, changes).config)
             except PosttrainError as error:
                 return f"{type(error).__name__}: {error}"
         return None
