@@ -6,7 +6,7 @@
 "Susan has 5 sisters and she also has 3 brothers. How many sisters does James's brother have?" Large models get it wrong
 (arXiv:2406.02061): it is one more than the sisters, as Susan is one, too. minimind2-small, a chat model of 26 million
 parameters, learns to answer with the right number, from 2 to 7, and remains a chat model. What keeps it one is
-explained in statements.py: whole answers of its own as replay in the SFT, the same prompts in the steps of RL, and steps
+explained in statements.py: whole answers of its own as replay in the SFT, the same prompts in the steps of RL, steps
 that hold every answer equally often.
 """
 
