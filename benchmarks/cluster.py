@@ -47,9 +47,8 @@ def main() -> int:
     found: dict[str, Any] = {}
     for name, test in TESTS.items():
         load = os.getloadavg()[0]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-s", "-m", "ray", test], stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-m", "pytest", "-q", "-s", "-m", "ray", test]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         assert done.returncode == 0, done.stdout
         found[name] = {"load_before": load, "load_after": os.getloadavg()[0], "losses": lines_of(done.stdout)}
         print(json.dumps({name: found[name]}), flush=True)
