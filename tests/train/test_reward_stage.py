@@ -17,6 +17,7 @@ import posttrain
 from posttrain.config import load_config
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.reward_head import ScoringFacts
+from posttrain.train.api import read_inputs
 from posttrain.train.run import Run
 
 VOWELS = "aeiou"
@@ -167,6 +168,18 @@ def test_pairs_that_cannot_be_read_leave_a_folder_that_can_be_used_again(folder)
     with pytest.raises(DataError, match="preference pairs cannot be made of the columns prompt, answer"):
         posttrain.train({**settings, "reward_model": wrong})
     assert posttrain.train(settings).step == STEPS
+
+
+@pytest.mark.parametrize(
+    "gates", [("asked", None), (None, "reward_model")], ids=["a model behind a gate", "a gate that is a model"]
+)
+def test_a_gate_between_a_function_and_the_trained_model_is_no_error_before_it_is_trained(folder, tmp_path, gates):
+    (folder / "gate.py").write_text("def asked(completion):\n    return 1.0\n")
+    model, function = (
+        {"model": "reward_model", "gate": gates[0]},
+        {"function": f"{folder / 'gate.py'}:asked", "weight": 0.0 if gates[0] else 1.0, "gate": gates[1]},
+    )
+    read_inputs(load_config(config(folder, "gated") | {"rewards": [function, model]}).config, tmp_path)
 
 
 def test_a_reward_model_trains_by_itself_with_adapters_and_several_updates(folder):

@@ -223,9 +223,20 @@ def read_inputs(config: RunConfig, folder: Path) -> None:
     if config.reward_model is not None:
         stage = reward_model_config(config, folder).config
         read_split(stage.data, stage.seed)
-    own = {name: [e for e in getattr(config, name) if e.model is None] for name in ("rewards", "check")}
     with ExitStack() as resources:
-        Judges.of(config.model_copy(update=own), folder, resources)
+        Judges.of(config.model_copy(update=without_models(config)), folder, resources)
+
+
+def without_models(config: RunConfig) -> dict[str, Any]:
+    """Rewards and checks that need no model: neither as the scorer nor as the one that has to be reached first. One of
+    weight 0 may be the gate of a model, and counts as any other here, where nothing is summed."""
+    models = {entry.metric_name for entry in config.rewards if entry.model is not None}
+    rewards = [
+        entry.model_copy(update={"weight": 1.0})
+        for entry in config.rewards
+        if entry.model is None and (entry.gate is None or entry.gate.label not in models)
+    ]
+    return {"rewards": rewards, "check": [entry for entry in config.check if entry.model is None]}
 
 
 def find_models(config: RunConfig, folder: Path) -> None:
