@@ -6,8 +6,8 @@
 "Susan has 5 sisters and she also has 3 brothers. How many sisters does James's brother have?" Large models get it wrong
 (arXiv:2406.02061): it is one more than the sisters, as Susan is one, too. minimind2-small, a chat model of 26 million
 parameters, learns to answer with the right number, from 2 to 7, and remains a chat model. What keeps it one is
-explained in statements.py: whole answers of its own as replay in the SFT, the same prompts in the steps of RL, steps
-that hold every answer equally often.
+explained in statements.py: whole answers of its own as replay in the SFT, the same prompts in the steps of RL, and
+steps that hold every answer equally often.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL = str(SHARED / "models" / "minimind2-small")
 ULTRAFEEDBACK = SHARED / "preference" / "ultrafeedback_train.jsonl.gz"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
 TASK = ReasoningGymTask(name="aiw", settings="task_type_weights=[1,0,0],max_entities=6")
-HELD_OUT, TRAINED, DEMONSTRATED = 350, 650, 60
+HELD_OUT, TRAINED, DEMONSTRATED = 350, 650, 30
 """Questions that are held out, those of RL, and those of the latter that SFT sees."""
 
 
@@ -72,7 +72,7 @@ def config(data: Path) -> dict[str, Any]:
                     "eval_fraction": 0.1,
                 },
                 "train": {
-                    "steps": 24,
+                    "steps": 12,
                     "prompts_per_step": 16,
                     "learning_rate": 5e-6,
                     "schedule": "linear",
@@ -90,7 +90,7 @@ def config(data: Path) -> dict[str, Any]:
                 "check": [{"name": "regex", "settings": {"pattern": "[2-7]"}}],
                 "sampling": {"group_size": 8, "max_completion_length": 6},
                 "train": {
-                    "steps": 36,
+                    "steps": 28,
                     "prompts_per_step": 32,
                     "learning_rate": 2e-6,
                     "schedule": "linear",
