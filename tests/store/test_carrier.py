@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -432,6 +433,30 @@ def test_a_beat_that_comes_late_does_not_undo_a_take_over(storage, monkeypatch):
     assert sorted(remote.sizes()) == [".writers/000002.json"], "earlier claims go"
 
 
+def test_a_beat_that_is_under_way_is_waited_for_before_the_claim_is_given_back(storage, monkeypatch):
+    """Slow storage: what is written after the claim was removed would make it anew."""
+    remote, write = RemoteFolder(storage.url), RemoteFolder.write
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(self: RemoteFolder, name: str, content: bytes) -> None:
+        begun.set()
+        assert goes_on.wait(20)
+        write(self, name, content)
+
+    monkeypatch.setattr(RemoteFolder, "write", slow)
+    mine = Claim(remote, "mine")
+    mine.take()
+    assert begun.wait(20)
+    giving = threading.Thread(target=mine.give_back)
+    giving.start()
+    giving.join(timeout=1.5)
+    assert giving.is_alive()
+    goes_on.set()
+    giving.join(timeout=20)
+    assert not giving.is_alive()
+    assert remote.sizes() == {}
+
+
 def test_storage_without_conditions_leaves_one_writer(storage, monkeypatch):
     """Both make the same number there: the later content stays, and the other notices before its next change."""
     monkeypatch.setattr(RemoteFolder, "create", RemoteFolder.write)
@@ -510,6 +535,15 @@ def test_a_run_that_never_began_leaves_nothing_there(storage):
         until(lambda: (storage.place / "config.yaml").exists())
     assert contents(storage.place) == {}
     assert not (storage.place / claim.FOLDER).exists()
+
+
+def test_a_run_that_never_began_and_was_taken_over_removes_nothing(storage):
+    with storage.start() as store:
+        store.carrier.wake()
+        until(lambda: (storage.place / "config.yaml").exists())
+        (storage.place / ".writers/000002.json").write_text('{"writer": "another", "by": "pid 1 on there", "beat": 0}')
+        before = contents(storage.place)
+    assert contents(storage.place) == before != {}
 
 
 # --- storage that fails ----------------------------------------------------------------------------------------------

@@ -181,8 +181,8 @@ class Carrier:
             return
         with self._lock:  # what is being carried now is finished first
             if empty and self._lost is None:
-                with suppress(StorageError):
-                    self.remote.remove(self._there)
+                with suppress(StorageError, ConfigError):
+                    self._remove(list(self._there))
                 (self.folder / LEDGER).unlink(missing_ok=True)
             self._claim.end(remove=empty)
             self._claim = None
@@ -275,6 +275,7 @@ class Carrier:
             return  # it is being written: the next round has it
         self._claim_is_ours()
         self.remote.write(seal, sums)
+        self._claim_is_ours()
         self.remote.write(name, content)
         self._there[seal] = self._there[name] = stamp
 
@@ -311,11 +312,9 @@ class Carrier:
         self._remove(sorted(gone, key=lambda name: (not name.endswith(f"/{MANIFEST}"), name)))
 
     def _remove(self, names: Iterable[str]) -> None:
-        if not (names := list(names)):
-            return
-        self._claim_is_ours()
-        self.remote.remove(names)
-        for name in names:
+        for name in list(names):
+            self._claim_is_ours()
+            self.remote.remove([name])
             self._there.pop(name, None)
 
     # --- the folder --------------------------------------------------------------------------------------------------

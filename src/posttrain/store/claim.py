@@ -103,7 +103,8 @@ class Claim:
 
     def end(self, *, remove: bool = False) -> None:
         """Let go of it: whoever goes on need not wait. Earlier claims are removed, and this one as well if `remove`."""
-        self._stop()
+        if not self._stop():
+            return
         with suppress(StorageError, ConfigError):
             self.require()
             if not remove:
@@ -113,7 +114,8 @@ class Claim:
 
     def give_back(self) -> None:
         """As if it had never been taken: whoever had written last still has."""
-        self._stop()
+        if not self._stop():
+            return
         with suppress(StorageError, ConfigError):
             self.require()
             self.remote.remove([_name(self._number)])
@@ -122,10 +124,13 @@ class Claim:
         """Say nothing more, and ask nobody: it is taken over as that of a process that died."""
         self._ended.set()
 
-    def _stop(self) -> None:
+    def _stop(self) -> bool:
+        """No beat comes any more. False where one is under way for so long that the claim may be taken over as that of
+        a process that died: it would come after whatever is said now."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(timeout=1)
+            self._thread.join(timeout=WATCHED)
+        return self._thread is None or not self._thread.is_alive()
 
     def _beats(self) -> None:
         while not self._ended.wait(BEAT):
