@@ -2,9 +2,9 @@
 
 Every allocation and release that the allocator reports is taken down with its time, those inside of kernels included;
 what is alive at a moment is the sum before it. Memory that was there before the measuring began is not seen, so it
-begins before a model is loaded; its release would be seen, and count as less than nothing, so garbage is collected
-first. Files that are mapped, Python's objects and what libraries hold by themselves are no tensors; resident memory has
-them, see `Resident`.
+begins before a model is loaded. The allocator reports the release of what an earlier measuring saw, though, so garbage
+is collected first. Files that are mapped, Python's objects and what libraries hold by themselves are no tensors;
+resident memory has them, see `Resident`.
 """
 
 from __future__ import annotations
