@@ -79,6 +79,27 @@ def test_what_the_meter_counts():
     del kept
 
 
+def test_what_an_earlier_run_left_in_cycles_is_not_taken_off_this_one():
+    import gc
+
+    import torch
+    from planning.meter import LiveBytes
+
+    with LiveBytes().measuring():
+        left: list[object] = [torch.zeros(50_000)]
+    left.append(left)
+    gc.collect()  # what survives this is old, and no longer collected at every turn
+    del left
+    meter = LiveBytes()
+    with meter.measuring():
+        kept = torch.zeros(1000)
+        gc.collect()
+        with meter.span("a"):
+            torch.zeros(3000)
+    assert meter.peaks()["a"] == 4 * 4000
+    del kept
+
+
 def measured_now(*names: str) -> list[Compared]:
     command = [sys.executable, str(ROOT / "benchmarks" / "planning" / "run.py"), "live", *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -2,12 +2,14 @@
 
 Every allocation and release that the allocator reports is taken down with its time, those inside of kernels included;
 what is alive at a moment is the sum before it. Memory that was there before the measuring began is not seen, so it
-begins before a model is loaded. Files that are mapped, Python's objects and what libraries hold by themselves are no
-tensors; resident memory has them, see `Resident`.
+begins before a model is loaded. The allocator reports the release of what an earlier measuring saw, though, so garbage
+is collected first. Files that are mapped, Python's objects and what libraries hold by themselves are no tensors;
+resident memory has them, see `Resident`.
 """
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from bisect import bisect_right
@@ -40,6 +42,7 @@ class LiveBytes:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
+        gc.collect()  # an earlier run is held by cycles: its release now would be taken off this one
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
             yield
         found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -14,7 +15,7 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS
 from posttrain.cli import run
 from posttrain.lab.advise.advisor import advise
-from posttrain.lab.explore.choices import GROUPS, choices, words
+from posttrain.lab.explore.choices import GROUPS, choices, settings_of, words, written
 from posttrain.lab.explore.page import render
 from posttrain.lab.explore.plan_numbers import PHASES, ROLES
 from posttrain.lab.explore.walk import questions
@@ -26,7 +27,7 @@ VOID = {"meta", "input", "br", "link", "img", "hr", "col"}
 @pytest.fixture(scope="module")
 def offered():
     """A part of what there is to choose from, planned in a moment."""
-    fewer = {"model": ("0.5b", "7b"), "tokens": ("2048", "32768"), "group": ("8",), "gpus": ("1", "8")}
+    fewer = {"model": ("0.5b", "7b"), "tokens": ("2048", "32768"), "group": ("8",), "gpus": ("1", "8", "64")}
     return {
         name: replace(choice, values={key: choice.values[key] for key in fewer.get(name, choice.values)})
         for name, choice in choices().items()
@@ -120,6 +121,24 @@ def test_the_page_carries_the_numbers_of_the_planner(told, offered, seed):
     most = max(plan.totals)
     answer = next((i for i, limit in enumerate(device["most"]) if most <= limit), 3)
     assert ("yes", "probably", "hardly", "no")[answer] == plan.answer
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_command_sets_what_was_planned(told, offered, seed):
+    """As the script puts it together: what is always set, and what each choice sets."""
+    chosen = random_selection(random.Random(seed), offered)
+    [card] = [one for one in told["algorithms"] if one["key"] == chosen["a"]]
+    settings = [card["fixed"], *(values.get(chosen[choice], "") for choice, values in card["plan"].items())]
+    command = " ".join(filter(None, settings)).replace("SIZE", chosen["model"])
+    assert sorted(shlex.split(command)) == sorted(shlex.split(written(settings_of(chosen["a"], chosen))))
+
+
+@pytest.mark.parametrize("device", ["rtx-4090", "h100"])
+def test_many_machines_share_one_copy_on_every_device(told, offered, device):
+    """A small model surely fits on each machine of H100s, where a run by itself would take a copy for each."""
+    start = {name: choice.start for name, choice in offered.items()}
+    chosen = {**start, "model": "0.5b", "gpus": "64", "device": device}
+    assert looked_up(told, "grpo", chosen) == planned("grpo", chosen).parts
 
 
 def test_four_models_for_ppo_two_for_grpo_with_a_reference_one_for_simpo(told, offered):

@@ -96,12 +96,17 @@ Settings = Mapping[str, Any]
 
 
 def settings_by_value(kind: type[Algorithm]) -> dict[str, dict[str, Settings]]:
-    """Choice -> value -> what is set for it beside model and algorithm; `SIZE` stands for that of the model."""
+    """Choice -> value -> what is set for it beside model and algorithm; `SIZE` stands for that of the model.
+
+    All GPUs share one copy of the weights: with `train.shard=auto`, which looks at the memory and the links of a
+    device, each device would have its own numbers.
+    """
     found: dict[str, dict[str, Settings]] = {
         "precision": {name: {"model.precision": name} for name in ("bfloat16", "float32")},
         "weights": {"lora": {"lora.rank": LORA_RANK}},
         "checkpointing": {"on": {"train.gradient_checkpointing": True}},
         "tokens": {str(tokens): _lengths(kind, tokens) for tokens in TOKENS},
+        "gpus": {str(count): {"train.devices": count, "train.shard": count} for count in GPUS if count > 1},
     }
     if samples(kind):
         found["group"] = {str(size): {"sampling.group_size": size} for size in GROUPS}
@@ -120,14 +125,16 @@ def _lengths(kind: type[Algorithm], tokens: int) -> Settings:
     return {"data.max_length": ASSUMED_PROMPT + tokens}
 
 
-def settings_of(key: str, chosen: Selection) -> dict[str, Any]:
-    """What a selection sets beside model and algorithm, as `posttrain plan` takes it.
+def fixed_settings(kind: type[Algorithm]) -> Settings:
+    """What every selection sets. The sizes are those of a CPU: with `auto`, of which a run takes what surely fits, each
+    device would have its own."""
+    rows = {"sampling.max_batch_rows": BATCH_ROWS} if samples(kind) else {}
+    return {"train.tokens_per_microbatch": MICROBATCH_TOKENS, **rows}
 
-    The sizes are those of a CPU: with `auto`, of which a run takes what surely fits, each device would have its own.
-    """
-    told: dict[str, Any] = {"train.tokens_per_microbatch": MICROBATCH_TOKENS}
-    if samples(ALGORITHMS[key]):
-        told["sampling.max_batch_rows"] = BATCH_ROWS
+
+def settings_of(key: str, chosen: Selection) -> dict[str, Any]:
+    """What a selection sets beside model and algorithm, as `posttrain plan` takes it."""
+    told = dict(fixed_settings(ALGORITHMS[key]))
     for choice, values in settings_by_value(ALGORITHMS[key]).items():
         told |= values.get(chosen[choice], {})
     return _with_size(dict(sorted(told.items())), chosen["model"])

@@ -37,8 +37,9 @@ function verdictOf({ most, device }) {
 
 /** The line that says the same, with more to it. */
 function commandOf(key, chosen) {
-  const told = Object.entries(cards.get(key).plan).map(([choice, values]) => values[chosen[choice]]);
-  const settings = told.filter(Boolean).join(" ").replaceAll("SIZE", chosen.model);
+  const { fixed, plan } = cards.get(key);
+  const told = Object.entries(plan).map(([choice, values]) => values[chosen[choice]]);
+  const settings = [fixed, ...told].filter(Boolean).join(" ").replaceAll("SIZE", chosen.model);
   return `posttrain plan --model ${chosen.model} --algorithm ${key} --gpus ${chosen.gpus}x${chosen.device} ${settings}`;
 }
 

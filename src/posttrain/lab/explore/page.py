@@ -15,7 +15,7 @@ from posttrain.algorithms import ALGORITHMS, Algorithm
 from posttrain.explain import NeedFact, explain, options_of_choices
 from posttrain.files import write_atomically
 from posttrain.lab.advise.guides import from_rewards, guides, samples
-from posttrain.lab.explore.choices import Choice, choices, settings_by_value, words, written
+from posttrain.lab.explore.choices import Choice, choices, fixed_settings, settings_by_value, words, written
 from posttrain.lab.explore.plan_numbers import Numbers, device_of
 from posttrain.lab.explore.walk import Question, Walk, questions
 from posttrain.report.document import hash_of
@@ -141,6 +141,7 @@ def facts_of(kind: type[Algorithm]) -> dict[str, Any]:
         "use_when": told.use_when,
         "avoid_when": told.avoid_when,
         "failures": [failure.what for failure in guides().failures if told.key in failure.of],
+        "fixed": written(fixed_settings(kind)),
         "plan": {
             choice: {value: written(settings) for value, settings in values.items()}
             for choice, values in settings_by_value(kind).items()
