@@ -35,6 +35,7 @@ from posttrain.types import Completion, Prompt
 WORLDS = str(Path(__file__).with_name("worlds.py"))
 ASKERS = str(Path(__file__).with_name("askers.py"))
 EOS = 2
+IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": EOS, "pad_token_id": 0}
 
 
 def calling(name: str, **arguments: Any) -> str:
@@ -90,9 +91,7 @@ def talker(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         max_position_embeddings=context,
-        bos_token_id=1,
-        eos_token_id=EOS,
-        pad_token_id=0,
+        **IDS,
         initializer_range=0.2 if width == 32 else 0.02,
     )
     model = PhiForCausalLM(config).eval()
@@ -115,9 +114,7 @@ def plain_talker(
         num_hidden_layers=layers,
         num_attention_heads=width // 32,
         max_position_embeddings=context,
-        bos_token_id=1,
-        eos_token_id=EOS,
-        pad_token_id=0,
+        **IDS,
         initializer_range=0.2 if width == 64 else 0.02,
     )
     model = LlamaForCausalLM(config).eval()

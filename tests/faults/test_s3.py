@@ -13,13 +13,12 @@ from tests.faults import s3_server
 from tests.faults.test_run_behind_a_url import STEPS, drive_on, folder, write_config
 from tests.processes import Ended, run_alone
 from tests.store.test_carrier import until
-from tests.store.urls import contents, rows, take_step
+from tests.store.urls import contents, one_of_two_takes_over, rows, take_step
 
 from posttrain.config.urls import working_folder
 from posttrain.errors import ConfigError
-from posttrain.store import carrier, claim
+from posttrain.store import carrier
 from posttrain.store.checkpoint import Checkpoints
-from posttrain.store.claim import Claim
 from posttrain.store.fetching import folder_to_read, folder_to_resume
 from posttrain.store.remote import RemoteFolder
 from posttrain.store.run_store import RunStore
@@ -132,18 +131,8 @@ def test_of_two_runs_for_one_url_the_second_is_refused(wire, tmp_path, monkeypat
 
 
 def test_of_two_that_take_a_url_over_in_the_same_instant_one_is_refused(wire, monkeypatch):
-    """Both have seen that the writer is silent; the other one is faster."""
     remote = RemoteFolder("s3://bucket/runs/raced")
-    dead, slower, faster = (Claim(remote, name) for name in ("dead", "slower", "faster"))
-    dead.take()
-    overtake = iter([faster.take])
-    monkeypatch.setattr(claim, "_await_end", lambda remote, before: next(overtake, lambda: None)())
-    with pytest.raises(ConfigError, match="is being written by another process"):
-        slower.take()
-    faster.require()
-    for one in (dead, slower, faster):
-        one.end()
-    assert claim.newest(remote).writer == "faster"
+    one_of_two_takes_over(remote, monkeypatch)
     assert list(remote.sizes()) == [".writers/000002.json"]
 
 

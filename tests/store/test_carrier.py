@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.disks import FILL, on_a_small_disk
 from tests.processes import run_code
-from tests.store.urls import contents, take_step
+from tests.store.urls import contents, one_of_two_takes_over, take_step
 
 from posttrain.config.urls import working_folder, wrong_url
 from posttrain.errors import ConfigError, StorageError
@@ -52,6 +52,16 @@ class Storage:
         self.on(machine)
         store = RunStore.open(folder_to_resume(self.url, self.said.append))
         store.carrier.open(self.url, self.said.append, keep=2, new=False)
+        return store
+
+    def move_on(self) -> RunStore:
+        """A run of one step on machine a, and a second one on b. The store that a had."""
+        with self.start() as store:
+            take_step(store, 1)
+            store.carrier.finish()
+        with self.go_on("b") as there:
+            take_step(there, 2)
+            there.carrier.finish()
         return store
 
     def manifests(self) -> list[str]:
@@ -243,12 +253,7 @@ def test_the_machine_that_has_written_last_goes_on_with_its_own_folder(storage):
 
 
 def test_a_folder_whose_run_went_on_elsewhere_is_set_aside_and_says_so(storage):
-    with storage.start() as store:
-        take_step(store, 1)
-        store.carrier.finish()
-    with storage.go_on("b") as there:
-        take_step(there, 2)
-        there.carrier.finish()
+    store = storage.move_on()
     stale = RunStore.open(storage.on("a"))
     with pytest.raises(ConfigError, match="not the newest state of its run"), stale:
         stale.carrier.open(storage.url, storage.said.append, keep=2, new=False)
@@ -260,12 +265,7 @@ def test_a_folder_whose_run_went_on_elsewhere_is_set_aside_and_says_so(storage):
 
 def test_a_fetch_that_fails_changes_nothing(storage, monkeypatch):
     """Neither here nor there: the machine that has written last still has, and goes on in its own folder."""
-    with storage.start() as store:
-        take_step(store, 1)
-        store.carrier.finish()
-    with storage.go_on("b") as there:
-        take_step(there, 2)
-        there.carrier.finish()
+    storage.move_on()
     before = claim.newest(RemoteFolder(storage.url))
     with monkeypatch.context() as patch:
         patch.setattr(RemoteFolder, "get", lambda self, name, file: fail("no answer"))
@@ -277,7 +277,7 @@ def test_a_fetch_that_fails_changes_nothing(storage, monkeypatch):
     assert (storage.on("a") / "config.yaml").exists()
     assert [path.name for path in storage.on("a").parent.iterdir()] == [storage.on("a").name]
     with storage.go_on("b") as again:
-        assert again.folder == there.folder
+        assert again.folder == storage.on("b")
     assert not any("older than" in text for text in storage.said)
 
 
@@ -378,18 +378,7 @@ def test_a_writer_that_is_silent_is_taken_over_and_then_writes_nothing_more(stor
 
 
 def test_of_two_that_take_over_in_the_same_instant_one_is_refused(storage, monkeypatch):
-    """Both have seen that the writer is silent; the other one is faster."""
-    remote = RemoteFolder(storage.url)
-    dead, slower, faster = (Claim(remote, name) for name in ("dead", "slower", "faster"))
-    dead.take()
-    overtake = iter([faster.take])
-    monkeypatch.setattr(claim, "_await_end", lambda remote, before: next(overtake, lambda: None)())
-    with pytest.raises(ConfigError, match="is being written by another process"):
-        slower.take()
-    faster.require()
-    for one in (dead, slower, faster):
-        one.end()
-    assert claim.newest(remote).writer == "faster"
+    one_of_two_takes_over(RemoteFolder(storage.url), monkeypatch)
 
 
 def test_of_several_processes_that_take_over_at_once_one_does(storage):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from posttrain.errors import ConfigError
+from posttrain.store import claim
 from posttrain.store.checkpoint import Checkpoints
+from posttrain.store.claim import Claim
+from posttrain.store.remote import RemoteFolder
 from posttrain.store.run_store import RunStore
 
 
@@ -21,6 +27,20 @@ def take_step(store: RunStore, step: int, *, keep: int = 2) -> None:
     store.metrics(step, {"loss": 1 / step})
     Checkpoints(store.checkpoints, keep).save(step, write_checkpoint)
     store.event("checkpoint", f"saved step {step}", step=step)
+
+
+def one_of_two_takes_over(remote: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have seen that the writer is silent; the other one is faster."""
+    dead, slower, faster = (Claim(remote, name) for name in ("dead", "slower", "faster"))
+    dead.take()
+    overtake = iter([faster.take])
+    monkeypatch.setattr(claim, "_await_end", lambda remote, before: next(overtake, lambda: None)())
+    with pytest.raises(ConfigError, match="is being written by another process"):
+        slower.take()
+    faster.require()
+    for one in (dead, slower, faster):
+        one.end()
+    assert claim.newest(remote).writer == "faster"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
