@@ -226,7 +226,9 @@ def test_a_killed_and_a_hung_engine_are_replaced_and_every_prompt_is_trained_onc
     counts = Counter(prompt for _, prompt in groups_of(run))
     assert len(counts) == 60 * 4
     assert set(counts.values()) == {1}
-    assert all(0 <= record["staleness/min"] <= record["staleness/max"] <= 8 for record in done.metrics)
+    for record in done.metrics:  # rows of a hung engine may come back too old, and then train nothing
+        assert 0 <= record["staleness/min"] <= record["staleness/max"]
+        assert record["staleness/max"] <= 8 or record["staleness/masked"] > 0
 
 
 def test_a_resumed_run_goes_on_with_what_was_waiting_and_under_way(place):
