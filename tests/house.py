@@ -103,17 +103,28 @@ def module_of(file: Path) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+@functools.cache
+def nodes_of(tree: ast.Module) -> list[ast.AST]:
+    """All nodes of a tree. A dozen rules look at those of the whole source, which is walked once."""
+    return list(ast.walk(tree))
+
+
 def imports_of(file: Path, modules: Mapping[str, Path]) -> Iterator[Import]:
     """Every import of one of our modules in the file, wherever it stands."""
-    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    nodes = nodes_of(tree_of(file))
     guarded = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for statement in node.body
         for inner in ast.walk(statement)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             named = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.house import nodes_of, tree_of
 
 from posttrain.algorithms import ALGORITHMS
 
@@ -60,11 +61,6 @@ LONGEST_FUNCTION, LONGEST_ALGORITHM = 60, 150
 Rule = Callable[[ast.Module], Iterator[str]]
 
 
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
-
-
 def part_of(path: Path) -> str:
     """The folder below posttrain/, or the file itself."""
     return path.relative_to(SOURCE).parts[0]
@@ -86,17 +82,22 @@ def name_of(node: ast.AST) -> str:
 # --- imports ---------------------------------------------------------------------------------------------------------
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imports(tree: ast.Module) -> list[tuple[int, str]]:
     """(line, dotted name) of everything that is imported at run time, `from a import b` as a.b."""
+    return list(_imports(tree))
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.If) and name_of(node.test).endswith("TYPE_CHECKING"):
-            yield from (found for other in node.orelse for found in imports(other))
+            yield from (found for other in node.orelse for found in _imports(other))
         else:
-            yield from imports(node)
+            yield from _imports(node)
 
 
 def imports_only(allowed: set[str]) -> Rule:
@@ -167,7 +168,7 @@ def texts(node: ast.AST) -> set[str]:
 
 def branches_on_an_algorithm(tree: ast.Module) -> Iterator[str]:
     """Comparisons with an algorithm's key, cases of a match, isinstance and `type(...) is` with its class."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Compare):
             named = (KEYS & texts(node)) | {name for n in ast.walk(node) if (name := name_of(n)) in CLASSES}
         elif isinstance(node, ast.MatchValue):
@@ -184,7 +185,7 @@ def branches_on_an_algorithm(tree: ast.Module) -> Iterator[str]:
 
 def peeks_at_an_algorithm(tree: ast.Module) -> Iterator[str]:
     """Settings of one algorithm by their names, and what only some have; `key`, which all have, is no peeking."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         owner, name = "", ""
         if isinstance(node, ast.Subscript):
             owner, name = name_of(node.value), "a setting"
@@ -219,7 +220,7 @@ def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
     for line, name in imports(tree):
         if name.partition(".")[0] in UNPICKLERS or name.startswith("torch.distributed.checkpoint"):
             yield f"line {line} imports {name}, which unpickles"
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Attribute) and name_of(node) in UNSAFE_YAML:
             yield f"line {node.lineno} reads YAML with {name_of(node)}"
         if not isinstance(node, ast.Call):
@@ -244,7 +245,7 @@ def test_nothing_that_is_read_can_run_code():
 
 
 def too_long(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > LONGEST_FUNCTION:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.house import nodes_of, tree_of
 from tests.processes import run_code
 from tests.tiny import tiny_model, write_prompts
 
@@ -84,16 +85,12 @@ def test_a_process_in_which_the_package_cannot_be_imported_trains(folder):
     assert done.exit_code == 0, done.errors[-2000:]
 
 
-def _code(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def test_nobody_but_the_root_names_the_package():
     outside = [path for path in SOURCE.rglob("*.py") if path.parent.name != "cpu" and path != SOURCE / "__init__.py"]
     naming = [
         path.name
         for path in outside
-        for node in ast.walk(_code(path))
+        for node in nodes_of(tree_of(path))
         if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("posttrain.cpu"))
         or (isinstance(node, ast.Import) and any(alias.name.startswith("posttrain.cpu") for alias in node.names))
     ]
@@ -111,7 +108,7 @@ def test_private_names_of_transformers_are_in_one_file():
     found = {
         path.name
         for path in SOURCE.rglob("*.py")
-        for node in ast.walk(_code(path))
+        for node in nodes_of(tree_of(path))
         if (isinstance(node, ast.Attribute) and node.attr in PRIVATE)
         or (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in PRIVATE)
     }
@@ -124,7 +121,7 @@ def test_no_module_of_a_model_is_patched_in_place():
         f"{path.name}: {target.attr}"
         for folder in ("models", "engines", "cpu", "train", "experience", "evaluate")
         for path in (SOURCE / folder).rglob("*.py")
-        for node in ast.walk(_code(path))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Attribute) and target.attr in ("__class__", "forward")
