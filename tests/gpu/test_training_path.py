@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gpu.count_training import counted, page_of, run
-from tests.gpu.scenarios import PLANTS, QUICK, THOROUGH
+from tests.gpu.scenarios import HONEST, QUICK, READ_IN_THE_LOOP, THOROUGH
 from tests.tiny import tiny_model, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -64,8 +64,8 @@ def accounts(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_number_that_is_read_in_the_loop_is_found_once_per_micro_batch(accounts):
-    found, honest = accounts["a number read in the loop"], accounts["grpo"]
+def test_a_number_that_is_read_in_the_loop_is_found_once_per_micro_batch(folder):
+    honest, found = run(folder, READ_IN_THE_LOOP).values()
     more = {place: n for place, n in found["waits"].items() if n != honest["waits"].get(place)}
     assert more == {"a number is read in train.trainer._gradient": found["microbatches"]}
 
@@ -92,7 +92,7 @@ def assert_it_waits_where_it_is_known_to(name: str, account: dict[str, Any]) -> 
     assert account["unsafe"] == 0, name
 
 
-@pytest.mark.parametrize("name", [name for name in QUICK if name not in PLANTS])
+@pytest.mark.parametrize("name", HONEST)
 def test_the_host_waits_for_the_gpu_at_the_end_of_an_update_alone(name, accounts):
     assert_it_waits_where_it_is_known_to(name, accounts[name])
 
