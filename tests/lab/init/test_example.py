@@ -36,7 +36,7 @@ def test_every_answer_is_one_more_than_her_sisters():
     rows = rows_of()
     for row in rows.train + rows.eval:
         assert int(row["answer"]) == numbers(row["prompt"])[0] + 1
-    for row in rows.sft:
+    for row in rows.sft + rows.sft_eval:
         assert int(row["completion"]) == numbers(row["prompt"])[0] + 1
 
 
@@ -67,7 +67,7 @@ def test_both_configs_are_those_of_runs_and_the_second_begins_where_the_first_en
     assert first.model.path == MODEL
     assert second.model.path == f"{first.output}/checkpoints/step-{first.train.steps:06d}/model"
     assert {path.name for path in tmp_path.iterdir()} == set(project.files)
-    named = {*first.data.train, *second.data.train, second.data.eval, first.evaluation.other_prompts}
+    named = {*first.data.train, *second.data.train, first.data.eval, second.data.eval, first.evaluation.other_prompts}
     assert named - {"replay.jsonl"} == {name for name in project.files if name.endswith(".jsonl")}
     assert all(command in (tmp_path / "README.md").read_text() for command in project.commands[1:])
     assert max(len(line) for name in ("sft.yaml", "grpo.yaml") for line in (tmp_path / name).open()) <= 121

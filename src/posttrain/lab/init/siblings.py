@@ -31,6 +31,7 @@ class Siblings(NamedTuple):
     train: list[Row]
     eval: list[Row]
     sft: list[Row]
+    sft_eval: list[Row]
     plain: list[Row]
     others: list[Row]
 
@@ -50,11 +51,10 @@ def siblings() -> Siblings:
         (held_out if (s, b) in apart else train).append(row)
     dice.shuffle(train)
     dice.shuffle(held_out)
-    chosen = itertools.chain.from_iterable(zip(*_by_answer(train), strict=False))
-    shown = [{"prompt": row["prompt"], "completion": row["answer"]} for row in itertools.islice(chosen, DEMONSTRATED)]
+    shown, judged = _demonstrations(train, DEMONSTRATED), _demonstrations(held_out, 2 * DEMONSTRATED)
     asked = [form.format(subject) for form in WORDS["forms"] for subject in WORDS["subjects"]]
     plain = [{"prompt": text} for text in dice.sample(asked, PLAIN)]
-    return Siblings(train, held_out, shown, plain, [{"prompt": text} for text in WORDS["others"]])
+    return Siblings(train, held_out, shown, judged, plain, [{"prompt": text} for text in WORDS["others"]])
 
 
 def question(she: str, brother: str, sisters: int, brothers: int, *, sisters_first: bool = True) -> str:
@@ -67,8 +67,11 @@ def question(she: str, brother: str, sisters: int, brothers: int, *, sisters_fir
     return f"{she} has {one} and {other}. How many sisters does {she}'s brother {brother} have?"
 
 
-def _by_answer(rows: list[Row]) -> list[list[Row]]:
-    return [[row for row in rows if row["answer"] == str(s + 1)] for s in range(1, MOST + 1)]
+def _demonstrations(rows: list[Row], count: int) -> list[Row]:
+    """The first of each answer in turn, so that each is there equally often."""
+    by_answer = [[row for row in rows if row["answer"] == str(s + 1)] for s in range(1, MOST + 1)]
+    chosen = itertools.chain.from_iterable(zip(*by_answer, strict=False))
+    return [{"prompt": row["prompt"], "completion": row["answer"]} for row in itertools.islice(chosen, count)]
 
 
 def _counted(number: int, noun: str) -> str:
