@@ -15,7 +15,6 @@ import json
 import subprocess
 import sys
 import zipfile
-from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,20 @@ def write_data(folder: Path, model: str) -> None:
 
 
 def config(project: Path) -> dict[str, Any]:
-    """Both files as one pipeline, which names the folder itself."""
+    """Both files as one pipeline, which names the folder and the model itself."""
     first, second = (yaml.safe_load((project / name).read_text(encoding="utf-8")) for name in ("sft.yaml", "grpo.yaml"))
     stages = [{key: value for key, value in one.items() if key not in ("model", "output")} for one in (first, second)]
-    return {"model": first["model"], "stages": stages}
+    return {"model": first["model"], "stages": placed(stages, project.resolve())}
+
+
+def placed(value: Any, project: Path) -> Any:
+    """The same with the files of the project by their whole paths."""
+    if isinstance(value, dict):
+        return {key: placed(inner, project) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [placed(inner, project) for inner in value]
+    named = isinstance(value, str) and (project / value.partition(":")[0]).is_file()
+    return f"{project}/{value}" if named else value
 
 
 def run(seed: int, output: Path, model: str = "") -> Any:
@@ -65,9 +74,7 @@ def run(seed: int, output: Path, model: str = "") -> Any:
     if not (data / "project/replay.jsonl").exists():
         data.mkdir(parents=True, exist_ok=True)
         write_data(data, model)
-    output = output.resolve()
-    with chdir(data / "project"):  # their paths are relative to it
-        return pt.train(config(Path()), seed=seed, output=str(output))
+    return pt.train(config(data / "project"), seed=seed, output=str(output))
 
 
 if __name__ == "__main__":
