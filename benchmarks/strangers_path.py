@@ -3,6 +3,7 @@
     make dist
     python -m benchmarks.strangers_path                 from the wheel: the demo, then a real model that improves
     python -m benchmarks.strangers_path --sdist         from the source archive: the demo alone
+    python -m benchmarks.strangers_path --tested        with the versions of constraints.txt: the CPU build of torch
 
 An empty folder, an empty HOME, no PYTHONPATH, and a shell that runs what the pages show, line by line. `pip install
 posttrain` takes the built file instead of a published one (a constraint of pip says so); nothing else differs from what
@@ -68,12 +69,13 @@ def follow(lines: list[str], folder: Path, environment: dict[str, str]) -> Itera
         raise SystemExit(f"exit code {shell.returncode} of {lines[place]}\n{''.join(said)[-3000:]}")
 
 
-def strange(folder: Path, built: Path) -> dict[str, str]:
+def strange(folder: Path, built: Path, *, tested: bool) -> dict[str, str]:
     """The environment of somebody who has nothing: of this one only where programs and packages come from."""
     home = folder / "home"
     home.mkdir()
     constraint = folder / "constraint.txt"
-    constraint.write_text(f"posttrain @ {built.resolve().as_uri()}\n", encoding="utf-8")
+    versions = f"-c {ROOT / 'constraints.txt'}\n" if tested else ""
+    constraint.write_text(f"posttrain @ {built.resolve().as_uri()}\n{versions}", encoding="utf-8")
     kept = {
         name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "SSL_")) or name.endswith("_proxy")
     }
@@ -83,13 +85,14 @@ def strange(folder: Path, built: Path) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sdist", action="store_true", help="install the source archive, and run the demo alone")
+    parser.add_argument("--tested", action="store_true", help="install the tested versions")
     parser.add_argument("--keep", type=Path, help="folder to work in, which is kept")
     asked = parser.parse_args()
     (built,) = sorted((ROOT / "dist").glob("*.tar.gz" if asked.sdist else "*.whl"))
     folder = asked.keep or Path(tempfile.mkdtemp(prefix="stranger-"))
     folder.mkdir(parents=True, exist_ok=True)
     lines = commands(START, until="posttrain demo") + ([] if asked.sdist else commands(FIRST_MODEL))
-    environment, total = strange(folder, built), 0.0
+    environment, total = strange(folder, built, tested=asked.tested), 0.0
     (folder / "work").mkdir()
     print(f"{built.name} in {folder}; {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     environment_made = [f"{shlex.quote(sys.executable)} -m venv {folder}/new", f". {folder}/new/bin/activate"]

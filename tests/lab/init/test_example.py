@@ -18,18 +18,14 @@ from posttrain.lab.init.siblings import WORDS_FILE
 from posttrain.lab.init.siblings import siblings as rows_of
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-ASKED = re.compile(
-    r"(\w+) has (\d) (brothers?|sisters?) and (\d) (?:brothers?|sisters?)\. "
-    r"How many sisters does \1's brother \w+ have\?"
-)
+ASKED = re.compile(r"(\w+) has (\d) sisters? and (\d) brothers?\. How many sisters does \1's brother \w+ have\?")
 
 
 def numbers(prompt: str) -> tuple[int, int]:
     """Sisters and brothers of a question."""
     found = ASKED.fullmatch(prompt)
     assert found, prompt
-    one, other = int(found[2]), int(found[4])
-    return (one, other) if found[3].startswith("sister") else (other, one)
+    return int(found[2]), int(found[3])
 
 
 def test_every_answer_is_one_more_than_her_sisters():

@@ -46,8 +46,8 @@ def siblings() -> Siblings:
     apart = {(s, b) for s in range(1, MOST + 1) for b in dice.sample(range(1, MOST + 1), HELD_OUT)}
     train, held_out = list[Row](), list[Row]()
     numbers = range(1, MOST + 1)
-    for s, b, she, first in itertools.product(numbers, numbers, WORDS["sisters"], (True, False)):
-        row = {"prompt": question(she, dice.choice(WORDS["brothers"]), s, b, sisters_first=first), "answer": str(s + 1)}
+    for s, b, she in itertools.product(numbers, numbers, WORDS["sisters"]):
+        row = {"prompt": question(she, dice.choice(WORDS["brothers"]), s, b), "answer": str(s + 1)}
         (held_out if (s, b) in apart else train).append(row)
     dice.shuffle(train)
     dice.shuffle(held_out)
@@ -57,14 +57,13 @@ def siblings() -> Siblings:
     return Siblings(train, held_out, shown, judged, plain, [{"prompt": text} for text in WORDS["others"]])
 
 
-def question(she: str, brother: str, sisters: int, brothers: int, *, sisters_first: bool = True) -> str:
+def question(she: str, brother: str, sisters: int, brothers: int) -> str:
     """
     >>> question("Alice", "Tom", 3, 1)
     "Alice has 3 sisters and 1 brother. How many sisters does Alice's brother Tom have?"
     """
-    counts = [_counted(sisters, "sister"), _counted(brothers, "brother")]
-    one, other = counts if sisters_first else reversed(counts)
-    return f"{she} has {one} and {other}. How many sisters does {she}'s brother {brother} have?"
+    has = f"{_counted(sisters, 'sister')} and {_counted(brothers, 'brother')}"
+    return f"{she} has {has}. How many sisters does {she}'s brother {brother} have?"
 
 
 def _demonstrations(rows: list[Row], count: int) -> list[Row]:
