@@ -37,7 +37,7 @@ EXAMPLES: Mapping[str, Example] = {
         commands=(
             "posttrain data answers $model plain.jsonl -o replay.jsonl --max-length 48",
             "posttrain train sft.yaml",
-            "posttrain reward test grpo.yaml",
+            "posttrain reward test grpo.yaml data.train=train.jsonl",
             "posttrain train grpo.yaml",
         ),
     )
