@@ -111,7 +111,7 @@ notebooks: $(NOTEBOOKS)/installed
 
 $(NOTEBOOKS)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(NOTEBOOKS)
-	$(NOTEBOOKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[notebooks]"
+	$(NOTEBOOKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[notebooks,gguf]"
 	@touch $@
 
 # The site is made in an environment of its own, which needs neither torch nor posttrain: pages about the source are

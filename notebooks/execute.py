@@ -5,6 +5,7 @@ The first cell that fails ends it, with its traceback.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -12,27 +13,32 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from notebooks.downloads import download
+
 FOLDER = Path(__file__).parent
 EXECUTED = FOLDER.parent / "build" / "notebooks" / "executed"
 SECONDS = 600
 """That one cell may take."""
 
 
-def execute(path: Path) -> float:
-    """Run one notebook in an empty folder; the seconds that it took. Raises CellExecutionError."""
+def execute(path: Path) -> str:
+    """Run one notebook in an empty folder: the seconds that it took, or why not. Raises CellExecutionError."""
     place = EXECUTED / path.stem
-    place.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    if reason := download(path, place):
+        return f"skipped: {reason}"
     notebook = nbformat.read(path, as_version=4)
     began = time.monotonic()
     NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(place)}}).execute()
     nbformat.write(notebook, EXECUTED / path.name)
-    return time.monotonic() - began
+    return f"{time.monotonic() - began:4.0f} s   {EXECUTED / path.name}"
 
 
 def main(names: list[str]) -> None:
     for path in sorted(FOLDER.glob("*.ipynb")):
         if not names or path.stem in names:
-            print(f"{path.stem:<16} {execute(path):4.0f} s   {EXECUTED / path.name}", flush=True)
+            print(f"{path.stem:<16} {execute(path)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from notebooks.downloads import download
 from tests.tiny import tiny_model
 from tests.train.letters import count_a
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -115,11 +116,20 @@ def test_the_loop_of_the_page_is_that_of_the_notebook():
     assert shown[1].strip() == f"{begin}\n\n{loop}"
 
 
+def test_a_notebook_whose_package_cannot_be_had_is_skipped_with_the_reason(tmp_path):
+    path = tmp_path / "one.ipynb"
+    path.write_text(json.dumps({"metadata": {"posttrain": {"downloads": ["no such package"]}}, "cells": []}))
+    assert download(path, tmp_path).startswith("pip cannot download no such package: ERROR: Invalid requirement")
+    assert download(ROOT / "notebooks" / "own_loop.ipynb", tmp_path) == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_of_a_notebook_run_as_a_script(path, tmp_path):
+    if reason := download(path, tmp_path):
+        pytest.skip(reason)
     (tmp_path / "script.py").write_text("\n\n".join(cells(path)))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]

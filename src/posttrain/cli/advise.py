@@ -138,6 +138,10 @@ def init(
         str | None,
         typer.Option(help="What matters most: balance, quality, stability, speed or memory.", show_default="balance"),
     ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(help="Write a whole example that improves a real model instead: siblings. It needs --model."),
+    ] = None,
     defaults: Annotated[bool, typer.Option("--defaults", "-y", help="Ask nothing and use the defaults.")] = False,
     json: AsJson = False,
 ) -> int:
@@ -151,9 +155,15 @@ def init(
       posttrain init
       posttrain init my-run --data pairs --model Qwen/Qwen3-0.6B --where gpu
       posttrain init my-run --data function -y --json
+      posttrain init siblings --example siblings --model HuggingFaceTB/SmolLM2-135M-Instruct
     """
-    from posttrain.lab.init import QUESTIONS, Answers, make_project
+    from posttrain.lab.init import QUESTIONS, Answers, make_example, make_project
 
+    if example is not None:
+        _only_with_example({"data": data, "where": where, "goal": goal})
+        project = make_example(example, model or "tiny", folder or Path(example))
+        answer(project.to_json(), project.render(), as_json=json)
+        return 0
     given = {"data": data, "model": model, "where": where, "goal": goal, "folder": folder and str(folder)}
     for question in QUESTIONS:
         if given[question.key] is not None:
@@ -163,6 +173,19 @@ def init(
     project = make_project(Answers(**{**told, "folder": Path(told["folder"])}))
     answer(project.to_json(), project.render(), as_json=json)
     return 0
+
+
+def _only_with_example(given: dict[str, str | None]) -> None:
+    """An example has its data and its settings."""
+    from posttrain.errors import ConfigError
+
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                given=f"--{name} {value} with --example, which brings its own",
+                allowed="--model and a folder",
+                fix=f"Leave --{name} out.",
+            )
 
 
 def ask(question: Question) -> str:

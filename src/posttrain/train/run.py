@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from posttrain.experience.assemble import pair_roles
 from posttrain.experience.rollouts import rollout_table
 from posttrain.models.compute import computed_on
 from posttrain.report.lines import short_line
+from posttrain.report.notebook import run_html
 from posttrain.report.others import others_sentences
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
@@ -118,7 +118,8 @@ class Run:
         return f"<Run {', '.join([str(self.folder), steps, *measured])}>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{json.dumps(self.summary(), indent=2)}</pre>"
+        """In a notebook: the verdict and the first plots."""
+        return run_html(read_run(self.folder))
 
     def describe(self) -> dict[str, Any]:
         """What is about to run, for the first lines on the screen."""

@@ -43,21 +43,30 @@ def make_project(answers: Answers) -> Project:
     """Write the project. Raises ConfigError where one of its files is there already; nothing is written then."""
     found = recommend(answers)
     texts = project_files(answers, found)
-    present = [name for name in texts if (answers.folder / name).exists()]
-    if present or answers.folder.is_file():
+    return write_project(
+        answers.folder, texts, algorithm=found.algorithm, reason=found.reason, commands=commands_of(answers)
+    )
+
+
+def write_project(
+    folder: Path, texts: Mapping[str, str], *, algorithm: str, reason: str, commands: Sequence[str]
+) -> Project:
+    """Write name -> content. Raises ConfigError where one of the files is there already; nothing is written then."""
+    present = [name for name in texts if (folder / name).exists()]
+    if present or folder.is_file():
         raise ConfigError(
-            given=f"{answers.folder} holds {', '.join(present)}" if present else f"{answers.folder} is a file",
+            given=f"{folder} holds {', '.join(present)}" if present else f"{folder} is a file",
             allowed="a folder without these files: nothing is overwritten",
             fix="Name another folder: posttrain init another-name.",
         )
     for name, text in texts.items():
-        write_atomically(answers.folder / name, text)
+        write_atomically(folder / name, text)
     return Project(
-        folder=answers.folder,
+        folder=folder,
         files=tuple(texts),
-        algorithm=found.algorithm,
-        reason=found.reason,
-        commands=(f"cd {answers.folder}", *commands_of(answers)),
+        algorithm=algorithm,
+        reason=reason,
+        commands=(f"cd {folder}", *commands),
     )
 
 

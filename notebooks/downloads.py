@@ -1,0 +1,20 @@
+"""What a notebook takes from a package index before it begins: `posttrain.downloads` in its metadata."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def download(notebook: Path, folder: Path) -> str:
+    """Put the packages into the folder, unpacked by the notebook itself; why that is impossible, or nothing."""
+    wanted = json.loads(notebook.read_text(encoding="utf-8"))["metadata"].get("posttrain", {}).get("downloads", [])
+    for requirement in wanted:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), requirement]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            said = done.stderr.strip().splitlines()
+            return f"pip cannot download {requirement}: {said[-1] if said else 'no reason given'}"
+    return ""

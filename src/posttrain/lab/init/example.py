@@ -1,0 +1,73 @@
+"""A whole example as a project: a real model improves on a task of its own, in two runs."""
+
+from __future__ import annotations
+
+import importlib.resources
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+import yaml
+
+from posttrain.config import check, load_config
+from posttrain.errors import ConfigError
+from posttrain.lab.init.project import Project, write_project
+from posttrain.lab.init.questions import TINY, find_model
+from posttrain.lab.init.siblings import siblings
+
+
+class Example(NamedTuple):
+    """What one is made of, beside the files in the folder of its name."""
+
+    data: Callable[[], Mapping[str, str]]
+    """Name -> content of the files of data."""
+    algorithm: str
+    reason: str
+    commands: tuple[str, ...]
+    """What to type next, in its order; $model is the model."""
+
+
+EXAMPLES: Mapping[str, Example] = {
+    "siblings": Example(
+        data=lambda: siblings().files(),
+        algorithm="sft, then grpo",
+        reason="SFT teaches the form of an answer, a number alone. GRPO teaches which number.",
+        commands=(
+            "posttrain data answers $model plain.jsonl -o replay.jsonl --max-length 48",
+            "posttrain train sft.yaml",
+            "posttrain reward test grpo.yaml data.train=train.jsonl",
+            "posttrain train grpo.yaml",
+        ),
+    )
+}
+RUNS = ("sft.yaml", "grpo.yaml")
+"""Its configs, in their order."""
+
+
+def make_example(name: str, model: str, folder: Path) -> Project:
+    """Write the example into a folder. Raises ConfigError for a name or a model that it cannot be, or if one of its
+    files is there already."""
+    if name not in EXAMPLES:
+        raise ConfigError(
+            given=f"--example {name}", allowed=", ".join(EXAMPLES), fix=f"Set --example {next(iter(EXAMPLES))}."
+        )
+    if model == TINY:
+        raise ConfigError(
+            given=f"--example {name} with the tiny model, which reads letters",
+            allowed="a chat model: its folder, or its name on the Hugging Face Hub",
+            fix="Set --model HuggingFaceTB/SmolLM2-135M-Instruct, or see docs/first-model.md.",
+        )
+    example, found = EXAMPLES[name], find_model(model)
+    commands = [Template(command).substitute(model=shlex.quote(found)) for command in example.commands]
+    texts = {file: Template(_read(name, file)).safe_substitute(model=found) for file in RUNS}
+    for text in texts.values():
+        check(load_config(yaml.safe_load(text)).config)
+    readme = Template(_read(name, "README.md")).substitute(model=found, commands="\n".join(commands))
+    texts |= {"reward.py": _read(name, "reward.py"), **example.data(), "README.md": readme}
+    return write_project(folder, texts, algorithm=example.algorithm, reason=example.reason, commands=commands)
+
+
+def _read(name: str, file: str) -> str:
+    return (importlib.resources.files("posttrain.lab.init") / "examples" / name / file).read_text(encoding="utf-8")
