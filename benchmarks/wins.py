@@ -62,6 +62,7 @@ def measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
         "stages": [of_stage(stage) for stage in stages],
         "start": None if first == last else before_all(first, last),
         "others": others_between(first, last),
+        "reward_models": reward_models(last),
         "alike": alike(last),
         "samples": samples(last),
         "other_samples": other_samples(first, last),
@@ -128,6 +129,13 @@ def others_between(first: Path, last: Path) -> dict[str, Any] | None:
     }
 
 
+def reward_models(folder: Path) -> dict[str, Any]:
+    """Which share of held-out pairs each learned reward of a run puts in the right order, by its label."""
+    rewards = load_config(folder / "config.yaml").config.rewards
+    models = {reward.label or "model": Path(reward.model) for reward in rewards if reward.model}
+    return {label: read_run(model).evaluation["trained"]["accuracy"] for label, model in models.items()}
+
+
 def alike(folder: Path) -> dict[str, float]:
     """Share of the held-out prompts whose greedy answer another of them got, too, before and after."""
     found = {}
@@ -186,6 +194,29 @@ def span_text(found: Mapping[str, float]) -> str:
     return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
 
 
+def of_scores(run: Mapping[str, Any]) -> list[str]:
+    """Where answers have a score and are neither right nor wrong: its parts, and how many answers are the same."""
+    sides = sides_of(run)
+    if measure_of(*sides) != "score":
+        return []
+    parts = [
+        f"{label} {shown(sides[0]['rewards'][label], 'score')} → {shown(after, 'score')}"
+        for label, after in sides[1]["rewards"].items()
+        if after["mean"] != 1  # a gate that is open for all of them
+    ]
+    learned = [
+        f"- seed {run['seed']}: the reward model “{label}” puts {share(found)} of {found['n']} held-out pairs in the "
+        "right order."
+        for label, found in run["reward_models"].items()
+    ]
+    return [
+        *learned,
+        f"- seed {run['seed']}, parts of the held-out score: {'; '.join(parts)}.",
+        f"- seed {run['seed']}, held-out answers that another of these prompts got, too: "
+        f"{run['alike']['baseline']:.0%} before the last stage, {run['alike']['trained']:.0%} after.",
+    ]
+
+
 COLUMNS = (
     "seed",
     "start",
@@ -211,12 +242,8 @@ def section(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
             lines.append(f"- seed {run['seed']}, {stage['algorithm']}: {stage['verdict']['sentence']}")
         if run["others"]:
             lines.append(f"- seed {run['seed']}, from the pretrained model to the last one: {of_both_stages(run)}")
-    lines += [
-        f"- seed {run['seed']}, held-out answers that another of these prompts got, too: "
-        f"{run['alike']['baseline']:.0%} before the last stage, {run['alike']['trained']:.0%} after."
-        for run in runs
-        if "alike" in run and measure_of(*sides_of(run)) == "score"
-    ]
+    for run in runs:
+        lines += of_scores(run)
     one = runs[0]
     for title, answers in (("Held-out prompts", one["samples"]), ("Other prompts", one["other_samples"])):
         lines += ["", f"{title}, seed {one['seed']}:", "", "| prompt | before | after |", "|---|---|---|"]

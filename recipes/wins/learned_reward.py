@@ -22,7 +22,7 @@ MODEL = str(SHARED / "models" / "minimind2-small")
 PAIRS = SHARED / "preference" / "hh_rlhf_harmless_base_test.jsonl.gz"
 ULTRAFEEDBACK = SHARED / "preference" / "ultrafeedback_train.jsonl.gz"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
-HELD_OUT, JUDGED, ASKED = 350, 600, 700
+HELD_OUT, JUDGED, ASKED = 350, 600, 420
 """Dialogues whose first question is held out; those that the judge learns from. The reward model learns from all
 others, and RL asks this many of their first questions."""
 CONTEXT, LONGEST = 200, 450
@@ -177,8 +177,7 @@ def task(completion: Any, task: int = 0) -> float:
 
 def words_judge(completion: Any, weights: str) -> float:
     """The check, in standard deviations of people's pairs."""
-    said = completion if isinstance(completion, str) else completion[-1]["content"]
-    return judged(said, read_judge(weights))
+    return judged(text_of(completion), read_judge(weights))
 
 
 @cache
@@ -186,15 +185,19 @@ def read_judge(path: str) -> dict[str, Any]:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def alike(completions: list[Any], groups: list[int], task: list[int]) -> list[float]:
-    """Which share of its words an answer has in common with answers to other questions, on average."""
-    answers = [words(one if isinstance(one, str) else one[-1]["content"]) for one in completions]
+def alike(completions: list[Any], groups: list[int]) -> list[float]:
+    """Which share of its words an answer has in common with the answers to other questions, on average."""
+    answers = [words(text_of(one)) for one in completions]
     found = []
     for answer, group in zip(answers, groups, strict=True):
-        others = [other for other, of, asked in zip(answers, groups, task, strict=True) if of != group and asked]
+        others = [other for other, of in zip(answers, groups, strict=True) if of != group]
         shares = [len(answer & other) / max(1, len(answer | other)) for other in others]
         found.append(sum(shares) / max(1, len(shares)))
     return found
+
+
+def text_of(completion: Any) -> str:
+    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 # --- the runs ---------------------------------------------------------------------------------------------------------
@@ -252,7 +255,7 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
             "trust_region": "none",
             "aggregation": "sequence_sum",
             "kl": "loss",
-            "kl_coef": 0.5,
+            "kl_coef": 0.2,
         },
         "data": {
             "train": [str(data / "prompts.jsonl"), str(data / "replay.jsonl")],
@@ -262,17 +265,20 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
         "rewards": [
             {"function": f"{here}:task", "weight": 0},
             {"model": str(reward_model), "settings": {"normalize": True}, "label": "learned", "gate": "task"},
-            {"function": f"{here}:alike", "weight": -2, "gate": "task"},
+            {"function": f"{here}:alike", "weight": -3},
             {"name": "repetition", "settings": {"n": 3}, "gate": "task"},
         ],
-        "check": [{"function": f"{here}:words_judge", "settings": {"weights": str(data / "judge.json")}}],
-        "sampling": {"group_size": 8, "max_completion_length": 40, "temperature": 0.8},
+        "check": [
+            {"function": f"{here}:words_judge", "label": "words", "settings": {"weights": str(data / "judge.json")}}
+        ],
+        "sampling": {"group_size": 8, "max_completion_length": 40, "temperature": 0.6, "max_batch_rows": 128},
         "train": {
-            "steps": 24,
-            "prompts_per_step": 16,
+            "steps": 16,
+            "prompts_per_step": 15,
             "learning_rate": 1e-6,
             "schedule": "linear",
-            "warmup_steps": 8,
+            "warmup_steps": 6,
+            "tokens_per_microbatch": 4096,
         },
         "evaluation": {"prompts": HELD_OUT, "samples": 0, "other_prompts": str(OTHERS)},
         "checkpoint": {"every": 0},
