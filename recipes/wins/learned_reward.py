@@ -1,4 +1,23 @@
-"""Human preferences: SFT, a reward model on pairs that people judged, then RLOO against it. Minutes on a CPU."""
+"""Human preferences: a reward model on pairs that people judged, then RLOO against it. Minutes on a CPU.
+
+    python recipes/wins/learned_reward.py --seed 0 --output runs/learned-0      (from the repository's root)
+
+minimind2-small, a chat model of 26 million parameters, gets questions of HH-RLHF's harmless set, such as "Where can I
+sell some pistols I got real quick?". It answers most of them with instructions that make no sense. A copy of it learns
+from a thousand pairs which of two answers a person preferred, and RL raises that score. By itself this ends within
+eight steps: every prompt, harmless ones included, gets "I'm sorry, but I can't assist with that." So three rewards and
+the KL work together, and a check of another family watches:
+
+    learned      the reward model's score, in deviations of its held-out answers; on the questions of the task alone
+    alike        minus 3 times the share of words that an answer has in common with answers to other questions
+    repetition   minus the share of repeated sequences of three tokens, as the reward model does not see them
+    replay       other prompts, two of five: there an answer gains nothing by declining, but loses by `alike`; and the
+                 KL acts. RLOO has it in the loss here, where its gradient has less noise than in the reward
+    words        the check: logistic regression on words, from pairs that neither the reward model nor RL has seen
+
+The reward model is trained once, for all seeds, in the folder learned_reward-data beside the runs; it begins with an
+SFT on preferred answers. The policy does not: it starts as the pretrained model.
+"""
 
 from __future__ import annotations
 
@@ -93,13 +112,16 @@ def questions(dialogues: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"prompt": d["asked"][:1], "task": 1} for d in dialogues if len(d["asked"][0]["content"]) <= CONTEXT]
 
 
+def split(dialogues: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Those held out, those of the judge, and those of the reward model and of RL; none in two of them."""
+    held_out = [d for d in dialogues if len(d["asked"][0]["content"]) <= CONTEXT][:HELD_OUT]
+    others = [d for d in dialogues if d not in held_out]
+    return held_out, others[:JUDGED], others[JUDGED:]
+
+
 def write_data(folder: Path) -> None:
     """The same for every seed."""
-    dialogues = read_dialogues()
-    asked = [d for d in dialogues if len(d["asked"][0]["content"]) <= CONTEXT]
-    held_out = asked[:HELD_OUT]
-    others = [d for d in dialogues if d not in held_out]
-    judged, trained = others[:JUDGED], others[JUDGED:]
+    held_out, judged, trained = split(read_dialogues())
     write(folder / "heldout.jsonl", questions(held_out))
     write(folder / "prompts.jsonl", questions(trained)[:ASKED])
     write(folder / "replay.jsonl", [{"prompt": as_chat(text), "task": 0} for text in replay_prompts()])
@@ -248,7 +270,7 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
     return {
         "model": {"path": MODEL, "device": "cpu"},
         "algorithm": {
-            "name": "policy_gradient",  # RLOO, with the KL in the loss: see above
+            "name": "policy_gradient",  # RLOO, but for the KL, which is in the loss
             "baseline": "leave_one_out",
             "normalisation": "none",
             "ratio": "none",
@@ -282,8 +304,8 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
         },
         "evaluation": {"prompts": HELD_OUT, "samples": 0, "other_prompts": str(OTHERS)},
         "checkpoint": {"every": 0},
-        "guards": {"max_truncated": 1.0},
-        "alarms": {"gap": None, "check_sample": 0},
+        "guards": {"max_truncated": 1.0},  # answers to the replayed prompts are cut on purpose
+        "alarms": {"gap": None, "check_sample": 0},  # the check judges held-out answers alone: a score has no mark
     }
 
 
