@@ -1,0 +1,332 @@
+"""Human preferences: a reward model on pairs that people judged, then RLOO against it. Minutes on a CPU.
+
+    python recipes/wins/learned_reward.py --seed 0 --output runs/learned-0      (from the repository's root)
+
+minimind2-small, a chat model of 26 million parameters, gets questions of HH-RLHF's harmless set, such as "Where can I
+sell some pistols I got real quick?". It answers most of them with instructions that make no sense. A copy of it learns
+from a thousand pairs which of two answers a person preferred, and RL raises that score. By itself this ends within
+eight steps: every prompt, harmless ones included, gets "I'm sorry, but I can't assist with that." So three rewards and
+the KL work together, and a check of another family watches:
+
+    learned      the reward model's score, in deviations of its held-out answers; on the questions of the task alone
+    alike        minus 3 times the share of words that an answer has in common with answers to other questions
+    repetition   minus the share of repeated sequences of three tokens, as the reward model does not see them
+    replay       other prompts, two of five: there an answer gains nothing by declining, but loses by `alike`; and the
+                 KL acts. RLOO has it in the loss here, where its gradient has less noise than in the reward
+    words        the check: logistic regression on words, from pairs that neither the reward model nor RL has seen
+
+The reward model is trained once, for all seeds, in the folder learned_reward-data beside the runs; it begins with an
+SFT on preferred answers. The policy does not: it starts as the pretrained model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import posttrain as pt
+from posttrain.data.read import read_rows
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+MODEL = str(SHARED / "models" / "minimind2-small")
+PAIRS = SHARED / "preference" / "hh_rlhf_harmless_base_test.jsonl.gz"
+ULTRAFEEDBACK = SHARED / "preference" / "ultrafeedback_train.jsonl.gz"
+OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
+HELD_OUT, JUDGED, ASKED = 350, 600, 420
+"""Dialogues whose first question is held out; those that the judge learns from. The reward model learns from all
+others, and RL asks this many of their first questions."""
+CONTEXT, LONGEST = 200, 450
+"""Most characters of a question with what was said before, and of an answer."""
+
+Message = dict[str, str]
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def turns(dialogue: str) -> list[Message]:
+    parts = re.split(r"\n\n(Human|Assistant):", dialogue)[1:]
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return [{"role": roles[who], "content": said.strip()} for who, said in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def recent(messages: Sequence[Message]) -> list[Message]:
+    """The last question, after as many earlier turns as there is room for."""
+    kept = [messages[-1]]
+    for message in reversed(messages[:-1]):
+        if sum(len(one["content"]) for one in [message, *kept]) > CONTEXT:
+            break
+        kept.insert(0, message)
+    return kept if kept[0]["role"] == "user" else kept[1:]
+
+
+def read_dialogues() -> list[dict[str, Any]]:
+    """Dialogues with two different last answers, of which a person preferred one, in a fixed random order; one for each
+    first question."""
+    found: dict[str, dict[str, Any]] = {}
+    with gzip.open(PAIRS, "rt", encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            chosen, rejected = turns(row["chosen"]), turns(row["rejected"])
+            same = chosen[:-1] == rejected[:-1] and chosen[-1] != rejected[-1]
+            asked = len(chosen) > 1 and chosen[-2]["role"] == "user" and chosen[-1]["role"] == "assistant"
+            if same and asked and chosen[-1]["content"] and rejected[-1]["content"]:
+                pair = {"asked": chosen[:-1], "chosen": chosen[-1]["content"], "rejected": rejected[-1]["content"]}
+                found.setdefault(chosen[0]["content"], pair)
+    dialogues = list(found.values())
+    random.Random(0).shuffle(dialogues)
+    return dialogues
+
+
+def pairs(dialogues: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt": recent(d["asked"]),
+            "chosen": [{"role": "assistant", "content": d["chosen"]}],
+            "rejected": [{"role": "assistant", "content": d["rejected"]}],
+        }
+        for d in dialogues
+        if max(len(d["chosen"]), len(d["rejected"])) <= LONGEST and len(d["asked"][-1]["content"]) <= CONTEXT
+    ]
+
+
+def preferred(pairs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Short answers that a person preferred, to be imitated."""
+    return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs if len(p["chosen"][0]["content"]) <= 160]
+
+
+def as_chat(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}]
+
+
+def questions(dialogues: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The first question of each dialogue, which can be understood without others."""
+    return [{"prompt": d["asked"][:1], "task": 1} for d in dialogues if len(d["asked"][0]["content"]) <= CONTEXT]
+
+
+def split(dialogues: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Those held out, those of the judge, and those of the reward model and of RL; none in two of them."""
+    held_out = [d for d in dialogues if len(d["asked"][0]["content"]) <= CONTEXT][:HELD_OUT]
+    others = [d for d in dialogues if d not in held_out]
+    return held_out, others[:JUDGED], others[JUDGED:]
+
+
+def write_data(folder: Path) -> None:
+    """The same for every seed."""
+    held_out, judged, trained = split(read_dialogues())
+    write(folder / "heldout.jsonl", questions(held_out))
+    write(folder / "prompts.jsonl", questions(trained)[:ASKED])
+    write(folder / "replay.jsonl", [{"prompt": as_chat(text), "task": 0} for text in replay_prompts()])
+    write(folder / "pairs.jsonl", pairs(trained))
+    write(folder / "heldout_pairs.jsonl", pairs(held_out))
+    write(folder / "sft.jsonl", preferred(pairs(trained)))
+    write(folder / "heldout_sft.jsonl", preferred(pairs(held_out)))
+    (folder / "judge.json").write_text(json.dumps(word_weights(pairs(judged))), encoding="utf-8")
+
+
+def replay_prompts(count: int = 280) -> list[str]:
+    """Short English prompts of UltraFeedback, none of which is asked when forgetting is measured."""
+    texts = dict.fromkeys(str(row.values["prompt"]) for row in read_rows(str(ULTRAFEEDBACK)))
+    return [text for text in texts if len(text) < 150 and text.isascii()][:count]
+
+
+def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+# --- the independent judge: words alone -------------------------------------------------------------------------------
+
+
+def words(text: str) -> set[str]:
+    """Words and pairs of neighbours."""
+    found = re.findall(r"[a-z']+|[?!.]", text.lower().replace("’", "'"))
+    return {*found, *(f"{a} {b}" for a, b in pairwise(found))}
+
+
+def features(text: str, known: Mapping[str, Any]) -> dict[str, float]:
+    """Of length 1, so that a longer answer has no larger score."""
+    found = words(text) & known.keys()
+    return {word: len(found) ** -0.5 for word in found}
+
+
+def word_weights(pairs: Sequence[Mapping[str, Any]], decay: float = 0.003) -> dict[str, Any]:
+    """Logistic regression: in which words does the preferred answer differ from the other one?"""
+    import torch
+
+    sides = [tuple(p[side][0]["content"] for side in ("chosen", "rejected")) for p in pairs]
+    counts = Counter(word for side in sides for answer in side for word in words(answer))
+    place = {word: n for n, word in enumerate(sorted(word for word, count in counts.items() if count >= 4))}
+    differences = torch.zeros(len(sides), len(place), dtype=torch.float64)
+    for n, side in enumerate(sides):
+        for answer, sign in zip(side, (1.0, -1.0), strict=True):
+            for word, value in features(answer, place).items():
+                differences[n, place[word]] += sign * value
+    weights = torch.zeros(len(place), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=300, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = torch.nn.functional.softplus(-differences @ weights).mean() + decay * weights.square().sum() / 2
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    judge = {"words": dict(zip(place, weights.detach().tolist(), strict=True)), "mean": 0.0, "std": 1.0}
+    scores = torch.tensor([judged(answer, judge) for side in sides for answer in side])
+    return judge | {"mean": float(scores.mean()), "std": float(scores.std())}
+
+
+def judged(answer: str, judge: Mapping[str, Any]) -> float:
+    score = sum(judge["words"][word] * value for word, value in features(answer, judge["words"]).items())
+    return (score - judge["mean"]) / judge["std"]
+
+
+# --- what the runs call -----------------------------------------------------------------------------------------------
+
+
+def task(completion: Any, task: int = 0) -> float:
+    """1 for a prompt of the task: the learned reward counts there alone."""
+    return float(task)
+
+
+def words_judge(completion: Any, weights: str) -> float:
+    """The check, in standard deviations of people's pairs."""
+    return judged(text_of(completion), read_judge(weights))
+
+
+@cache
+def read_judge(path: str) -> dict[str, Any]:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def alike(completions: list[Any], groups: list[int]) -> list[float]:
+    """Which share of its words an answer has in common with the answers to other questions, on average."""
+    answers = [words(text_of(one)) for one in completions]
+    found = []
+    for answer, group in zip(answers, groups, strict=True):
+        others = [other for other, of in zip(answers, groups, strict=True) if of != group]
+        shares = [len(answer & other) / max(1, len(answer | other)) for other in others]
+        found.append(sum(shares) / max(1, len(shares)))
+    return found
+
+
+def text_of(completion: Any) -> str:
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+# --- the runs ---------------------------------------------------------------------------------------------------------
+
+
+def reward_model_config(data: Path) -> dict[str, Any]:
+    """SFT on the preferred answers, and the reward model from there. The policy of RL gets neither."""
+    return {
+        "model": {"path": MODEL, "device": "cpu"},
+        "checkpoint": {"every": 0},
+        "stages": [
+            {
+                "algorithm": "sft",
+                "data": {"train": str(data / "sft.jsonl"), "eval": str(data / "heldout_sft.jsonl"), "max_length": 200},
+                "train": {
+                    "steps": 48,
+                    "prompts_per_step": 16,
+                    "learning_rate": 1e-5,
+                    "schedule": "linear",
+                    "warmup_steps": 4,
+                },
+                "evaluation": {"prompts": 100},
+            },
+            {
+                "name": "reward_model",
+                "algorithm": {"name": "reward_model", "center_coef": 0.01},
+                "model": "stage:sft",
+                "data": {
+                    "train": str(data / "pairs.jsonl"),
+                    "eval": str(data / "heldout_pairs.jsonl"),
+                    "max_length": 320,
+                },
+                "train": {
+                    "steps": 126,
+                    "prompts_per_step": 16,
+                    "learning_rate": 3e-5,
+                    "schedule": "linear",
+                    "warmup_steps": 8,
+                },
+                "evaluation": {"prompts": HELD_OUT},
+            },
+        ],
+    }
+
+
+def config(data: Path, reward_model: Path) -> dict[str, Any]:
+    here = Path(__file__).resolve()
+    return {
+        "model": {"path": MODEL, "device": "cpu"},
+        "algorithm": {
+            "name": "policy_gradient",  # RLOO, but for the KL, which is in the loss
+            "baseline": "leave_one_out",
+            "normalisation": "none",
+            "ratio": "none",
+            "trust_region": "none",
+            "aggregation": "sequence_sum",
+            "kl": "loss",
+            "kl_coef": 0.2,
+        },
+        "data": {
+            "train": [str(data / "prompts.jsonl"), str(data / "replay.jsonl")],
+            "eval": str(data / "heldout.jsonl"),
+            "stratify": "task",
+        },
+        "rewards": [
+            {"function": f"{here}:task", "weight": 0},
+            {"model": str(reward_model), "settings": {"normalize": True}, "label": "learned", "gate": "task"},
+            {"function": f"{here}:alike", "weight": -3},
+            {"name": "repetition", "settings": {"n": 3}, "gate": "task"},
+        ],
+        "check": [
+            {"function": f"{here}:words_judge", "label": "words", "settings": {"weights": str(data / "judge.json")}}
+        ],
+        "sampling": {"group_size": 8, "max_completion_length": 40, "temperature": 0.6, "max_batch_rows": 128},
+        "train": {
+            "steps": 16,
+            "prompts_per_step": 15,
+            "learning_rate": 1e-6,
+            "schedule": "linear",
+            "warmup_steps": 6,
+            "tokens_per_microbatch": 4096,
+        },
+        "evaluation": {"prompts": HELD_OUT, "samples": 0, "other_prompts": str(OTHERS)},
+        "checkpoint": {"every": 0},
+        "guards": {"max_truncated": 1.0},  # answers to the replayed prompts are cut on purpose
+        "alarms": {"gap": None, "check_sample": 0},  # the check judges held-out answers alone: a score has no mark
+    }
+
+
+def prepared(folder: Path) -> Path:
+    """The data and the reward model, once for all seeds; where the reward model lies."""
+    model = folder / "reward_model"
+    if not (model / "02-reward_model" / "evaluation.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_data(folder)
+        pt.train(reward_model_config(folder), seed=0, output=str(model))
+    return model / "02-reward_model"
+
+
+def run(seed: int, output: Path) -> Any:
+    data = output.parent / "learned_reward-data"
+    return pt.train(config(data, prepared(data)), seed=seed, output=str(output))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("runs/learned_reward"))
+    asked = parser.parse_args()
+    run(asked.seed, asked.output)

@@ -1,0 +1,42 @@
+"""The recipe with a reward model: what it does beside the library, and that nothing is on two sides of its split."""
+
+from __future__ import annotations
+
+import pytest
+from recipes.wins import learned_reward as recipe
+
+
+def pair(chosen: str, rejected: str) -> dict:
+    return {
+        "chosen": [{"role": "assistant", "content": chosen}],
+        "rejected": [{"role": "assistant", "content": rejected}],
+    }
+
+
+def test_an_answer_is_compared_with_those_to_other_questions_alone():
+    # words and pairs of "a b": {a, b, "a b"}; of "a c": {a, c, "a c"}: one of five in common
+    assert recipe.alike(["a b", "a b", "a c"], groups=[0, 0, 1]) == pytest.approx([1 / 5, 1 / 5, 1 / 5])
+    assert recipe.alike(["a b", "a b"], groups=[0, 1]) == [1, 1]
+    assert recipe.alike(["a b", "a b"], groups=[0, 0]) == [0, 0]
+
+
+def test_the_judge_learns_the_words_of_preferred_answers_and_not_their_number():
+    pairs = [pair("sorry friend", "sure friend"), pair("sorry there", "sure there")] * 4
+    judge = recipe.word_weights(pairs)
+    assert recipe.judged("sorry", judge) > 0 > recipe.judged("sure", judge)
+    assert recipe.judged("sorry sorry", judge) == recipe.judged("sorry", judge)
+
+
+def test_the_context_of_a_question_begins_with_a_user_and_keeps_to_its_limit():
+    long, short = "x" * recipe.CONTEXT, "y"
+    said = [("user", long), ("assistant", short), ("user", short), ("assistant", short), ("user", short)]
+    kept = recipe.recent([{"role": role, "content": text} for role, text in said])
+    assert [message["role"] for message in kept] == ["user", "assistant", "user"]
+
+
+@pytest.mark.skipif(not recipe.PAIRS.exists(), reason=f"{recipe.PAIRS} is not there")
+def test_no_dialogue_is_in_two_parts():
+    parts = recipe.split(recipe.read_dialogues())
+    firsts = [{d["asked"][0]["content"] for d in part} for part in parts]
+    assert [len(first) for first in firsts[:2]] == [recipe.HELD_OUT, recipe.JUDGED]
+    assert sum(map(len, firsts)) == len(set.union(*firsts)) == sum(map(len, parts))
