@@ -46,6 +46,13 @@ def test_a_named_answer_column_wins_over_the_usual_ones(renderer):
     assert prompt.columns["answer"] == 2
 
 
+@pytest.mark.parametrize("column", ["prompt", "asked"])
+def test_rows_of_verl_keep_their_gold_answer_beside_a_named_prompt(renderer, column):
+    row = {column: "1+1", "data_source": "mine", "reward_model": {"style": "rule", "ground_truth": "2"}}
+    (prompt,) = render(rows_of(row), renderer, prompt=column).prompts
+    assert (prompt.text, prompt.columns["answer"]) == ("1+1", "2")
+
+
 def test_a_template_joins_columns(renderer):
     rows = rows_of({"Body": "Two and two.", "Question": "How many?", "Answer": 4.0})
     found = render(rows, renderer, prompt="{Body} {Question} {{x}}")

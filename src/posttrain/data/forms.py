@@ -232,6 +232,12 @@ def detect(rows: Iterable[Row], kind: Kind) -> Form:
     return replace(found, answer=next((name for name in ANSWER_COLUMNS if name in columns), None))
 
 
+def are_verls(rows: Iterable[Row]) -> bool:
+    """Does verl's object `reward_model` hold the gold answer of each of the first rows?"""
+    sample = [row.values for row in islice(rows, LOOKED_AT)]
+    return bool(sample) and all(_verl(values) and "ground_truth" in values["reward_model"] for values in sample)
+
+
 def fits(rows: Iterable[Row], kind: Kind) -> bool:
     """Have the rows the columns of a form of this kind?"""
     return _fitting(kind, columns_of(rows), rows) is not None

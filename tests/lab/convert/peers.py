@@ -4,6 +4,7 @@ the data sets that the scripts name, with all their columns."""
 from __future__ import annotations
 
 import json
+import re
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ TEMPLATE = (
 
 def policy(folder: Path, *, seed: int = 0) -> Path:
     """A random Llama that takes conversations."""
-    tiny_model(folder, seed=seed, characters=CHARACTERS, max_position_embeddings=1024, initializer_range=0.2)
+    tiny_model(folder, seed=seed, characters=CHARACTERS, max_position_embeddings=32768, initializer_range=0.2)
     tokenizer = tiny_tokenizer(CHARACTERS)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
@@ -39,7 +40,7 @@ def scorer(folder: Path, *, seed: int = 1) -> Path:
     tokenizer.chat_template = TEMPLATE
     shape = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=1024, num_labels=1, pad_token_id=tokenizer.pad_token_id,
+        num_key_value_heads=2, max_position_embeddings=32768, num_labels=1, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     torch.manual_seed(seed)
     LlamaForSequenceClassification(shape).save_pretrained(folder)  # pyright: ignore[reportArgumentType]
@@ -55,7 +56,7 @@ def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-# --- rows, in the columns of the data set of that name -----------------------------------------------------------------
+# --- rows, in the columns of the data set of that name ----------------------------------------------------------------
 
 
 def deepmath(number: int) -> dict[str, Any]:
@@ -81,6 +82,12 @@ def ultrafeedback(number: int) -> dict[str, Any]:
         "rejected": [user(prompt), assistant(bad)], "messages": [user(prompt), assistant(good)],
         "score_chosen": 8.0, "score_rejected": 4.5,
     }  # fmt: skip
+
+
+def ultrafeedback_of_trl(number: int) -> dict[str, Any]:
+    """The same as TRL 1.16 takes it: conversations in all three columns."""
+    row = ultrafeedback(number)
+    return {"prompt": row["chosen"][:1], "chosen": row["chosen"][1:], "rejected": row["rejected"][1:]}
 
 
 def implicit(number: int) -> dict[str, Any]:
@@ -128,6 +135,16 @@ def verl(source: str) -> Callable[[int], dict[str, Any]]:
         }  # fmt: skip
 
     return row
+
+
+def answer_to(prompt: str, number: int) -> tuple[str, bool]:
+    """The given completion of a place in the group, and whether it ends: right in every second place, and of several
+    lengths. A wrong one in the fourth place is cut off."""
+    found = re.search(r"\d+", prompt)
+    asked = int(found[0]) if found else 0
+    if (asked + number) % 2 == 0:
+        return f"<think>{'so ' * (number // 2)}</think> \\boxed{{{asked + 1}}} #### {asked + 1}", True
+    return "no" + "o" * ((3 * asked + 5 * number) % 7), number != 3
 
 
 def write_rows(path: Path, row: Callable[[int], dict[str, Any]], count: int) -> Path:

@@ -127,7 +127,11 @@ EXPECTED = {
 }  # fmt: skip
 LEFT = {
     "ppo_sentiment.py": ["rewards is empty"],
-    "rloo.py": ["learning_rate = options.learning_rate: only running the script would tell"],
+    "grpo_dr.py": ["line 8: the script changes the rows (map)"],
+    "rloo.py": [
+        "line 17, learning_rate = options.learning_rate: only running the script would tell",
+        "line 23: importing this file trains",
+    ],
     "reinforce_plus_plus.sh": ["A reward function of verl takes"],
 }
 """What cannot be known from the file; all others can be used as they are."""

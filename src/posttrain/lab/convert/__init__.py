@@ -78,7 +78,8 @@ def convert(
     refused = _refused(tree)
     if any(text.startswith("train.steps = ") for text in meaning.open):
         refused = [text for text in refused if not text.startswith("train.steps is missing")]
-    undecided = [*meaning.open, *refused]
+    to_do = [f"line {line}: {text}." for line, text in sorted(source.to_do)]
+    undecided = [*meaning.open, *to_do, *refused]
     return Conversion(
         project=source.project,
         form=source.form,

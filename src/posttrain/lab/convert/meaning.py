@@ -65,6 +65,7 @@ class _Translation:
 
     def run(self) -> Meaning:
         self._put(self.form.get("sets", {}), "")
+        self.meaning.comments |= self.form.get("why", {})
         self._choose()
         preset = PRESETS.get(self.meaning.settings.get("preset", ""), {}).get("algorithm", {})
         self.algorithm = self.meaning.settings.get("algorithm.name", preset.get("name"))

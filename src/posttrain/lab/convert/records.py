@@ -48,6 +48,8 @@ class Source:
     """Other records that the file holds: LoraConfig."""
     remarks: list[tuple[int, str]] = field(default_factory=list)
     """(line, what was seen there beside settings)."""
+    to_do: list[tuple[int, str]] = field(default_factory=list)
+    """(line, what has to be done before the config can be used)."""
     devices: int = 1
     """Processes that the command starts."""
 
