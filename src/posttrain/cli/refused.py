@@ -14,12 +14,12 @@ FIXES = {
     errno.EACCES: f"Change its permissions, or {_ANOTHER}.",
     errno.EPERM: f"Change its permissions, or {_ANOTHER}.",
     errno.EROFS: f"Nothing can be written on that disk: {_ANOTHER}.",
-    errno.ENOTDIR: f"There is a file where a folder has to be: {_ANOTHER}.",
+    errno.ENOTDIR: f"A file is where a folder should be: {_ANOTHER}.",
     errno.EISDIR: "It is a folder: name a file in it.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
     errno.ELOOP: f"Its links lead in a circle: {_ANOTHER}.",
-    errno.ENOENT: f"Its folder is missing, or takes no files: make it, or {_ANOTHER}.",
-    errno.EEXIST: f"There is a file where a folder has to be: {_ANOTHER}.",
+    errno.ENOENT: f"Its folder is missing or cannot be written to: create it, or {_ANOTHER}.",
+    errno.EEXIST: f"A file is where a folder should be: {_ANOTHER}.",
 }
 """What a user can do about it, for each kind of error that a user can cause."""
 _OURS_AS_WELL = (errno.ENOENT, errno.EEXIST)
@@ -41,7 +41,7 @@ def refusal(error: OSError, arguments: Sequence[str]) -> PosttrainError | None:
         return None
     return ConfigError(
         given=f"{path} cannot be read or written: {error.strerror}",
-        allowed="a path where that is possible",
+        allowed="a path that can be read and written",
         fix=FIXES[error.errno],
     )
 

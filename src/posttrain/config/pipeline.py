@@ -550,7 +550,7 @@ def refuse_unmarked(config: RunConfig, names: Collection[str]) -> None:
     for setting, path in models_named(config):
         if path in names and not Path(path).exists():
             raise ConfigError(
-                given=f"{setting} = {path}, which is the name of an earlier stage, and no folder",
+                given=f"{setting} = {path}, which is the name of an earlier stage and not of a folder",
                 allowed=f"{MARK}{path} for the model of that stage, or a model",
                 fix=f"Set {setting} = {MARK}{path}; a model of that name on the Hub needs another name of the stage.",
             )

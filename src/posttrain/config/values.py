@@ -33,7 +33,7 @@ def in_range(value: Any) -> Any:
         raise ConfigError(
             given=f"{show(value)} is too large",
             allowed=f"numbers from {-limit:g} to {limit:g}",
-            fix="Set it to null where null means no limit, or to a smaller number.",
+            fix="Set it to a smaller number, or to null if null means no limit.",
         )
     return value
 

@@ -234,8 +234,8 @@ def detect(rows: Iterable[Row], kind: Kind) -> Form:
 
 def are_verls(rows: Iterable[Row]) -> bool:
     """Does verl's object `reward_model` hold the gold answer of each of the first rows?"""
-    sample = [row.values for row in islice(rows, LOOKED_AT)]
-    return bool(sample) and all(_verl(values) and "ground_truth" in values["reward_model"] for values in sample)
+    judges = [row.values.get("reward_model") for row in islice(rows, LOOKED_AT)]
+    return bool(judges) and all(isinstance(judge, dict) and "ground_truth" in judge for judge in judges)
 
 
 def fits(rows: Iterable[Row], kind: Kind) -> bool:

@@ -70,8 +70,8 @@ def load_critic(
         )
     if scoring.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ConfigError(
-            given=f"critic.path = {settings.path}, whose tokenizer is another than the policy's",
-            allowed="a model with the vocabulary of the policy: the critic reads the very ids that were sampled",
+            given=f"critic.path = {settings.path}, whose tokenizer differs from the policy's",
+            allowed="a model with the policy's vocabulary: the critic reads the sampled token ids themselves",
             fix="Train a reward model from the policy's model, or leave critic.path out.",
         )
     if config.train.gradient_checkpointing:

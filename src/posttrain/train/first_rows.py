@@ -60,11 +60,12 @@ def eos_notes(rows: Iterable[NamedRow], eos_ids: Collection[int]) -> list[str]:
     fix = "check the chat template and the tokenizer's EOS with `posttrain data check`"
     if without == len(answers):
         return [
-            f"no answer of the training data has a trained EOS ({len(answers)} looked at): the model does not learn to "
-            f"stop, and its answers will run on to sampling.max_completion_length; {fix}"
+            f"no answer in the training data ends with a trained EOS ({len(answers)} checked): the model does not "
+            f"learn to stop, and its answers will run on to sampling.max_completion_length; {fix}"
         ]
     return [
-        f"{without} of {len(answers)} answers of the training data have no trained EOS, which teaches to run on; {fix}"
+        f"{without} of {len(answers)} answers in the training data have no trained EOS, which teaches the model "
+        f"to run on; {fix}"
     ]
 
 

@@ -198,9 +198,9 @@ class Run:
             self.view.event("evaluation", sentence)
         if measured and not name.startswith("step"):
             if name in measured and name == "trained" and "baseline" not in self.evaluation:
-                measured.setdefault("lost", "the measurement before training is not on file")
+                measured.setdefault("lost", "the measurement before training is missing")
             if "lost" in measured:
-                self.warn("evaluation", f"{measured['lost']}: what training changed is not measured row by row")
+                self.warn("evaluation", f"{measured['lost']}: the change from training is not measured row by row")
             self.evaluation = {**self.evaluation, **measured}
             self.store.record(EVALUATION, self.evaluation)
         if name in measured:
@@ -260,7 +260,7 @@ class Run:
             self.store.record(EVALUATION, self.evaluation)
             self.warn("evaluation", f"{fault}: the measurement before training is taken from events.jsonl")
         else:
-            self.warn("evaluation", f"{fault}: the measurement before training is lost, and nothing replaces it")
+            self.warn("evaluation", f"{fault}: the measurement before training is lost and cannot be replaced")
 
 
 class Phases:

@@ -126,9 +126,9 @@ def few_heldout_notes(config: RunConfig, rows: Rows) -> list[str]:
         return []
     are = "is" if held == 1 else "are"
     return [
-        f"only {held} of {held + len(rows.train)} rows {are} held out: a score of so few may be off by "
-        f"{100 * half_width(held):.0f} points by chance alone, and says little about what was learned; name held-out "
-        "rows in data.eval, or raise data.eval_fraction"
+        f"only {held} of {held + len(rows.train)} rows {are} held out: their score may be off by "
+        f"{100 * half_width(held):.0f} points by chance alone, and says little about what the model learned; name "
+        "held-out rows in data.eval, or raise data.eval_fraction"
     ]
 
 

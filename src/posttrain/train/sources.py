@@ -197,9 +197,9 @@ def mark_notes(config: RunConfig, algorithm: Algorithm) -> list[str]:
     if not asks or len(config.rewards) < 2:
         return []
     return [
-        f"{algorithm.key} decides by the weighted sum of {len(config.rewards)} rewards which answers are right "
-        f"({', '.join(asks)}): a reward for length or format makes groups of wrong answers look informative; prefer "
-        "one reward for correctness, and shape lengths by the algorithm's own settings"
+        f"{algorithm.key} uses the weighted sum of {len(config.rewards)} rewards to decide which answers are "
+        f"right ({', '.join(asks)}): a reward for length or format makes groups of wrong answers look "
+        "informative; use a single reward for correctness, and shape lengths with the algorithm's own settings"
     ]
 
 
@@ -211,8 +211,9 @@ def update_notes(config: RunConfig, algorithm: Algorithm) -> list[str]:
     clip = " and ".join(f"algorithm.{name}" for name in algorithm.clip_settings)
     way_out = f"{clip}, or " if clip else ""
     return [
-        f"{algorithm.key} has no importance ratio as configured, but each batch is used for {updates} updates: "
-        f"from the second on the gradient is biased; set {way_out}train.minibatches = 1 and train.epochs = 1"
+        f"{algorithm.key} with these settings has no importance ratio, but uses each batch for {updates} updates: "
+        f"from the second update on the gradient is biased; set {way_out}train.minibatches = 1 and train.epochs = "
+        "1"
     ]
 
 
@@ -289,8 +290,8 @@ def class_notes(heldout: LabelledSet | None) -> list[str]:
     if not heldout or not only:
         return []
     return [
-        f"held-out data: all {len(heldout)} answers are {only}; how well the model tells the two kinds apart is not "
-        f"measured without answers with label {str(only != 'desirable').lower()}"
+        f"held-out data: all {len(heldout)} answers are {only}; without answers with label "
+        f"{str(only != 'desirable').lower()}, the run cannot measure how well the model tells the two kinds apart"
     ]
 
 
@@ -356,7 +357,7 @@ def margin_notes(pairs: Sequence[Any], algorithm: Algorithm) -> list[str]:
     known, asked = int((~np.isnan(np.asarray(numbers_of(pairs)))).sum()), "margins" in algorithm.needs
     if asked and known < len(pairs):
         raise DataError(
-            given=f"{len(pairs) - known} of {len(pairs)} pairs have no margin, which {algorithm.key} is set to read",
+            given=f"{len(pairs) - known} of {len(pairs)} pairs have no margin, but {algorithm.key} is set to read it",
             allowed="a number in the column margin of each row",
             fix="Set algorithm.margin = 0, or complete the column.",
         )
@@ -383,8 +384,8 @@ def scale_of(ratings: Sequence[float], needs: Collection[str]) -> Scale:
     if "unit_interval" in needs and (outside := [y for y in ratings if not 0 <= y <= 1]):
         raise DataError(
             given=f"{len(outside)} of {len(ratings)} ratings are not between 0 and 1; the first is {outside[0]:g}",
-            allowed="ratings from 0 to 1, as regress = logistic learns their logits",
-            fix="Set algorithm.regress = standardized, or divide the ratings by the largest that can be given.",
+            allowed="ratings from 0 to 1, because regress = logistic learns their logits",
+            fix="Set algorithm.regress = standardized, or divide all ratings by the largest possible one.",
         )
     if len(set(ratings)) < 2:
         raise DataError(
