@@ -1,4 +1,4 @@
-"""What a run asks a cluster for: a bundle of resources for each process, all on one machine each."""
+"""The resources that a run requests from a cluster: one bundle for each process, each bundle on a single machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 RANK = "trainer rank"
-"""What holds a part of the model that is trained."""
+"""A process that holds a part of the trained model."""
 
 
 @dataclass(frozen=True, kw_only=True)

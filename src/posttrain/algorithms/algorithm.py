@@ -1,4 +1,4 @@
-"""What every algorithm declares, and the questions that the machinery asks it.
+"""The declarations of every algorithm, and the questions that the rest of the library asks it.
 
 An algorithm is a frozen record of settings with pure functions: `to_batch` (of what was sampled, or given) and `loss`
 (the forward pass and a batch in, a scalar out). The machinery never asks which algorithm runs; it reads `data_kind`,
@@ -89,7 +89,7 @@ class Algorithm:
 
     @property
     def correction_name(self) -> str:
-        """What makes up for the difference between sampler and trainer; auto where that is still to be decided."""
+        """The correction for the difference between sampler and trainer; auto if the run has yet to choose one."""
         return "none"
 
     def with_decided_correction(self, *, exact: bool) -> Self:
@@ -107,7 +107,8 @@ class Algorithm:
         return None
 
     def initial_state(self) -> Any:
-        """What changes during a run: a small frozen dataclass of plain numbers, checkpointed; None for most."""
+        """The state that changes during a run: a small frozen dataclass of plain numbers, saved in checkpoints. None
+        for most algorithms."""
         return None
 
     def next_state(self, state: Any, experience: Any) -> Any:

@@ -61,7 +61,7 @@ class ByTurn:
     """Of what a later turn earns, for each turn in between."""
 
     def to_batch(self, algorithm: Algorithm, experience: Experience, state: Any = None) -> Batch:
-        """What the loss reads. ConfigError for an algorithm that cannot credit turns."""
+        """The inputs of the loss. Raises ConfigError for an algorithm that cannot credit turns."""
         if (error := no_turns_for(algorithm)) is not None:
             raise error
         turns = Turns.of(experience, self.discount)

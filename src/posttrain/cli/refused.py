@@ -1,4 +1,5 @@
-"""What the system refuses of a file that somebody named: said as their mistake to put right, not as a fault of ours."""
+"""Errors of the operating system about a file that the user named, reported as a mistake to correct and not as a fault
+of posttrain."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ FIXES = {
     errno.ENOENT: f"Its folder is missing or cannot be written to: create it, or {_ANOTHER}.",
     errno.EEXIST: f"A file is where a folder should be: {_ANOTHER}.",
 }
-"""What a user can do about it, for each kind of error that a user can cause."""
+"""The user's remedy for each kind of error that a user can cause."""
 _OURS_AS_WELL = (errno.ENOENT, errno.EEXIST)
 """Found as easily by a fault of ours; a user's mistake only at a path that the command line names, or above it."""
 
 
 def refusal(error: OSError, arguments: Sequence[str]) -> PosttrainError | None:
-    """What to say of an error of the system that a user can put right; None of one that may be a fault of ours."""
+    """The message for a system error that a user can correct; None for an error that may be a fault of posttrain."""
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
     if error.errno in NO_ROOM:
         return DoesNotFit(

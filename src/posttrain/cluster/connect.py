@@ -28,7 +28,7 @@ C = TypeVar("C", bound=RemoteChild)
 
 @contextmanager
 def connect(config: RunConfig, say: Callable[[str], None], warn: Callable[[str], None]) -> Iterator[RayHosts]:
-    """What a run asks for, while the context lasts: what was reserved for its job, or what it reserves by itself.
+    """The resources that a run may use while the context lasts: those reserved for its job, or its own reservation.
 
     Raises ConfigError where there is no such cluster, DoesNotFit where it has no room.
     """

@@ -27,7 +27,7 @@ LARGEST_FILE, LARGEST = 10 << 20, 200 << 20
 STAYS = {"__pycache__", "node_modules", "build", "dist", "runs", "wandb"}
 """Folders that do not go along; neither do hidden ones, environments, and runs."""
 FOREIGN = "elsewhere"
-"""What does not lie below the present directory goes into this folder."""
+"""The folder for files that do not lie below the present directory."""
 
 
 class Luggage:
@@ -46,8 +46,8 @@ class Luggage:
 
     @staticmethod
     def of(config: RunConfig, *, files: bool = False) -> Luggage:
-        """What rewards, environment and tools of a run need; `files`: those that its config names by relative paths,
-        too. Raises ConfigError where it is too much, or not there."""
+        """The files that rewards, environment and tools of a run need. `files` adds those that its config names by
+        relative paths. Raises ConfigError if they are too large or missing."""
         luggage = Luggage()
         try:
             for _, function in functions_named(config):

@@ -52,7 +52,7 @@ class Reservation:
 
     @staticmethod
     def of_process(environment: Mapping[str, str] = os.environ) -> Reservation | None:
-        """What this process was told; None where it reserves for itself."""
+        """The reservation that this process was given; None if it makes its own."""
         if TOLD not in environment:
             return None
         told = json.loads(environment[TOLD])

@@ -43,7 +43,7 @@ class Job:
     """The interpreter of the cluster: `python` alone may be another one there, without Ray."""
 
     def command(self, config: RunConfig) -> list[str]:
-        """What the job runs, in the folder that goes along."""
+        """The command of the job, run in the folder that is sent along."""
         if self.resume:
             return [self.python, "-m", "posttrain", "resume", self.output, "--quiet"]
         on_cluster = ["--cluster", "auto"] if needs_cluster(config) else []

@@ -261,7 +261,7 @@ class _Told:
 
     @contextmanager
     def gathering(self, argument: str = "") -> Iterator[None]:
-        """What is raised in here is told with the rest."""
+        """Errors raised inside are reported together with the others."""
         try:
             yield
         except ConfigError as error:

@@ -154,7 +154,7 @@ def _servers_are_vllm(config: RunConfig, algorithm: Algorithm) -> ConfigError | 
 
 
 def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
-    """What is wrong with a section `rollout` in itself."""
+    """Errors within the section `rollout` itself."""
     if rollout.engine == "local" and rollout.url:
         return ConfigError(
             given=f"rollout.url = {rollout.url[0]} with rollout.engine = local, which uses no server",

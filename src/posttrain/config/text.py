@@ -24,7 +24,7 @@ from posttrain.errors import ConfigError
 SUFFIXES = (".yaml", ".yml", ".toml")
 REDACTED = "<redacted>"
 COMMENT = "  # "
-"""What stands between a value and its comment."""
+"""The separator between a value and its comment."""
 MAX_BYTES, MAX_LEVELS, MAX_VALUES = 2**18, 64, 20_000
 """Of a configuration; what an alias stands for counts as often as it is used. One that is larger was not meant, or was
 meant to harm."""

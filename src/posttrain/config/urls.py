@@ -25,7 +25,7 @@ def is_url(folder: str | os.PathLike[str]) -> bool:
 
 
 def wrong_url(setting: str, url: str) -> ConfigError | None:
-    """What is wrong with a URL as the folder of a run, before anything is asked of the storage."""
+    """Errors in a URL that is to be the folder of a run, found before the storage is contacted."""
     protocol, parts = url.partition("://")[0], urlsplit(url)
     if protocol not in PACKAGES:
         return ConfigError(

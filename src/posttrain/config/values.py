@@ -1,4 +1,4 @@
-"""What the sections of a configuration are made of: numbers as users write them, and models whose errors help."""
+"""The base of the configuration's sections: numbers as users write them, and models with helpful errors."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ Positive = Annotated[float, Field(gt=0), BeforeValidator(as_number)]
 Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(as_number)]
 BelowOne = Annotated[float, Field(ge=0, lt=1), BeforeValidator(as_number)]
 ENVIRONMENT_FORMS = ("trl", "gymnasium", "verifiers")
-"""What may stand before the first colon of `environment.function`: the library whose environment it is."""
+"""Prefixes that may stand before the first colon of `environment.function`: the library whose environment it is."""
 
 
 def split_form(function: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What must hold in every asynchronous run, each with its name, and the observer that watches for it.
+"""The invariants of every asynchronous run, each with its name, and the observer that checks them.
 
 The observer keeps its own books from events and commands alone. It shares the messages and the formula of admission
 with the controller, but none of its code and none of its state: what the two disagree on is a mistake of one of them.
@@ -117,7 +117,7 @@ class SeenEngine:
 
 @dataclass
 class Books:
-    """What an observer knows of a run, apart from its engines."""
+    """The observer's knowledge of a run, apart from its engines."""
 
     version: int
     created: int

@@ -1,4 +1,4 @@
-"""What the controller remembers of a row, a group and an engine."""
+"""The controller's memory of a row, a group and an engine."""
 
 from __future__ import annotations
 

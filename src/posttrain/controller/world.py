@@ -97,7 +97,7 @@ class World:
         self.answered: Counter[str] = Counter()
         self.unanswered: dict[Hashable, list[str]] = defaultdict(list)
         self.next_score = ""
-        """What happens to the next rewards: "lost" or "hang"."""
+        """The fault of the next rewards: "lost" or "hang"."""
         self.next_train = self.next_publish = 0.0
         """Seconds that they take longer."""
         self.saving = False

@@ -71,7 +71,7 @@ class Kept:
 
     @property
     def dropped_summary(self) -> str:
-        """What was left out and why, in a sentence; "" for nothing."""
+        """A sentence about the dropped rows and the reasons; "" if none were dropped."""
         return summary(self.dropped, self.rows_read)
 
     @property

@@ -181,7 +181,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "score": ("rating", "reward"),
     "text": ("content", "document"),
 }
-"""What other data calls these columns: an error then says what to set in data.columns."""
+"""Other names of these columns in public data: an error then says what to set in data.columns."""
 
 MEANT: Mapping[Kind, str] = {
     "prompts": "training with rewards",

@@ -1,4 +1,5 @@
-"""What data looks like and is not read as: `data check` says so, for a run would quietly learn something else.
+"""Readings that the data suggests but does not get: `data check` reports them, because a run would quietly learn
+something else.
 
 What a chat template does that training should know before it starts.
 """
@@ -101,7 +102,7 @@ _TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"t
 def template_problems(
     renderer: Renderer, eos_ids: Collection[int], *, tools: bool = False
 ) -> tuple[TemplateProblem, ...]:
-    """What is wrong with the chat template, tried with a conversation of two questions; `tools`: the data has some."""
+    """Problems of the chat template, tried with a conversation of two questions; `tools`: the data has some."""
     found: list[TemplateProblem] = []
     talk = Conversation(messages=_TALK, trained=(1, 3), renderer=renderer, eos_ids=eos_ids)
     question, answered = _TALK[:1], _TALK[:2]

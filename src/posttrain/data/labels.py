@@ -77,7 +77,7 @@ def render_labels(
 
 
 def only_class(rows: Sequence[LabelledExample]) -> str:
-    """What all answers are, where they are all the same; "" where there are both kinds, or none."""
+    """The label of all answers if they have the same one; "" if there are both kinds, or no answers."""
     labels = set(numbers_of(rows)) if len(rows) else set()
     return "" if len(labels) != 1 else "desirable" if labels.pop() else "undesirable"
 

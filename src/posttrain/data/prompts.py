@@ -100,7 +100,7 @@ class Renderer:
     def text(
         self, prompt: str | Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
-        """What the model reads, special tokens of the chat template included."""
+        """The text that the model reads, with the special tokens of the chat template."""
         messages = self.messages(prompt)
         if messages is None:
             return (self.system_prompt or "") + str(prompt)

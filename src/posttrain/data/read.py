@@ -110,7 +110,7 @@ def read_rows(
 def iter_rows(
     source: str | Sequence[str], *, split: str = "train", max_rows: int | None = None, seed: int = 0
 ) -> Iterator[Row]:
-    """What `read_rows` returns, one row at a time. Raises `DataError` when it comes to what is wrong."""
+    """The rows of `read_rows`, one at a time. Raises `DataError` at the first faulty row."""
     sources, found = _listed(source), False
     for one in sources:
         for row in islice(_read(one, split, max_rows, seed), max_rows):

@@ -30,7 +30,7 @@ class StepSet(Rendered[StepExample]):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know of the steps, in sentences."""
+        """Sentences for the user about the steps."""
         steps, notes = sum(len(row.labels) for row in self.rows), []
         if self.cut:
             notes.append(f"{self.cut} of {steps + self.cut} steps end beyond the context and are not learned from")

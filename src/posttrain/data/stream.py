@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RowSource:
-    """What `iter_rows` is asked for, under the names of `data.columns`."""
+    """The columns that `iter_rows` is asked for, under the names of `data.columns`."""
 
     paths: tuple[str, ...]
     split: str
@@ -322,7 +322,7 @@ NOT_COMPARED = ("label", "labels", "margin", "score")
 
 
 class StreamedRecords(Sequence[T], Generic[T]):
-    """What streamed rows render to, each when it is asked for.
+    """Streamed rows, each rendered when it is requested.
 
     In place of a row that cannot be used stands the next one that can. Raises `DataError` once more than `max_dropped`
     of all rows seem to be of no use.
@@ -466,7 +466,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
 
     @property
     def dropped(self) -> list[Dropped]:
-        """What was left out so far, in the order of the data."""
+        """The rows dropped so far, in the order of the data."""
         return [self._left_out[index] for index in sorted(self._left_out)]
 
 

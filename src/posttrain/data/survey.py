@@ -50,7 +50,7 @@ class Sample:
     texts: tuple[str, ...] = ()
     """Those of the row, as they stand in the data."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What stands beside the text: the gold answer, a label, a score, a margin."""
+    """Columns beside the text: the gold answer, a label, a score, a margin."""
 
     @property
     def answer(self) -> Any:
@@ -104,7 +104,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What the data is for one kind of training."""
+    """The data as one kind of training uses it."""
 
     kind: Kind
     mapping: str
@@ -112,7 +112,7 @@ class Use:
     usable: int
     """Rows that are trained on."""
     records: int
-    """What they amount to: a pair whose answers are rated one by one is two."""
+    """The number of examples that they give: a pair whose answers are rated separately counts as two."""
     dropped: Sequence[Dropped]
     duplicates: int
     """Rows that repeat an earlier one."""
@@ -173,7 +173,7 @@ class Survey:
         return None if sides[0] is None or sides[1] is None else LengthBias.of(sides[0], sides[1])
 
     def findings(self, kind: Kind, unit: str, places: Callable[[Sequence[int]], str]) -> tuple[Finding, ...]:
-        """What is worth a look; `places` names rows."""
+        """Remarks about the rows; `places` names rows."""
         return (
             *_repetitions(self, kind, places),
             *_length_findings(self.length_bias(), self.lengths, unit),

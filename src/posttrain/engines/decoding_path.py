@@ -58,7 +58,7 @@ class DecodingPath:
     note: str = ""
     """Why rows are padded; empty for slots."""
     decoder: Decoder | None = None
-    """What decodes in place of the model's own forward pass; None where nothing does."""
+    """The decoder that replaces the model's own forward pass; None if there is none."""
 
     def rows(self, model: nn.Module, *, max_rows: int, holds_prompt: bool, compute: Compute = PLAIN) -> Rows:
         """Room for `max_rows` rows. `holds_prompt`: groups may be split for want of room."""

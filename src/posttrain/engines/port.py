@@ -1,4 +1,4 @@
-"""What an engine outside of the trainer's process is asked and what it answers: one protocol for processes and servers.
+"""The protocol of an engine outside the trainer's process, the same for processes and servers.
 
 Messages hold numbers and text, never tensors: weights go through memory that both sides see (published.py), or however
 a server takes them.
@@ -71,7 +71,7 @@ class Ready:
     """An engine has loaded the model. Its weights are not yet those of the run."""
 
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-    """What it decodes with, by name: precision and shape."""
+    """The tensors that it decodes with, by name: precision and shape."""
     merged: bool
     """Adapters are merged into what it decodes with; else it has adapters of its own."""
     note: str = ""
@@ -86,7 +86,7 @@ class WeightsLoaded:
     digests: Mapping[str, Digest]
     """Of what it decodes with now."""
     probe: Sequence[Sequence[float]]
-    """What it says about the tokens of the delivery proof."""
+    """Its answer about the tokens of the delivery proof."""
     seconds: float
     """From one token to the next, so long nothing was drawn."""
 
@@ -109,7 +109,7 @@ class GivenBack:
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What an engine says of itself and of tokens, when it is asked beside its requests."""
+    """An engine's answer about itself and about tokens, when it is asked beside its requests."""
 
     number: int
     """Of the examination: an answer may come when the next one has begun."""
@@ -136,7 +136,7 @@ class EnginePort(Protocol):
     name: str
 
     def fileno(self) -> int:
-        """What becomes readable when there is an answer."""
+        """The objects that become readable when there is an answer."""
         ...
 
     def submit(self, tasks: Sequence[Task]) -> None:
@@ -152,7 +152,7 @@ class EnginePort(Protocol):
         ...
 
     def answers(self) -> list[Answer]:
-        """What has come since the last call. Raises EngineGone when nothing will come any more."""
+        """The messages since the last call. Raises EngineGone if no more can come."""
         ...
 
     def push(self) -> bool:

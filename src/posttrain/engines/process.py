@@ -26,7 +26,7 @@ from posttrain.plugins import published
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup:
-    """What an engine is told when it starts, as plain JSON."""
+    """The settings that an engine gets when it starts, as plain JSON."""
 
     model: Mapping[str, Any]
     lora: Mapping[str, Any] | None
@@ -58,7 +58,8 @@ class StartEngine(Protocol):
 
 
 def published_engine(name: str) -> StartEngine:
-    """What starts the engines of that name of another package. Raises PluginError, which names the package."""
+    """The function with which another package starts its engines of that name. Raises PluginError, which names the
+    package."""
     plugin = published("engine", ENGINES)[name]
     start: Any = plugin.load()
     if not callable(start):

@@ -1,4 +1,4 @@
-"""What the trainer and the evaluation ask of whatever generates text, in this process or in another."""
+"""The requests of the trainer and the evaluation to any text generator, in this process or another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Digest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What a sampler decodes with, as it found by looking at it; `delivery.py` compares it with what was trained."""
+    """The weights that a sampler really decodes with; `delivery.py` compares them with the trained ones."""
 
     version: int
     digests: Mapping[str, Digest]
@@ -77,7 +77,7 @@ class Window(Protocol):
 
 
 class Answers(Protocol):
-    """What an evaluation asks of whatever answers its prompts."""
+    """The requests of an evaluation to whatever answers its prompts."""
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -87,7 +87,7 @@ class Answers(Protocol):
 
 
 class Judging(Window, Protocol):
-    """What a judge asks of whoever decodes with the policy's weights."""
+    """The requests of a judge to a sampler with the policy's weights."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...

@@ -90,7 +90,7 @@ class SlotStorage:
 
 
 class SlotCache(Cache):
-    """What a model is given as `past_key_values`."""
+    """The cache that a model gets as `past_key_values`."""
 
     def __init__(self, storage: SlotStorage) -> None:
         held = ref(storage)

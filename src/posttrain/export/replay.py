@@ -1,4 +1,4 @@
-"""What a user of an exported folder would run: plain transformers, in a process that never sees this library.
+"""The code that a user of an exported folder would run: plain transformers, in a process that never sees this library.
 
     python replay.py REQUEST.json REPLY.json
 
@@ -32,7 +32,7 @@ HEADS: dict[str, Any] = {
     "score": AutoModelForSequenceClassification,
     "steps": AutoModelForTokenClassification,
 }
-"""What the model says of a row -> the class that opens it."""
+"""The model's output for a row -> the class that opens the model."""
 
 
 def digest(tensor: Tensor) -> str:

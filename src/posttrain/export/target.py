@@ -137,7 +137,7 @@ def _explained(folder: Path, error: Exception) -> ExportError | DoesNotFit:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written, and what whoever opens it must find."""
+    """The written files, and what any reader must find in them."""
 
     dtype: str
     digests: dict[str, str]

@@ -1,4 +1,4 @@
-"""What is trained: low-rank adapters or all weights; and the reference model that comes with either.
+"""The trained part of a model, low-rank adapters or all weights, and the reference model for either.
 
 With adapters the base model is the reference, so there is no second copy: `reference_scope` switches the adapters off.
 When all weights are trained the reference is a frozen copy.

@@ -72,7 +72,7 @@ class Compute:
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Compute:
-        """What `to_json` gave. Raises ValueError, TypeError or KeyError for anything else."""
+        """Reads the output of `to_json`. Raises ValueError, TypeError or KeyError for anything else."""
         found = Compute(**{**saved, "dtype": DTYPES[saved["dtype"]]})
         for name, allowed in _WAYS.items():
             if getattr(found, name) not in allowed:
@@ -84,7 +84,7 @@ class Compute:
 
     @staticmethod
     def read(path: Path) -> Compute | None:
-        """What `write` wrote; None where nothing was written. Raises CheckpointError for anything else."""
+        """Reads the file of `write`; None if there is none. Raises CheckpointError for anything else."""
         if not path.is_file():
             return None
         try:
@@ -149,7 +149,8 @@ def machine() -> str:
 
 
 def computed_on(device: torch.device) -> dict[str, Any]:
-    """What the last bit of a number may depend on beside the code: processor, PyTorch, and threads that add up."""
+    """The facts beside the code that the last bit of a number may depend on: processor, PyTorch, and the number of
+    threads."""
     if device.type == "cuda":
         return {"machine": f"{torch.cuda.get_device_name(device)}, PyTorch {torch.__version__}"}
     return {"machine": machine(), "threads": torch.get_num_threads()}

@@ -66,7 +66,7 @@ def window_note(config: PreTrainedConfig) -> list[str]:
 
 
 def own_window(config: PreTrainedConfig) -> int | None:
-    """What the model declares, whatever its rotary factors do."""
+    """The context that the model declares, regardless of its rotary factors."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 

@@ -15,7 +15,7 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is shared out, of a model of the type `kind`."""
+    """The matrices to divide in a model of the type `kind`."""
 
     kind: str
     heads: int

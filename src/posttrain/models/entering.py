@@ -26,7 +26,7 @@ class Entry(Protocol):
         ...
 
     def run(self, compute: Callable[[], T]) -> T:
-        """What `compute` gives: one pass through each layer, on all ranks."""
+        """The output of `compute`: one pass through each layer, on all ranks."""
         ...
 
     def holds(self, tensor: Tensor) -> bool:

@@ -51,7 +51,7 @@ class ForwardPath:
     implementation: str
     """The attention implementation in the model's config."""
     shares_prefixes: bool
-    """What rows have in common at their beginning is computed once."""
+    """The common beginning of rows is computed once."""
     manner: Manner = PLAIN_MANNER
     """Of packed attention."""
     rotary_limit: RotaryLimit | None = None

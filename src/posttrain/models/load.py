@@ -103,7 +103,7 @@ class LoadedModel:
     compute: Compute = field(default_factory=Compute)
     """How products run. As it is loaded a model computes in the plain way; a run chooses, see `choose_compute`."""
     notes: tuple[str, ...] = ()
-    """What was decided for the user and is worth a line in the log."""
+    """Decisions made for the user, each worth a line in the log."""
 
     @staticmethod
     def of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:

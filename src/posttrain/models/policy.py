@@ -94,7 +94,7 @@ class Forward:
 
     @property
     def shares_prefixes(self) -> bool:
-        """What rows have in common is computed once, by the critic as well where there is one."""
+        """The common beginning of rows is computed once, also by a critic."""
         return shares_prefixes(self.model) and (self.critic is None or self.critic.path().shares_prefixes)
 
     @contextmanager
@@ -181,7 +181,7 @@ def load_frozen(
 
 
 OPEN = "open"
-"""What the first rank announces where it loads a frozen model; the others load the same one."""
+"""The message with which the first rank announces that it loads a frozen model; the others then load the same one."""
 
 
 @torch.no_grad()

@@ -114,7 +114,7 @@ class ScoringFacts:
 
     @staticmethod
     def read(folder: Path) -> ScoringFacts:
-        """What the folder says; the defaults for a model that was trained elsewhere."""
+        """The scoring facts in the folder; the defaults for a model that was trained elsewhere."""
         if not (folder / FACTS).is_file():
             return ScoringFacts()
         try:

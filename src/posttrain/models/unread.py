@@ -53,7 +53,8 @@ class Files:
         return {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118  not a dict
 
     def part(self, name: str, box: tuple[slice, ...] = ()) -> Tensor:
-        """What stands in that box of a weight, in float32 and in main memory: rows, columns and so on; () is all."""
+        """The part of a weight in that box, in float32 and in main memory: rows, columns and so on; () is the whole
+        weight."""
         recipe = self.recipes[name]
         if recipe.convert is None:
             return self._slices[recipe.names[0]][box or ...].to(torch.float32)
@@ -97,7 +98,7 @@ def names_in(paths: Collection[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class Unread:
-    """What there is to know of such a model until it is filled."""
+    """The facts about such a model that are needed until it is filled."""
 
     files: Files
     device: torch.device

@@ -35,7 +35,7 @@ from posttrain.store.checkpoint import Checkpoint, verify
 from posttrain.types import Prompt
 
 Makes = Literal["text", "scores", "steps"]
-"""What a model gives: text, a score of a whole answer, or one of each of its steps."""
+"""The output of a model: text, one score for a whole answer, or one for each of its steps."""
 
 _LOAD: Mapping[Makes, Callable[[ModelConfig], LoadedModel]] = {
     "text": load_model,

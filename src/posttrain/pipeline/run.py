@@ -43,7 +43,7 @@ from posttrain.train.run import Run
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pipeline:
-    """What `train` and `resume` return for a file with stages."""
+    """The result of `train` and `resume` for a file with stages."""
 
     folder: Path
     stages: tuple[StageResult, ...]

@@ -41,7 +41,7 @@ class StageResult:
     folder: Path
     """Of its run."""
     model_path: Path
-    """What it trained: a folder that transformers opens."""
+    """The trained model: a folder that transformers can open."""
     evaluation: Mapping[str, Any]
     """Its evaluation.json: baseline, trained, and what compares them."""
     received: Mapping[str, Any]

@@ -139,7 +139,7 @@ def own_group(lines: list[list[int]], timeout: timedelta, backend: str | None = 
 
 @contextmanager
 def lost_ranks(deadline: float) -> Iterator[None]:
-    """What PyTorch raises where another rank is gone becomes RankLost."""
+    """Turns PyTorch's errors about a missing rank into RankLost."""
     try:
         yield
     except RuntimeError as error:

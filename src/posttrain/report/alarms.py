@@ -73,7 +73,7 @@ def is_watched(run: RunRecord) -> bool:
 
 
 def alarms_html(run: RunRecord) -> str:
-    """What the alarms said, with answers; "" for a run that is not watched."""
+    """The alarms' messages, with answers; "" for a run that is not watched."""
     alarms = alarms_of(run)
     of_engines = "".join(_alarm_html(run, alarm) for alarm in alarms if alarm.kind == "mismatch")
     if of_engines:

@@ -49,7 +49,7 @@ def calibration_section(run: RunRecord) -> str:
 
 
 def calibration_sentences(measured: Mapping[str, Any]) -> list[str]:
-    """What evaluation.json says beyond the headline about a model that scores."""
+    """Further numbers from evaluation.json about a model that scores, beyond the headline."""
     sentences = []
     pearson, spearman, auc = (span(measured.get(name)) for name in ("pearson", "spearman", "auc"))
     if pearson is not None and spearman is not None:

@@ -1,4 +1,4 @@
-"""What was measured on held-out data, and how it is said: by the names in `evaluation.json`, not by the algorithm's.
+"""The measurements on held-out data and their wording: by the names in `evaluation.json`, not by the algorithm's.
 
 answers   sampled and scored            pairs     ranked by a policy (`ranked_by`) or by a reward model
 loss      of given answers              labels    desirable answers told from undesirable ones
@@ -53,7 +53,7 @@ _TOLD_BY: tuple[tuple[str, Kind], ...] = (
 
 
 def kind_of(*evaluations: Mapping[str, Any]) -> Kind:
-    """What was measured; `answers` where nothing says otherwise."""
+    """The kind of measurement; `answers` by default."""
     for key, kind in _TOLD_BY:
         if any(key in found for found in evaluations):
             return kind

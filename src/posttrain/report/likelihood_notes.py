@@ -1,4 +1,4 @@
-"""What a careful reader would notice about a run that learns from given answers, compared or imitated."""
+"""Notes of a careful reader about a run that learns from given answers, compared or imitated."""
 
 from __future__ import annotations
 

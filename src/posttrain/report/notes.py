@@ -1,4 +1,4 @@
-"""What a careful reader would notice in the metrics of a run, in sentences that say what to change."""
+"""Notes of a careful reader about the metrics of a run, in sentences that say what to change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISMATCH_IS_LARGE = 0.05
 
 
 def observations(run: RunRecord) -> list[Note]:
-    """What there is to notice, most serious first."""
+    """The notes, most serious first."""
     finders = (
         _reward, _signal, _truncation, _unscored, _entropy, _mismatch, _clipping, _spikes, _length, _loss,
         displacement, memorising, overfitting, staleness_note, waiting_note,

@@ -1,4 +1,4 @@
-"""What a run measured of its model's answers to other prompts, in words, and whether it forgot."""
+"""The model's answers to other prompts before and after a run, in words, and whether it forgot."""
 
 from __future__ import annotations
 

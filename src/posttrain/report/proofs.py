@@ -1,4 +1,4 @@
-"""What a run has proved about itself, read back from its files: the claim, the evidence, and whether it held."""
+"""The proofs of a run, read back from its files: the claim, the evidence, and whether it held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report shows of a run whose engines sample while it trains: how old tokens are, and who waits for whom."""
+"""The report of a run whose engines sample while it trains: how old tokens are, and who waits for whom."""
 
 from __future__ import annotations
 

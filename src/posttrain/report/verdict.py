@@ -63,7 +63,7 @@ def verdict(run: RunRecord) -> Verdict:
 
 
 def measured_verdict(run: RunRecord) -> Verdict:
-    """What the held-out measurements say by themselves, how the model writes, and what became of other prompts."""
+    """The verdict of the held-out measurements alone, then how the model writes and answers other prompts."""
     found = held_out_verdict(run)
     more = [*writing_sentences(run.evaluation), *others_sentences(run.evaluation)]
     found = replace(found, sentences=[*found.sentences, *more])
@@ -97,7 +97,7 @@ def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
 
 
 def held_out_verdict(run: RunRecord) -> Verdict:
-    """What the held-out measurements say by themselves."""
+    """The verdict of the held-out measurements alone."""
     before, after = mapping(run.evaluation.get("baseline")), mapping(run.evaluation.get("trained"))
     measure = measure_of(before, after)
     baseline, trained = headline_span(before, measure), headline_span(after, measure)

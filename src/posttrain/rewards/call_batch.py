@@ -137,7 +137,7 @@ class Read:
 
 
 def read_all(parts: Iterable[tuple[Sequence[Row], CallBatch]]) -> Read:
-    """What several batches of one component say about all their rows, numbered through."""
+    """The results of several batches of one component as one batch, with rows numbered through."""
     whole = Read(values=[], verdicts=[], failures=[])
     for rows, batch in parts:
         read, first = batch.read(rows), len(whole.values)

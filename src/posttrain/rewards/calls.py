@@ -29,7 +29,7 @@ ASYNC_GRACE = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What a reward function takes, read from its parameter names."""
+    """The arguments of a reward function, read from its parameter names."""
 
     batch: bool
     """TRL's form `f(prompts, completions, **columns) -> list`; otherwise `f(prompt, completion, **row) -> float`."""
@@ -104,7 +104,7 @@ class Outcome:
 
 
 class Abandoned(Exception):
-    """What was asked for is not wanted any more."""
+    """The result is no longer wanted."""
 
 
 class Runner(Protocol):
@@ -126,7 +126,7 @@ class Runner(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the user should be warned of in each run, in sentences."""
+        """Warnings to show the user in each run, in sentences."""
         ...
 
     @property

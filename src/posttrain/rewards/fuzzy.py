@@ -68,7 +68,7 @@ def fuzzy_match(
 def fuzzy_match_quick(
     completion: str, answer: Any, *, measure: Measure = "token_f1", **settings: Any
 ) -> Verdict | None:
-    """What takes a few milliseconds at most; None for a comparison of edits, and for a flood."""
+    """A comparison that takes a few milliseconds at most; None for a comparison of edits, and for a very long text."""
     if measure == "edit" or len(completion) > MAX_CHARACTERS:
         return None
     return fuzzy_match(completion, answer, measure=measure, **settings)
@@ -151,7 +151,7 @@ def alternatives(answer: Any) -> list[str]:
 
 
 def after_reasoning(completion: str) -> str:
-    """What follows the last </think>; nothing where the reasoning never ends.
+    """The text after the last </think>; nothing if the reasoning never ends.
 
     >>> after_reasoning("<think>4?</think> 5"), after_reasoning("<think>4"), after_reasoning("5")
     ('5', '', '5')

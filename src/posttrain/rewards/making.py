@@ -21,7 +21,7 @@ from posttrain.rewards.threads import ThreadRunner
 from posttrain.rewards.verifiers import BUILTINS, BY_TURN
 
 MODEL_LABEL, JUDGE_LABEL = "reward_model", "judge"
-"""What a reward model and a judge are called in metrics and messages, without a label of their own."""
+"""Names of a reward model and a judge in metrics and messages, if they have no label of their own."""
 
 
 def make_component(

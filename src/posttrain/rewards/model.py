@@ -121,7 +121,7 @@ class ModelReward:
         return score_in_parts(self.loaded, rows, scores_of)
 
     def read(self, prompt: Prompt, completion: Completion) -> Solution | Outcome:
-        """What the model reads, and at which place; or why there is nothing to score."""
+        """The ids that the model reads and the place of the score; or the reason why there is nothing to score."""
         ids = self.ids(prompt, completion.text, truncated=completion.truncated)
         return Solution(ids, (len(ids) - 1,))
 

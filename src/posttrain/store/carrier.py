@@ -43,7 +43,7 @@ _CHECKPOINT = re.compile(r"(?P<folder>(?:.+/)?checkpoints)/step-(?P<step>\d{6,})
 _OWN = re.compile(
     r"\.lock|\.launcher|.*\.tmp|\.carried\.json|tracking/wandb/.*|\.job-.*|\.writers/.*|(.*/)?step-\d+\.tmp-.*|(.*/)?\.lock"
 )
-"""What belongs to this machine, or is not whole yet."""
+"""Files that belong to this machine, or that are not complete yet."""
 
 
 class Changing(StorageError):
@@ -89,7 +89,7 @@ class Carrier:
         self.url, self._claim, self._new = self.remote.url, wanted, new
         known = {} if kept is None or kept.url != self.url else kept.files
         self._there: dict[str, Stamp | None] = {name: known.get(name) for name in there if not claim.is_of_claims(name)}
-        """What is behind the URL; None where nobody knows whether it is the same."""
+        """The content of the URL; None if it may have changed."""
         self._sent: dict[str, float] = {}
         self._num_put = 0
         self._carrying: int | None = None

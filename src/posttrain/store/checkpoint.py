@@ -62,11 +62,11 @@ class Checkpoint:
     path: Path
     step: int
     facts: Mapping[str, Any]
-    """What the caller wanted to know about this step without opening a tensor."""
+    """Facts about this step that the caller can read without opening a tensor."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of posttrain, torch and transformers when it was written."""
     skipped: tuple[Damage, ...] = ()
-    """What is wrong with the newer checkpoints that were passed over."""
+    """The damage of newer checkpoints that were skipped."""
 
     @property
     def model(self) -> Path:
@@ -323,7 +323,7 @@ def save_state(folder: Path, tensors: Mapping[str, Any], plain: Any) -> None:
 
 
 def load_state(folder: Path) -> tuple[dict[str, Any], Any]:
-    """What `save_state` wrote, on the CPU: (tree of tensors, plain).
+    """Reads the file of `save_state` to the CPU: (tree of tensors, plain).
 
     The tensors are copies: those that safetensors maps from the file start at any multiple of 4 bytes, and the order in
     which a matrix product adds up, hence its last bit, may depend on the alignment.

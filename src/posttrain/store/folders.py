@@ -1,4 +1,4 @@
-"""What to give in place of the folder of a run, or of a pipeline of runs, where one of a model is needed.
+"""The folder to name instead, if a user names the folder of a run or of a pipeline where a model's is needed.
 
 Reads names and pipeline.json only; whether a checkpoint is intact is found where it is read.
 """

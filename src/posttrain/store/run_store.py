@@ -138,7 +138,7 @@ class RunStore:
 
     @classmethod
     def aside(cls, folder: Path) -> RunStore:
-        """What is computed beside a run goes into a folder of its own, which is no run: it has no config.yaml."""
+        """Results computed beside a run go into a folder of their own. It is not a run: it has no config.yaml."""
         with _explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
@@ -210,7 +210,8 @@ class RunStore:
         return self.folder / name
 
     def read_record(self, name: str) -> dict[str, Any] | None:
-        """What `record` wrote; None where nothing is on file, as of an earlier version. A damaged file is a warning."""
+        """Reads the file of `record`; None if there is none, as in a run of an earlier version. A damaged file is a
+        warning."""
         try:
             found = read_sealed_json(self.folder, name)
         except Missing:
@@ -279,7 +280,7 @@ class RunStore:
         return ({} if baseline is None else {"baseline": baseline}), fault
 
     def read_evaluation_of(self, name: str) -> dict[str, Any] | None:
-        """What the last event about the evaluation of this name says; None where it was not made yet."""
+        """The last event about the evaluation of this name; None if there was none yet."""
         about = [event for event in self.read_events("evaluation") if event.get("message") == name]
         found = about[-1].get("evaluation") if about else None
         return found if isinstance(found, dict) else None

@@ -1,4 +1,4 @@
-"""What a model may imitate of a built-in task: right answers, those that were preferred, judgements of answers."""
+"""Examples of a built-in task: right answers to imitate, preferred ones, and judged ones."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class OfExperience(Remembering):
         return without_truncated(batch, experience) if self.mask_truncated else batch
 
     def metrics(self) -> Metrics:
-        """What the algorithm says of the last step as a whole, and the state with which it began it."""
+        """The algorithm's metrics for the whole last step, and the state with which the step began."""
         return self.seen
 
 

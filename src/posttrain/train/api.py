@@ -208,7 +208,7 @@ def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, 
 
 
 def look_ahead(config: RunConfig, folder: Path) -> None:
-    """What can be wrong about the run itself is found before its reward model is trained: data, and own functions."""
+    """Finds errors in the data and in the user's functions before the run's reward model is trained."""
     if config.reward_model is not None:
         read_inputs(config, folder)
 

@@ -1,4 +1,4 @@
-"""What is asked before a run begins, and before the first stage of a pipeline: nothing, unless somebody fills it in.
+"""A hook that runs before a run begins, and before the first stage of a pipeline; empty unless somebody fills it.
 
 `posttrain/__init__.py` fills it with the planner, which stands above training and which training never imports.
 """

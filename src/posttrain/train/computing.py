@@ -43,7 +43,7 @@ def _where(compute: Compute) -> str:
 
 
 def compute_facts(loaded: LoadedModel) -> list[str]:
-    """What was measured or compiled, for the user; nothing where nothing was."""
+    """A note for the user about measurements and compilation; empty if there were none."""
     chosen = loaded.compute
     measured = [f"{chosen.describe()} ({chosen.why})"] if chosen.why else []
     layers = layers_compiled(loaded.model)

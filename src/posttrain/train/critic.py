@@ -36,7 +36,7 @@ TIMES_FASTER = 10
 def build_critic(
     config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, folder: Path, *, in_parts: bool = False
 ) -> Critic | None:
-    """What the section `critic` says, or its defaults; None where the algorithm has no critic.
+    """The settings of the section `critic`, or its defaults; None if the algorithm has no critic.
 
     `folder` is that of the run, in which its reward model lies where it trains one first. `in_parts`: a model of its
     own stays in its files until it is sharded.

@@ -1,4 +1,4 @@
-"""What a replay computed beside what the run recorded, bit by bit."""
+"""The results of a replay beside the records of the run, bit by bit."""
 
 from __future__ import annotations
 

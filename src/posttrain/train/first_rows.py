@@ -1,4 +1,4 @@
-"""What a run is about to learn from, as the model reads it: shown before the first step, and kept as `samples.txt`.
+"""The first rows of a run as the model reads them: shown before the first step, and saved as `samples.txt`.
 
 Also looked at: whether answers end with an EOS that is trained. A model that is never shown where an answer ends does
 not end its own.
@@ -52,7 +52,7 @@ def as_text(shown: Iterable[tuple[str, Parts]]) -> str:
 
 
 def eos_notes(rows: Iterable[NamedRow], eos_ids: Collection[int]) -> list[str]:
-    """What is missing at the end of answers, in a sentence."""
+    """A sentence about answers without a proper end."""
     answers = [example for name, example in rows if name not in NOT_IMITATED and any(example.completion_mask)]
     without = sum(not trains_eos(example, eos_ids) for example in answers)
     if not without:

@@ -1,4 +1,5 @@
-"""What the choices of `policy_gradient` are made of: each is a name in a table, with a function and what it reads."""
+"""The building blocks of `policy_gradient`: each choice is a name in a table, with a function and the settings that it
+reads."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Scored:
     scale_PG: Tensor | float
     """Divides what comes from the rewards."""
     penalty_BT: Tensor | None
-    """What is added to the reward of each token: the KL."""
+    """The KL that is added to the reward of each token."""
 
     @property
     def rewards_B(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a correction tells of a step: mismatch of sampler and trainer, weights, rejected tokens."""
+"""The metrics of a correction: mismatch of sampler and trainer, weights, rejected tokens."""
 
 from __future__ import annotations
 

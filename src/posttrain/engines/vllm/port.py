@@ -70,7 +70,7 @@ ROWS_FOR_EACH = 2
 ENDING = 5.0
 """Seconds that the end of an engine waits for its thread, which waits for nobody."""
 NO_NUMBER = -9999.0
-"""What vLLM writes in place of a log-probability that is not finite, or that it does not have."""
+"""vLLM's placeholder for a log-probability that is missing or not finite."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """A number that a machine has from one start to the next."""
 TICK = 0.2
@@ -85,7 +85,7 @@ class ServerSetup:
     """How its server is started; None where `url` is one that is there already."""
     url: str = ""
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-    """What the server decodes with, by name: precision and shape."""
+    """The tensors that the server decodes with, by name: precision and shape."""
     sampling: SamplingSettings
     tokenizer: PreTrainedTokenizerBase
     eos_ids: Sequence[int]
@@ -97,7 +97,7 @@ class ServerSetup:
     patience: float
     """How long a server that is not started here may be away."""
     shape: Mapping[str, Any] = field(default_factory=dict)
-    """What of the model's configuration decides what it computes."""
+    """The parts of the model's configuration that decide what it computes."""
     device: SharedDevice | None = None
     """The trainer's GPU, where the server shares it."""
 

@@ -111,7 +111,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def arguments(launch: Launch, port: int) -> Sequence[str]:
-    """What the server is told on its command line."""
+    """The command line of the server."""
     given = {
         "model": str(launch.model),
         "host": "127.0.0.1",  # the calls of development mode ask for no password

@@ -1,4 +1,4 @@
-"""What the advisor says: records for programs, and text for people."""
+"""The advisor's answer: records for programs, and text for people."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What speaks for or against algorithms in a situation."""
+    """A reason for or against algorithms in a situation."""
 
     id: str
     when: Condition

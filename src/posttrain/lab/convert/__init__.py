@@ -41,7 +41,7 @@ class Conversion:
     notes: tuple[str, ...]
     """What has no counterpart, line by line."""
     open: tuple[str, ...]
-    """What has to be decided before the config can be used; empty where it can."""
+    """Decisions to make before the config can be used; empty if there are none."""
 
     def summary(self, to: Path | None = None) -> str:
         """In a line or two: what was read, and what is left to do."""

@@ -1,4 +1,4 @@
-"""What the settings of another library are here: by names.yaml, by forms.yaml where a form means something of its own,
+"""Translates the settings of another library: by names.yaml, by forms.yaml if a form gives them a meaning of their own,
 and by the arithmetic of sizes.py."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Meaning:
     comments: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
-    """What has to be decided before the config can be used."""
+    """Decisions to make before the config can be used."""
 
 
 def meaning_of(source: Source, *, rows: int | None = None, devices: int = 1) -> Meaning:

@@ -116,7 +116,7 @@ class _Script:
             return Unread(ast.unparse(node))
 
     def given_to(self, trainer: ast.Call, source: Source) -> dict[str, Given]:
-        """What a trainer is given beside its config: models, data and rewards."""
+        """The arguments of a trainer beside its config: models, data and rewards."""
         given: dict[str, Given] = {}
         for keyword in trainer.keywords:
             name, node, line = keyword.arg or "", keyword.value, keyword.value.lineno

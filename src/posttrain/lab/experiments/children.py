@@ -23,7 +23,7 @@ from typing import Any
 from posttrain.files import write_atomically
 
 CHILD = "posttrain.cli.child"
-"""What its process runs, with the arguments PARENT SETTINGS FOLDER [STEPS]."""
+"""The module that its process runs, with the arguments PARENT SETTINGS FOLDER [STEPS]."""
 WATCHED_EVERY = 0.5
 """Seconds between two looks of a child for whoever started it."""
 

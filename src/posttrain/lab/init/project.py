@@ -105,7 +105,7 @@ _MEMORY = "`posttrain plan config.yaml` says beforehand whether it fits and what
 
 
 def commands_of(answers: Answers) -> tuple[str, ...]:
-    """What to type in the project's folder, in its order."""
+    """The commands to type in the project's folder, in order."""
     tried = ("posttrain reward test config.yaml",) if answers.data in SAMPLED else ()
     return ("posttrain data check train.jsonl", *tried, "posttrain train config.yaml")
 

@@ -63,7 +63,7 @@ class Plan:
     evaluations: int
     disk: DiskPlan
     changes: tuple[Change, ...] = ()
-    """What would make it fit, where it does not."""
+    """Changes that would make the run fit, if it does not."""
     elsewhere: tuple[str, ...] = ()
     """Hardware on which it fits as it is, where it does not fit on this."""
     remarks: tuple[Remark, ...] = ()
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """What the run asks its cluster for, if it has one."""
+        """The resources that the run requests from its cluster, if it has one."""
         return bundles_of(self.config, on_gpu=self.workload.device == "cuda", ranks=ranks_of(self.config))
 
     @property
@@ -164,7 +164,7 @@ class Plan:
         return hourly[0] * seconds / 3600, hourly[1] * seconds / 3600
 
     def line(self) -> str:
-        """What `posttrain train` says before it loads anything."""
+        """The lines that `posttrain train` prints before it loads anything."""
         return words.line(self)
 
     def render(self) -> str:

@@ -74,7 +74,7 @@ def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
 
 
 def sizes_here(config: RunConfig) -> dict[str, int]:
-    """What a GPU of this machine has room for (sizes.py), by setting; empty on a CPU, and where no plan can be made."""
+    """The sizes that this machine's GPU has room for (sizes.py), by setting; empty on a CPU, or without a plan."""
     if choose_device(config.model.device).type != "cuda":
         return {}
     try:
@@ -205,7 +205,7 @@ def _how_surely(plan: Plan) -> str:
 
 
 def warnings(plan: Plan, least: Verdict) -> Iterator[str]:
-    """What may go wrong, and is no reason to refuse."""
+    """Warnings that are no reason to refuse the run."""
     verdict = plan.verdict
     if verdict.answer != "yes":
         fits = f"; it {_how_surely(plan)}fits with {plan.changes[0].command}" if plan.changes else ""

@@ -32,7 +32,7 @@ PREFILL_TOKENS = 16384
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one device does in a phase, whichever kind it is of."""
+    """The work of one device in a phase of any kind."""
 
     flops: float = 0.0
     bytes: float = 0.0

@@ -111,7 +111,7 @@ def _change(steps: Sequence[Step], found: Found) -> Change:
 
 
 def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
-    """What can be changed about this run, the cheapest first."""
+    """Possible changes to this run, the cheapest first."""
     yield from _slower(config, workload)
     if config.model.precision == "float32" and workload.device == "cuda":
         yield Step(settings={"model.precision": "bfloat16"}, costs="computes in bfloat16")

@@ -1,4 +1,4 @@
-"""What accelerators can do (hardware.yaml), what this machine is, and how much memory a run may use here.
+"""The abilities of accelerators (hardware.yaml), this machine, and the memory that a run may use here.
 
 Peaks are those of data sheets; a plan multiplies them by the stated shares of `Efficiency`, or replaces the product by
 what a probe has measured. The processor of this machine is in no table: a short measurement stands for its peak.
@@ -69,7 +69,7 @@ class Efficiency:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What a run is planned for: some devices of one kind, and how well they are used."""
+    """The hardware of a plan: some devices of one kind, and how well they are used."""
 
     device: Device
     count: int = 1
@@ -246,7 +246,7 @@ def this_processor(
 
 @functools.cache
 def processor_facts(file: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
-    """What the kernel says of the first core; empty where it says nothing."""
+    """The kernel's description of the first core; empty if there is none."""
     told: dict[str, str] = {}
     try:
         for line in file.read_text(encoding="utf-8").splitlines():

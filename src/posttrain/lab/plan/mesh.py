@@ -126,7 +126,7 @@ NARROWED = {"q": "outputs", "k": "outputs", "v": "outputs", "gate": "outputs", "
 
 
 def of_one_rank(workload: Workload) -> Workload:
-    """What one rank of a tensor group has of it: narrower models, and as many ranks as there are such groups."""
+    """One rank's part of a tensor group: narrower models, and as many ranks as there are such groups."""
     t = workload.tensor
     if t == 1:
         return workload

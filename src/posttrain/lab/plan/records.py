@@ -1,4 +1,4 @@
-"""What a plan is made from and what it says: a workload, and the bytes of each part in each phase.
+"""The input and the result of a plan: a workload, and the bytes of each part in each phase.
 
 Counts of tokens are those of one row, sizes are in bytes.
 """
@@ -90,7 +90,7 @@ class Workload:
     algorithm: str
     """Key of `ALGORITHMS`."""
     needs: frozenset[str]
-    """What the algorithm asks for with these settings: `Algorithm.needs`."""
+    """The inputs that the algorithm needs with these settings: `Algorithm.needs`."""
     data_kind: DataKind = "prompts"
     """Prompts are answered by a sampler; everything else is given."""
     old_pass: bool = False
@@ -236,7 +236,7 @@ class MemoryPlan:
     workload: Workload
     phases: tuple[Phase, ...]
     notes: tuple[str, ...] = field(default=())
-    """What was computed from papers and not measured, and what could not be known."""
+    """Numbers that were computed from papers and not measured, and facts that could not be known."""
 
     @property
     def peak(self) -> Phase:

@@ -1,4 +1,4 @@
-"""What each role keeps from step to step: weights, moments of the optimizer, a copy for the sampler.
+"""The memory that each role keeps from step to step: weights, optimizer moments, a copy for the sampler.
 
     policy        4 bytes per parameter: master weights are float32; with adapters they are frozen, those are beside,
                   and on a GPU the linear layers are in the run's precision (models.footprint.holds_base)

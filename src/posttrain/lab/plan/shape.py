@@ -1,4 +1,4 @@
-"""What a language model consists of, as far as memory and arithmetic go: its layers, their matrices, their parameters.
+"""The parts of a language model that matter for memory and arithmetic: its layers, their matrices, their parameters.
 
 D width of the hidden state, V vocabulary, H heads for queries, K for keys and values, F width of an MLP, E experts.
 """
@@ -120,7 +120,7 @@ class Block:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """What adapters sit on; experts are parameters, not layers."""
+        """The layers that carry adapters; experts are parameters, not layers."""
         return (*self.attention, *self.mlp)
 
 
@@ -146,7 +146,7 @@ class Counts(NamedTuple):
 
     @property
     def active(self) -> int:
-        """What one token passes, its row of the embedding counted as the whole table."""
+        """The parameters that one token passes; its row of the embedding counts as the whole table."""
         return self.total - self.experts + self.active_experts
 
 

@@ -1,4 +1,4 @@
-"""What sampling while training comes to, before a run: steps per hour, ages of tokens, and who waits.
+"""A forecast for sampling while training: steps per hour, ages of tokens, and who waits.
 
 The controller of real runs decides here as well, in virtual time (`controller/simulate.py`). How long engines and the
 trainer take is what the plan says of their work; how long answers are is assumed: log-normal, with a mean and a spread

@@ -88,7 +88,7 @@ def corrected(memory: MemoryPlan, factor: float) -> int:
 
 
 def saved(machine: str) -> Calibration | None:
-    """What was measured on it before, else on another one of that name."""
+    """Its earlier measurements, or else those of another device of that name."""
     return _entries(_file()).get(machine) or _entries(MEASURED).get(machine)
 
 
@@ -165,7 +165,8 @@ def free_disk(folder: Path) -> int:
 
 
 def this_machine(device: str = "auto") -> Hardware:
-    """What a run with `model.device` would use here: the first GPU that the driver reports, else the processor."""
+    """The device that a run with `model.device` would use here: the first GPU that the driver reports, else the
+    processor."""
     gpus = [] if device == "cpu" else _reported_gpus()
     return gpu_here(*gpus[0]) if gpus else processor_here()
 

@@ -1,4 +1,4 @@
-"""What a step and a run take: the work of each phase for a workload, in seconds on given hardware.
+"""The time of a step and of a run: the work of each phase for a workload, in seconds on given hardware.
 
 Phases follow one another, as in the loop: generate, score, train, publish. Not counted are reward functions of your
 own, judges, reading data and writing checkpoints. The prompts of a step are dealt out among the devices that train, and

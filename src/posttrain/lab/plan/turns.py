@@ -26,7 +26,7 @@ OPEN = 2
 
 
 class Answering(NamedTuple):
-    """What a plan is told of tools and environments, beside the configuration."""
+    """The facts about tools and environments that a plan is given beside the configuration."""
 
     given_tokens: int | None = None
     """Of an answer, on average."""

@@ -38,7 +38,7 @@ class Verdict:
     error: float
     """Share by which the need may be off in either direction."""
     swap: int = 0
-    """What a machine can page out: slow, but it fits."""
+    """The memory that a machine can page out: the run is slow, but it fits."""
 
     @property
     def answer(self) -> Answer:
@@ -115,7 +115,8 @@ class DiskPlan:
 
     @property
     def first_save(self) -> int:
-        """What the run needs before its first step: a checkpoint that proves that one can be written."""
+        """The disk space that the run needs before its first step: room for a checkpoint, to prove that it can write
+        one."""
         return self.checkpoint
 
     @property

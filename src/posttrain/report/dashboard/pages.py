@@ -1,4 +1,5 @@
-"""What `posttrain dash` shows beside the report of a run: all runs, several on the same plots, what a step sampled."""
+"""The pages of `posttrain dash` beside the report of a run: all runs, several runs in the same plots, the samples of a
+step."""
 
 from __future__ import annotations
 
@@ -270,7 +271,7 @@ class Asked:
 
     @staticmethod
     def of(query: Mapping[str, str], steps: Sequence[int]) -> Asked:
-        """What the address says; anything else is the last step, its first page, everything."""
+        """The view that the address asks for; any other address means the last step, its first page, everything."""
         step, page = _whole(query.get("step", ""), -1), _whole(query.get("page", ""), 1)
         return Asked(
             step=step if step in steps else steps[-1] if steps else 0,

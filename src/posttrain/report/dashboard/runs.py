@@ -31,7 +31,7 @@ _NOT_INSIDE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What lies below the folder: names are paths relative to it."""
+    """The runs below the folder: names are paths relative to it."""
 
     runs: dict[str, Path]
     pages: dict[str, Path]

@@ -32,7 +32,7 @@ class Subject:
 
     @property
     def group(self) -> str:
-        """What runs of one sweep or comparison have in common."""
+        """Facts that the runs of one sweep or comparison share."""
         return self.folder.resolve().parent.name
 
 

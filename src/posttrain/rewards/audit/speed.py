@@ -1,4 +1,4 @@
-"""What scoring costs: on ordinary completions, and on hostile ones."""
+"""The cost of scoring: on ordinary completions, and on hostile ones."""
 
 from __future__ import annotations
 

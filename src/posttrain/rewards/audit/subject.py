@@ -104,7 +104,7 @@ class Subject:
 
     forms: tuple[str, ...] = ()
     scale: float = 1.0
-    """What a right answer earns more than a wrong one."""
+    """The difference between the score of a right answer and the score of a wrong one."""
     accept: float = math.inf
     """A score from which on a completion is accepted: halfway between the usual wrong and the usual right answer."""
     seconds_per_call: float = 0.0

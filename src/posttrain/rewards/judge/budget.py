@@ -1,4 +1,4 @@
-"""What a judge may cost, and what it has cost so far: in this process, and in the run before it was resumed.
+"""The budget of a judge and its cost so far: in this process, and in the run before it was resumed.
 
     <run>/judgements/spent-rewards-judge.jsonl     {"calls": 1, "tokens": 0} before a request is sent,
                                                    {"calls": 0, "tokens": 812} when its reply is there

@@ -111,7 +111,7 @@ class Endpoint:
         return Reply(error=error + tries, calls=calls, seconds=time.perf_counter() - started)
 
     def body(self, conversation: Conversation) -> dict[str, Any]:
-        """What is sent; `judge.request` adds to it, and null in there takes away."""
+        """The body of a request; `judge.request` adds fields, and a null there removes one."""
         settings = self.settings
         fields: dict[str, Any] = {
             "model": settings.model,
@@ -201,7 +201,7 @@ class _Shift:
             self.waiting.put(place)
 
     def work(self, keep: Callable[[int, Reply], None]) -> dict[int, Reply]:
-        """What arrives before the deadline, by place."""
+        """The replies that arrive before the deadline, by place."""
         settings, found = self.endpoint.settings, dict[int, Reply]()
         for _ in range(min(settings.concurrency, len(self.conversations))):
             threading.Thread(target=self._serve, name="judge", daemon=True).start()

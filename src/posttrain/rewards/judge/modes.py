@@ -41,7 +41,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """What is asked, and what the answers to it mean."""
+    """A judge's questions, and the meaning of the answers."""
 
     name: str
     template: Template
@@ -120,7 +120,7 @@ def decided(one: str, other: str) -> tuple[float | None, str]:
 
 
 def request(prompt: Prompt) -> str:
-    """What was asked, as text: that of the row, or its conversation turn by turn."""
+    """The question as text: the row's prompt, or its conversation turn by turn."""
     if prompt.plain is not None:
         return prompt.plain
     if prompt.messages is None:

@@ -64,7 +64,7 @@ class Judgement:
     opponent: int | None = None
     """The completion that it was compared with; None where there is none, or where it is a column of the row."""
     score: float | None
-    """What it is worth to `completion`; to the opponent 1 - score. None: no verdict."""
+    """The score for `completion`; the opponent gets 1 - score. None: no verdict."""
     note: str = ""
     """Why nobody was asked, where nobody was."""
     replies: tuple[Reply, ...] = ()

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how texts are put into it that may try to answer in the judge's place.
+"""The question for a judge, and how it holds texts that may try to answer in the judge's place.
 
 `templates.yaml` has the texts.
 """

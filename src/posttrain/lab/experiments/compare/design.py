@@ -1,4 +1,4 @@
-"""What is compared: arms, seeds and a budget, from a file or from arguments.
+"""The design of a comparison: arms, seeds and a budget, from a file or from arguments.
 
     base: base.yaml                       # a config, or its settings right here
     settings: {train.learning_rate: 1e-5} # of all arms, before those of the base
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What each run may spend; it ends with the step that reaches it."""
+    """The budget of each run; the run ends with the step that reaches it."""
 
     unit: Unit
     amount: float
@@ -76,7 +76,7 @@ class Design:
     title: str = ""
     target: float | None = None
     score: Literal["auto", "check"] = "auto"
-    """What the arms are judged by: the held-out score of the rewards, or that of the independent check."""
+    """The score that decides between the arms: the held-out score of the rewards, or that of the independent check."""
     measures: Mapping[str, Measure] = field(default_factory=dict)
     confidence: float = 0.95
 

@@ -1,4 +1,4 @@
-"""What a comparison shows, in sentences that claim no more than its intervals allow."""
+"""The findings of a comparison, in sentences that claim no more than its intervals allow."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
 
 
 def announcement(settings: SweepSettings) -> str:
-    """What a sweep will run, and how long that takes as planned: before the first trial."""
+    """The runs of a sweep and their planned duration, shown before the first trial."""
     again = len(SIDES) * settings.seeds
     runs = f"{settings.trials} trials of at most {settings.config.train.steps} steps"
     more = f", then {again} runs on fresh seeds (--seeds 0 leaves them out)" if again else ""
@@ -167,7 +167,7 @@ def settings_for(
     folder: str | Path | None,
     **asked: Any,
 ) -> tuple[SweepSettings, Path]:
-    """What is to be done, and where; `asked` are fields of the settings, None where nothing was said."""
+    """The task and its folder; `asked` are fields of the settings, None if not given."""
     said = {name: value for name, value in asked.items() if value is not None}
     if isinstance(source, (str, Path)) and Path(source).is_dir():
         return _go_on(Path(source), knobs, overrides, folder, said)

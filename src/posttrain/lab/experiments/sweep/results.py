@@ -1,4 +1,4 @@
-"""What a sweep found, and the sentences that say it without claiming more than was shown."""
+"""The findings of a sweep, in sentences that claim no more than was shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is asked of a sweep, as `sweep.json` of its folder has it: a sweep goes on only with what it began with.
+"""The settings of a sweep, as stored in `sweep.json` of its folder: a sweep can only continue with the settings it
+began with.
 
 The settings of its runs are plain data, which is written to a file for each trial.
 """
@@ -26,7 +27,7 @@ EVALUATIONS = 5
 
 
 def given_settings(resolved: Resolved) -> dict[str, Any]:
-    """What somebody gave, without the defaults: the settings of the file, of its preset and of the command line."""
+    """The settings that the user gave, without defaults: from the file, its preset and the command line."""
     whole = resolved.config.model_dump(mode="json")
     tree: dict[str, Any] = {}
     for path, value in leaves(whole):
