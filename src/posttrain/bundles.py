@@ -30,8 +30,8 @@ class Bundle:
 
 
 def bundles_of(config: RunConfig, *, on_gpu: bool, ranks: int = 0) -> tuple[Bundle, ...]:
-    """Of a run with a cluster: the ranks of its trainer, its engines, its reward workers. Without ranks the trainer is
-    where the command runs.
+    """The bundles of a run with a cluster: the ranks of its trainer, its engines, its reward workers. Without ranks,
+    the trainer runs where the command runs.
 
     `on_gpu`: the trainer computes on a GPU, so that engines do.
     """

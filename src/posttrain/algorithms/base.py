@@ -38,7 +38,7 @@ class PolicyGradient(Algorithm):
     always_needs: ClassVar[frozenset[Need]] = frozenset()
     reads_token_advantages: ClassVar[bool] = True
     looks_at_lengths: ClassVar[bool] = False
-    """Of algorithms that read rewards of tokens: do those of completions depend on how many tokens they have?"""
+    """For algorithms that read token rewards: do the rewards of completions depend on their lengths?"""
     kl_in_reward: ClassVar[bool] = False
     """Is kl_coef the weight of a KL in the reward, computed before the first update, or of one in the loss?"""
     auto_correction: ClassVar[str] = "tis"

@@ -58,7 +58,7 @@ class ByTurn:
     """Implements `Credit`."""
 
     discount: float = 1.0
-    """Of what a later turn earns, for each turn in between."""
+    """Discount on the earnings of a later turn, for each turn in between."""
 
     def to_batch(self, algorithm: Algorithm, experience: Experience, state: Any = None) -> Batch:
         """The inputs of the loss. Raises ConfigError for an algorithm that cannot credit turns."""

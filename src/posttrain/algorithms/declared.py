@@ -63,7 +63,7 @@ NEEDS: dict[Need, str] = {
 CHOICES = (
     "baseline", "normalisation", "ratio", "trust_region", "kl", "aggregation", "correction", "filter", "shaping",
 )  # fmt: skip
-"""Of a policy-gradient method; these names and their values are those of `policy_gradient`."""
+"""The choices of a policy-gradient method, with the names and values of `policy_gradient`."""
 
 
 def row(names: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from posttrain.errors import ConfigError
 from posttrain.ranks.environment import place_of_process
 
 SHARE = 0.5
-"""Of the processor of a reward worker's bundle for one worker: rewards have one there, and the check another."""
+"""One worker's share of the processor of a reward worker's bundle: half is for rewards, half for the check."""
 
 C = TypeVar("C", bound=RemoteChild)
 

@@ -29,7 +29,7 @@ ANSWERS = 10.0
 ROOM = 120.0
 """Seconds in which a cluster has to find room: one that grows by itself needs them."""
 CALLS = 4
-"""Of an actor that are under way at once: it is told, says, brings and is ended."""
+"""Calls of an actor that may be in progress at once: it is told, says, brings and is ended."""
 TOLD = "POSTTRAIN_RESERVATION"
 """The variable of the environment that tells the first rank of a job what has been reserved for it."""
 
@@ -40,7 +40,7 @@ class Reservation:
 
     address: str
     name: str
-    """Of the group, and of the namespace in which it has that name."""
+    """The name of the group, and of the namespace that holds the name."""
     code: str
     """Where the cluster keeps what goes to the nodes."""
     bundles: Sequence[Bundle]

@@ -18,8 +18,7 @@ import yaml
 
 _FILE = Path(__file__).with_name("names.yaml")
 COMMON, FAMILIES, SAME = "Common", "families", "same"
-"""Of the sections of the file: names that belong to no project, beginnings of names, and names that settings of ours
-have, too."""
+"""Sections of the file: names that belong to no project, beginnings of names, and names that our settings have, too."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -347,7 +347,7 @@ class Draft(NamedTuple):
     base: str
     """The name without the number of the round."""
     place: int
-    """Of its entry in the file, from 0."""
+    """The place of its entry in the file, counted from 0."""
     given: dict[str, Any]
     problem: ConfigError | None = None
 

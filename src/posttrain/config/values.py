@@ -17,7 +17,7 @@ from posttrain.config.text import number_in, show
 from posttrain.errors import ConfigError
 
 LARGEST, LARGEST_WHOLE = 3.4028234663852886e38, 2**63 - 1
-"""Of float32 and of int64, in which everything is computed and saved."""
+"""The largest float32 and the largest int64: the types in which everything is computed and saved."""
 
 
 def as_number(value: Any) -> Any:

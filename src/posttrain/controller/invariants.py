@@ -123,13 +123,13 @@ class Books:
     created: int
     """Groups so far, from the first of the data."""
     rows: dict[int, list[SeenRow]] = field(default_factory=dict)
-    """Of groups in flight, those of an evaluation included."""
+    """Rows of the groups in flight, including those of an evaluation."""
     scoring: set[int] = field(default_factory=set)
     scorings: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     finished: set[int] = field(default_factory=set)
     training: tuple[int, ...] = ()
     spans: dict[int, list[list[list[int]]]] = field(default_factory=dict)
-    """Of each row of finished groups."""
+    """Spans of each row of finished groups."""
     trained: set[int] = field(default_factory=set)
     voided: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)

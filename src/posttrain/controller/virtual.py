@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from posttrain.controller.world import World
 
 ALMOST = 1e-6
-"""Of a token: what rounding may have taken from one that is finished."""
+"""The share of a token that rounding may have taken from a finished one."""
 
 
 @dataclass

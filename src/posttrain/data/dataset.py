@@ -147,7 +147,7 @@ RECORD_TYPES: Mapping[type, RecordType[Any]] = {
 
 
 def type_of(records: Sequence[R]) -> RecordType[R]:
-    """Of records that are all of one type; those that are read one by one say which in `record`."""
+    """The type of records that all have the same one; records that are read one by one name their type in `record`."""
     return RECORD_TYPES[getattr(records, "record", None) or type(records[0])]
 
 

@@ -60,7 +60,7 @@ class Form:
     columns: Names = field(default_factory=dict)
     """What the data calls some of the columns."""
     answer: str | None = None
-    """Of prompts: the column of the gold answer, which rewards receive as `answer`."""
+    """For prompts: the column of the gold answer, which rewards receive as `answer`."""
 
     @property
     def name(self) -> str:

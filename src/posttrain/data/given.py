@@ -20,7 +20,7 @@ Data = Source | Iterable[Source] | Iterable[Mapping[str, Any]]
 """A source as in `data.train`, several of them, or the rows themselves, such as a Hugging Face dataset in memory."""
 
 FOLDER = "rows"
-"""Of a run: the rows that it was given as Python objects, in files that are called by what is in them."""
+"""The folder of a run for rows that were given as Python objects, in files named after their content."""
 
 
 def is_source(data: Any) -> bool:

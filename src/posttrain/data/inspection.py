@@ -53,7 +53,7 @@ class DataReport:
     rows: int
     columns: tuple[Column, ...]
     unit: str
-    """Of the lengths: tokens, or characters where no tokenizer was given."""
+    """The unit of the lengths: tokens, or characters without a tokenizer."""
     max_length: int | None
     """Longer rows are dropped; None: no limit is known."""
     uses: tuple[Use, ...]

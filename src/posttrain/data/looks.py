@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Parts = Sequence[tuple[str, bool]]
 """Stretches of text, and whether their tokens are trained."""
 SHOWN_CHARACTERS = 500
-"""Of each stretch, or of each message in it."""
+"""Characters shown of each stretch, or of each message in it."""
 CONTROLS = {
     code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
     for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))

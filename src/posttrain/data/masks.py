@@ -216,7 +216,7 @@ class Marks:
 
     text: str
     begins: Mapping[int, int]
-    """Of the messages that are no answers."""
+    """The beginnings of the messages that are not answers."""
     ends: Mapping[int, int]
 
     @staticmethod

@@ -60,7 +60,7 @@ class Renderer:
     system_prompt: str | None = None
     template_kwargs: Mapping[str, Any] | None = None
     train_on: Literal["all", "last"] = "all"
-    """Of a conversation: all answers, or the last one."""
+    """Train all answers of a conversation, or the last one."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """Schemas of the tools of the run, for prompts that bring none of their own."""
 

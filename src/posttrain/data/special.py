@@ -41,7 +41,7 @@ class Injected:
     token: str
     """The first one that was found."""
     origins: tuple[str, ...]
-    """Of the first rows."""
+    """The origins of the first rows."""
 
     fix: ClassVar[str] = (
         "Remove them: in a prompt they fake turns, in an answer they teach to go on behind its end. An EOS at the very "

@@ -89,7 +89,7 @@ class RowIndex:
     lines_N: np.ndarray
     files_N: np.ndarray
     columns: Sequence[str]
-    """Of any row."""
+    """The columns of any row."""
     sampled_N: np.ndarray
     """Which rows are pairs that an earlier run sampled."""
     copied: bool
@@ -318,7 +318,7 @@ class StreamedRows(Sequence[Row]):
 
 
 NOT_COMPARED = ("label", "labels", "margin", "score")
-"""Of a row with given answers: numbers, which do not make it another row."""
+"""Numbers in a row with given answers; they do not make it a different row."""
 
 
 class StreamedRecords(Sequence[T], Generic[T]):
@@ -338,7 +338,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
         self._left_out: dict[int, Dropped] = {}
         """By the number of the row."""
         self.columns: dict[str, Any] = {}
-        """Of prompts: what rewards receive beside them."""
+        """For prompts: the columns that rewards receive beside them."""
         self._ready = False
         self._read_all()
         self._try_some()
@@ -414,7 +414,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
         size, limit = len(self), self.render.keywords.get("max_length", 0)
         self._tried_N, self._bad_N = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
         self._tried = self._bad = 0
-        """Of the rows that are tried in no order: they stand for all others."""
+        """Rows that are tried in no particular order, as a sample of all others."""
         order_N = np.argsort(self._sizes_N, kind="stable")[::-1]
         longest = order_N[self._sizes_N[order_N] > limit][:LONGEST].tolist()
         for place in longest:

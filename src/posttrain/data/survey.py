@@ -122,7 +122,7 @@ class Use:
     """Rows that say the opposite of an earlier one: the same pair the other way round, the other label."""
     tokens: int
     trained: int
-    """Of the tokens; 0 where answers are sampled."""
+    """The number of trained tokens; 0 if answers are sampled."""
     lengths: Mapping[str, Lengths]
     """By what is measured, for example "prompt"."""
     numbers: Mapping[str, Lengths]

@@ -34,14 +34,14 @@ from posttrain.models.transformers_private import attention_name, can_set_attent
 _PROBE_LENGTHS = (9, 3, 6)
 _PROBE_STEPS = 3
 _ROUNDING = 5e-2
-"""Of a shallow model in half precision, relative to the largest logit."""
+"""The rounding of a shallow model in half precision, relative to the largest logit."""
 
 
 class Decoder(Protocol):
     """Decodes models of one kind faster than their own forward pass does; asked of `Acceleration.decoder`."""
 
     def rows(self, model: nn.Module, compute: Compute) -> Rows:
-        """Of this model, whose weights are read as they are now."""
+        """The rows that this model decodes, with its weights as they are now."""
         ...
 
     def passes_by(self, model: nn.Module) -> Iterable[nn.Module]:

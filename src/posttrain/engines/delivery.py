@@ -184,7 +184,8 @@ def check_receipt(receipt: Receipt, trained: Iterable[tuple[str, Tensor]], *, wh
 
 @torch.no_grad()
 def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> Digest:
-    """Of the content, cast to `dtype`, by default that of the tensor. The device and the layout do not matter."""
+    """The digest of the content, cast to `dtype` (by default that of the tensor). The device and the layout do not
+    matter."""
     plain = dense(tensor.detach()).to(dtype or tensor.dtype).cpu().contiguous()
     content = hashlib.sha256(str(list(plain.shape)).encode())
     content.update(plain.reshape(-1).view(torch.uint8).numpy().data)

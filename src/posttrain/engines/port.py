@@ -34,7 +34,7 @@ class Task:
     used: int = 0
     """Random numbers that the row has used before the first of its `drawn_ids`: those of its earlier turns."""
     max_new_tokens: int
-    """Of the whole completion, what is drawn already included."""
+    """The limit of the whole completion, including the tokens drawn so far."""
     temperature: float | None = None
     """In place of the run's, where it is given; 0 takes the likeliest token."""
     top_p: float | None = None
@@ -56,7 +56,7 @@ class Piece:
     reason: FinishReason | None = None
     """Why the row ends with these; None where it goes on."""
     text: str | None = None
-    """Of the whole completion, when it ends."""
+    """The text of the whole completion, when it ends."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,7 +84,7 @@ class WeightsLoaded:
 
     version: int
     digests: Mapping[str, Digest]
-    """Of what it decodes with now."""
+    """The digests of the tensors that it decodes with now."""
     probe: Sequence[Sequence[float]]
     """Its answer about the tokens of the delivery proof."""
     seconds: float
@@ -112,15 +112,15 @@ class Examined:
     """An engine's answer about itself and about tokens, when it is asked beside its requests."""
 
     number: int
-    """Of the examination: an answer may come when the next one has begun."""
+    """The number of the examination: an answer may come after the next examination has begun."""
     version: int
     """That it decodes with."""
     digests: Mapping[str, Digest]
-    """Of what it decodes with now."""
+    """The digests of the tensors that it decodes with now."""
     fresh: tuple[float, ...]
-    """Of each token, with nothing in the cache that was read before."""
+    """The log-probability of each token, with nothing in the cache."""
     cached: tuple[float, ...]
-    """Of each token, with what its rows have left in the cache."""
+    """The log-probability of each token, with the cache that its rows have left."""
 
 
 class EngineGone(Exception):

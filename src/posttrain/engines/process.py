@@ -37,7 +37,7 @@ class EngineSetup:
     keep_cache: bool
     threads: int
     url: str = ""
-    """Of the server that it is, or talks to, where the config names one."""
+    """The URL of the server that it is or talks to, if the config names one."""
 
 
 class StartEngine(Protocol):

@@ -50,7 +50,7 @@ class Reads(TorchDispatchMode):
 
 
 _whole_reads: WeakKeyDictionary[nn.Module, tuple[Set[str], Set[str]]] = WeakKeyDictionary()
-"""Of models whose forward pass was seen to read every parameter: the names of all tensors, and of those it read."""
+"""For models whose forward pass was seen to read every parameter: the names of all tensors, and of those it read."""
 
 
 def read_by_forward(model: nn.Module, ids_T: Sequence[int], *, anew: bool = False) -> Set[str]:

@@ -40,11 +40,11 @@ def rows_together(sampling: SamplingSettings) -> int:
 
 
 class Digest(NamedTuple):
-    """Of the content of a tensor in the precision in which a sampler holds it."""
+    """The digest of a tensor's content, in the precision in which a sampler holds it."""
 
     dtype: torch.dtype
     sha256: str
-    """Of its shape and its numbers."""
+    """The hash of its shape and its numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Receipt:
 
     version: int
     digests: Mapping[str, Digest]
-    """Of every tensor that it holds in memory of its own."""
+    """The digests of all tensors that it holds in its own memory."""
     in_place: Set[str] = frozenset()
     """Tensors that it reads from the very memory that it was given: there is one content, and nothing to compare."""
 

@@ -72,7 +72,7 @@ class Acting:
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
-        """Of the tools, as a chat template writes them."""
+        """The schemas of the tools, as a chat template writes them."""
         return list(self.sessions.schemas)
 
     def around(self, sampler: HasRows, renderer: Renderer, eos_ids: Collection[int]) -> Episodes:

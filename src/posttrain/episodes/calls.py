@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TRIED: Mapping[str, Any] = {"at": {"deep": [1, -2.5, True, None, {}]}, "said": "a \"b\" \\ 'c'\n</x> Zürich"}
 """The arguments of the call that a template must write so that it can be read."""
 MOST_CALLS = 16
-"""Of one turn; the others are not made."""
+"""Most calls in one turn; further calls are not made."""
 
 
 class Call(NamedTuple):

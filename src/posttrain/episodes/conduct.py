@@ -33,7 +33,7 @@ from typing import Any
 from posttrain.episodes.tools import UNKNOWN, as_text, schema_of
 
 ROLES = ("user", "tool", "system")
-"""Of messages that an environment may return."""
+"""Roles of the messages that an environment may return."""
 
 
 class Conduct:
@@ -145,7 +145,7 @@ def _told(message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[st
 
 
 def start_random_numbers(seed: int) -> None:
-    """Of the modules that draw some."""
+    """Seeds the random numbers of the modules that draw some."""
     random.seed(seed)
     if "numpy" in sys.modules:  # the host has imported it where there is one
         sys.modules["numpy"].random.seed(seed % 2**32)

@@ -26,12 +26,12 @@ class Play:
     """Everything about a trajectory but what its environment remembers."""
 
     place: int
-    """Of its prompt among those that were asked for."""
+    """The place of its prompt among the requested ones."""
     number: int
     """In its group."""
     prompt: Prompt
     seed: int = 0
-    """Of the random numbers of its group."""
+    """The seed of its group's random numbers."""
     max_turn_length: int = sys.maxsize
     """Tokens that the policy may draw in a turn."""
     attempt: int = 1

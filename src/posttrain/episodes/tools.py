@@ -44,7 +44,7 @@ class Tool(Target):
 
 
 def find_tool(text: str, folder: Path | None = None) -> Tool:
-    """Of `path/to/file.py:function`, `package.module.function`, or the name of one that is built in."""
+    """The tool named `path/to/file.py:function` or `package.module.function`, or a built-in one by its name."""
     if text == "calculator":
         return Tool(module=__name__, name=text)
     if text == "python":

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from posttrain.types import Completion, Prompt
 
 MOST_CHARACTERS = 64
-"""Of each token that a trajectory may have."""
+"""Most characters for each token that a trajectory may have."""
 
 
 class Conductor(Protocol):

@@ -21,7 +21,7 @@ from posttrain.store.fetching import folder_to_read
 from posttrain.types import Prompt
 
 SERVED_TOKENS = 4096
-"""Of a conversation that a server answers: it makes room for the longest one when it starts."""
+"""Tokens of a conversation with a server, which makes room for the longest one when it starts."""
 
 
 class ChatSession:

@@ -44,7 +44,7 @@ class Game:
     results: list[tuple[str, str, bool]] = field(default_factory=list)
     """(tool, what came back, whether that is an error)."""
     reward: float | None = None
-    """Of its turns and at the end; None where it gave none."""
+    """The reward of its turns and at the end; None if there was none."""
     done: bool = False
     failure: str = ""
     seconds: list[float] = field(default_factory=list)

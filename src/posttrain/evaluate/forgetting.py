@@ -87,7 +87,7 @@ def row_logprobs(
     compute_dtype: torch.dtype,
     chunk_tokens: int,
 ) -> RowScores:
-    """Of each row (given ids, predicted ids): the log-probability of what is predicted, at temperature 1."""
+    """For each row (given ids, predicted ids): the log-probability of the predicted ids at temperature 1."""
     device = computes_on(model)
     narrow, logprobs = compute_dtype != torch.float32, list[float]()
     with torch.no_grad(), evaluating(model), torch.autocast(device.type, dtype=compute_dtype, enabled=narrow):

@@ -62,7 +62,7 @@ class GivenEvaluation:
     dropped: str = ""
     """Rows that could not be used and why, in a sentence; "" for none."""
     compared: Mapping[str, Any] = field(default_factory=dict)
-    """Of a run on its own rows: its `baseline` and the `difference`, or why they are `lost`."""
+    """For a run on its own rows: its `baseline` and the `difference`, or why they are `lost`."""
 
     def to_json(self) -> dict[str, Any]:
         return {"model": self.model, "kind": self.kind, "dropped": self.dropped, **self.measured, **self.compared}

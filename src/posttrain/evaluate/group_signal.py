@@ -36,7 +36,7 @@ class ModelAnswers:
 
     prompts: int
     completions: int
-    """Of each prompt."""
+    """Completions of each prompt."""
     group_size: int
     reward: Interval
     """Mean over prompts of the mean reward."""

@@ -116,7 +116,7 @@ class HeldOutLabels:
         }
 
     def measures(self, scores: RowScores) -> Record:
-        """Of one state of the weights."""
+        """The measures of one state of the weights."""
         confidence = self.config.evaluation.confidence
         desirable, undesirable = self._by_label(scores.logprobs)
         return {
@@ -135,7 +135,7 @@ class HeldOutLabels:
 
 
 def pair_measures(chosen: RowScores, rejected: RowScores, confidence: float) -> Record:
-    """Of one state of the weights: row i of both sides is pair i."""
+    """The measures of one state of the weights: row i of both sides is pair i."""
     nll = [-total for total in chosen.logprobs]
     return {
         "pairs": len(nll),

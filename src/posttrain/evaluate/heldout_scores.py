@@ -158,7 +158,7 @@ class HeldOutRatings:
         }
 
     def changes(self, before: Scores, after: Scores, confidence: float) -> Record:
-        """Of the root: the change of the mean square, answer by answer, over the sum of both roots."""
+        """Changes of the root mean square: those of the mean square, answer by answer, over the sum of both roots."""
         old, new = (self._squares(scores) for scores in (before, after))
         roots = math.sqrt(statistics.fmean(old)) + math.sqrt(statistics.fmean(new))
         change = paired_interval(old, new, confidence)
@@ -221,7 +221,7 @@ def in_words(measured: Record) -> str:
 
 
 def sigmoid(x: float) -> float:
-    """Of x >= 0."""
+    """The logistic function, for x >= 0."""
     return 1 / (1 + math.exp(-x))
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
 
 PROMPTS = 64
-"""Of the file, that are asked."""
+"""Prompts of the file that the model answers."""
 
 Answers = Sequence[Mapping[str, Any]]
 """Each as {index, prompt, text, ids, ended}."""

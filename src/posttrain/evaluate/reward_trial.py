@@ -62,7 +62,7 @@ class Trial:
     rewards: tuple[str, ...]
     rows: int
     of_rows: int
-    """Of so many rows they were drawn at random."""
+    """The number of rows from which they were drawn at random."""
     reads: str | None
     """The form of an answer in which most gold answers are accepted; None where no row has one."""
     findings: tuple[Finding, ...]

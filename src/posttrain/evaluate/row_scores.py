@@ -24,7 +24,7 @@ Score = Callable[[Batch], Outputs]
 
 
 class RowScores(NamedTuple):
-    """Of each row, over its trained tokens."""
+    """The scores of each row, over its trained tokens."""
 
     logprobs: list[float]
     """Sum of the log-probabilities."""

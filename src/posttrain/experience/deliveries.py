@@ -55,7 +55,7 @@ class Deliveries:
     proof: DeliveryProof
     scores: TrainerScores
     files: Sequence[int] = field(default_factory=new_files)
-    """Of the memory in which publications lie; none where they lie elsewhere."""
+    """Files whose memory holds the publications; none if they are stored elsewhere."""
     place: Callable[[Mapping[str, tuple[str, Sequence[int]]]], Publications] | None = None
     """Makes room for publications of tensors of these precisions and shapes; None: in the memory of `files`."""
     numbers: dict[int, int] = field(default_factory=dict)

@@ -200,10 +200,10 @@ class Driver:
         self._groups: dict[int, Group] = {}
         """Scored and not trained."""
         self._greedy: dict[int, Group] = {}
-        """Of the same prompts the greedy completions."""
+        """The greedy completions of the same prompts."""
         self._voided: list[Group] = []
         self._questions: dict[int, Question] = {}
-        """Of an evaluation, by the number of their group, which is below 0."""
+        """The questions of an evaluation, by the number of their group, which is below 0."""
         self._answers: dict[int, list[Completion]] = {}
         self._examined: dict[str, Examined] = {}
         self._examination = 0

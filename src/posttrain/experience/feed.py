@@ -59,11 +59,11 @@ class StepData:
     greedy: Sequence[Group] = ()
     """One greedy completion of each trained prompt, where the algorithm needs its reward."""
     names: Sequence[RowName] = ()
-    """Of the rows of the experience."""
+    """The names of the rows of the experience."""
     num_tokens: int = 0
     """Prompt and completion tokens of all rows, those included that were sampled and are not trained."""
     metrics: Metrics = field(default_factory=dict)
-    """Of everything that was sampled, trained or not."""
+    """The metrics of everything that was sampled, trained or not."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Where the time has gone before the first gradient; nothing where the data is given.
 
@@ -81,7 +81,7 @@ class StepData:
 
     @property
     def scores(self) -> list[Scores]:
-        """Of all that was scored, the greedy completions too."""
+        """The scores of all scored groups, including the greedy completions."""
         return [group.scores for group in (*self.sampled, *self.greedy) if group.scores is not None]
 
     @property
@@ -308,7 +308,7 @@ class DatasetFeed:
         )
 
     def longest(self) -> Batch:
-        """Of the records that the run takes."""
+        """The longest records that the run takes."""
         train, records = self.config.train, self.dataset.records
         taken = used_rows(self.config, len(records))
         rows = heapq.nlargest(

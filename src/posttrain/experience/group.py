@@ -30,7 +30,7 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        """Of all rows, the prompt in each of them."""
+        """The tokens of all rows, with the prompt counted in each of them."""
         return sum(len(self.prompt.ids) + len(completion.ids) for completion in self.completions)
 
     @property

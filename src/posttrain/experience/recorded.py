@@ -32,9 +32,9 @@ class Recorded(NamedTuple):
     discarded: list[Group]
     greedy: list[Group]
     version: int
-    """Of the policy that learned from it."""
+    """The version of the policy that learned from it."""
     weights: list[float] | None
-    """Of the rewards, None where nothing was learned from them."""
+    """The weights of the rewards; None if nothing was learned from them."""
     rows: list[dict[str, Any]]
     """All columns of the trained rows."""
 

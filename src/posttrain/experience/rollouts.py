@@ -33,7 +33,7 @@ VERSIONS = pa.list_(pa.int32())
 TURNS = {"given": pa.list_(pa.list_(pa.int32())), "starts": pa.list_(pa.int32()), "episode": pa.string()}
 """Columns of completions in several turns."""
 EXACT_NUMBERS = pa.list_(pa.float64())
-"""Of what is added up before it is rounded to float32."""
+"""The type of numbers that are added up before they are rounded to float32."""
 FACTS, FORMAT = b"posttrain", 1
 
 

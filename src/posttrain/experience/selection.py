@@ -36,7 +36,7 @@ class Selected:
     generated: Generated
     """Everything, in the order in which it was asked for."""
     places: Sequence[int]
-    """Of the groups that are trained, in the order of the batch."""
+    """The places of the trained groups, in the order of the batch."""
     rounds: int = 1
 
     @property

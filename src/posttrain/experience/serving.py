@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
 
 PROBE_TEXTS, PROBE_TOKENS = 4, 16
-"""Of the proof, where there are no prompts yet."""
+"""Texts and tokens of the proof while there are no prompts yet."""
 SHORTEST = 4
 """Tokens that a row of the proof may have."""
 CHUNK_TOKENS = 1024

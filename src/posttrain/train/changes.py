@@ -1,4 +1,4 @@
-"""Changes that `resume` makes to a run's settings: in the config that it continues with, and in the run's config.yaml."""
+"""Changes that `resume` makes to a run's settings: in the config that it uses, and in the run's config.yaml."""
 
 from __future__ import annotations
 

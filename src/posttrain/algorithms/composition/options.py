@@ -43,7 +43,7 @@ class Scored:
 
     @property
     def rewards_BT(self) -> Tensor:
-        """Of the completion on its last token, beside those of single tokens."""
+        """The rewards per token: single tokens' rewards, and the completion's reward on its last token."""
         experience = self.experience
         return place_on_last_token(self.rewards_B, experience.scored_mask_BT, experience.token_rewards_BT)
 

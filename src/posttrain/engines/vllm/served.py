@@ -63,8 +63,8 @@ def server_setup(
     threads: int,
     device: SharedDevice | None = None,
 ) -> ServerSetup:
-    """Of server number `place`. `folder` takes what it is started with, `longest` is in tokens of a whole row. `device`
-    is the trainer's GPU, where the server shares it.
+    """The setup of server number `place`. `folder` takes the files that it starts with, `longest` counts the tokens of
+    a whole row, and `device` is the trainer's GPU if the server shares it.
 
     Raises ConfigError where vLLM is not installed, ModelError for a model that it cannot serve here, and DoesNotFit
     where a GPU has no room for it.

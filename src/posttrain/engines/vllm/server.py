@@ -46,14 +46,14 @@ class Launch:
     threads: int
     device: str
     cache_gib: float = 1.0
-    """Of keys and values, on a CPU."""
+    """GiB for keys and values, on a CPU."""
     card: str = ""
     """The GPU that it is on, as CUDA_VISIBLE_DEVICES names it."""
     shares: ServerMemory | None = None
     """What it takes of the trainer's GPU while it is awake, where it shares that. Of one of its own it takes what vLLM
     takes."""
     card_bytes: int = 0
-    """Of that GPU, all of it."""
+    """The whole memory of that GPU."""
 
 
 class Server:

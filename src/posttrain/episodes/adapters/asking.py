@@ -32,7 +32,7 @@ class Request:
     messages: list[dict[str, Any]]
     """The whole conversation."""
     new: list[dict[str, Any]]
-    """Of it what the policy has not seen yet."""
+    """The messages that the policy has not seen yet."""
     tools: list[dict[str, Any]]
     """Schemas."""
 

@@ -22,7 +22,7 @@ _NOT_TOOLS = ("reset", "get_reward")
 
 
 def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callable[[], Any]], Any]) -> type:
-    """Of the class, or of a function that returns such an object. ConfigError where it has no `reset`."""
+    """An object of the class, or the result of a function that returns one. Raises ConfigError if it has no `reset`."""
     factory = load(target)
     if isinstance(factory, type) and not callable(getattr(factory, "reset", None)):
         raise ConfigError(

@@ -131,7 +131,7 @@ class AgentConduct:
     # --- for the agent -----------------------------------------------------------------------------------------------
 
     def answer(self, asked: Asked) -> Answer:
-        """Of the trainer, once it has drawn it. Raises `Refused`."""
+        """The trainer's answer, once it has been drawn. Raises `Refused`."""
         pending = _Pending(asked)
         with self._changed:
             self._waiting.append(pending)

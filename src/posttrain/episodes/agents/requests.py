@@ -163,7 +163,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Of a text, of parts that are texts, or of nothing. Raises `Refused`."""
+    """The text of a text, of parts that are texts, or of nothing. Raises `Refused`."""
     if content is None:
         return ""
     if isinstance(content, str):

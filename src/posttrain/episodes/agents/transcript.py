@@ -18,7 +18,7 @@ class Point:
 
     messages: tuple[Message, ...]
     tools: str
-    """Of the request, as JSON: a template writes them into the context."""
+    """The tools of the request, as JSON: a template writes them into the context."""
     ids: tuple[int, ...]
     """What the policy has seen, and drawn, up to here."""
     answered: bool
