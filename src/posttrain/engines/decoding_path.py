@@ -190,7 +190,7 @@ def _try(model: nn.Module, path: DecodingPath) -> str | None:
     except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
         return f"{type(error).__name__}: {error}"
     same = all(_same(a, b) for a, b in zip(found, _alone(model), strict=True))
-    return None if same else "a row changes when it is decoded beside others"
+    return None if same else "a row changes when other rows are decoded with it"
 
 
 def _largest_error(model: nn.Module, path: DecodingPath) -> float:

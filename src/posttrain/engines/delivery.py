@@ -92,8 +92,8 @@ class DeliveryProof:
         if {sampler.version, receipt.version} != {version}:
             stale = next(one for one in (sampler.version, receipt.version) if one != version)
             raise PublishError(
-                given=f"the sampler runs policy version {stale} when it should run {version}",
-                fix="The new weights were not loaded: Sampler.deliver(tensors, version) has to be called.",
+                given=f"the sampler runs policy version {stale}, but should run {version}",
+                fix="The new weights were not loaded: call Sampler.deliver(tensors, version).",
             )
         with torch.no_grad():
             compared = check_receipt(receipt, _tensors_as_in(policy, receipt))

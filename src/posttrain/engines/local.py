@@ -239,7 +239,7 @@ class LocalSampler:
         given = dict(tensors)
         if any(id(tensor) not in own for tensor in given.values()):
             raise PublishError(
-                given="the sampler shares the modules of another model than the one whose weights are published",
+                given="the sampler shares the modules of a different model than the one whose weights are published",
                 allowed="the model that the sampler was built with",
                 fix="Build the sampler with the policy, or with a copy of its weights.",
             )

@@ -63,7 +63,7 @@ def published_engine(name: str) -> StartEngine:
     plugin = published("engine", ENGINES)[name]
     start: Any = plugin.load()
     if not callable(start):
-        plugin.refuse(f"is {start!r}", "a callable as posttrain.engines.process.StartEngine describes it")
+        plugin.refuse(f"is {start!r}", "a callable as posttrain.engines.process.StartEngine describes")
     return cast("StartEngine", start)
 
 
@@ -132,7 +132,7 @@ class EngineProcess:
         try:
             found = [answer for message in wire.decode(self._incoming) for answer in _answers(message)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EngineGone(f"it said what nobody understands ({type(error).__name__}: {error})") from error
+            raise EngineGone(f"it sent a message that cannot be read ({type(error).__name__}: {error})") from error
         if ended and not found:
             raise EngineGone(self.death())
         return found

@@ -94,8 +94,8 @@ class Bridge:
                 given=f"the chat template rewrites history: {rewritten}",
                 allowed=f"{setting} = split (each turn sees, and is trained with, the history that the "
                 "template writes for it) or keep (each turn sees what was sampled before)",
-                fix=f"Set {setting} = split to train what the model will see when it is served with this "
-                "template; keep is quicker, as history is computed once.",
+                fix=f"Set {setting} = split to train on what the model will see when it is served with this "
+                "template. keep is faster, because it computes the history only once.",
             )
         if rewritten and history != "auto":
             bridge = replace(bridge, history=history)
@@ -145,15 +145,15 @@ class Bridge:
             ids, hostile = self.between(plain, last=last), self.between(injected, last=last)
         except Unusable as refused:
             raise ConfigError(
-                given=f"the chat template writes no message of the role {role} behind an answer: {refused}",
+                given=f"the chat template cannot write a message of the role {role} after an answer: {refused}",
                 allowed="a template that continues conversations" + (" with tools" if role == "tool" else ""),
                 fix="Name another template in model.chat_template.",
             ) from None
         if not (self._fakes_nothing(ids, hostile) and self._spells(ids, rest) and self._spells(hostile, spelled)):
             raise ConfigError(
-                given="text that stands behind an answer would not reach the model as it is: the tokenizer cannot "
-                "spell the names of its own special tokens, or changes what the chat template writes",
-                allowed="a tokenizer whose ids are read back as the text that they were made of",
+                given="text after an answer would not reach the model unchanged: the tokenizer cannot spell the "
+                "names of its own special tokens, or it changes what the chat template writes",
+                allowed="a tokenizer whose ids decode to the same text again",
                 fix="Use the fast tokenizer of the model, or another chat template (model.chat_template).",
             )
 

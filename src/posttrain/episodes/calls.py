@@ -82,7 +82,7 @@ def recognised(template: str) -> CallFormat:
         if all(mark in template for mark in known.marks):
             return known
     raise ConfigError(
-        given="tools, but the chat template writes calls in no format that is known here",
+        given="tools, but the chat template writes calls in an unknown format",
         allowed=", ".join(FORMATS),
         fix="Name the template of a model that calls tools in model.chat_template.",
     )
@@ -99,7 +99,7 @@ def proven(template: str, bridge: Bridge) -> CallFormat:
         turn, read = str(refused), []
     if read != [(name, _TRIED)]:
         raise ConfigError(
-            given=f"the chat template writes a call that is not read back in the format {found.name}: {turn!r:.300}",
+            given=f"the chat template writes a call that cannot be read back in the format {found.name}: {turn!r:.300}",
             allowed=", ".join(FORMATS),
             fix="Name the template of a model that calls tools in one of these formats in model.chat_template.",
         )

@@ -100,7 +100,7 @@ class Conduct:
             return {}
         reward = float(given)
         if not math.isfinite(reward):
-            raise ValueError(f"{method}() returned {given}, and a reward is a finite number or None")
+            raise ValueError(f"{method}() returned {given}, but a reward must be a finite number or None")
         return {method: reward}
 
     def close(self) -> dict[str, Any]:
@@ -131,7 +131,9 @@ def _offered(environment: Any) -> list[Any]:
     """Its tools: functions, or schemas of calls that its `step` answers."""
     found = list(environment.tools()) if callable(getattr(environment, "tools", None)) else []
     if any(map(callable, found)) and not all(map(callable, found)):
-        raise TypeError("tools() returned functions and schemas: an environment answers all calls itself, or none")
+        raise TypeError(
+            "tools() returned both functions and schemas: an environment must answer all calls itself, or none"
+        )
     return found
 
 
@@ -177,7 +179,8 @@ def as_messages(given: Any, roles: Sequence[str] = ROLES) -> list[dict[str, Any]
         message = {"role": "user", "content": one} if isinstance(one, str) else one
         if not isinstance(message, Mapping) or message.get("role") not in roles:
             raise TypeError(
-                f"{one!r:.80} is no message: a text, or a dict with content and a role of {', '.join(roles)}"
+                f"{one!r:.80} is not a message: it must be a text, or a dict with content and a role of "
+                f"{', '.join(roles)}"
             )
         content = message.get("content")
         text = as_text("" if content is None else content, sys.maxsize)

@@ -134,7 +134,7 @@ def evaluate_given(
     if own is None and data is None:
         raise ConfigError(
             given=f"no data to evaluate {model} on",
-            allowed="data with given answers; only a run folder brings its own",
+            allowed="data with given answers; only a run folder has its own",
             fix="Name some: evaluate_given(model, data), or --data FILE.",
         )
     rows = read_split(own.data, own.seed).heldout if own and data is None else read_rows(str(data), split="eval")

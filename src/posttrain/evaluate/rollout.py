@@ -33,7 +33,7 @@ def rollout_of(run: RolloutConfig | None, given: RolloutArgument | None = None) 
     idle = [name for name in given if name != "engine"]
     if rollout.engine == "local" and idle:
         raise ConfigError(
-            given=f"rollout.{idle[0]} = {given[idle[0]]} with rollout.engine = local, where nobody trains",
+            given=f"rollout.{idle[0]} = {given[idle[0]]} with rollout.engine = local, but nothing is trained here",
             allowed="rollout.engine = vllm, or none of its settings",
             fix=f"Set rollout.engine = vllm, or leave rollout.{idle[0]} out: this process answers with all cores.",
         )

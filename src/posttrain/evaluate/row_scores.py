@@ -110,7 +110,7 @@ def refuse_non_finite(values_B: Tensor, what: str) -> None:
     raise NonFiniteError(
         given=f"the {what} of {len(bad)} of {len(values_B)} held-out rows is not finite (row {int(bad[0])} …)",
         allowed="finite numbers",
-        fix="The weights have been driven too far: lower train.learning_rate, and start anew.",
+        fix="The weights have become too large: lower train.learning_rate, and start again.",
     )
 
 

@@ -119,7 +119,7 @@ class Deliveries:
     def prove(self, loaded: WeightsLoaded) -> str:
         """What is wrong with what an engine has loaded; empty if it decodes with the weights that were trained."""
         if loaded.version not in self._expected:
-            return f"it says that it loaded version {loaded.version}, which is not published"
+            return f"it says that it loaded version {loaded.version}, which was never published"
         if wrong := self.wrong_weights(loaded.version, loaded.digests):
             return wrong
         _, trained = self._expected[loaded.version]
@@ -133,9 +133,9 @@ class Deliveries:
         """What is wrong with tensors that an engine holds for a version; empty if they are those that were trained."""
         expected, _ = self._expected[version]
         if more := sorted(held.keys() - expected.keys()):
-            return f"it decodes with {more[0]}, which is not among what is trained ({len(more)} tensors)"
+            return f"it decodes with {more[0]}, which is not trained ({len(more)} tensors)"
         if wrong := [name for name, one in expected.items() if held.get(name) != one]:
-            return f"{wrong[0]} and {len(wrong) - 1} other tensors are not those of version {version}"
+            return f"{wrong[0]} and {len(wrong) - 1} other tensors differ from version {version}"
         return ""
 
     def other_versions(self, version: int) -> dict[int, Iterable[tuple[str, Tensor]]]:

@@ -451,7 +451,7 @@ class Driver:
                 raise self._failure(f"prompt {self._questions[group].prompt.index} of an evaluation: {cause}")
             case GiveUp(group, cause):
                 self._forget(group)
-                self.say(f"group {group} (prompt {self._planned(group).prompt.index}) is given up: {cause}")
+                self.say(f"group {group} (prompt {self._planned(group).prompt.index}) is abandoned: {cause}")
             case Stop(cause, failed):
                 self._stopped = command
                 for name in list(self._ports):
@@ -465,7 +465,8 @@ class Driver:
             given=cause,
             allowed="engines that draw tokens",
             fix="Look into the files engines/*.log of the run. An engine that is only slow needs a larger "
-            f"rollout.deadline (now {self.deadline:g} s). `posttrain resume` goes on from the newest checkpoint.",
+            f"rollout.deadline (now {self.deadline:g} s). `posttrain resume` continues from the newest "
+            "checkpoint.",
         )
 
     def _launch_all(self) -> None:
@@ -486,7 +487,7 @@ class Driver:
             port.kill()
 
     def _lose(self, name: str, cause: str) -> None:
-        self.say(f"{name} is lost: {cause}; its rows go on from the tokens that it delivered")
+        self.say(f"{name} is lost: {cause}; its rows continue from the tokens that it delivered")
         self._handle(Lost(name, cause))
 
     def _hear(self, name: str) -> None:
@@ -577,12 +578,14 @@ class Driver:
         allowed = {"join": self.start_deadline, "load": self.deadline, "sleep": self.deadline, "draw": self.deadline}
         for wait, since in list(self._since.items()):
             if now - since > allowed.get(wait.kind, float("inf")):
-                told = f"nobody has heard of it for {now - since:.0f} s ({wait.kind})"
+                told = f"it has not been heard of for {now - since:.0f} s ({wait.kind})"
                 self.say(f"{wait.owner} is late: {told}; rollout.deadline = {self.deadline:g} s")
                 self._handle(Late(wait))
         for name, starting in list(self._starting.items()):
             if name in self._starting and starting.idle(self._ports[name].work) > self.deadline:
-                self._lose(name, f"it does nothing, {time.monotonic() - starting.began:.0f} s after it was started")
+                self._lose(
+                    name, f"it has done nothing in {time.monotonic() - starting.began:.0f} s since it was started"
+                )
 
     def _task(self, command: Submit) -> Task:
         group = command.row.group
@@ -748,7 +751,7 @@ class Driver:
                 given=f"{len(state['planned'])} groups wait in the checkpoint or were under way, and their numbers "
                 "stand for other prompts now",
                 allowed="the seed, the data and the train.prompts_per_step that they were sampled with",
-                fix="Set seed, data and train.prompts_per_step back to what settings.json of the run says.",
+                fix="Set seed, data and train.prompts_per_step to their values in settings.json of the run.",
             )
         if state["group_size"] != self.limits.group_size or state.get("ends_greedy", False) != self.greedy:
             state = begun_anew(state, self.limits.group_size)

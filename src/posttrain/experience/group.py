@@ -110,7 +110,7 @@ class GroupQueue:
         Raises ValueError for a token of a version that does not exist yet, GuardStop for one that is too old.
         """
         if count > len(self):
-            raise ValueError(f"{count} groups are asked for, and {len(self)} wait")
+            raise ValueError(f"{count} groups are requested, but only {len(self)} wait")
         groups = [self._groups.popleft() for _ in range(count)]
         for group in groups:
             self._check(group, version)
@@ -122,8 +122,8 @@ class GroupQueue:
             raise ValueError(f"a token of policy version {max(versions)} cannot exist yet at version {version}")
         if versions and version - min(versions) > self.max_lag:
             raise GuardStop(
-                given=f"a completion of prompt {group.prompt.index} has tokens of policy version {min(versions)}, and "
-                f"version {version} would learn from them",
+                given=f"a completion of prompt {group.prompt.index} has tokens of policy version {min(versions)}, "
+                f"but version {version} would learn from them",
                 allowed=f"tokens of version {version - self.max_lag} or later",
                 fix="Publish the trained weights to the sampler before it samples again.",
             )

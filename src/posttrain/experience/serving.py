@@ -129,8 +129,8 @@ def serving(
         raise EngineError(
             given=error.given,
             allowed=error.allowed,
-            fix=f"Look into {folder}/engines/*.log. A server that is only slow needs a larger rollout.deadline (now "
-            f"{rollout.deadline:g} s); rollout.engine = local answers in this process.",
+            fix=f"Look into {folder}/engines/*.log. A server that is only slow needs a larger rollout.deadline "
+            f"(now {rollout.deadline:g} s). With rollout.engine = local, this process answers.",
         ) from error
     finally:
         if not keep:

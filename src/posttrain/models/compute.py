@@ -92,8 +92,8 @@ class Compute:
         except (ValueError, TypeError, KeyError) as error:  # no text, no JSON, another record, other values
             raise CheckpointError(
                 given=f"{path} is damaged ({type(error).__name__}: {error})",
-                allowed="the choice how products run, as it was written when the run began",
-                fix="Put the file back from a copy of the run folder. Without it the run goes on in plain products.",
+                allowed="the choice of how to compute products, as the run wrote it at its start",
+                fix="Restore the file from a copy of the run folder. Without it the run continues with plain products.",
             ) from error
 
 

@@ -38,7 +38,7 @@ class RotaryLimit(NamedTuple):
             raise DataError(
                 given=f"a row has {length} tokens in a forward pass",
                 allowed=f"{self.tokens} tokens, its context ({self.reason})",
-                fix="Shorten the rows, or take a model with a longer context.",
+                fix="Shorten the rows, or use a model with a longer context.",
             )
 
 

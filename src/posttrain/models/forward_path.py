@@ -325,7 +325,7 @@ def require_finite(model: nn.Module) -> None:
             raise NonFiniteError(
                 given=f"{bad} of the {tensor.numel()} numbers of {name} are not finite",
                 allowed="finite weights",
-                fix="Take a checkpoint from before they were damaged, or copy the model again.",
+                fix="Use a checkpoint from before the damage, or copy the model again.",
             )
 
 

@@ -229,7 +229,7 @@ def score_head(model: nn.Module) -> nn.Linear:
     if len(beside) == 1 and isinstance(head := beside[0], nn.Linear) and head.out_features == 1:
         return head
     raise ModelError(
-        given=f"{type(plain).__name__} has a head of a form that is not known",
+        given=f"the head of {type(plain).__name__} has an unknown form",
         allowed="one linear layer with one output on the hidden states of a decoder",
         fix="Use a model of a standard decoder architecture.",
     )

@@ -125,7 +125,7 @@ def open_weights(
             if not reason:
                 return model, missing, []
     model, missing = read(False)
-    told = f"each device reads all of {source.path} before it keeps its part of it: {reason}"
+    told = f"each device reads all of {source.path} before it keeps its part: {reason}"
     return model, missing, [told] if reason else []
 
 
@@ -141,7 +141,7 @@ def leave(model: PreTrainedModel, paths: tuple[Path, ...], device: torch.device,
     known = {*recipes, *made_here}
     for names in _names(model):
         if known.isdisjoint(names):
-            return f"nobody can tell where {names[0]} is in the files"
+            return f"the files do not show where {names[0]} is stored"
     files = Files(paths, recipes)
     _tie(model, files)
     initialise_again(model)
@@ -197,14 +197,14 @@ def fill(model: nn.Module, device: torch.device | None = None) -> None:
         _fill(model, unread, device or unread.device)
     except SafetensorError as error:
         raise ModelError(
-            given=f"{unread.files.paths[0].parent} cannot be read any more: {error}",
-            allowed="files that stay as they are while a run starts",
+            given=f"{unread.files.paths[0].parent} can no longer be read: {error}",
+            allowed="files that do not change while a run starts",
             fix="Start the run again.",
         ) from error
     except torch.OutOfMemoryError as error:
         raise DoesNotFit(
-            given=f"the part of the weights that one device holds needs more memory than there is ({error})",
-            fix="Take more devices (train.devices), or a smaller model.",
+            given=f"one device's part of the weights needs more memory than there is ({error})",
+            fix="Use more devices (train.devices), or a smaller model.",
         ) from error
 
 
@@ -238,7 +238,7 @@ def _read(name: str, parameter: Tensor, files: Files) -> None:
         raise NonFiniteError(
             given=f"{bad} of the {parameter.numel()} numbers of {name} are not finite",
             allowed="finite weights",
-            fix="Take a checkpoint from before they were damaged, or copy the model again.",
+            fix="Use a checkpoint from before the damage, or copy the model again.",
         )
 
 

@@ -54,7 +54,7 @@ class FromTRL:
         if said is None:
             return None
         if not isinstance(said, str):
-            raise TypeError(f"reset returned {type(said).__name__}: only text is appended to a prompt here")
+            raise TypeError(f"reset returned {type(said).__name__}, but only text can be appended to a prompt")
         return {"prompt": [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + said}]}
 
     async def reward(self) -> float | None:

@@ -120,7 +120,7 @@ class AgentTurns(Turns):
             _take(play, reply.value)
             self._complete(play)
         else:
-            self._failed(play, "exception", "the agent ended without an answer of its endpoint")
+            self._failed(play, "exception", "the agent ended without requesting an answer from its endpoint")
 
     def _request(self, play: Play, messages: Sequence[Message], **asked: Any) -> None:
         """Draw what answers these messages; `asked` are fields of `Talk`."""
