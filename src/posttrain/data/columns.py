@@ -66,7 +66,7 @@ def require_columns(names: Names, columns: Sequence[str]) -> None:
         if theirs not in columns:
             close = difflib.get_close_matches(theirs, columns, n=1, cutoff=0.5)
             raise DataError(
-                given=f"data.columns has {ours}: {theirs}, and the data has no column {theirs!r}",
+                given=f"data.columns has {ours}: {theirs}, but the data has no column {theirs!r}",
                 allowed=f"its columns {', '.join(columns) or '(none)'}",
                 fix=f"Set data.columns = {{{ours}: {close[0]}}}." if close else "Name one of its columns.",
             )

@@ -79,7 +79,7 @@ class Form:
         except Unusable as reason:
             return Dropped(row.origin, str(reason))
         except RecursionError:
-            return Dropped(row.origin, "lists or objects that are nested too deep")
+            return Dropped(row.origin, "lists or objects that are nested too deeply")
         if self.kind != "prompts":
             return found
         others = {name: value for name, value in row.values.items() if name not in self.needs[:1]}

@@ -89,7 +89,7 @@ def refuse_one_class(rows: Sequence[LabelledExample], what: str) -> None:
         alone = ", or imitate these alone with algorithm: sft" if only == "desirable" else ""
         raise DataError(
             given=f"{what}: all {len(rows)} answers are {only}",
-            allowed="desirable and undesirable answers: of one kind alone there is nothing to tell them from",
+            allowed="desirable and undesirable answers: with only one kind there is nothing to compare",
             fix=f"Add answers with label {str(only != 'desirable').lower()}{alone}.",
         )
 

@@ -142,6 +142,6 @@ def _beyond() -> DataError:
     return DataError(
         given=f"the chat template takes more than {SECONDS} s of computing, or {BYTES >> 30} GB of memory, for one "
         "conversation",
-        allowed="a template that writes a conversation in moments",
-        fix="Name another template in model.chat_template, or mend the loop in this one.",
+        allowed="a template that renders a conversation quickly",
+        fix="Name another template in model.chat_template, or fix the loop in this one.",
     )

@@ -163,8 +163,8 @@ def _copied(rows: Iterable[Row], file: Path) -> Iterator[Place]:
     except OSError as error:
         raise DoesNotFit(
             given=f"rows cannot be written to {file.parent} ({error.strerror})",
-            allowed="a folder that can be written, with room for the rows as JSONL",
-            fix="Make room, name another folder in the environment variable POSTTRAIN_CACHE, or set "
+            allowed="a writable folder, with room for the rows as JSONL",
+            fix="Free some space, set the environment variable POSTTRAIN_CACHE to another folder, or set "
             "data.streaming = false if the data fits into memory.",
         ) from error
     finally:
@@ -308,8 +308,8 @@ class StreamedRows(Sequence[Row]):
 
     def _changed(self) -> DataError:
         return DataError(
-            given=f"{', '.join(map(str, self.row_index.files))}: the data was changed while the run reads it",
-            allowed="data that stays as it is while it is read",
+            given=f"{', '.join(map(str, self.row_index.files))}: the data changed while the run was reading it",
+            allowed="data that does not change while it is read",
             fix="Start again when the data is complete.",
         )
 
@@ -455,7 +455,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
             self._refuse_too_many()
             late = len(self._left_out)
             if late.bit_count() == 1 or late <= SHOWN:  # each of the first, then ever fewer of them
-                self._tell(f"{self.what}: left out {found.origin}: {found.reason} ({counted(late, 'row')} by now)")
+                self._tell(f"{self.what}: left out {found.origin}: {found.reason} ({counted(late, 'row')} so far)")
         return None
 
     def tell(self, say: Callable[[str], None]) -> None:
@@ -494,7 +494,7 @@ def _key_of(words: str) -> int:
 def streaming_notes(parts: Mapping[str, Sequence[Row]]) -> list[str]:
     """`parts` are rows under what they are."""
     return [
-        f"{what}: {len(rows):,} rows are streamed: each is tokenised in the step that takes it"
+        f"{what}: {len(rows):,} rows are streamed: the step that takes a row tokenises it"
         for what, rows in parts.items()
         if isinstance(rows, StreamedRows)
     ]

@@ -169,11 +169,11 @@ def check_scale(label: str, values: Sequence[float | None], rows: Sequence[Row])
         return
     row = rows[place]
     raise RewardError(
-        given=f'reward "{label}" returned {values[place]:g} for {_which(row)}, and half of this step\'s rewards are '
-        f"within {usual:g} of 0",
-        allowed=f"values up to {LARGEST:g} times the usual one, and to {LARGEST**2:g}: beside a larger one the others "
-        "count for nothing",
-        fix="Bound the reward, for example min(max(value, -1), 1), or return None where it has nothing to say.",
+        given=f'reward "{label}" returned {values[place]:g} for {_which(row)}, but half of this step\'s rewards '
+        f"are within {usual:g} of 0",
+        allowed=f"values up to {LARGEST:g} times the usual one, and up to {LARGEST**2:g}: beside a larger one, "
+        "the others count for nothing",
+        fix="Bound the reward, for example min(max(value, -1), 1), or return None if the reward does not apply.",
     )
 
 

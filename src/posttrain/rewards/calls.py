@@ -60,9 +60,9 @@ class Signature:
         batch, sample = bool(names & {"prompts", "completions"}), bool(names & {"prompt", "completion"})
         if batch == sample or any(p.kind is p.POSITIONAL_ONLY for p in parameters):
             raise ConfigError(
-                given=f"{name}{inspect.signature(function)} has none of the two forms of a reward function",
+                given=f"{name}{inspect.signature(function)} matches neither form of a reward function",
                 allowed="f(prompts, completions, **columns) -> list, or f(prompt, completion, **row) -> float",
-                fix="Name the parameters so; of the two, the one for completions is enough.",
+                fix="Name the parameters like this. Of the two, only the one for completions is required.",
             )
         call = getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         return Signature(

@@ -50,8 +50,8 @@ def fuzzy_match(
     golds = [normalized(gold, normalize) for gold in alternatives(answer)]
     if not all(golds):
         raise DataError(
-            given=f"of the gold answer {answer!r} nothing is left after {', '.join(normalize)}",
-            fix="Take steps away from settings.normalize, or drop the row.",
+            given=f"nothing is left of the gold answer {answer!r} after {', '.join(normalize)}",
+            fix="Remove steps from settings.normalize, or drop the row.",
         )
     given = normalized(after_reasoning(completion), normalize)
     if not given:

@@ -31,7 +31,7 @@ def missing_column(needs: str, name: str, available: Sequence[str], *, what: str
     ways = ["add the column to the held-out data (data.eval)", *ways] if what == HELD_OUT else ways
     fix = ", or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
     return ConfigError(
-        given=f"{where}{needs} the column {name!r}, which the data does not have{suggestion(name, available)}",
+        given=f"{where}{needs} the column {name!r}, but the data does not have it{suggestion(name, available)}",
         allowed=f"the columns {', '.join(available)}" if available else "none: the rows hold only prompts",
         fix=f"{fix[0].upper()}{fix[1:]}.",
     )

@@ -92,7 +92,7 @@ class ModelReward:
         mean, low, high = self.facts.accuracy
         return [
             f"ranks {mean:.0%} of its held-out pairs right ({low:.0%} to {high:.0%}), which cannot be told from "
-            "guessing: a policy that is trained on it learns its errors. Train it longer or on more pairs first"
+            "guessing: a policy trained on it learns its errors. Train it longer or on more pairs first"
         ]
 
     def check(self, prompts: Sequence[Prompt]) -> None:
@@ -214,8 +214,9 @@ def asked_by(prompt: Prompt, renderer: Renderer) -> tuple[Text, Renderer]:
 def _scale(facts: ScoringFacts) -> tuple[float, float]:
     if facts.mean is None or not facts.std:
         raise ConfigError(
-            given="settings.normalize = true, but the reward model's folder does not say how its scores lie",
-            allowed="a reward model that was trained here, with held-out pairs",
+            given="settings.normalize = true, but the reward model's folder does not record the distribution of "
+            "its scores",
+            allowed="a reward model that was trained with posttrain and held-out pairs",
             fix="Leave normalize out, or train it with data.eval or data.eval_fraction.",
         )
     return facts.mean, facts.std
@@ -254,7 +255,7 @@ class StepModelReward(ModelReward):
         if wants_normalized(settings):
             raise ConfigError(
                 given="settings.normalize of a model that scores steps",
-                allowed="normalize for models that score whole answers: probabilities have their scale",
+                allowed="normalize for models that score whole answers: probabilities already have a fixed scale",
                 fix="Leave normalize out.",
             )
         return StepModelReward(open_model(load_step_model, place, device), replace(facts, aggregate=how))

@@ -253,7 +253,7 @@ def _enough(prompts: Sequence[Prompt]) -> None:
     if len(prompts) < LEAST_ROWS:
         raise DataError(
             given=f"an audit of {len(prompts)} usable rows",
-            allowed=f"at least {LEAST_ROWS}: with fewer, a share of 2 % cannot be told from none",
+            allowed=f"at least {LEAST_ROWS}: with fewer rows, a share of 2 % cannot be told from none",
             fix="Give more rows of the data that the reward will be trained on.",
         )
 

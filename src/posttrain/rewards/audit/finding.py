@@ -102,7 +102,7 @@ class AuditReport:
         numbers = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         verdict = "Do not train on this reward yet" if not self.ok else "Nothing failed"
         if late := sum("out of time" in finding.text for finding in self.checks):
-            verdict += f", and {late} checks were not made: give more time (--seconds)"
+            verdict += f", and there was no time for {late} checks: give the audit more time (--seconds)"
         return f"{verdict}: {numbers}; {self.seconds:.0f} s."
 
 

@@ -37,7 +37,7 @@ class Budget:
             if self.max_tokens is not None and self.tokens >= self.max_tokens:
                 return f"the budget of {self.max_tokens} tokens (judge.max_total_tokens) is spent"
             if not self._note(calls=1):
-                return f"what the judge costs cannot be written down: {self._failure}"
+                return f"the judge's cost cannot be saved: {self._failure}"
             self.calls += 1
             return ""
 

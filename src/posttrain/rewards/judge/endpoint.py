@@ -260,14 +260,14 @@ def _key(name: str | None) -> str:
     key = os.environ.get(name, "").strip()
     if not key:
         raise ConfigError(
-            given=f"judge.api_key_env = {name}, and the environment has no such variable",
+            given=f"judge.api_key_env = {name}, but the environment has no such variable",
             allowed="the name of an environment variable that holds the key",
             fix=f"Set it before the run: export {name}=...",
         )
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(
-            given=f"judge.api_key_env = {name}, and the variable holds something that no header can carry",
-            allowed="a key of printable ASCII characters without blanks",
+            given=f"judge.api_key_env = {name}, but the variable's value cannot be sent in a header",
+            allowed="a key of printable ASCII characters without spaces",
             fix=f"Copy the key again: export {name}=...",
         )
     return key
