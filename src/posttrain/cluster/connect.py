@@ -35,7 +35,7 @@ def connect(config: RunConfig, say: Callable[[str], None], warn: Callable[[str],
     told = Reservation.of_process()
     if told is None and place_of_process() is not None:
         raise ConfigError(
-            given="cluster in a job whose ranks torchrun or srun has started",
+            given="cluster in a job whose ranks were started by torchrun or srun",
             allowed="ranks that this library starts on the nodes, or engines on the machine of the first rank",
             fix="Start one process with train.devices = N, or leave cluster out.",
         )
@@ -88,7 +88,7 @@ class RayHosts:
         """See `Hosts`."""
 
         def lost(why: str) -> None:
-            self._warn(f"a reward worker is lost: {why}; its calls are made by another")
+            self._warn(f"a reward worker is lost: {why}; another one repeats its calls")
 
         return self._start("reward worker", begin_worker, lambda place: RemoteChild(place, output, lost), share=SHARE)
 

@@ -133,7 +133,7 @@ def refuse_folders(config: RunConfig) -> None:
     for setting, path in files_named(config):
         if not Path(path).is_absolute() and Path(path).is_dir():
             raise ConfigError(
-                given=f"{setting} = {path}, a folder of this machine, which does not go to the cluster",
+                given=f"{setting} = {path}, a folder of this machine that is not sent to the cluster",
                 allowed="an absolute path on storage that the cluster sees, or a name on the Hub",
                 fix=f"Copy it there, and set {setting} to its absolute path.",
             )

@@ -102,7 +102,7 @@ class RayRanks:
         seen = self._ask(os.path.exists, places, len(places), str(file))
         if blind := [self._sites[place].address for place in places if not seen.get(place)]:
             raise ConfigError(
-                given=f"output = {file.parents[2]}, which the node {blind[0]} does not see",
+                given=f"output = {file.parents[2]}, which the node {blind[0]} cannot see",
                 allowed="a folder on storage that this machine and all nodes see",
                 fix="Set output to such a folder, and start the run on one that sees it, as `posttrain submit` does.",
             )

@@ -115,7 +115,7 @@ def joined(address: str, code: str | None, cpus: float = 0, namespace: str | Non
     """
     if ray.is_initialized():
         raise ConfigError(
-            given=f"cluster = {address} in a process that is connected to a Ray cluster already",
+            given=f"cluster = {address} in a process that is already connected to a Ray cluster",
             allowed="a process of its own, or one that has left the cluster",
             fix="Call ray.shutdown() before training: the code of the run goes to the nodes when it connects.",
         )
@@ -137,9 +137,9 @@ def joined(address: str, code: str | None, cpus: float = 0, namespace: str | Non
         what = "Ray did not start on this machine" if address == "local" else "there is no such cluster"
         raise ConfigError(
             given=f"cluster = {address}, and {what} ({type(error).__name__}: {error})",
-            allowed="a Ray cluster that is running, of the same versions of Python and Ray, or local",
-            fix="`ray status` says whether this machine belongs to one, `ray start --head` starts one; cluster = local "
-            "starts Ray for the run alone.",
+            allowed="a running Ray cluster with the same versions of Python and Ray, or local",
+            fix="`ray status` says whether this machine belongs to a cluster; `ray start --head` starts one; "
+            "cluster = local starts Ray for this run only.",
         ) from error
     finally:
         with suppress(ValueError):  # not in the main thread, where Ray does not touch it

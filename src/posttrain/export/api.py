@@ -235,10 +235,10 @@ def replay(
         if done.returncode == 0:
             return json.loads(answered.read_text(encoding="utf-8"))
     if done.returncode == -9:
-        raise DoesNotFit(given="the replay of the exported model was killed, as happens when memory runs out")
+        raise DoesNotFit(given="the replay of the exported model was killed, probably because memory ran out")
     last = "\n  ".join(done.stderr.strip().splitlines()[-3:])
     raise ExportError(
-        given=f"plain transformers cannot open and run what was exported:\n  {last}\n",
+        given=f"plain transformers cannot open and run the exported model: {last}\n",
         allowed="a folder that from_pretrained opens",
         fix="Nothing was left behind. Report this with the lines above.",
     )

@@ -85,7 +85,7 @@ def find_probes(origin: Origin, loaded: LoadedModel, *, file: str | None, count:
             if found := make.first(read_split(origin.config.data, origin.config.seed).heldout, count):
                 return Probes(rows=found, source="held-out rows of the run")
         except (DataError, OSError) as error:
-            note = f"the run's data cannot be read any more, so built-in prompts were replayed: {error}"
+            note = f"the run's data can no longer be read, so built-in prompts were replayed: {error}"
     rows = [Row(values={"prompt": text}, origin="built-in") for text in BUILT_IN]
     found = make.first(rows, count, kind="prompts", known_only=True)
     if not found:

@@ -128,7 +128,7 @@ def _explained(folder: Path, error: Exception) -> ExportError | DoesNotFit:
     return kind(
         given=f"{folder} could not be written: {error}",
         allowed="a folder on a disk with room for the model",
-        fix="Free some space or name another folder; nothing was left behind.",
+        fix="Free some space or name another folder; no files were left behind.",
     )
 
 

@@ -192,7 +192,7 @@ def _difference(promised: HandOver, given: HandOver) -> str:
     ours, theirs = promised.weights, given.weights
     changed = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     if changed:
-        return f"{len(changed)} of {len(ours)} weights have another content, {changed[0]} for one"
+        return f"{len(changed)} of {len(ours)} weights have different content, for example {changed[0]}"
     if promised.eos_ids != given.eos_ids:
         return f"answers ended with the token ids {list(promised.eos_ids)} and now with {list(given.eos_ids)}"
     if promised.chat_template != given.chat_template:

@@ -33,7 +33,9 @@ class Words(NamedTuple):
 WORDS: dict[Kind, Words] = {
     "answers": Words("of greedy answers", "prompts", "prompts", "greedy"),
     "loss": Words("loss (nats per token, lower is better)", "examples", "prompts", "loss"),
-    "policy pairs": Words("pair accuracy (chosen answer likelier than rejected one)", "pairs", "pairs", "pairs"),
+    "policy pairs": Words(
+        "pair accuracy (the chosen answer is likelier than the rejected one)", "pairs", "pairs", "pairs"
+    ),
     "scored pairs": Words("accuracy: how often the chosen answer of a pair scored higher", "pairs", "pairs", "pairs"),
     "labels": Words(
         "AUC (how often a desirable answer is likelier per token than an undesirable one)", "answers", "answers", "AUC"

@@ -22,8 +22,8 @@ def forgot(evaluation: Mapping[str, Any]) -> list[str]:
     found = []
     if drift is not None and bound is not None and drift.mean > bound:
         found.append(
-            f"its former answers to other prompts became less likely by {_nats(drift)}, which is above the bound of "
-            f"{bound:g}"
+            f"its former answers to other prompts became less likely by {_nats(drift)}, which exceeds the bound "
+            f"of {bound:g}"
         )
     alike = span(mapping(others.get("difference")).get("same"))
     if alike is not None and alike.low > 0 and alike.mean >= MORE_ALIKE:

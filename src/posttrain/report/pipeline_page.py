@@ -100,8 +100,8 @@ def _stages_html(progress: Mapping[str, Any], rows: Sequence[StageRow], folder: 
     body = "".join(_html_row(row, folder) for row in rows)
     exported = f"<p>Exported to {escaped(progress['export'])}.</p>" if progress.get("export") else ""
     lead = (
-        "What each stage measured on held-out data before and after it, with intervals. Each name leads to the report "
-        "of that run."
+        "The measurements of each stage on held-out data before and after it, with intervals. Each name links to "
+        "the report of that run."
     )
     return f'<h2>Stages</h2><p class="lead">{lead}</p>{table_of(_HEAD, body)}{exported}'
 

@@ -81,7 +81,7 @@ def _agreed(run: RunRecord) -> Iterator[Proof]:
         state = "yes" if level <= MISMATCH_IS_LARGE and alarm is None else "no"
         evidence = f"their log-probabilities differ by {compact(level)} nats per token on average"
         evidence += f"; {alarm.message}" if alarm else ""
-        yield Proof("Sampler and trainer mean the same by a log-probability", state, evidence)
+        yield Proof("Sampler and trainer agree on log-probabilities", state, evidence)
 
 
 def _scored(run: RunRecord) -> Iterator[Proof]:

@@ -69,7 +69,7 @@ def _never_stops_a_run(method: Callable[..., None]) -> Callable[..., None]:
         except Exception as reason:  # whatever it is: a display has no say in whether a run goes on
             self.broken = True
             self._stop_live()
-            message = f"the terminal output stopped ({type(reason).__name__}: {reason}); the run goes on"
+            message = f"the terminal output stopped ({type(reason).__name__}: {reason}); the run continues"
             warnings.warn(message, stacklevel=2)
 
     return guarded

@@ -252,9 +252,9 @@ class SavePolicy:
         if required:
             raise error
         if self.misses < self.allowed:
-            return f"no checkpoint was saved ({self.misses} of {self.allowed} misses in a row): {error}"
+            return f"no checkpoint was saved ({self.misses} of {self.allowed} failures in a row): {error}"
         raise type(error)(
-            given=f"{self.misses} checkpoints in a row could not be saved; the last: {error.given}",
+            given=f"{self.misses} checkpoints in a row could not be saved; the last one: {error.given}",
             allowed=error.allowed,
             fix=error.fix,
         ) from error
@@ -414,7 +414,7 @@ def _compare(path: Path, files: Mapping[str, Path], listed: Mapping[str, Any]) -
         elif (size := files[name].stat().st_size) != written["bytes"]:
             damages.append(Damage(path, name, f"has {size} bytes, but {written['bytes']} were written"))
         elif _sha256(files[name]) != written["sha256"]:
-            damages.append(Damage(path, name, "has other content than was written (sha256 differs)"))
+            damages.append(Damage(path, name, "has different content than was written (sha256 differs)"))
     return damages
 
 
@@ -463,7 +463,7 @@ def _require_json(value: Any, where: str) -> None:
         for index, item in enumerate(value):
             _require_json(item, f"{where}[{index}]")
     elif type(value) not in (str, int, float, bool, type(None)):
-        raise TypeError(f"{where}: a {type(value).__name__} would not come back as what it was")
+        raise TypeError(f"{where}: a {type(value).__name__} would not be read back as the same value")
 
 
 def _seal_line(manifest: bytes) -> str:

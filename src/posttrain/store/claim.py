@@ -98,7 +98,7 @@ class Claim:
         raise ConfigError(
             given=f"{self.remote.url} is being written by another process ({'unknown' if found is None else found.by})",
             allowed="one process per run",
-            fix=f"`posttrain resume {self.remote.url}` goes on from there, once that process has ended.",
+            fix=f"`posttrain resume {self.remote.url}` continues from there once that process has ended.",
         )
 
     def end(self, *, remove: bool = False) -> None:
@@ -148,7 +148,7 @@ class Claim:
         if found:
             what = "a run" if "config.yaml" in found else "files"
             raise ConfigError(
-                given=f"output = {self.remote.url}, which holds {what} already",
+                given=f"output = {self.remote.url}, which already holds {what}",
                 allowed="a URL below which there is nothing yet",
                 fix=f"`posttrain resume {self.remote.url}` continues a run; set output to another URL for a new one.",
             )
@@ -202,7 +202,7 @@ def _await_end(remote: RemoteFolder, before: Writer) -> None:
             raise ConfigError(
                 given=f"{remote.url} is being written by another process ({now.by})",
                 allowed="one process per run",
-                fix="Wait until it has ended, or end it; set output to another URL for a run beside it.",
+                fix="Wait until it has ended, or end it; to run beside it, set output to another URL.",
             )
         before = now  # a lower number: the claim was given back
 

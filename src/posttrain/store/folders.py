@@ -48,7 +48,7 @@ def last_stage(pipeline: Path) -> Path:
     which = "its last stage" if stages else "no stage of it"
     raise ModelError(
         given=f"{pipeline} is the folder of a pipeline, and {which} has {'not ' if stages else ''}finished yet",
-        allowed="a model folder, the folder of a run, or of a pipeline that is finished",
+        allowed="a model folder, or the folder of a run or of a finished pipeline",
         fix=f"Give that of a finished stage: {' or '.join(stages)}; or `posttrain resume {pipeline}`."
         if stages
         else f"`posttrain resume {pipeline}` continues it.",

@@ -143,7 +143,7 @@ class RunStore:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
                 raise ConfigError(
-                    given=f"output = {folder}, which holds something already",
+                    given=f"output = {folder}, which is not empty",
                     allowed="a folder that does not exist yet, or an empty one",
                     fix="Name another folder, or leave output out.",
                 )
@@ -222,7 +222,7 @@ class RunStore:
             fault = f"{name} is no JSON object"
         if isinstance(found, dict):
             return found
-        self.event("warning", f"{fault}: whether it is still the same as at the start is not known", about=name)
+        self.event("warning", f"{fault}: it cannot be checked whether it is still the same as at the start", about=name)
         return None
 
     def plan(self, content: Mapping[str, Any]) -> Path:
@@ -382,7 +382,7 @@ class RunLock:
                 raise ConfigError(
                     given=f"{self.path.parent} is being written by another process ({owner or 'unknown'})",
                     allowed="one process per run folder",
-                    fix="Wait until it has ended, or end it; set output to another folder for a run beside it.",
+                    fix="Wait until it has ended, or end it; to run beside it, set output to another folder.",
                 ) from None
             self.path.unlink(missing_ok=True)
             return self._acquire(wait)

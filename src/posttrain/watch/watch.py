@@ -106,7 +106,7 @@ class Watch:
             try:
                 check.require(prompts, "training data")
             except ConfigError as error:
-                notes.append(f"the check sees held-out answers only, and none of training: {error.given}")
+                notes.append(f"the check sees only held-out answers and none from training: {error.given}")
                 watch.check = None
         return watch, notes
 
@@ -187,7 +187,7 @@ class Watch:
             return None
         return (
             f"before training the check rejects {look.rejected} of the {look.accepted} held-out answers that the "
-            "reward accepts: one of the two does not measure what is meant, or alarms.accepted_at is too low"
+            "reward accepts: one of the two does not measure what you mean, or alarms.accepted_at is too low"
         )
 
     def evaluated(self, step: int, measured: Mapping[str, Any]) -> list[Alarm]:

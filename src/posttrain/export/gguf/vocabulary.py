@@ -145,7 +145,7 @@ def _has(part: Any, kind: str) -> bool:
 
 def _no_form(what: str) -> ModelError:
     return ModelError(
-        given=f"the tokenizer has {what}, which a GGUF file cannot say",
+        given=f"the tokenizer has {what}, which a GGUF file cannot express",
         allowed="byte-level BPE with a known rule of splitting, BPE with byte fallback, or ASCII characters",
         fix="Export with --to hf.",
     )

@@ -185,7 +185,7 @@ def _alone(lock: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = lock.read_text(encoding="utf-8").strip()
-            told = f"waiting for process {holder}, which still sends to {lock.stem}; `kill {holder}` ends it"
+            told = f"waiting for process {holder}, which is still sending to {lock.stem}; `kill {holder}` ends it"
             print(told, file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
