@@ -15,8 +15,8 @@ from posttrain.lab.plan.verdict import size
 WIDTH = 100
 NOTHING = "No algorithm: there is nothing to learn from yet.\n"
 MORE = (
-    "With --details 1: what it needs, how it goes wrong, what else was considered, where guides disagree, what would\n"
-    "change the answer, and the sources.\n"
+    "With --details 1: what it needs, how it fails, the alternatives, where guides disagree, what would change "
+    "the answer, and the sources.\n"
 )
 
 
@@ -157,7 +157,7 @@ class Advice:
         """A heading where the first recommendation would learn nothing as things are."""
         blocking = [point.id for point in self.before if point.blocks]
         learns = self.best is not None and from_rewards(ALGORITHMS[self.best.algorithm])
-        return f"Only after what stands under First ({', '.join(blocking)})\n" if blocking and learns else ""
+        return f"Only after the steps under First ({', '.join(blocking)})\n" if blocking and learns else ""
 
     def _repr_markdown_(self) -> str:
         return f"```text\n{self.render()}```"

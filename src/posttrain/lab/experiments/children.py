@@ -55,7 +55,7 @@ class ChildResult:
             name = signal.Signals(-self.exit_code).name
             hint = " (the kernel does so when memory is out)" if name == "SIGKILL" else ""
             return f"its process was ended by {name}{hint}"
-        return f"its process ended with exit code {self.exit_code}; the log says more"
+        return f"its process ended with exit code {self.exit_code}; see the log"
 
 
 class Child:

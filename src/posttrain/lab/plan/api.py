@@ -195,9 +195,9 @@ def make_plan(
         config = from_flags(model, algorithm)
     elif model is not None or algorithm is not None:
         raise ConfigError(
-            given="a configuration, and a model or an algorithm beside it",
+            given="a configuration together with a model or an algorithm",
             allowed="one of the two",
-            fix="Change the configuration by its settings: model=7b, algorithm.name=ppo.",
+            fix="Change the configuration with settings: model=7b, algorithm.name=ppo.",
         )
     resolved = load_config(config, overrides).config
     check(resolved)

@@ -61,9 +61,9 @@ def read_architecture(model: str) -> Architecture:
         if kin == known["model"].lower():
             return architecture_of(known["config"], name=model)
     raise ConfigError(
-        given=f"model {model!r} is no folder with a config.json, no size class and no model that is known by name",
+        given=f"model {model!r} is neither a folder with a config.json, nor a size class, nor a known model's name",
         allowed=f"a folder, a config.json, a model in the local cache of the Hub, or {', '.join(size_classes())}",
-        fix="Download its config.json, a file of a few kilobytes, and give its path; or take the nearest size class.",
+        fix="Download its config.json, a file of a few kilobytes, and give its path; or use the nearest size class.",
     )
 
 
@@ -75,7 +75,7 @@ def architecture_of(config: Mapping[str, Any], *, name: str = "") -> Architectur
         raise ModelError(
             given=f"{name or 'the model'} is of type {kind!r}, whose parameters the planner cannot count",
             allowed=", ".join(sorted(families())),
-            fix="Plan with a model of a similar size and shape that is of one of these types.",
+            fix="Plan with a model of one of these types that has a similar size and shape.",
         )
     read = _Reader(name or kind, family, config)
     hidden, heads = read.number("hidden_size"), read.number("num_attention_heads")

@@ -125,7 +125,7 @@ def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
     if workload.lora is None:
         yield Step(
             settings={"lora.rank": 16, **({"critic.kind": "lora"} if workload.critic == "separate" else {})},
-            costs="trains adapters alone, and wants about ten times the learning rate",
+            costs="trains only adapters, and needs about ten times the learning rate",
         )
     elif config.lora is not None and config.lora.rank > 8:
         yield Step(settings={"lora.rank": 8}, costs="smaller adapters")

@@ -166,7 +166,7 @@ def find_hardware(text: str) -> Hardware:
         raise ConfigError(
             given=f"gpus = {text!r}",
             allowed=f"a count and one of {', '.join(devices())}",
-            fix=f"{_nearest(name, count)} Without it, a plan is made for this machine.",
+            fix=f"{_nearest(name, count)} Without it, the plan is for this machine.",
         )
     return Hardware(device=devices()[key], count=count, efficiency=assumed_efficiency())
 

@@ -92,7 +92,7 @@ def check_groups(workload: Workload) -> None:
     if workload.sharding == "hybrid" and workload.shard is None and (ranks % node or ranks == node):
         raise ConfigError(
             given=f"sharding = hybrid (--sharding) for {ranks} devices, {node} in a machine",
-            allowed="two whole machines or more: weights are divided inside each of them",
+            allowed="two or more whole machines: weights are divided inside each of them",
             fix=f"Set --sharding full, or take {2 * node} devices.",
         )
     if workload.sharding == "hybrid" and data_group(workload).ranks % shard_group(workload).ranks:

@@ -308,7 +308,7 @@ def _check_target(config: RunConfig, given: Mapping[str, Any]) -> None:
     }
     if not config.has_turns and (alone := next((name for name in OF_TURNS if name in given), None)):
         raise ConfigError(
-            given=f"{within[alone][0]} of a run whose answers have one turn",
+            given=f"{within[alone][0]} of a run whose answers have a single turn",
             allowed="that of a run with tools, an environment or an agent",
             fix="Leave it out, or add tools: [...] or environment: ... to the configuration (docs/environments.md).",
         )

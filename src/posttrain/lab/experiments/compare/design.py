@@ -170,7 +170,8 @@ def _spending(budget: Budget, resolved: Resolved) -> dict[str, Any]:
         return {"train.steps": int(budget.amount)}
     if train.schedule != "constant":
         raise ConfigError(
-            given=f"train.schedule = {train.schedule} with a budget in {budget.unit}, whose last step nobody knows",
+            given=f"train.schedule = {train.schedule} with a budget in {budget.unit}: the number of its last step "
+            "is unknown",
             allowed="train.schedule = constant, or a budget in steps",
             fix="Set train.schedule = constant, or give steps=200, for example.",
         )
@@ -223,7 +224,7 @@ def _arms(given: Any) -> dict[str, Settings]:
         if reserved:
             raise ConfigError(
                 given=f"arm {name} sets {reserved[0]}",
-                allowed="what is the same for all arms comes from seeds, budget and --out",
+                allowed="arms differ in other settings; seeds, budget and --out already hold for all arms",
                 fix=f"Take {reserved[0]} out of the arm.",
             )
     return arms
@@ -308,7 +309,7 @@ def _check(design: Design) -> None:
             given=f"the held-out scores of {first} and {odd[0]} mean different things: their rewards, evaluation or "
             "data.eval differ",
             allowed="one way to judge all arms",
-            fix="Give the base a check, and the comparison score: check, which every arm is then judged by.",
+            fix="Give the base a check, and the comparison score: check. The check then judges every arm.",
         )
     if design.score == "check" and not configs[first].check:
         raise ConfigError(
@@ -318,7 +319,7 @@ def _check(design: Design) -> None:
         )
     if design.target is not None and configs[first].evaluation.every == 0:
         raise ConfigError(
-            given=f"target = {design.target:g}, but evaluation.every = 0: nobody sees when it is reached",
+            given=f"target = {design.target:g}, but evaluation.every = 0: nothing measures when a run reaches it",
             allowed="evaluation.every of at least 1",
             fix="Set evaluation.every = 10 in the base, for example.",
         )

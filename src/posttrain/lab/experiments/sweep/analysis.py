@@ -43,7 +43,8 @@ class Boundary:
         )
         if self.chance < 0.05:
             return (
-                f"What turns success into collapse: {says} (so clear a split is chance in {self.chance:.1%} of cases)."
+                f"This setting separates success from collapse: {says} (such a clear split occurs by chance in "
+                f"{self.chance:.1%} of cases)."
             )
         return f"Collapses go together with {says}; but {self.chance:.0%} of random splits are as clear: not shown."
 

@@ -71,7 +71,7 @@ def sweep(
         try:
             return _carry_out(settings, folder, workers, tell)
         except BaseException as error:
-            error.add_note(f"The sweep is in {folder}; `posttrain sweep {folder}` goes on with it.")
+            error.add_note(f"The sweep is in {folder}; `posttrain sweep {folder}` continues it.")
             raise
 
 
@@ -175,7 +175,7 @@ def settings_for(
         raise ConfigError(
             given="a pipeline, which has stages",
             allowed="the config of one run",
-            fix="Sweep the config of one stage, on the model of the stage before it.",
+            fix="Sweep the config of one stage, on the model of the previous stage.",
         )
     told: Mapping[str, Any] = {}
     name = Path(source).stem if isinstance(source, (str, Path)) else "config"
@@ -188,7 +188,7 @@ def settings_for(
         raise ConfigError(
             given=f"{', '.join(sorted(unknown))} in a file with knobs",
             allowed="base, knobs, trials, pruner, seeds",
-            fix="Settings of the runs stand in the config that `base` names.",
+            fix="Put settings of the runs into the config that `base` names.",
         )
     given = _given(source, overrides)
     turned = [*_knobs(told.get("knobs", {})), *_knobs(knobs)]
@@ -249,7 +249,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         except OSError:
             raise ConfigError(
                 given=f"{folder}: another process works at this sweep",
-                allowed="one process at a time, with as many --workers as there is room for",
+                allowed="one process at a time, with as many --workers as the machine has room for",
                 fix="Wait for it, or name another folder with --out.",
             ) from None
         yield

@@ -86,7 +86,7 @@ def for_trials(config: RunConfig, given: Mapping[str, Any]) -> tuple[dict[str, A
     tree.pop("output", None)
     if config.evaluation.every:
         return tree, ""
-    return tree, f"evaluation.every = {every} in each trial, so that it can be pruned; the config asks for none"
+    return tree, f"evaluation.every = {every} in each trial, so that it can be pruned; the config sets none"
 
 
 FILE = "sweep.json"
@@ -144,7 +144,7 @@ class SweepSettings:
                 raise ConfigError(
                     given=f"{folder} holds a sweep with other {' and '.join(differs)}",
                     allowed="the same config and the same knobs, or another folder",
-                    fix=f"`posttrain sweep {folder}` goes on with that one; --out names another folder for this one.",
+                    fix=f"`posttrain sweep {folder}` continues that sweep; --out names another folder for this one.",
                 )
         write_durably(folder / FILE, json.dumps(self.to_json(), indent=1) + "\n")
 
