@@ -380,7 +380,7 @@ def test_a_streamed_run_is_the_run_in_memory_bit_for_bit(tmp_path, path, algorit
     streamed = trained(tmp_path, path, algorithm, "streamed", **{"data.streaming": True})
     same_run(inside, streamed)
     events = (streamed.folder / "events.jsonl").read_text()
-    assert "training data: 48 rows are streamed: each is tokenised in the step that takes it" in events
+    assert "training data: 48 rows are streamed: the step that takes a row tokenises it" in events
     assert "dropped 3 of" in events
 
 

@@ -188,8 +188,8 @@ def test_what_answers_is_what_the_run_sampled_with_unless_it_is_said(own, given,
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"engines": 2}, "rollout.engines = 2 with rollout.engine = local, where nobody trains"),
-        ({"url": ["http://a"]}, "rollout.url = http://a with rollout.engine = local, which has no server"),
+        ({"engines": 2}, "rollout.engines = 2 with rollout.engine = local, but nothing is trained here"),
+        ({"url": ["http://a"]}, "rollout.url = http://a with rollout.engine = local, which uses no server"),
         ({"engine": "vllm", "url": ["http://a"], "engines": 2}, "rollout.engines = 2 and 1 servers in rollout.url"),
     ],
 )

@@ -29,11 +29,11 @@ def read(ignores: bool = False, **body: Any) -> Asked:
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
-        ({"temperature": 1.0}, "temperature", "temperature = 1.0, but the run draws with 0.7"),
+        ({"temperature": 1.0}, "temperature", "temperature = 1.0, but the run samples with 0.7"),
         ({"top_p": 0.9}, "top_p", "the run draws with 1.0"),
         ({"stop": "END"}, "stop", "the run draws with"),
         ({"frequency_penalty": 0.1}, "frequency_penalty", "the run draws with 0.0"),
-        ({"n": 2}, "n", "n = 2 is not supported, but 1 is"),
+        ({"n": 2}, "n", "n = 2 is not supported; only 1 is"),
         ({"n": True}, "n", "not supported"),
         ({"top_logprobs": 3}, "top_logprobs", "not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),

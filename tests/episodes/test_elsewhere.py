@@ -103,7 +103,7 @@ def test_a_frozen_lake_is_crossed_in_words():
     [opening] = one.reset({"prompt": "Play."})["messages"]
     assert opening["content"].startswith("[S]FFF\nFHFH\nFFFH\nHFFG\nAnswer with one of: left, down, right, up.")
     [lost] = one.step(**said("north"))["messages"]
-    assert lost["content"] == "That names no action. Answer with one of: left, down, right, up."
+    assert lost["content"] == "This is not an action. Answer with one of: left, down, right, up."
     [moved] = one.step(**said("not up, not left: Down"))["messages"]
     assert moved["content"].splitlines()[1:3] == ["SFFF", "[F]HFH"]
     for word in ("down", "right", "right", "down"):
@@ -156,7 +156,7 @@ def test_rows_of_the_same_seed_begin_in_the_same_state():
     [
         ("Frozen-v1", {}, r"gymnasium.make\('Frozen-v1'\) raised .*Frozen"),
         ("FrozenLake-v1", {"make": {"slippery": 1}}, r"gymnasium.make\('FrozenLake-v1'\) raised TypeError"),
-        ("Pendulum-v1", {}, "Pendulum-v1 acts in a space Box, which no word names"),
+        ("Pendulum-v1", {}, "Pendulum-v1 acts in a space Box, which words cannot express"),
     ],
 )
 def test_an_environment_of_gymnasium_that_words_cannot_play_is_refused(name, settings, says):

@@ -53,7 +53,7 @@ def test_a_token_of_a_version_that_does_not_exist_yet_is_our_own_mistake():
 
 
 def test_more_groups_than_wait_are_not_given_out():
-    with pytest.raises(ValueError, match="2 groups are asked for, and 1 wait"):
+    with pytest.raises(ValueError, match="2 groups are requested, but only 1 wait"):
         queue_of(0, group(0, 0)).take(2, version=0)
 
 

@@ -220,7 +220,7 @@ def test_weights_that_were_changed_on_disk_are_an_error_that_names_both_stages(s
     path.write_bytes(content)
     assert command(["resume", str(stopped)]) == 4
     said = capsys.readouterr().err
-    assert "stage grpo does not get the model that stage sft has trained" in said
+    assert "stage grpo does not receive the model that stage sft has trained" in said
     assert "model/model.safetensors has other content than was written" in said
 
 
@@ -237,7 +237,7 @@ def test_a_checkpoint_that_was_replaced_as_a_whole_is_found_by_its_content(stopp
         (checkpoint / name).unlink()
     writing._seal(checkpoint, 3, {"step": 3})
     assert not isinstance(verify(checkpoint), list)
-    with pytest.raises(HandOverError, match=r"1 of \d+ weights have another content, model\.norm\.weight for one"):
+    with pytest.raises(HandOverError, match=r"1 of \d+ weights have different content, for example model\.norm\.weight for one"):
         posttrain.resume(stopped)
 
 

@@ -261,7 +261,7 @@ def test_a_follower_that_is_killed_is_said_to_be(tmp_path):
         wait_until(lambda: lock.exists() and lock.read_text() != "")
         os.kill(int(lock.read_text()), signal.SIGKILL)
     assert said == [
-        f"report_to tensorboard: it was ended by SIGKILL; `posttrain track {folder} --to tensorboard` sends the rest"
+        f"report_to tensorboard: signal SIGKILL; `posttrain track {folder} --to tensorboard` sends the rest"
     ]
 
 
@@ -411,7 +411,7 @@ def test_who_waits_for_another_follower_says_for_whom(tmp_path, capsys):
         wait_until(asked)
         assert waits.is_alive()
     waits.join()
-    assert said == "waiting for process 4711, which still sends to tensorboard; `kill 4711` ends it\n"
+    assert said == "waiting for process 4711, which is still sending to tensorboard; `kill 4711` ends it\n"
     assert lock.read_text() == str(os.getpid())
     assert_complete(folder, "tensorboard")
 

@@ -200,7 +200,7 @@ def test_a_checkpoint_whose_file_is_written_each_time_it_is_sent_gets_no_manifes
     with storage.start() as store:
         take_step(store, 1)
         monkeypatch.setattr(RemoteFolder, "put", writing)
-        with pytest.raises(StorageError, match="state/weights was written each of 3 times while it was sent"):
+        with pytest.raises(StorageError, match="state/weights changed during each of 3 attempts to send it"):
             store.carrier.finish()
         assert storage.manifests() == []
 
@@ -296,9 +296,9 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(storage):
         found = Checkpoints(there.checkpoints, 2).newest()
         assert found.step == 1
         assert [str(damage) for damage in found.skipped] == [
-            "step-000002/state/weights has other content than was written (sha256 differs)"
+            "step-000002/state/weights has different content than was written (sha256 differs)"
         ]
-    assert any("passed over a damaged checkpoint: step-000002/state/weights" in text for text in storage.said)
+    assert any("skipped a damaged checkpoint: step-000002/state/weights" in text for text in storage.said)
 
 
 def test_a_checkpoint_without_its_manifest_is_none(storage):
@@ -333,7 +333,7 @@ def test_a_used_url_is_refused_as_a_used_folder_is(storage):
         take_step(store, 1)
         store.carrier.finish()
     before = contents(storage.place)
-    with pytest.raises(ConfigError, match="which holds a run already"), storage.start("b"):
+    with pytest.raises(ConfigError, match="which holds a run"), storage.start("b"):
         pass
     assert contents(storage.place) == before
 
@@ -552,7 +552,7 @@ def test_storage_that_is_away_for_a_while_is_said_once_and_loses_nothing(storage
         until(lambda: len(storage.said) == 2)
         store.carrier.finish()
         assert contents(storage.place) == contents(store.folder)
-    assert "nothing is carried to file://" in storage.said[0]
+    assert "sending to file://" in storage.said[0]
     assert "NotADirectoryError" in storage.said[0] or "Not a directory" in storage.said[0]
     assert "answers again" in storage.said[1]
 

@@ -220,7 +220,7 @@ def test_steps_without_a_gradient_warn_once_and_stop_whichever_way_they_came_abo
     guard = Unmoved(steps=3)
     assert guard.observe(4, 0.5) is None
     assert guard.observe(5, 0.0) == (
-        "step 5: the gradient is exactly 0: nothing follows from what was sampled and scored. "
+        "step 5: the gradient is exactly 0: the sampled and scored answers teach nothing. "
         "The run stops after 3 such steps in a row"
     )
     assert guard.observe(6, None) is None

@@ -479,9 +479,9 @@ def test_a_teacher_with_too_short_a_context_is_refused(build, folder):
 
 def test_a_teacher_is_there_where_it_is_needed_and_only_there():
     given = {"model": "m", "data": {"train": "d"}, "train": {"steps": 1}, "rewards": [{"name": "math"}]}
-    with pytest.raises(ConfigError, match="no teacher, but taught as configured learns from one"):
+    with pytest.raises(ConfigError, match="no teacher, but taught with these settings learns from one"):
         check(load_config({**given, "algorithm": "taught"}).config)
-    with pytest.raises(ConfigError, match="teacher = m, but grpo as configured never asks it"):
+    with pytest.raises(ConfigError, match="teacher = m, but grpo with these settings never uses it"):
         check(load_config({**given, "algorithm": "grpo", "teacher": "m"}).config)
     check(load_config({**given, "algorithm": "taught", "teacher": "m"}).config)
 

@@ -191,7 +191,7 @@ def test_without_its_first_checkpoint_a_run_starts_from_its_model(copy):
     assert pt.replay(copy).first == 3, "the oldest checkpoint that is there"
     result = pt.replay(copy, first=1)
     assert (result.same, result.start) == (True, "the model that the run started with")
-    with pytest.raises(ConfigError, match=r"--from 2, and there is no checkpoint of step 1 .*allowed: --from 1 or 3"):
+    with pytest.raises(ConfigError, match=r"--from 2, but there is no checkpoint of step 1 .*allowed: --from 1 or 3"):
         pt.replay(copy, first=2)
 
 
@@ -333,7 +333,7 @@ def test_a_file_of_another_step_or_program_and_a_gap_are_told(run, tmp_path_fact
 def test_another_version_or_machine_is_refused_and_a_remark_of_a_what_if(run, monkeypatch):
     elsewhere = {"machine": "another processor", "threads": 1}
     monkeypatch.setattr(replaying, "computed_on", lambda device: elsewhere)
-    with pytest.raises(ConfigError, match=r"the run was computed otherwise: machine: .*another processor here"):
+    with pytest.raises(ConfigError, match=r"the run was computed differently: machine: .*another processor here"):
         pt.replay(run)
     assert any("another processor here" in note for note in pt.replay(run, seed=0).notes)
     monkeypatch.undo()
@@ -376,7 +376,7 @@ def test_a_damaged_checkpoint_and_a_folder_without_a_run_are_refused(run, copy, 
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"step-000004/state/tensors\.safetensors"):
         pt.replay(copy)
-    with pytest.raises(ConfigError, match="is not the folder of one run"):
+    with pytest.raises(ConfigError, match="is not the folder of a single run"):
         pt.replay(tmp_path)
     with pytest.raises(ConfigError, match="the last step, 2, is before the first"):
         pt.replay(copy, first=3, last=2)
@@ -417,7 +417,7 @@ def test_settings_that_decide_nothing_and_algorithms_of_other_data_are_refused(r
     with pytest.raises(ConfigError, match=r"train.prompts_per_step decides nothing"):
         pt.replay(run, train={"learning_rate": 1.0, "prompts_per_step": 3})
     assert pt.replay(run, sampling={"temperature": 0.9}, last=1).changed == ["sampling.temperature = 0.9 (was 1.0)"]
-    with pytest.raises(ConfigError, match="algorithm = dpo, which learns from pairs; the run recorded prompts"):
+    with pytest.raises(ConfigError, match="algorithm = dpo, which learns from pairs, but the run recorded prompts"):
         pt.replay(run, algorithm="dpo")
 
 

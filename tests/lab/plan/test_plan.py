@@ -157,7 +157,7 @@ def test_the_verb_plans_from_flags_and_from_a_file(tmp_path, capsys):
     ("arguments", "message"),
     [
         (("--gpus", "8xH100"), "--probe and --gpus 8xH100; allowed: --probe without --gpus"),
-        ((), "which has stages; allowed: --probe with the configuration of one run"),
+        ((), "which has stages; allowed: --probe with the configuration of a single run"),
     ],
 )
 def test_a_probe_says_what_it_cannot_measure(tmp_path, capsys, arguments, message):

@@ -168,7 +168,7 @@ def test_the_numbers_game_is_audited_by_solutions_that_were_searched_for():
     assert report.kind == "exact"
     assert [finding.status for finding in report.checks] == ["ok", "ok", "ok"], report.render()
     assert report.reads
-    with pytest.raises(DataError, match="no row has a target that its numbers reach; its columns are target, nums"):
+    with pytest.raises(DataError, match="no row has a target that its numbers can reach; its columns are target, nums"):
         audit("countdown", [row | {"target": -1000} for row in games()])
 
 

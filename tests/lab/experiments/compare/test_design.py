@@ -136,7 +136,7 @@ def test_seeds_and_arms_may_be_added_but_not_changed(tmp_path: Path):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(ConfigError, match="holds something that is no comparison"):
+    with pytest.raises(ConfigError, match=", which is neither empty nor a comparison"):
         begun(tmp_path)
 
 

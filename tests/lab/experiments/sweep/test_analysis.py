@@ -55,7 +55,7 @@ def test_the_knob_that_decides_is_found_with_its_edge():
     assert first.collapsed_beyond == first.trials_beyond == 4
     assert first.collapsed_within == 0
     assert first.chance < 0.05
-    assert first.sentence.startswith("What turns success into collapse: train.learning_rate above")
+    assert first.sentence.startswith("This setting separates success from collapse: train.learning_rate above")
     assert all(boundary.chance > first.chance for boundary in others)
 
 
