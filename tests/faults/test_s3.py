@@ -126,7 +126,7 @@ def test_of_two_runs_for_one_url_the_second_is_refused(wire, tmp_path, monkeypat
         take_step(store, 1)
         store.carrier.finish()
         second = RunStore.create(tmp_path / "b", "model: tiny\n")
-        with pytest.raises(ConfigError, match="which holds a run"), second:
+        with pytest.raises(ConfigError, match="which already holds a run"), second:
             second.carrier.open(url, print, keep=2, new=True)
 
 

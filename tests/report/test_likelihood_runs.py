@@ -62,7 +62,9 @@ def titles(run: RunRecord) -> list[str]:
 def test_the_verdict_on_pairs_names_both_accuracies_and_the_interval_of_their_difference():
     found = verdict(pair_run(0.52, 0.71, interval(0.19, 0.06)))
     assert found.headline == "The model improved."
-    assert "Held-out pair accuracy (the chosen answer is likelier than the rejected one): 52% → 71%" in found.sentences[0]
+    assert (
+        "Held-out pair accuracy (the chosen answer is likelier than the rejected one): 52% → 71%" in found.sentences[0]
+    )
     assert "(difference +19 points, 95% interval +13 to +25), on the same 200 pairs" in found.sentences[0]
     assert "By the implicit reward" in found.sentences[1]
     assert "74% (69% to 79%)" in found.sentences[1]

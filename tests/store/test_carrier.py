@@ -333,7 +333,7 @@ def test_a_used_url_is_refused_as_a_used_folder_is(storage):
         take_step(store, 1)
         store.carrier.finish()
     before = contents(storage.place)
-    with pytest.raises(ConfigError, match="which holds a run"), storage.start("b"):
+    with pytest.raises(ConfigError, match="which already holds a run"), storage.start("b"):
         pass
     assert contents(storage.place) == before
 

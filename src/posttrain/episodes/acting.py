@@ -45,7 +45,7 @@ class Acting:
     sessions: Sessions
     limits: Limits
     history: Literal["auto", "split", "keep"] = "auto"
-    """What to do with a chat template that rewrites it."""
+    """The treatment of a chat template that rewrites it."""
 
     @staticmethod
     def of(asked: Asked, resources: ExitStack) -> Acting | None:

@@ -48,7 +48,7 @@ _SAID = (("", "Two."), ("Two and two.", "Four."))
 
 @dataclass(frozen=True, kw_only=True)
 class Bridge:
-    """What a chat template writes between the turns of a trajectory."""
+    """The text that a chat template writes between the turns of a trajectory."""
 
     renderer: Renderer
     eos_ids: frozenset[int]
@@ -245,7 +245,7 @@ class Bridge:
                 yield talk, drawn
 
     def turn_that_calls(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the policy would have to write so that it calls this; without what ends the turn."""
+        """The text with which the policy would make this call, without the end of the turn."""
         asked: Message = {"role": "user", "content": _STANDIN}
         turn = {"role": "assistant", "content": "", "tool_calls": [call(name, arguments, 0)]}
         before, after = self._render([asked], prompted=True), self._render([asked, turn], prompted=False)

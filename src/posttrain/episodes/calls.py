@@ -46,7 +46,7 @@ class Said(NamedTuple):
     content: str
     calls: list[Call]
     thinking: str = ""
-    """What stands beside calls in channels that are not the user's (Harmony)."""
+    """Text beside calls in channels that are not the user's (Harmony)."""
 
     @property
     def readable(self) -> bool:

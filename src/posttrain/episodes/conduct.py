@@ -37,7 +37,7 @@ ROLES = ("user", "tool", "system")
 
 
 class Conduct:
-    """What a trajectory asks for, one request after the other."""
+    """The requests of a trajectory, one after the other."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Conduct:
         return {"schemas": schemas, "speaks": hasattr(self._environment, "step")}
 
     def reset(self, row: Mapping[str, Any], prompt: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """What follows the prompt, or stands in its place."""
+        """The messages that follow the prompt, or replace it."""
         reset = getattr(self._environment, "reset", None)
         if reset is None:
             return {"messages": []}
@@ -76,7 +76,7 @@ class Conduct:
         return {"messages": as_messages(given)}
 
     def step(self, message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """What came back, whether it is over, and how the calls went; `calls` are (name, arguments, problem)."""
+        """The reply, whether it is over, and how the calls went; `calls` are (name, arguments, problem)."""
         if calls and not self._schemas and self._tools:
             results = [self._result(*call) for call in calls]
             return {"messages": [message for message, _ in results], "errors": [wrong for _, wrong in results]}
@@ -88,7 +88,7 @@ class Conduct:
         return worth | ({"messages": as_messages(answer)} if answer is not None else {"done": True, **self.finish()})
 
     def finish(self) -> dict[str, Any]:
-        """What the whole was worth, and what was measured."""
+        """The reward of the whole, and what was measured."""
         found = self._worth("reward")
         if metrics := self._call(getattr(self._environment, "metrics", None)):
             found["metrics"] = {str(name): float(value) for name, value in metrics.items() if value is not None}
@@ -167,7 +167,7 @@ async def _awaited(found: Any) -> Any:
 
 
 def as_messages(given: Any, roles: Sequence[str] = ROLES) -> list[dict[str, Any]]:
-    """What an environment returned, as messages. TypeError for what is none.
+    """The output of an environment as messages. Raises TypeError if it is not one.
 
     >>> as_messages("warmer"), as_messages(None)
     ([{'role': 'user', 'content': 'warmer'}], [])

@@ -1,4 +1,4 @@
-"""What trajectories of a run have in common, whoever draws their turns."""
+"""The common parts of all trajectories of a run, for every source of their turns."""
 
 from __future__ import annotations
 

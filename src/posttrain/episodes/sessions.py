@@ -175,7 +175,7 @@ class Sessions:
             self._kill(session)
 
     def fileno(self) -> int:
-        """What becomes readable when a process has said something."""
+        """The objects that become readable when a process has sent something."""
         return self._selector.fileno()
 
     def poll(self, patience: float = 0.0) -> None:

@@ -100,7 +100,7 @@ def require_tools_in_prompt(renderer: Renderer, schemas: Sequence[Mapping[str, A
 
 
 def as_text(value: Any, most: int) -> str:
-    """What a tool gave, as at most so many characters of text that every encoding can write.
+    """The result of a tool, as at most so many characters of text that every encoding can write.
 
     >>> as_text({"a": 1}, 100), as_text(b"\\xff\\x00", 100), as_text("x" * 9, 4)
     ('{"a": 1}', '\\ufffd', 'xxxx [cut: 4 of 9 characters]')

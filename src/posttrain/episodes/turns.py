@@ -1,4 +1,4 @@
-"""What follows in a trajectory when a turn has ended, or when its environment has answered.
+"""The next step of a trajectory when a turn has ended, or when its environment has answered.
 
 Nothing is drawn and nothing is waited for here: whoever conducts trajectories is told what each needs next. One draws
 them with the sampler of this process, counting who comes back when (episodes.py), another with engines of a run, as

@@ -37,7 +37,7 @@ SHOWN = 3
 
 @dataclass
 class Game:
-    """What came of one player's turns in one row."""
+    """The result of one player's turns in one row."""
 
     row: Prompt
     heard: list[str] = field(default_factory=list)
@@ -146,7 +146,7 @@ def _callers(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[str, Calls]]:
 def try_environment(
     sessions: Sessions, rows: Sequence[Prompt], *, max_turns: int, max_unscored: float
 ) -> list[Finding]:
-    """What speaks against a run with this environment and these tools; `rows` are played, the first ones alone."""
+    """Arguments against a run with this environment and these tools; only the first `rows` are played."""
     rows, turns = rows[:ROWS], min(TURNS, max_turns)
     silent, nonsense = [("", ())] * turns, [("I do not know.", ())] * turns
     has_environment = sessions.setup.environment is not None

@@ -1,4 +1,4 @@
-"""What a model's own answers say about a run to come: the share of groups from which anything can be learned."""
+"""A forecast from a model's own answers: the share of groups from which a run could learn."""
 
 from __future__ import annotations
 

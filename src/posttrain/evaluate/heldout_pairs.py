@@ -1,4 +1,4 @@
-"""What a run on preferences measures about its policy, on held-out pairs and on held-out labelled answers.
+"""The measures of a run on preferences: its policy on held-out pairs and on held-out labelled answers.
 
 S(y) is the summed log-probability of an answer and |y| its trained tokens. The model before training is the one whose
 scores the baseline left on file, so that no second model is loaded:

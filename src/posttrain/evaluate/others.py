@@ -68,7 +68,7 @@ def other_prompts(config: RunConfig, loaded: LoadedModel) -> Sequence[Prompt]:
 
 
 def answer_logprobs(config: RunConfig, loaded: LoadedModel, prompts: Sequence[Prompt], answers: Answers) -> RowScores:
-    """What the present weights make of the answers to these prompts, at temperature 1."""
+    """The present weights' log-probabilities of the answers to these prompts, at temperature 1."""
     rows = [(prompt.ids, answer["ids"]) for prompt, answer in zip(prompts, answers, strict=True)]
     with loaded.compute.scope():
         return row_logprobs(

@@ -1,4 +1,4 @@
-"""What answers the prompts of an evaluation or of a conversation: this process, or vLLM servers."""
+"""The sampler for the prompts of an evaluation or of a conversation: this process, or vLLM servers."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def rollout_of(run: RolloutConfig | None, given: RolloutArgument | None = None) 
 
 
 def tell(text: str) -> None:
-    """What was lost and mended; stdout carries the result."""
+    """Reports losses and repairs; stdout carries the result."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What held-out rows get from the present weights: one sum of log-probabilities and one count of tokens per row."""
+"""The scores of held-out rows under the present weights: a sum of log-probabilities and a count of tokens per row."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def answer_record(index: int, prompt: str, text: str, ids: Iterable[int], trunca
 
 
 def score_plain_english(config: RunConfig, loaded: LoadedModel) -> tuple[RowScores | None, int]:
-    """What the present weights make of the text, and the number of its bytes."""
+    """The present weights' log-probability of the text, and the number of its bytes."""
     text = TEXT.read_text(encoding="utf-8")
     ids = list(loaded.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
     unknown = ids.count(loaded.tokenizer.unk_token_id) if loaded.tokenizer.unk_token_id is not None else 0

@@ -117,7 +117,7 @@ class Deliveries:
         return {"publish/tensors_compared": Min(float(len(digests))), "publish/probe_max_difference": Max(worst)}
 
     def prove(self, loaded: WeightsLoaded) -> str:
-        """What is wrong with what an engine has loaded; empty if it decodes with the weights that were trained."""
+        """The problem of an engine's loaded weights; empty if it decodes with the trained ones."""
         if loaded.version not in self._expected:
             return f"it says that it loaded version {loaded.version}, which was never published"
         if wrong := self.wrong_weights(loaded.version, loaded.digests):
@@ -130,7 +130,7 @@ class Deliveries:
         return ""
 
     def wrong_weights(self, version: int, held: Mapping[str, Digest]) -> str:
-        """What is wrong with tensors that an engine holds for a version; empty if they are those that were trained."""
+        """The problem of the tensors that an engine holds for a version; empty if they are the trained ones."""
         expected, _ = self._expected[version]
         if more := sorted(held.keys() - expected.keys()):
             return f"it decodes with {more[0]}, which is not trained ({len(more)} tensors)"

@@ -171,7 +171,7 @@ class Driver:
     trains: Callable[[Group], bool]
     """Whether a scored group is trained, or replaced by another."""
     no_signal: Callable[[Sequence[Group]], BaseException]
-    """What ends the run when too many of these were voided."""
+    """The error that ends the run when too many of these were voided."""
     prove: Prove
     deadline: float
     """Seconds in which an engine has to draw a token, to load weights, or to fall asleep."""
@@ -181,17 +181,17 @@ class Driver:
     """Tells the user what was lost and mended."""
     timeline: Timeline = field(default_factory=Timeline)
     pace: Pace | None = None
-    """What chooses the lead of a run whose lead is chosen for it."""
+    """The part that chooses the lead, if the run chooses it itself."""
     greedy: bool = False
     """Whether the last row of each group takes the likeliest tokens, for an algorithm that compares with them."""
     trajectories: Trajectories | None = None
-    """What becomes of rows that have several turns; None where each is one answer."""
+    """The episodes of rows with several turns; None if each row is one answer."""
 
     def __post_init__(self) -> None:
         self.controller = Controller(self.limits, engines=self.engines)
         self.activity = Activity(self.timeline)
         self.ready: Ready | None = None
-        """What engines decode with, once the first one is there."""
+        """The tensors that engines decode with, known once the first engine is there."""
         self._planned = functools.lru_cache(maxsize=PLANNED)(self.schedule)
         self._ports: dict[str, EnginePort] = {}
         self._joined: set[str] = set()
@@ -357,7 +357,7 @@ class Driver:
         return called.result()
 
     def state(self) -> dict[str, Any]:
-        """What is waiting and under way, as plain JSON for a checkpoint."""
+        """The waiting and the running work, as plain JSON for a checkpoint."""
         return self.call(self._state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:

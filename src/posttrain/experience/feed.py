@@ -39,7 +39,7 @@ LOOKED_AT = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class RowName:
-    """What an error calls a row of the step, and what is kept of it as evidence."""
+    """The name of a row of the step in errors, and the content that is kept as evidence."""
 
     name: str
     content: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class RowName:
 
 @dataclass(frozen=True, kw_only=True)
 class StepData:
-    """What one step learns from, and where it came from."""
+    """The data of one step, and its origin."""
 
     experience: Experience | Batch
     version: int
@@ -86,12 +86,12 @@ class StepData:
 
     @property
     def judgements(self) -> list[Judgement]:
-        """What judges said about all that was drawn."""
+        """The judges' verdicts on everything that was drawn."""
         return [judgement for scores in self.scores for judgement in scores.judgements]
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong in the rewards, each with its traceback."""
+        """The failures of the rewards, each with its traceback."""
         return [f"{failure}\n{failure.traceback}" for scores in self.scores for failure in scores.failures]
 
 
@@ -106,7 +106,7 @@ def sampled_step(
     greedy: Sequence[Group] = (),
     sampled: Sequence[Group] | None = None,
 ) -> StepData:
-    """What policy version `version` learns from these groups.
+    """The data that policy version `version` learns from these groups.
 
     `weights` are those of the rewards, None where nothing is learned from them; `sampled` is everything in the order in
     which it was sampled, where that is another order.
@@ -135,7 +135,7 @@ class Feed(Protocol):
         ...
 
     def take(self, step: int, version: int) -> StepData:
-        """What step `step` learns from, at policy version `version`."""
+        """The data of step `step`, at policy version `version`."""
         ...
 
     def describe(self) -> str: ...

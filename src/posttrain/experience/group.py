@@ -48,7 +48,7 @@ class Group:
 
     @staticmethod
     def from_json(saved: Mapping[str, Any], prompt: Prompt) -> Group:
-        """What `to_json` gave; `prompt` is the one that it names."""
+        """Reads the output of `to_json`; `prompt` is the one that it names."""
         scores = saved["scores"]
         return Group(
             prompt=prompt,
@@ -129,7 +129,7 @@ class GroupQueue:
             )
 
     def state(self) -> list[dict[str, Any]]:
-        """What waits, as plain JSON for a checkpoint."""
+        """The waiting groups, as plain JSON for a checkpoint."""
         return [group.to_json() for group in self._groups]
 
     def load_state(self, state: Sequence[Mapping[str, Any]], prompts: Mapping[int, Prompt]) -> None:

@@ -119,7 +119,7 @@ class AddMismatched:
 
 
 def prompt_of(example: Example) -> tuple[int, ...]:
-    """What stands before the first trained token."""
+    """The tokens before the first trained token."""
     return example.input_ids[: example.completion_mask.index(True)]
 
 

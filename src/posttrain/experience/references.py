@@ -229,7 +229,7 @@ def reference_logprobs(
     pad_id: int,
     folder: Path,
 ) -> tuple[References, bool]:
-    """What the model behind `forward` says about the examples at `places`, and whether that was on disk already.
+    """The log-probabilities of the model behind `forward` for the examples at `places`, and whether they were on disk.
 
     `folder` is that of the run, which keeps what it was told.
     """

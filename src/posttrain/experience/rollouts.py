@@ -27,7 +27,7 @@ from posttrain.rewards import Scores
 from posttrain.types import Completion
 
 VERDICT_COLUMNS = {"reason": pa.string(), "extracted": pa.string(), "seconds": pa.float64()}
-"""What a rollout table keeps of a verdict, beside its score."""
+"""The columns of a verdict in a rollout table, beside its score."""
 NUMBERS = pa.list_(pa.float32())
 VERSIONS = pa.list_(pa.int32())
 TURNS = {"given": pa.list_(pa.list_(pa.int32())), "starts": pa.list_(pa.int32()), "episode": pa.string()}

@@ -204,7 +204,7 @@ def replay(
     device: str,
     max_new_tokens: int,
 ) -> dict[str, Any]:
-    """What the exported model says, from a process that imports transformers and nothing of this library.
+    """The outputs of the exported model, from a process that imports transformers and nothing of this library.
 
     Raises ExportError with the last lines of a process that failed, DoesNotFit for one that was killed for memory.
     """
@@ -238,7 +238,7 @@ def replay(
         raise DoesNotFit(given="the replay of the exported model was killed, probably because memory ran out")
     last = "\n  ".join(done.stderr.strip().splitlines()[-3:])
     raise ExportError(
-        given=f"plain transformers cannot open and run the exported model: {last}\n",
+        given=f"plain transformers cannot open and run the exported model:\n  {last}\n",
         allowed="a folder that from_pretrained opens",
         fix="Nothing was left behind. Report this with the lines above.",
     )

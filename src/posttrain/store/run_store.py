@@ -455,7 +455,7 @@ def require_unused(folder: Path) -> None:
     """Raise ConfigError for a folder that holds a run; one that never began is none."""
     if not never_began(folder) and any((folder / mark).exists() for mark in _MARKS):
         raise ConfigError(
-            given=f"output = {folder}, which holds a run already",
+            given=f"output = {folder}, which already holds a run",
             allowed="a folder that does not exist yet, or an empty one",
             fix=f"`posttrain resume {folder}` continues that run; set output to another folder for a new one.",
         )

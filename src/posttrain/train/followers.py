@@ -1,4 +1,4 @@
-"""What a rank does that another one leads: it makes the same trainer, and takes part in whatever is announced.
+"""The part of a follower rank: it builds the same trainer as the leader, and takes part in every announced operation.
 
 It reads no data, samples nothing, measures nothing and writes nothing but its part of a checkpoint. It ends when the
 first rank says so, and at once when that one is gone.

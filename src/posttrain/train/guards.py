@@ -59,7 +59,7 @@ class NonFinite:
         self.names: Sequence[RowName] = ()
 
     def watch(self, names: Sequence[RowName]) -> None:
-        """What the rows of the coming step are called, in the order of the experience."""
+        """The names of the rows of the coming step, in the order of the experience."""
         self.names = names
 
     def observe_loss(self, loss: Tensor, outputs: Outputs, batch: Batch, step: int) -> None:
@@ -413,7 +413,7 @@ class Guards:
         return [warning for warning in warnings if warning is not None]
 
     def observe_update(self, step: int, grad_norm: float | None) -> list[str]:
-        """What came of the step; `grad_norm` None: no optimizer step was taken."""
+        """The result of the step; `grad_norm` None: no optimizer step was taken."""
         warning = self.unmoved.observe(step, grad_norm, told=self.no_signal.streak > 0)
         return [] if warning is None else [warning]
 

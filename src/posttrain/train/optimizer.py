@@ -75,7 +75,7 @@ class CriticUpdates:
 
 
 class Updater:
-    """What happens to the gradients of one optimizer step: measured, clipped, applied at the rate of the step.
+    """The gradients of one optimizer step: measured, clipped, and applied at the rate of the step.
 
     One AdamW. A critic is clipped by itself: how wrong it is must not decide how far the policy moves.
     """

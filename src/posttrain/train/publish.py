@@ -43,7 +43,7 @@ class Publisher:
 
 
 FINITE = "finite"
-"""What the first rank announces; each looks at its part of the weights."""
+"""The announcement of the first rank; each rank looks at its part of the weights."""
 
 
 class FiniteWeights:

@@ -1,4 +1,4 @@
-"""What the folder of a run holds for whoever trains its steps again: settings, steps, checkpoints and metrics.
+"""The content of a run's folder that a replay needs: settings, steps, checkpoints and metrics.
 
 It is read and never written.
 """
@@ -101,7 +101,7 @@ class RecordedRun:
             return {}
 
     def config(self, step: int, *, changed: bool = True) -> RunConfig:
-        """What trained `step`; with the changes, unless not `changed`."""
+        """The settings that trained `step`; with the changes, unless not `changed`."""
         tree, now = self.settings, same_settings.facts_of(self._load(self.settings, {}))
         before = self.held.get(max((first for first in self.held if first < step), default=-1), now)
         if before != now:  # the run was resumed with other settings

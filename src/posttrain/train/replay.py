@@ -50,7 +50,7 @@ from posttrain.types import Batch
 
 FILE = "replay.json"
 TAKEN_OVER = (COMPUTE, "references", PAIRS, "sampled/summary.json")
-"""What the run decided before its first step, and a replay reads in a folder of its own."""
+"""Decisions of the run before its first step, which a replay reads in its own folder."""
 
 
 def replay(
@@ -179,7 +179,7 @@ class _Replaying:
         return trainer, feed
 
     def one_step(self, store: RunStore, trainer: Trainer, feed: Feed, step: int) -> None:
-        """What the loop of a run does, with neither sampling nor publishing; then every number is compared."""
+        """The loop of a run without sampling and publishing; afterwards every number is compared."""
         data = feed.take(step, step - 1)
         trainer.numbers.watch(data.names)
         batch, log = train_step(trainer, data.experience, step)

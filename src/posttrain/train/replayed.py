@@ -1,4 +1,4 @@
-"""What came of a replay, as a record and in words."""
+"""The result of a replay, as a record and in words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOLD = ("loss", "grad_norm", "entropy")
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What came of it; `replay.json` in its folder holds the same."""
+    """The result of a replay; `replay.json` in its folder holds the same."""
 
     run: Path
     folder: Path

@@ -81,7 +81,7 @@ def wanted(alarms: Sequence[Alarm]) -> str:
 
 
 def advice(run: Run, alarms: Sequence[Alarm], *, mend: bool = False) -> str:
-    """What the alarms know to do themselves, and what to do about the reward."""
+    """The alarms' own advice, and advice about the reward."""
     known = [alarm.fix for alarm in alarms if alarm.fix]
     if all(alarm.kind in ABOUT_NO_ANSWER for alarm in alarms):
         return " ".join(known)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class Run:
-    """What `train` and `resume` return; while training, what the loop works with."""
+    """The result of `train` and `resume`; during training, the object that the loop works with."""
 
     resolved: Resolved
     store: RunStore
@@ -121,7 +121,7 @@ class Run:
         return f"<pre>{json.dumps(self.summary(), indent=2)}</pre>"
 
     def describe(self) -> dict[str, Any]:
-        """What is about to run, for the first lines on the screen."""
+        """A description of the run, for the first lines on the screen."""
         config = self.config
         trainer = self.trainer
         trained = sum(p.numel() for p in trainer.trained_parameters().values())

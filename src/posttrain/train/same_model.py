@@ -52,7 +52,7 @@ def check_same(run: Run) -> None:
 
 
 def role_of_start(config: RunConfig, algorithm: Algorithm) -> str:
-    """What the model at the start is to later steps; empty where all of it comes from the checkpoint."""
+    """The role of the first model in later steps; empty if everything comes from the checkpoint."""
     if config.lora is not None:
         return "on which its adapters stand"
     return "which is its reference" if "reference" in algorithm.needs and config.reference is None else ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FILE = "settings.json"
 ELSEWHERE = ("rewards", "check", "output")
-"""What decides nothing, and what is told elsewhere."""
+"""Settings that change no result, or that are reported elsewhere."""
 SHOWN = 12
 
 

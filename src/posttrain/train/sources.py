@@ -1,4 +1,4 @@
-"""What a run learns from and is measured by: the part of its set-up that depends on the kind of its data."""
+"""The sources of training and measurement: the part of a run's set-up that depends on the kind of its data."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a run draws its steps from, and what it is measured by."""
+    """The source of a run's steps, and of its measurements."""
 
     feed: Feed
     measure: Measure
     asked: Asked
-    """What shows how the model writes, before and after."""
+    """Prompts that show how the model writes, before and after."""
     prompts: Sequence[Prompt] = ()
     """Those that are answered in training; none where the data is given."""
     notes: Sequence[str] = ()
-    """What the user should know about the data, in sentences."""
+    """Notes for the user about the data, in sentences."""
     facts: Sequence[str] = ()
-    """What was done for the run before its first step."""
+    """Notes about work that was done before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What there is of a run whose model writes, when its data is looked at."""
+    """The parts of a run whose model writes, at the time when its data is read."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -130,13 +130,14 @@ class Inputs:
         return DatasetFeed(self.config, dataset)
 
     def asked(self, heldout: Sequence[Any], train: Sequence[Any]) -> Asked:
-        """What the model answers before and after: prompts of these rows."""
+        """The prompts of these rows that the model answers before and after."""
         return Asked.of_rows(self.config, self.loaded, heldout, train)
 
     def references(
         self, examples: Sequence[Example], places: Sequence[int], what: str = "answers"
     ) -> tuple[References | None, list[str]]:
-        """What the reference says about the examples at `places`, where the algorithm asks for it, and a line on it."""
+        """The reference's log-probabilities of the examples at `places`, if the algorithm needs them, and a line about
+        them."""
         if "reference" not in self.algorithm.needs:
             return None, []
         started, reference = time.perf_counter(), start_forward(self.config, self.loaded, self.forward)
@@ -304,7 +305,7 @@ SOURCES = {"prompts": online, "examples": supervised, "pairs": preferences, "lab
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredSource:
-    """What a model that scores learns from, and what is measured of its scores."""
+    """The training data of a model that scores, and the measures of its scores."""
 
     feed: DatasetFeed
     heldout: Subject
@@ -315,7 +316,7 @@ class ScoredSource:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringInputs:
-    """What there is of a run whose model scores, when its data is looked at."""
+    """The parts of a run whose model scores, at the time when its data is read."""
 
     config: RunConfig
     algorithm: Algorithm

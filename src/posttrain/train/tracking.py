@@ -13,7 +13,7 @@ from pathlib import Path
 from posttrain.report.terminal import TerminalView
 
 LAST_SECONDS = 60.0
-"""What they may take after the run to send the rest."""
+"""Seconds that trackers may take after the run to send the rest."""
 
 
 @contextmanager

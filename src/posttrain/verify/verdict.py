@@ -1,4 +1,4 @@
-"""What a verifier says about one completion: not a bare number, but a number with its reason.
+"""The verdict of a verifier on one completion: a number together with its reason.
 
 >>> verdict = Verdict(1.0, "correct", extracted="18")
 >>> verdict == 1.0, verdict.reason, 0.5 * verdict

@@ -45,7 +45,7 @@ class Row:
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """What the engine said of each when it drew it."""
+    """The engine's log-probability of each token when it drew it."""
     places: tuple[int, ...]
     """Those of `ids` that the present weights drew."""
 
@@ -74,11 +74,11 @@ class Trainer:
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """What an engine answers when it is asked, beside its requests."""
+    """The answer of an engine that is asked beside its requests."""
 
     engine: str
     wrong_weights: str = ""
-    """What is wrong with the tensors that it holds now; empty if nothing is."""
+    """The problem of the tensors that it holds now; empty if there is none."""
     fresh: tuple[float, ...] = ()
     """What it says of tokens that it drew, each asked for as rows are, with a cache salt that nobody has used."""
     cached: tuple[float, ...] = ()
@@ -175,7 +175,7 @@ class _Differences:
         return [number for number, nats_n in enumerate(own) if nats_n.mean() > level.mean or nats_n.max() > level.p99]
 
     def rounding(self, trainer: Trainer) -> Tensor | None:
-        """What another precision adds to the trainer's numbers."""
+        """The changes that another precision makes to the trainer's numbers."""
         if trainer.rounded is None:
             return None
         return at_temperature(trainer.rounded(self.rows), self.tokens_N, trainer.temperature) - self.trainer_N

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _FULL = "This model's maximum context length is reached"
-"""What clients of OpenAI's recognise as the end of the context."""
+"""The message that OpenAI's clients recognise as the end of the context."""
 _MOST_BODY = 1 << 28
 
 

@@ -68,7 +68,7 @@ def prepare(setup: AgentSetup) -> None:
 
 
 class AgentConduct:
-    """What the trainer asks for, one request after the other."""
+    """The agent's requests, one after the other."""
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup, self._seed = setup, 0

@@ -37,7 +37,7 @@ ASKED_FOR = "max_tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class AgentScene(Scene):
-    """What trajectories have in common whose turns agents ask for."""
+    """The common parts of trajectories whose turns agents ask for."""
 
     with_tools: Bridge | ConfigError
     """For requests that bring tools; what is wrong with the chat template where it takes none."""

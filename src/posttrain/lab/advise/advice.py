@@ -15,7 +15,7 @@ from posttrain.lab.plan.verdict import size
 WIDTH = 100
 NOTHING = "No algorithm: there is nothing to learn from yet.\n"
 MORE = (
-    "With --details 1: what it needs, how it fails, the alternatives, where guides disagree, what would change "
+    "With --details 1: what it needs, how it fails, the alternatives, where guides disagree, what would change\n"
     "the answer, and the sources.\n"
 )
 

@@ -95,12 +95,12 @@ def _json_lines(rows: Sequence[Row] | Sequence[Mapping[str, Any]]) -> str:
 
 
 _REAL = (
-    "So few rows only show that everything works; `train.steps=2 train.warmup_steps=0` is enough for that. They "
+    "So few rows only show that everything works; `train.steps=2 train.warmup_steps=0` is enough for that. They\n"
     "do not make a better model: put in your own data before you judge what it learns."
 )
 _TESTS = (
-    "`reward test` shows whether the reward separates right from wrong, and whether this model can learn "
-    "anything from it. "
+    "`reward test` shows whether the reward separates\n"
+    "right from wrong, and whether this model can learn anything from it. "
 )
 _MEMORY = "`posttrain plan config.yaml` says in advance whether the run fits and how long it takes.\n"
 

@@ -47,7 +47,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Stdio:
-    """What a program reads, and what it has to write."""
+    """The input that a program reads, and the output that it must write."""
 
     input: str
     output: str
