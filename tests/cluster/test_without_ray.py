@@ -218,7 +218,7 @@ def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_and_ranks_o
         ({}, {"model": {"path": "my-model"}}, "model.path = my-model, a folder of this machine"),
         ({}, {"rewards": [{"function": "../far.py:f"}]}, r"rewards\.0\.function = \.\./far\.py:f, whose file"),
         ({"gpus": 2}, {"train": {"steps": 1, "devices": 2}}, r"--gpus 2 with train\.devices = 2, whose ranks get GPUs"),
-        ({}, {"tools": ["../far.py:look"]}, r"tools\.0 = \.\./far\.py:look, whose file does not go"),
+        ({}, {"tools": ["../far.py:look"]}, r"tools\.0 = \.\./far\.py:look, whose file is not sent"),
         ({}, {"tools": ["search:my-model"]}, r"tools\.0 = my-model, a folder of this machine"),
         ({}, {"environment": "/far/game.py:Game"}, r"environment\.function = /far/game\.py:Game, whose file"),
     ],

@@ -202,7 +202,7 @@ def test_a_shortcut_by_length_is_worth_a_line(write, tokenizer, chosen, which):
     assert use.length_bias.difference.mean == (4.5 if which == "longer" else -2.5)
     assert use.length_bias.longer_is_chosen.mean == (1.0 if which == "longer" else 0.0)
     assert f"chosen answers are {which}" in use.findings[0].message
-    assert f"always taking the {which} of the two would be right in 100%" in use.findings[0].message
+    assert f"always choosing the {which} of the two would be right in 100%" in use.findings[0].message
 
 
 def test_lengths_without_a_bias_are_not_worth_one(write, tokenizer):

@@ -229,7 +229,7 @@ def test_prompts_that_keep_their_own_system_turn_are_counted(chat_tokenizer):
     own = [{"role": "system", "content": "Be brief."}, *HELLO]
     found = render(rows_of({"prompt": own}, {"prompt": HELLO}), renderer)
     notes = prompt_notes(found, found, "Be kind.")
-    assert any(note.startswith("training data: 1 of 2 prompts bring a system turn of their own") for note in notes)
+    assert any(note.startswith("training data: 1 of 2 prompts have their own system turn") for note in notes)
     assert not any("system turn" in note for note in prompt_notes(found, found, None))
 
 

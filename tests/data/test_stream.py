@@ -217,7 +217,7 @@ def test_data_that_changes_while_it_is_read_is_an_error(path, content):
     streamed = opened(path)
     Path(path).write_text(content)
     for read in (lambda: list(streamed), lambda: streamed[3]):
-        with pytest.raises(DataError, match="the data was changed while the run reads it"):
+        with pytest.raises(DataError, match="the data changed while the run was reading it"):
             read()
 
 
@@ -402,7 +402,7 @@ def test_a_run_whose_streamed_rows_were_changed_is_not_resumed(tmp_path, path):
     tiny_model(tmp_path / "model", characters="0123456789+= ")
     run = trained(tmp_path, path, "dpo", "run", **{"data.streaming": True, "train.steps": 1})
     Path(path).write_text(jsonl(*reversed(faulty())))
-    with pytest.raises(DataError, match="training data: 45 rows as before, but others"):
+    with pytest.raises(DataError, match="training data: 45 rows as before, but different ones"):
         resume(run.folder, steps=2)
 
 

@@ -167,7 +167,7 @@ LIES = {
     TopK: ("truncation", "those of top_k = 12"),
     ReadsWithBos: ("template", "read with <bos> in front"),
     DecodesWithOldWeights: ("versions", "those of version 4"),
-    KeepsRowsInItsCache: ("cache", "engine 0 says something else of a prompt that it has read before"),
+    KeepsRowsInItsCache: ("cache", "engine 0 gives other numbers for a prompt that it has read before"),
     SwapsWeightsBehindItsBack: ("weights", "lm_head.weight and 0 other tensors differ from version 5"),
     InBfloat16: ("precision", "have the size of rounding"),
 }

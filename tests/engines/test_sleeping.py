@@ -193,12 +193,14 @@ class DiesAsleep(StubServer):
 
 
 WRONG = {
-    KeepsItsMemory: "5.00 GiB of the 6.00 GiB that it claims to have given back are not free on the GPU (19.00 GiB are)",
+    KeepsItsMemory: "5.00 GiB of the 6.00 GiB that it claims to have given back are not free on the GPU (19.00 "
+    "GiB are)",
     SaysThatItKeepsSome: "it sleeps, but reports that it holds 1.00 GiB of 6.00 GiB",
     AnswersWithoutSleeping: "it answers /sleep with 200, but does not sleep",
     HasNothingToGive: "it could give back only 0.00 GiB of the GPU, but its weights alone take",
     StartedWithoutSleep: "it shares the trainer's GPU and cannot sleep: start it with --enable-sleep-mode",
-    OnAnotherGpu: "it is on GPU-of-somebody-else, but the trainer is on GPU-of-the-stub: set rollout.placement = beside",
+    OnAnotherGpu: "it is on GPU-of-somebody-else, but the trainer is on GPU-of-the-stub: set rollout.placement "
+    "= beside",
     WakesWithOldWeights: "other tensors differ from version 1",
     WakesWithoutACache: "it woke without its cache: it holds 2.00 GiB of the 6.00 GiB from before",
     StaysAsleep: "it was woken, and sleeps still",

@@ -265,7 +265,7 @@ def test_no_process_is_left():
         ({"function": "talks", "settings": {"turn": {}}}, None),
         ({"function": "spies", "settings": {"turns": 2}}, "cannot be called with a row and agent.settings"),
         ({"command": ["no-such-program"]}, "there is no such program"),
-        ({"function": "talks", "host": "192.0.2.1"}, "nothing can listen"),
+        ({"function": "talks", "host": "192.0.2.1"}, "cannot be listened on"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_the_run(setup, message):

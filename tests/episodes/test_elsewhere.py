@@ -239,7 +239,7 @@ def test_tools_of_verifiers_are_called_by_its_own_code(written, wanted, code, to
 def test_a_seat_that_is_not_trained_needs_a_model_of_its_own(written):
     version("new")
     name = written("talked", elsewhere.VERIFIERS_V1).stem
-    with pytest.raises(ConfigError, match="the seats assistant, user; assistant is trained, and user has no model"):
+    with pytest.raises(ConfigError, match="the seats assistant, user; assistant is trained, but user has no model"):
         conduct(f"verifiers:{name}", id="user-sim")
     with pytest.raises(ConfigError, match=r"environment.settings.trains = judge; allowed: assistant, user"):
         conduct(f"verifiers:{name}", id="user-sim", trains="judge")

@@ -1,4 +1,4 @@
-"""`train.cpu_offload` on the stand-in for a CUDA device: what lies in main memory, but only what the device still does."""
+"""`train.cpu_offload` on the stand-in for a CUDA device: what lies in main memory, and what the device still does."""
 
 from __future__ import annotations
 

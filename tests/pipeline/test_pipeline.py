@@ -221,7 +221,7 @@ def test_weights_that_were_changed_on_disk_are_an_error_that_names_both_stages(s
     assert command(["resume", str(stopped)]) == 4
     said = capsys.readouterr().err
     assert "stage grpo does not receive the model that stage sft has trained" in said
-    assert "model/model.safetensors has other content than was written" in said
+    assert "model/model.safetensors has different content than was written" in said
 
 
 def test_a_checkpoint_that_was_replaced_as_a_whole_is_found_by_its_content(stopped):
@@ -314,7 +314,9 @@ def test_a_stage_that_has_begun_does_not_take_other_settings_in_silence(cut):
     edit(cut, 2, "learning_rate: 0.0001", "learning_rate: 0.0002")
     edit(cut, 2, "group_size: 2", "group_size: 4")
     said = r"stage grpo has begun with other settings: sampling\.group_size, train\.learning_rate of [^$]*"
-    with pytest.raises(ConfigError, match=said + r"agree; or remove the folder .*02-grpo"):
+    with pytest.raises(
+        ConfigError, match=said + r"agree; or, to train these stages again, remove the folder .*02-grpo"
+    ):
         posttrain.resume(cut)
     shutil.rmtree(cut / "02-grpo")
     assert posttrain.resume(cut).stages[1].name == "grpo"

@@ -277,7 +277,7 @@ def test_settings_show_their_origin_and_defaults_can_be_hidden(run_folder):
 def test_events_tell_what_an_evaluation_found(run_folder):
     text = Page(write_report(run_folder).read_text()).text
     assert "held-out: accuracy 66% (57% to 73%)" in text
-    assert "1 routine events (publishes, checkpoints) are left out here" in text
+    assert "1 routine events (publishes, checkpoints) are not shown here" in text
 
 
 def test_how_a_run_computes_is_among_the_events(run_folder):

@@ -222,7 +222,7 @@ def test_one_that_takes_too_long_is_left_to_it(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(followers, "LAST_SECONDS", 0.0)
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     assert command(["train", str(tmp_path / "config.yaml")]) == 0
-    assert "report_to tensorboard: still sends after 0 seconds" in capfd.readouterr().out
+    assert "report_to tensorboard: is still sending after 0 seconds" in capfd.readouterr().out
     follow(tmp_path / "run", "tensorboard")  # waits for the one that still sends
     assert_complete(tmp_path / "run", "tensorboard")
 

@@ -122,7 +122,7 @@ def test_what_a_checkpoint_relies_on_comes_before_its_manifest(storage, monkeypa
         store.carrier.finish()
         monkeypatch.setattr(RemoteFolder, "put", stopping)
         take_step(store, 2)
-        with pytest.raises(StorageError, match="not everything could be carried"):
+        with pytest.raises(StorageError, match="not everything could be sent"):
             store.carrier.finish()
         assert storage.manifests() == ["step-000001"]
         assert b'"step": 2' in (storage.place / "metrics.jsonl").read_bytes()
@@ -606,7 +606,7 @@ def test_ctrl_c_ends_the_wait_for_storage_and_says_where_everything_is(tmp_path,
     ended = run_code(INTERRUPTED, str(tmp_path), when)
     assert ended.exit_code == 0, ended.errors
     said, _, last = ended.printed.partition("ended by")
-    assert ("sending what is left" in said) == (when == "stopped")
+    assert ("sending the remaining files" in said) == (when == "stopped")
     assert said.count("(Ctrl-C ends the wait, and leaves everything in ") == 1
     assert ("stopped after step 1" in last) == (when == "stopped")
     assert f"all of it is in {tmp_path}/run, and `posttrain resume" in last
@@ -663,7 +663,7 @@ def test_a_full_disk_there_leaves_the_older_checkpoint_whole_and_is_made_up_for(
         ("s3://bucket", "which names no folder"),
         ("file://runs/first", "which names no folder"),
         ("s3://bucket/../run", "which names no folder"),
-        ("s3://bucket/run?versionId=1", "which holds more than a place"),
+        ("s3://bucket/run?versionId=1", "which holds more than the address of a folder"),
     ],
 )
 def test_what_is_no_place_for_a_run_is_refused(url, said):

@@ -390,7 +390,7 @@ def test_a_link_in_what_was_written_is_refused_at_once_and_not_at_the_resume(che
 
 def test_a_run_outlives_two_misses_and_gives_up_at_the_third_in_a_row():
     policy, error = SavePolicy(), CheckpointError(given="disk full", allowed="a free GB", fix="Free it.")
-    assert "1 of 3 misses in a row" in policy.missed(error)
+    assert "1 of 3 failures in a row" in policy.missed(error)
     policy.saved()
     assert "1 of 3" in policy.missed(error)
     assert "2 of 3" in policy.missed(error)

@@ -92,7 +92,7 @@ UNTRAINED = Example(index=0, input_ids=(1, 5, EOS), completion_mask=(False, True
             [("answer", WITHOUT), ("answer", UNTRAINED)],
             "no answer in the training data ends with a trained EOS (2 checked)",
         ),
-        ([("chosen", WITH), ("chosen", UNTRAINED), ("desirable", WITH)], "1 of 3 answers of the training data"),
+        ([("chosen", WITH), ("chosen", UNTRAINED), ("desirable", WITH)], "1 of 3 answers in the training data"),
         ([("rejected", WITHOUT), ("undesirable", WITHOUT), ("prompt", WITHOUT)], None),
     ],
 )

@@ -175,12 +175,12 @@ def test_steps_without_signal_warn_once_and_stop_with_the_reason_and_what_to_cha
         caught.value.given == "step 9: all 24 answers got reward 0 in the last 3 steps: there is nothing to learn from"
     )
     assert caught.value.allowed == "fewer than guards.no_signal_steps = 3 such steps in a row"
-    for hint in ("does the reward recognise a right answer", "take easier ones (data.train)", "sampling.group_size"):
+    for hint in ("does the reward recognise a right answer", "use easier ones (data.train)", "sampling.group_size"):
         assert hint in caught.value.fix
 
 
 def test_answers_that_are_all_right_need_harder_questions():
-    with pytest.raises(GuardStop, match=r"all 8 answers got reward 1 (.|\n)*too easy for this model: take harder ones"):
+    with pytest.raises(GuardStop, match=r"all 8 answers got reward 1 (.|\n)*too easy for this model: use harder ones"):
         NoSignal(steps=1).observe(1, ZEROS + 1, ALL)
 
 
@@ -227,7 +227,7 @@ def test_steps_without_a_gradient_warn_once_and_stop_whichever_way_they_came_abo
     resumed = Unmoved(steps=3)
     resumed.load_state(json.loads(json.dumps(guard.state())))
     for one in (guard, resumed):
-        with pytest.raises(GuardStop, match=r"step 7: no answer was trained on.*so it was in 3 steps in a row"):
+        with pytest.raises(GuardStop, match=r"step 7: no answer was trained on.*this is step 3 of this kind in a row"):
             one.observe(7, None)
     assert guard.observe(8, 1e-12) is None
     assert guard.streak == 0

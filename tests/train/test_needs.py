@@ -465,7 +465,7 @@ def test_a_teacher_that_is_not_there_is_called_so(build):
 
 def test_a_teacher_with_another_vocabulary_is_refused(build, folder):
     tiny_model(folder / "upside_down", characters=CHARACTERS[::-1])
-    with pytest.raises(ConfigError, match=r"another than the policy's: 40 and 40 tokens; .* is id 3 in one and id 39"):
+    with pytest.raises(ConfigError, match=r"differs from the policy's: 40 and 40 tokens; .* is id 3 in one and id 39"):
         build("taught", {"teacher": str(folder / "upside_down"), "rewards": []})
 
 

@@ -322,7 +322,7 @@ def test_a_file_of_another_step_or_program_and_a_gap_are_told(run, tmp_path_fact
         parquet.write_table(parquet.read_table(file).replace_schema_metadata(None), file)
 
     assert "holds the rows of step 2" in broken(lambda file: shutil.copy(file.with_name("step-000002.parquet"), file))
-    assert "another program wrote it" in broken(plainly)
+    assert "another program or another version" in broken(plainly)
     assert "step 3 is not on file" in broken(Path.unlink)
     assert "cannot be read" in broken(lambda file: file.write_bytes(b"PAR1"))
 
@@ -357,7 +357,7 @@ def test_another_start_model_is_refused_where_it_has_a_say(folder, tmp_path):
     tiny_model(tmp_path / "model")
     adapted = train(folder, "adapted", model=str(tmp_path / "model"), lora={"rank": 2})
     tiny_model(tmp_path / "model", seed=1)
-    with pytest.raises(ModelError, match="holds another model than the one with which the run was started"):
+    with pytest.raises(ModelError, match="holds another model than the run started with"):
         pt.replay(adapted)
 
 
@@ -367,7 +367,7 @@ def test_other_data_is_refused_where_it_is_read(folder, tmp_path):
     run = train(folder, "moved-data", **settings)
     rows = (tmp_path / "pairs.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "pairs.jsonl").write_text("".join(rows[::-1]))
-    with pytest.raises(DataError, match="the data is not the one with which the run was started"):
+    with pytest.raises(DataError, match="the data differs from the data with which the run was started"):
         pt.replay(run)
 
 
@@ -380,7 +380,7 @@ def test_a_damaged_checkpoint_and_a_folder_without_a_run_are_refused(run, copy, 
         pt.replay(tmp_path)
     with pytest.raises(ConfigError, match="the last step, 2, is before the first"):
         pt.replay(copy, first=3, last=2)
-    with pytest.raises(ConfigError, match="holds something already"):
+    with pytest.raises(ConfigError, match="which is not empty"):
         pt.replay(run, output=run)
 
 
@@ -407,12 +407,12 @@ def test_a_setting_of_the_same_value_is_a_what_if_without_a_difference(run):
 
 def test_a_critic_that_the_run_did_not_have_starts_anew(run):
     result = pt.replay(run, algorithm="ppo")
-    assert any("the critic is not that of the run" in note for note in result.notes)
+    assert any("the critic is not the run's critic" in note for note in result.notes)
 
 
 def test_settings_that_decide_nothing_and_algorithms_of_other_data_are_refused(run):
     for name in ("rewards", "check", "data.train", "train.prompts_per_step", "evaluation.samples", "sampling.top_p"):
-        with pytest.raises(ConfigError, match=f"{name} decides nothing in a replay"):
+        with pytest.raises(ConfigError, match=f"{name} has no effect in a replay"):
             pt.replay(run, **{name: None})
     with pytest.raises(ConfigError, match=r"train.prompts_per_step decides nothing"):
         pt.replay(run, train={"learning_rate": 1.0, "prompts_per_step": 3})

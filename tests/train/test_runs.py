@@ -185,7 +185,9 @@ def test_a_run_in_which_every_answer_is_left_out_of_the_loss_is_stopped(folder):
         return [sum(map(str.isalpha, completion)) for completion in completions]
 
     settings = {"train.mask_truncated": True, "train.steps": 5, "guards.no_signal_steps": 2}
-    with pytest.raises(GuardStop, match=r"no answer was trained on.*(.|\n)*Cut answers are left out by"):
+    with pytest.raises(
+        GuardStop, match=r"no answer was trained on.*(.|\n)*train.mask_truncated leaves out truncated answers"
+    ):
         train(folder, "masked", rewards=letters, **settings, **{"sampling.max_completion_length": 1})
 
 

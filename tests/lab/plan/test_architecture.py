@@ -111,7 +111,7 @@ def test_architectures_that_cannot_be_counted_are_named() -> None:
 def test_a_model_that_was_trained_further_has_the_shape_of_the_model() -> None:
     for name in ("Qwen/Qwen2.5-7B-Instruct", "qwen/qwen2.5-7b-it"):
         assert read_architecture(name).counts == read_architecture("7b").counts
-    with pytest.raises(ConfigError, match="no model that is known by name"):
+    with pytest.raises(ConfigError, match="nor a known model's name"):
         read_architecture("Qwen/Qwen2.5-7B-Coder")
 
 

@@ -107,7 +107,7 @@ def test_long_answers_that_may_not_come_are_warned_of_and_not_refused(tmp_path, 
 def test_beyond_the_error_at_the_very_least_it_is_refused_with_what_would_make_it_fit(tmp_path, monkeypatch):
     with_memory(monkeypatch, 40.0)
     with pytest.raises(
-        DoesNotFit, match=r"at the very least, but only .* are there.*the estimate being off by at most 25%"
+        DoesNotFit, match=r"at the very least, but only .* are available.*even if the estimate is off by 25%"
     ):
         plan_into(tmp_path / "run", config_with())
 

@@ -278,7 +278,10 @@ def test_an_audit_without_time_for_any_check_is_no_pass():
     late = Finding(check="noise", status="skipped", measured=None, limit="-", text="out of time")
     report = AuditReport(reward="r", kind="exact", why="declared", rows=50, reads=("GOLD",), checks=[late])
     assert not report.ok
-    assert "Do not train on this reward yet, and 1 checks were not made: give more time" in report.render()
+    assert (
+        "Do not train on this reward yet, and there was no time for 1 checks: give the audit more time"
+        in report.render()
+    )
 
 
 def test_a_reward_that_hangs_is_no_audit_that_hangs():

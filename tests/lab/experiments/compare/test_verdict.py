@@ -53,7 +53,8 @@ def test_of_three_arms_one_wins_and_two_stay_undecided(tmp_path: Path):
 def test_one_seed_claims_nothing(tmp_path: Path):
     found = compared(tmp_path, {"a": [0.1], "b": [0.9]})
     assert found.verdict == [
-        "One seed cannot separate the arms, because another seed might reverse their order: a 10.0%, b 90.0%. Use 3 or more."
+        "One seed cannot separate the arms, because another seed might reverse their order: a 10.0%, b 90.0%. "
+        "Use 3 or more."
     ]
 
 
@@ -88,7 +89,7 @@ def test_a_collapsed_seed_is_named(tmp_path: Path):
     folder.rmdir()
     write_run(folder, 1, 0.02, middle=0.8)
     found = conclude(tmp_path)
-    assert found.verdict[-1].startswith("1 of 3 runs of b collapsed (seed 1): what they could do was lost.")
+    assert found.verdict[-1].startswith("1 of 3 runs of b collapsed (seed 1): they lost their abilities.")
     assert found.verdict[0].startswith("No difference can be claimed")  # one seed of three is far from the others
     assert found.to_json()["arms"]["b"]["collapsed"] == [1]
 
@@ -135,7 +136,7 @@ def test_arms_that_did_not_begin_alike_are_told(tmp_path: Path):
     path.write_text(path.read_text().replace("True", "other"))
     found = conclude(tmp_path)
     assert found.to_json()["same_start"] is False
-    assert any(sentence.startswith("Arms of one seed did not begin alike") for sentence in found.verdict)
+    assert any(sentence.startswith("Arms with the same seed did not begin alike") for sentence in found.verdict)
 
 
 def test_seconds_under_load_are_not_compared(tmp_path: Path):
