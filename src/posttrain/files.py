@@ -26,7 +26,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of the system when a disk is full, or a quota or the largest file size is reached."""
 MAY_PASS = (errno.ENOSPC, errno.EDQUOT)
 MOST_BYTES = 128_000_000
-"""Of a file that is read whole from a run folder."""
+"""The largest file that is read whole from a run folder."""
 
 T = TypeVar("T")
 

@@ -43,9 +43,9 @@ class Exported:
     dtype: str
     parameters: int
     bytes: int
-    """Of all files."""
+    """The bytes of all files."""
     step: int | None
-    """Of the run's checkpoint."""
+    """The step of the run's checkpoint."""
     replay: Replay
     notes: tuple[str, ...] = ()
 
@@ -53,7 +53,7 @@ class Exported:
         return {**asdict(self), "folder": str(self.folder), "file": None if self.file is None else str(self.file)}
 
     def render(self) -> str:
-        """For people."""
+        """The result as text for people."""
         lines = [
             f"exported   {self.file or self.folder}",
             f"model      {self.parameters:,} parameters, {self.dtype}, {self.bytes / 1e6:.1f} MB",

@@ -42,9 +42,9 @@ class Origin:
     """LoRA adapters that are merged into `model`."""
     run: Path | None = None
     config: RunConfig | None = None
-    """Of the run."""
+    """The config of the run."""
     step: int | None = None
-    """Of the run's checkpoint."""
+    """The step of the run's checkpoint."""
 
 
 def find_origin(source: str | PathLike[str], *, step: int | None = None, base: str | None = None) -> Origin:

@@ -35,7 +35,7 @@ BUILT_IN = (
     "def add(a, b):",
     "My favourite place is",
 )
-"""For a model without a run, of whose prompts nothing is known."""
+"""Prompts for a model without a run, whose own prompts are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ HEADS: dict[str, Any] = {
 
 
 def digest(tensor: Tensor) -> str:
-    """Of every bit of a tensor, its type and its shape."""
+    """A hash over every bit of a tensor, its type and its shape."""
     found = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

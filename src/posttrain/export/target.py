@@ -141,12 +141,12 @@ class Written:
 
     dtype: str
     digests: dict[str, str]
-    """Of each weight under the name that transformers gives it."""
+    """The digest of each weight, under its name in transformers."""
     parameters: int
     file: str | None = None
     """The one file that is the model, where it is one."""
     stop_strings: tuple[str, ...] = ()
-    """Of `generation_config.json`."""
+    """The stop strings in `generation_config.json`."""
 
 
 def merged(loaded: LoadedModel) -> LoadedModel:

@@ -26,7 +26,7 @@ from posttrain.models.packed_attention import stay_uncompiled
 from posttrain.models.transformers_private import router_kinds
 
 FIX = "Leave train.compile out; the numbers are the same except for rounding."
-"""Of each error."""
+"""The remedy for each error."""
 
 
 def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:

@@ -43,7 +43,7 @@ class Compute:
     """What was chosen, and why."""
 
     dtype: torch.dtype = torch.float32
-    """Of the computation; the weights that are trained stay float32."""
+    """The precision of the computation; trained weights stay float32."""
     matmul: Literal["plain", "onednn"] = "plain"
     sampler: Literal["shared", "packed"] = "shared"
     kernels: Literal["torch", "compiled"] = "torch"
@@ -61,7 +61,7 @@ class Compute:
         return acceleration().training(self)
 
     def describe(self) -> str:
-        """For the first lines on the screen."""
+        """The choice in words, for the first lines on the screen."""
         products = ", matrix products through oneDNN" if self.matmul == "onednn" else ""
         copy = ", sampling from packed weights" if self.sampler == "packed" else ""
         compiled = ", compiled kernels" if self.kernels == "compiled" else ""

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Entry(Protocol):
-    """Of a sharded model."""
+    """The entry into a sharded model."""
 
     @property
     def device(self) -> torch.device:

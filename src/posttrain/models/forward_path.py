@@ -53,7 +53,7 @@ class ForwardPath:
     shares_prefixes: bool
     """The common beginning of rows is computed once."""
     manner: Manner = PLAIN_MANNER
-    """Of packed attention."""
+    """The manner of packed attention."""
     rotary_limit: RotaryLimit | None = None
     """The longest row where rotary factors depend on it."""
     note: str = ""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Of all models of a run."""
+    """The layout of all models of a run."""
 
     ranks: Ranks
     group: int

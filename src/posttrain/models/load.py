@@ -133,7 +133,7 @@ class LoadedModel:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of the computation under `autocast()`; the weights stay float32."""
+        """The precision of the computation under `autocast()`; the weights stay float32."""
         return self.compute.dtype
 
     @property

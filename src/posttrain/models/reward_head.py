@@ -103,7 +103,7 @@ class ScoringFacts:
     target_mean: float = 0.0
     target_std: float = 1.0
     separator: str | None = None
-    """Of a model that scores steps: the text that ends each of them."""
+    """For a model that scores steps: the text that ends each step."""
     aggregate: Aggregate = "min"
     """How the scores of steps become that of an answer."""
 

@@ -38,7 +38,7 @@ def is_expert_parallel(experts: nn.Module) -> bool:
 
 
 class Recipe(NamedTuple):
-    """Of one weight of a model."""
+    """The recipe for one weight of a model."""
 
     names: tuple[str, ...]
     """Under which it, or what it is made of, is in the files."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from posttrain.models.reading import ModelSource
 
 ROWS_AT_ONCE = 4096
-"""Of two weights that are compared."""
+"""Rows of two weights that are compared at once."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -90,7 +90,7 @@ def files_of(path: str, arguments: Mapping[str, Any]) -> tuple[Path, ...]:
 
 
 def names_in(paths: Collection[Path]) -> list[str]:
-    """Of the tensors in those files."""
+    """The names of the tensors in those files."""
     with ExitStack() as opened:
         files = [opened.enter_context(safe_open(path, framework="pt")) for path in paths]
         return [name for file in files for name in file.keys()]  # noqa: SIM118  not a dict

@@ -51,12 +51,12 @@ class HandOver:
     """What a stage hands over."""
 
     step: int
-    """Of the checkpoint."""
+    """The step of the checkpoint."""
     weights: Mapping[str, str]
     """Name of each weight -> sha256 of its type, shape and bytes, adapters merged."""
     eos_ids: tuple[int, ...]
     chat_template: str
-    """Of the tokenizer; empty without one."""
+    """The chat template of the tokenizer; empty without one."""
     answers: tuple[tuple[int, ...], ...]
     """Greedy answers to the probe; empty for a model that scores."""
     values: tuple[tuple[float, ...], ...]

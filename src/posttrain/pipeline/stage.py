@@ -39,7 +39,7 @@ class StageResult:
     algorithm: str
     makes: Makes
     folder: Path
-    """Of its run."""
+    """The folder of its run."""
     model_path: Path
     """The trained model: a folder that transformers can open."""
     evaluation: Mapping[str, Any]

@@ -32,7 +32,7 @@ MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Of a process in its job."""
+    """The place of a process in its job."""
 
     rank: int
     size: int

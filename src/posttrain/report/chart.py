@@ -20,7 +20,8 @@ Form = Callable[[float], str]
 FORMS: Mapping[Form, str] = {percent: "percent", compact: "compact", seconds: "seconds"}
 """How values are written, and what the page's script calls it (assets/plot.js has the same three)."""
 MOST_POINTS = 1000
-"""Of a line on a page. Of longer ones the script gets the extremes of each stretch; metrics.jsonl has them all."""
+"""Most points of a line on a page. For longer lines the script gets the extremes of each stretch; metrics.jsonl has all
+points."""
 
 
 @dataclass(frozen=True, kw_only=True)

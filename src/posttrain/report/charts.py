@@ -272,7 +272,7 @@ def parts_chart(run: RunRecord) -> Chart | None:
 
 
 def reason_charts(run: RunRecord) -> list[Chart]:
-    """Of each reward that gives reasons: the share of the answers with each of them, step by step."""
+    """For each reward that gives reasons: the share of the answers with each reason, step by step."""
     names: dict[str, list[str]] = {}
     for name in run.names("rewards/"):
         label, found, _ = name.removeprefix("rewards/").partition("/reason/")

@@ -35,7 +35,7 @@ class CallBatch:
         self._outcomes = [component.decide(call) for call in calls]
         self.judgements: tuple[Judgement, ...] = ()
         self.asked: Sequence[Outcome] = ()
-        """Of the calls that were not decided at once."""
+        """The outcomes of the calls that were not decided at once."""
 
     @property
     def open(self) -> list[int]:
@@ -121,8 +121,8 @@ class Read:
     values: list[float | None]
     """None where not applicable or failed."""
     tokens: list[list[float] | None] = field(default_factory=list)
-    """Of a reward that gives each token a number: those numbers, whose sum is the value; None where it gave one for
-    the whole."""
+    """For a reward that gives each token a number: those numbers, whose sum is the value; None if it gave one number
+    for the whole."""
     verdicts: list[Verdict | None]
     """None where the reward gave a number without a reason."""
     failures: list[tuple[int, Failure]]

@@ -26,7 +26,7 @@ All but `unicode` are the normalisation of SQuAD (arXiv:1606.05250).
 SQUAD: tuple[Step, ...] = ("case", "punctuation", "articles", "whitespace")
 Measure = Literal["token_f1", "edit"]
 MAX_CHARACTERS = 20_000
-"""Of a text to be compared by its edits; a comparison of two such texts takes about half a second."""
+"""Most characters of a text that is compared by its edits; comparing two such texts takes about half a second."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 

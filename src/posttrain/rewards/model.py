@@ -223,7 +223,7 @@ def _scale(facts: ScoringFacts) -> tuple[float, float]:
 
 
 SEPARATOR = "\n"
-"""Of a model that was not trained here."""
+"""The separator of a model that was not trained here."""
 
 
 def load_model_reward(

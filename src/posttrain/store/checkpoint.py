@@ -64,7 +64,7 @@ class Checkpoint:
     facts: Mapping[str, Any]
     """Facts about this step that the caller can read without opening a tensor."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of posttrain, torch and transformers when it was written."""
+    """The versions of posttrain, torch and transformers when it was written."""
     skipped: tuple[Damage, ...] = ()
     """The damage of newer checkpoints that were skipped."""
 
@@ -174,7 +174,7 @@ class Checkpoints:
         return max((number for number, _ in self._steps() if number < step), default=None)
 
     def steps(self) -> list[int]:
-        """Of all checkpoints that are there, by their names, oldest first."""
+        """The steps of all existing checkpoints, by their names, oldest first."""
         return [step for step, _ in self._steps()]
 
     def of(self, step: int) -> Checkpoint:

@@ -66,7 +66,7 @@ class Claim:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Of a new run. Raises ConfigError where the URL holds something."""
+        """Claims the URL for a new run. Raises ConfigError if it is not empty."""
         self._refuse_used()
         self.take()
         try:
@@ -76,7 +76,7 @@ class Claim:
             raise
 
     def take(self) -> None:
-        """Of a run that goes on. Raises ConfigError where another process writes it."""
+        """Claims the URL for a resumed run. Raises ConfigError if another process writes to it."""
         before = newest(self.remote)
         if before is not None and before.writer != self.writer:
             _await_end(self.remote, before)

@@ -92,9 +92,9 @@ class RunStore:
     def __init__(self, folder: Path, lock: RunLock) -> None:
         self.folder, self._lock = folder, lock
         self.timeline = Timeline()
-        """Of a run whose engines are processes; of others it is never opened."""
+        """The timeline of a run whose engines are processes; other runs never open it."""
         self.carrier = Carrier(folder)
-        """Of a run whose output is a URL; of others it is never opened."""
+        """The carrier of a run whose output is a URL; other runs never open it."""
 
     @classmethod
     def create(cls, folder: Path, config: str) -> RunStore:

@@ -33,7 +33,7 @@ class Part(NamedTuple):
     corner: tuple[int, ...]
     """Number of its first row, of its first column and so on; () for a tensor without a dimension."""
     shape: list[int]
-    """Of the whole tensor."""
+    """The shape of the whole tensor."""
 
 
 def file_of(rank: int) -> str:

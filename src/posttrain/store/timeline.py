@@ -22,7 +22,7 @@ from typing import Any
 
 FILE, PREVIOUS = "timeline.json", "timeline.previous.json"
 MOST_EVENTS = 100_000
-"""Of a file: some 10 MB, which the viewers open in seconds."""
+"""Most events of a file: some 10 MB, which viewers open in seconds."""
 
 
 class Timeline:

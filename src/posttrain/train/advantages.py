@@ -49,7 +49,7 @@ class Remembering:
 
 
 class OfExperience(Remembering):
-    """For sampled answers: old and reference log-probabilities, values, then the algorithm's advantages."""
+    """The way of sampled answers: old and reference log-probabilities, values, then the algorithm's advantages."""
 
     def __init__(
         self,

@@ -34,12 +34,12 @@ class Follower:
     """One rank of a run, in the order in which the first rank builds and uses its own."""
 
     config: RunConfig
-    """Of the run, as the first rank says; with the sizes that it has chosen."""
+    """The config of the run as the first rank announces it, with the sizes that it has chosen."""
 
     def __init__(self, ranks: ProcessRanks) -> None:
         self.ranks = ranks
         self.folder: Path | None = None
-        """Of the run, once the first rank has said it."""
+        """The folder of the run, once the first rank has announced it."""
         self.commands: Mapping[str, Callable[..., object]] = {
             POLICY: self.make_policy,
             OPEN: self.open,

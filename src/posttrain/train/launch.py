@@ -102,14 +102,14 @@ class Job:
     """A folder that all ranks see: in it are the settings of the run (`CONFIG`), and what a new run is to have in its
     folder from the start (`GIVEN`)."""
     folder: Path
-    """Of the run."""
+    """The folder of the run."""
     size: int
     """Ranks."""
     ranks: RankHosts
     restarts: int
     view: TerminalView | None
     resumed: Mapping[str, Any] | None
-    """Of a run that is resumed: which settings change. None for a new one."""
+    """For a resumed run: the settings that change. None for a new run."""
 
     def run(self) -> None:
         """Until the run is over. Raises what the first rank raised, or RankLost after the last restart."""

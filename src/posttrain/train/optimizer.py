@@ -128,7 +128,7 @@ class Updater:
         ]
 
     def bytes_to_come(self) -> int:
-        """Of that memory."""
+        """Bytes of the moments that the first step will make."""
         return sum(map(self._moment_bytes, self._without_moments()))
 
     def memory_of_a_step(self) -> Tensor:

@@ -20,7 +20,7 @@ class Architecture:
     """A decoder that llama.cpp computes and transformers reads back."""
 
     name: str
-    """Of llama.cpp."""
+    """The name in llama.cpp."""
     requires: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Setting of the config -> the values that the file can hold."""
     permutes: bool = False

@@ -39,7 +39,7 @@ class Vocabulary:
     types: Sequence[int]
     merges: Sequence[str]
     scores: Sequence[float] | None = None
-    """Of "llama": pieces of higher score are merged first."""
+    """For "llama": pieces with a higher score are merged first."""
     add_space_prefix: bool | None = None
 
 

@@ -60,7 +60,7 @@ class Recommendation:
     failures: tuple[str, ...]
     avoid_when: str
     settings: dict[str, Any]
-    """Of the algorithm, where the situation asks for others than its defaults, or others are usual in it."""
+    """Settings of the algorithm, if the situation needs others than its defaults, or others are usual in it."""
     config: str
     """YAML for `posttrain train`, with the names of your own files to fill in."""
 
@@ -75,7 +75,7 @@ class RunnerUp:
     """None where it is ruled out."""
     why_not: str
     rule: str | None
-    """Of that reason; None where it only has less that speaks for it."""
+    """The rule behind that reason; None if it only has fewer reasons in its favour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Point:
     text: str
     sources: tuple[str, ...]
     blocks: bool = False
-    """Of what has to be done first: is learning from rewards in vain until it is done?"""
+    """For a first step: is learning from rewards in vain until it is done?"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,7 +246,7 @@ SAME_RESULT = ("train.", "model.", "sampling.max_batch_rows")
 
 
 def cost_of(key: str, facts: Facts, settings: Mapping[str, Any], config: str) -> Cost:
-    """Of the algorithm with this configuration; bytes only where the model or its size is told."""
+    """The cost of the algorithm with this configuration; bytes only if the model or its size is given."""
     roles = list(roles_of(ALGORITHMS[key](**settings), facts, lora=wants_lora(facts)))
     models, told = sum(role.counts for role in roles), tuple(map(str, roles))
     memory = None if facts.model is None and facts.size is None else _counted(config, facts)

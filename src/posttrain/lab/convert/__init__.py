@@ -25,7 +25,7 @@ from posttrain.lab.convert.records import FORMS, Source
 from posttrain.lab.convert.sources import read_source
 
 ORDER = ("preset", *RunConfig.model_fields)
-"""Of the sections in the file."""
+"""The order of the sections in the file."""
 
 
 @dataclass(frozen=True, kw_only=True)

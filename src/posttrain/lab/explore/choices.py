@@ -44,7 +44,7 @@ class Choice:
     switch: bool = False
     """Drawn as buttons side by side instead of a list."""
     online: bool = False
-    """Of no meaning where nothing is sampled."""
+    """It has no meaning if nothing is sampled."""
     hardware: bool = False
     """Stands with the hardware in the form."""
 

@@ -40,7 +40,8 @@ TRAINED_FURTHER = re.compile(r"-(instruct|chat|base|it)$")
 
 
 def read_architecture(model: str) -> Architecture:
-    """Of a folder or a config.json, of a size class such as "7b", or of a model that `sizes.yaml` knows by its name.
+    """The architecture of a folder or a config.json, of a size class such as "7b", or of a model that `sizes.yaml`
+    knows by name.
 
     A name may end in -Instruct, -Chat, -Base or -it.
 
@@ -68,7 +69,7 @@ def read_architecture(model: str) -> Architecture:
 
 
 def architecture_of(config: Mapping[str, Any], *, name: str = "") -> Architecture:
-    """From the content of a config.json; raises ModelError for an architecture that cannot be counted."""
+    """The architecture in a config.json; raises ModelError if its parameters cannot be counted."""
     kind, config = _text_part(config)
     family = families().get(kind)
     if family is None:

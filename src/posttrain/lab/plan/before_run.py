@@ -139,7 +139,7 @@ def _hardware(device: torch.device) -> Hardware:
 
 
 def least_verdict(plan: Plan) -> Verdict:
-    """Of the run at its most frugal: the shortest rows, and of the ways of computing the one that needs least."""
+    """The verdict on the run at its most frugal: the shortest rows, computed in the way that needs least memory."""
     verdicts = (verdict_on(predict(workload), plan.target) for workload in _frugal(plan.workload))
     return min(verdicts, key=lambda verdict: verdict.needed)
 

@@ -50,7 +50,7 @@ class Device:
     source: str
 
     def peak(self, precision: str) -> float:
-        """Of products in this precision; float32 where the device has no bfloat16."""
+        """The peak of products in this precision; that of float32 if the device has no bfloat16."""
         return self.bfloat16 if precision == "bfloat16" and self.bfloat16 else self.float32
 
 

@@ -26,7 +26,7 @@ class Group:
 
     ranks: int
     inside: int
-    """Of them on one machine."""
+    """Ranks of the group on one machine."""
 
     @property
     def machines(self) -> int:

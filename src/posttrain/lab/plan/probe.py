@@ -56,7 +56,7 @@ class Probed:
     after: Plan
     calibration: Calibration
     predicted: Mapping[str, float]
-    """Of the small step: seconds of generate and train, bytes."""
+    """The prediction for the small step: seconds of generate and train, bytes."""
     measured: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
@@ -157,9 +157,9 @@ class SmallStep:
 
     workload: Workload
     seconds: Mapping[str, float]
-    """Of generate and train."""
+    """Seconds of generate and train."""
     bytes: int
-    """Of tensors at the worst moment."""
+    """Bytes of tensors at the worst moment."""
 
 
 def _small_step(config: RunConfig, device: torch.device) -> SmallStep:

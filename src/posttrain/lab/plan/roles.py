@@ -55,7 +55,7 @@ def trained_parameters(workload: Workload) -> dict[Role, int]:
 
 
 def policy_parameters(workload: Workload) -> int:
-    """Of the model that is trained; one that scores has a head of one number."""
+    """Parameters of the trained model; one that scores has a head of one number."""
     a = workload.architecture
     return a.trunk_parameters + a.hidden if workload.scores else a.parameters
 
@@ -200,7 +200,7 @@ def gathered(workload: Workload) -> list[Part]:
 
 
 def gathered_layer(workload: Workload, model: Architecture, *, frozen: bool) -> int:
-    """Of one layer that comes together, with its adapters; 0 without FSDP."""
+    """Bytes of one gathered layer, with its adapters; 0 without FSDP."""
     if not comes_together(workload):
         return 0
     adapters = MASTER * _adapters(workload, model) // model.layers if frozen else 0
@@ -257,7 +257,7 @@ def _sums(workload: Workload) -> bool:
 
 
 def layer_parameters(model: Architecture) -> int:
-    """Of one layer, on average."""
+    """Parameters of one layer, on average."""
     counts = model.counts
     return (counts.total - counts.embeddings - counts.head) // model.layers
 

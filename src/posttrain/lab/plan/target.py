@@ -147,7 +147,7 @@ class Available:
 
 
 def available_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> Available:
-    """Of main memory: what the machine, its control groups and the limit of this process leave, the least of them."""
+    """Available main memory: the least of what the machine, its control groups and the limit of this process leave."""
     free = psutil.virtual_memory().available
     limits = [(free, "what the machine has free")]
     limits += [(left, "the limit of the control group") for left in memory_left(groups, own)]
@@ -217,9 +217,9 @@ class Target:
     mean_completion_tokens: int | None = None
     prompt_tokens: int | None = None
     mean_turns: float | None = None
-    """Of a trajectory."""
+    """Mean turns of a trajectory."""
     given_tokens: int | None = None
-    """Of an answer of tools or an environment, on average."""
+    """Tokens of a reply from tools or an environment, on average."""
     call_seconds: float | None = None
     """Until it is there."""
     price: float | None = None
@@ -229,7 +229,7 @@ class Target:
     main_memory: float | None = None
     """GiB that a machine has free beside its devices; None: what this one has, and of others nothing is known."""
     lengths: RowLengths | None = None
-    """Of the data, where it is on this machine."""
+    """Row lengths of the data, if it is on this machine."""
 
     @property
     def answering(self) -> Answering:

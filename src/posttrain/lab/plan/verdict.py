@@ -85,7 +85,7 @@ def size(number: float) -> str:
 
 
 ROLLOUT_BYTES = 16
-"""Of a sampled token in rollouts/: text, id, log-probability and advantage, compressed."""
+"""Bytes of a sampled token in rollouts/: text, id, log-probability and advantage, compressed."""
 WEIGHT = 4
 """Bytes: checkpoints are exact."""
 
@@ -95,13 +95,13 @@ class DiskPlan:
     """Bytes on disk."""
 
     model: int
-    """Of one checkpoint."""
+    """Bytes of the model in one checkpoint."""
     state: int
-    """Of one checkpoint."""
+    """Bytes of the state in one checkpoint."""
     checkpoints: int
     """How many there are at once, at most."""
     rollouts: int
-    """Of all steps."""
+    """Bytes of the rollouts of all steps."""
     free: int | None = None
     """Where the run folder would be; None for another machine."""
 

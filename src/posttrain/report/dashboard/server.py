@@ -280,7 +280,7 @@ def _state(folder: Path) -> str:
 
 
 READER = Reader()
-"""Of this process: what it shows of a run comes from there."""
+"""The reader of this process: everything shown of a run comes from it."""
 
 
 def _brief(path: Path) -> Brief:

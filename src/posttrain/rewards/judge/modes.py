@@ -30,7 +30,7 @@ class Task:
     """One thing to find out: what `completion` is worth, by itself or against `opponent`."""
 
     place: int
-    """Of the group among those that are judged."""
+    """The place of the group among the judged ones."""
     completion: int
     opponent: int | None = None
     questions: tuple[Conversation, ...] = ()

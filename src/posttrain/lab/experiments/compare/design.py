@@ -33,7 +33,7 @@ Unit = Literal["steps", "tokens", "seconds"]
 Settings = Mapping[str, Any]
 KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence")
 MOST_STEPS = 100_000
-"""Of a run whose budget is in seconds."""
+"""Most steps of a run with a budget in seconds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
@@ -69,7 +69,7 @@ class Design:
 
     base: Settings
     settings: Settings = field(default_factory=dict)
-    """Of all arms, before those of the base."""
+    """Settings for all arms; they take precedence over those of the base."""
     arms: Mapping[str, Settings]
     seeds: tuple[int, ...]
     budget: Budget
@@ -124,8 +124,8 @@ def read_design(
     target: float | None = None,
     overrides: Settings | Sequence[str] = (),
 ) -> Design:
-    """From a comparison file, or from a config and algorithms (also one text, with commas between them); what is given
-    beside it goes before the file.
+    """Reads a comparison file, or a config and algorithms (also one text, with commas between them). Arguments take
+    precedence over the file.
 
     `overrides` are settings of all arms. Raises ConfigError.
     """

@@ -33,7 +33,7 @@ def amount(found: Analysis, value: float) -> str:
 
 
 def interval(found: Analysis, pair: Pair, better: str) -> str:
-    """Of the difference as its sentence states it: `95% interval +1.0 to +5.2`."""
+    """The interval of the difference in the words of its sentence: `95% interval +1.0 to +5.2`."""
     ends = (pair.estimate.low, pair.estimate.high)
     ends = ends if better == pair.first else (-ends[1], -ends[0])
     low, high = (f"{100 * end:+.1f}" if found.share else f"{end:+.3g}" for end in ends)

@@ -29,7 +29,7 @@ class SweepResult:
     importance: Mapping[str, float]
     """Setting -> share of what tells the best quarter of the trials from all (PED-ANOVA); empty where they are few."""
     boundaries: tuple[Boundary, ...]
-    """Of each knob, where success turns into collapse; the clearest first."""
+    """For each knob, the boundary between success and collapse; the clearest first."""
     confirmation: Confirmation | None
     """None where the default is the best, nothing finished, or no fresh seeds were asked for."""
     fresh_rows: bool

@@ -150,7 +150,7 @@ class SweepSettings:
 
 
 def read_settings(folder: Path) -> SweepSettings | None:
-    """Of the sweep in a folder; None where there is none."""
+    """The settings of the sweep in a folder; None if there is none."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:

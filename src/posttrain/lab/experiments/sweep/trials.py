@@ -66,7 +66,7 @@ def goodness(measure: str, value: float) -> float:
 
 
 def read_course(folder: Path) -> Course:
-    """Of a run folder, in whatever state; without points where nothing was measured yet."""
+    """The course of a run folder in any state; without points if nothing has been measured yet."""
     run = read_run(folder)
     found = {
         int(number(event.get("step"), 0)): mapping(event.get("evaluation"))
