@@ -24,7 +24,7 @@ def missing_column(needs: str, name: str, available: Sequence[str], *, what: str
     """`needs` says who needs the column, `what` names the rows ("" where nobody knows), `ways` are those out of it.
 
     >>> print(missing_column("judge \\"j\\" asks for", "who", ["answer"], what=HELD_OUT, ways=["rename it"]))
-    held-out data: judge "j" asks for the column 'who', which the data does not have; allowed: the columns answer.
+    held-out data: judge "j" asks for the column 'who', but the data does not have it; allowed: the columns answer.
       Add the column to the held-out data (data.eval), or rename it.
     """
     where = f"{what}: " if what else ""
