@@ -268,7 +268,7 @@ def test_data_that_cannot_be_used_is_exit_code_2(posttrain, place):
 def test_a_folder_whose_run_never_began_can_be_used_again(posttrain, place):
     exit_code, _, err = posttrain("train", "run.yaml", "data.train=missing.jsonl")
     assert exit_code == 2
-    assert "Nothing was trained; run/error.json has the details; you can use the folder again." in err
+    assert "Nothing was trained. run/error.json has the details; you can use the folder again." in err
     assert (place / "run" / "error.json").is_file()
     assert posttrain("train", "run.yaml")[0] == 0
     assert not (place / "run" / "error.json").exists()

@@ -358,7 +358,12 @@ CASES = [
     Case("agent.attempts", 1, "rollouts/episode", given=LIFTED | AGENT["breaks"]),
     Case("agent.history", "split", "rollouts/completion_ids", given=AGENT["keep"]),
     Case("agent.sampling", "ignore", "rollouts/episode", given=LIFTED | AGENT["cold"]),
-    Case("agent.host", "192.0.2.1", given=AGENT["talks"], refused="ConfigError: agent.host = 192.0.2.1, where nothing"),
+    Case(
+        "agent.host",
+        "192.0.2.1",
+        given=AGENT["talks"],
+        refused="ConfigError: agent.host = 192.0.2.1 cannot be listened on",
+    ),
     Case("tools", ["worlds.py:look"], "rollouts/prompt", given=TALKER),
     Case("sampling.max_batch_rows", 2, "effort/decoded_rows", keeps="rollouts/completion"),
     Case("train.steps", 1, "metrics/step"),

@@ -162,7 +162,7 @@ def test_each_template_that_rewrites_history_is_recognised(name: str):
 
 
 def test_a_template_that_rewrites_history_asks_what_to_do():
-    with pytest.raises(ConfigError, match=r"rewrites history: it writes '.*Four.*' where '.*<think>.*split.*keep"):
+    with pytest.raises(ConfigError, match=r"rewrites history: it writes '.*Four.*', but '.*<think>.*split.*keep"):
         bridge_of("thinking", history="auto")
 
 

@@ -132,7 +132,7 @@ def test_a_stage_is_trained_further_in_a_copy_alone(done, tmp_path):
 
 
 def test_a_folder_with_a_pipeline_is_not_written_over(done, folder):
-    with pytest.raises(ConfigError, match=r"holds a pipeline already[^$]*posttrain resume"):
+    with pytest.raises(ConfigError, match=r"already holds a pipeline[^$]*posttrain resume"):
         posttrain.train(settings(folder, "done"))
 
 

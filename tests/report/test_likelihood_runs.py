@@ -141,7 +141,7 @@ def test_margins_that_grow_when_all_pairs_are_in_order_are_a_warning(held_out: f
     run.evaluation["trained"]["implicit"] = {"accuracy": interval(held_out, 0.02)}
     rows = [{**row, "rewards/accuracies": 1.0, "rewards/margins": 1.2 ** row["step"]} for row in run.metrics]
     (note,) = [n for n in observations(replace(run, metrics=rows)) if "margins grow" in n.title]
-    assert ("learned by heart" in note.text) == by_heart
+    assert ("memorising" in note.text) == by_heart
 
 
 def test_a_held_out_loss_that_rises_while_the_training_loss_falls_is_a_warning():

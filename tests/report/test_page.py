@@ -149,7 +149,8 @@ def test_every_section_and_plot_of_a_whole_run_is_there(run_folder):
     drawn = [label.split(".")[0] for label in labels]
     assert [title for title in titles if title not in drawn and title != "Time per step"] == []
     assert any(
-        "Time per step. The trainer waits 62% of the time for samples and 4.2% for rewards" in label for label in labels
+        "Time per step. The trainer waits 62% of the time for samples and 4.2% for late rewards" in label
+        for label in labels
     )
     assert "The same at every step:Clipped tokens" in page.text, "what never changes is a number, not a plot"
 

@@ -341,7 +341,7 @@ def test_a_used_url_is_refused_as_a_used_folder_is(storage):
 def test_files_of_somebody_else_are_never_touched(storage):
     storage.place.mkdir(parents=True)
     (storage.place / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="which holds files already"), storage.start():
+    with pytest.raises(ConfigError, match="which already holds files"), storage.start():
         pass
     assert contents(storage.place) == {"thesis.tex": b"years of work"}
 
@@ -566,7 +566,7 @@ def test_at_the_end_an_error_names_the_folder_that_has_everything(storage):
         (storage.folder / "bucket").write_text("no folder")
         with pytest.raises(StorageError) as raised:
             store.carrier.finish()
-        assert f"all of it is in {store.folder}" in raised.value.fix
+        assert f"everything is in {store.folder}" in raised.value.fix
         assert raised.value.exit_code == 1
         assert Checkpoints(store.checkpoints, 2).newest().step == 2
 
@@ -609,7 +609,7 @@ def test_ctrl_c_ends_the_wait_for_storage_and_says_where_everything_is(tmp_path,
     assert ("sending the remaining files" in said) == (when == "stopped")
     assert said.count("(Ctrl-C ends the wait, and leaves everything in ") == 1
     assert ("stopped after step 1" in last) == (when == "stopped")
-    assert f"all of it is in {tmp_path}/run, and `posttrain resume" in last
+    assert f"everything is in {tmp_path}/run, and `posttrain resume" in last
 
 
 FULL = (

@@ -155,7 +155,7 @@ def test_what_is_not_known_of_a_stage_is_left_to_its_beginning(tmp_path):
 
 def test_a_model_that_the_hub_does_not_give_is_left_to_whoever_loads_it(tmp_path):
     said = plan_into(tmp_path / "run", config_with(**{"model.path": "nobody/has-this-model-of-3b"}))
-    assert said.startswith("plan: cannot tell whether it fits: model 'nobody/has-this-model-of-3b' is no folder")
+    assert said.startswith("plan: cannot tell whether it fits: model 'nobody/has-this-model-of-3b' is neither a folder")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
