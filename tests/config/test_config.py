@@ -1105,7 +1105,7 @@ def test_a_resolved_config_with_a_critic_can_be_loaded_again():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["rollout.placement=beside"], "rollout.placement = beside with rollout.engine = local, which uses no server"),
+        (["rollout.placement=beside"], "rollout.placement = beside with rollout.engine = local, which has no server"),
         (
             ["rollout={engine: vllm, placement: shared}", "train.run_ahead=1", "train.max_staleness=8"],
             "rollout.placement = shared with train.run_ahead = 1: only one server can share the GPU",

@@ -190,7 +190,10 @@ def test_what_answers_is_what_the_run_sampled_with_unless_it_is_said(own, given,
     [
         ({"engines": 2}, "rollout.engines = 2 with rollout.engine = local, but nothing is trained here"),
         ({"url": ["http://a"]}, "rollout.url = http://a with rollout.engine = local, which uses no server"),
-        ({"engine": "vllm", "url": ["http://a"], "engines": 2}, "rollout.engines = 2 and 1 servers in rollout.url"),
+        (
+            {"engine": "vllm", "url": ["http://a"], "engines": 2},
+            "rollout.engines = 2 together with 1 servers in rollout.url",
+        ),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(given, said):

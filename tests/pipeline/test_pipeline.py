@@ -203,7 +203,7 @@ def before_second(folder) -> Path:
         patched.setattr(pipeline_stage, "_receive", lambda stage, *rest: {} if stage.number == 1 else stop())
         with pytest.raises(KeyboardInterrupt) as error:
             posttrain.train(settings(folder, "began-1"))
-    assert f"posttrain resume {folder / 'began-1'}` goes on with it" in error.value.__notes__[-1]
+    assert f"posttrain resume {folder / 'began-1'}` continues it" in error.value.__notes__[-1]
     assert json.loads((folder / "began-1" / "pipeline.json").read_text())["status"] == "interrupted"
     return (folder / "began-1").rename(folder / "before-second")
 

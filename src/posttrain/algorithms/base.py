@@ -42,8 +42,7 @@ class PolicyGradient(Algorithm):
     kl_in_reward: ClassVar[bool] = False
     """Is kl_coef the weight of a KL in the reward, computed before the first update, or of one in the loss?"""
     auto_correction: ClassVar[str] = "tis"
-    """The meaning of `correction = auto` for this algorithm, if the sampler does not compute with the trainer's own
-    numerics."""
+    """The meaning of `correction = auto` if the sampler does not compute with the trainer's own numerics."""
 
     entropy_coef: Finite = 0.0
     """Weight of the entropy bonus, a mean over the tokens of the step. 0 also means: no gradient of it is computed."""

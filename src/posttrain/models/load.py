@@ -259,7 +259,7 @@ def hold_to_quota() -> list[str]:
         return []
     torch.set_num_threads(usable)
     threads = "1 thread" if usable == 1 else f"{usable} threads"
-    return [f"{threads} threads, not {seen}: this container may not use more of the processor"]
+    return [f"{threads}, not {seen}: this container may not use more of the processor"]
 
 
 def _attention_note(config: ModelConfig, model: PreTrainedModel) -> list[str]:

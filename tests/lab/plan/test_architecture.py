@@ -116,7 +116,7 @@ def test_a_model_that_was_trained_further_has_the_shape_of_the_model() -> None:
 
 
 def test_a_name_that_says_nothing_is_answered_with_the_size_classes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'6\.9b' is no folder.*0.5b, .*7b.*30b-a3b"):
+    with pytest.raises(ConfigError, match=r"'6\.9b' is neither a folder.*0.5b, .*7b.*30b-a3b"):
         read_architecture("6.9b")
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match="holds no settings"):
