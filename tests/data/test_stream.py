@@ -258,7 +258,7 @@ def test_a_row_that_is_found_bad_during_the_run_is_named_and_the_next_stands_in_
     place = next(n for n in range(len(streamed)) if streamed.usable_N[n] == 33)
     assert (len(streamed), streamed[place]) == (len(records) + 1, records[place])
     reason = "prompt longer than 50 tokens" if kind == "prompts" else "longer than 50 tokens"
-    assert told == [f"data: left out rows.jsonl:34: {reason} ({before + 1} rows by now)"]
+    assert told == [f"data: left out rows.jsonl:34: {reason} ({before + 1} rows so far)"]
     assert [streamed[n] for n in (place, place + 1)] == [records[place]] * 2
     assert list(streamed) == list(records)
     assert len(told) == 1

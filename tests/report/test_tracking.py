@@ -261,7 +261,7 @@ def test_a_follower_that_is_killed_is_said_to_be(tmp_path):
         wait_until(lambda: lock.exists() and lock.read_text() != "")
         os.kill(int(lock.read_text()), signal.SIGKILL)
     assert said == [
-        f"report_to tensorboard: signal SIGKILL; `posttrain track {folder} --to tensorboard` sends the rest"
+        f"report_to tensorboard: signal SIGKILL ended it; `posttrain track {folder} --to tensorboard` sends the rest"
     ]
 
 
