@@ -116,7 +116,7 @@ def test_where_the_action_stands_and_what_a_misread_turn_costs_are_settings():
     one = conduct("gymnasium:FrozenLake-v1", **LAKE, pattern=r"move: (\w+)", misread=-0.5)
     one.reset({})
     misread = one.step(**said("down"))
-    assert ("names no action" in misread["messages"][0]["content"], misread["turn_reward"]) == (True, -0.5)
+    assert ("is not an action" in misread["messages"][0]["content"], misread["turn_reward"]) == (True, -0.5)
     assert "[F]HFH" in one.step(**said("I could go right. Move: down"))["messages"][0]["content"]
     assert one.finish() == {"reward": 0.0, "metrics": {"steps": 1.0}}
 
@@ -135,7 +135,7 @@ def test_part_of_a_number_or_of_a_word_names_no_action(words, text, read):
     pytest.importorskip("gymnasium", reason="the extra [environments] is not installed")
     one = conduct("gymnasium:FrozenLake-v1", **(LAKE if words == "names" else {"show": "text"}))
     one.reset({})
-    assert ("names no action" not in str(one.step(**said(text)))) is read
+    assert ("is not an action" not in str(one.step(**said(text)))) is read
 
 
 def test_rows_of_the_same_seed_begin_in_the_same_state():

@@ -121,7 +121,7 @@ def test_a_number_outside_of_the_trained_tokens_is_not_blamed(guard, batch):
 
 def test_when_each_number_is_finite_the_largest_is_shown(guard, batch):
     with pytest.raises(
-        NonFiniteError, match=r"each .* is finite, the largest is in prompt 12, completion 2 of 2 \(.* is -3e\+30"
+        NonFiniteError, match=r"each .* is finite; the largest is in prompt 12, completion 2 of 2 \(.* is -3e\+30"
     ):
         guard.observe_loss(torch.tensor(INF), with_number(-3e30, row=3, t=1), batch, step=1)
 
@@ -172,7 +172,8 @@ def test_steps_without_signal_warn_once_and_stop_with_the_reason_and_what_to_cha
     with pytest.raises(GuardStop) as caught:
         guard.observe(9, ZEROS, ALL)
     assert (
-        caught.value.given == "step 9: all 24 answers got reward 0 in the last 3 steps: there is nothing to learn from"
+        caught.value.given == "step 9: all 24 answers got reward 0 in the last 3 steps: the model can learn "
+        "nothing from this"
     )
     assert caught.value.allowed == "fewer than guards.no_signal_steps = 3 such steps in a row"
     for hint in ("does the reward recognise a right answer", "use easier ones (data.train)", "sampling.group_size"):
