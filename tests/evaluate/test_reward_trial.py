@@ -142,7 +142,7 @@ def test_where_nothing_could_be_tried_nothing_is_said_to_be_well(folder, capsys)
     assert command(["reward", "test", "format", "--data", f"{folder}/train.jsonl"]) == 0
     said = capsys.readouterr().out
     assert "no reward reads it: right and wrong answers are unknown" in said
-    assert "Nothing was tried: " in said
+    assert "Nothing was tested: " in said
     assert "Nothing speaks against" not in said
 
 

@@ -71,7 +71,7 @@ def test_adapters_are_looked_at_as_well(run, tmp_path):
     adapter = copy / "checkpoints" / "step-000002" / "adapter"
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with pytest.raises(CheckpointError, match=r"adapter/adapter_model\.safetensors has other content"):
+    with pytest.raises(CheckpointError, match=r"adapter/adapter_model\.safetensors has different content"):
         export(adapter, tmp_path / "out")
 
 
