@@ -210,7 +210,7 @@ def look_at(outcome: Outcome, folder: Path, kind: Kind, ahead: int) -> None:
     """What has to be true of a run that was killed and went on."""
     run = folder / "run"
     log = (folder / "log.txt").read_text()
-    if outcome.exit_code == EngineError.exit_code and "EngineError: the trainer waited for" in log:
+    if outcome.exit_code == EngineError.exit_code and "EngineError: the trainer waited" in log:
         outcome.said.append("the run ended, and said whom it waited for")
     elif outcome.exit_code:
         outcome.wrong.append(f"exit code {outcome.exit_code}: {log[-800:]}")

@@ -107,7 +107,7 @@ def test_pytorch_starts_no_more_threads_than_the_quota_has_cores(quota, threads,
     try:
         torch.set_num_threads(4)
         monkeypatch.setattr("posttrain.models.load.cores", lambda: quota)
-        assert hold_to_quota() == [f"{threads}, not 4: this container may use no more of the processor"]
+        assert hold_to_quota() == [f"{threads}, not 4: this container may not use more of the processor"]
         assert torch.get_num_threads() == quota
         assert hold_to_quota() == []
         monkeypatch.setenv("OMP_NUM_THREADS", "4")

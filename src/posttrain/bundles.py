@@ -1,4 +1,4 @@
-"""What a run asks a cluster for: a bundle of resources for each process, all on one machine each."""
+"""The resources that a run requests from a cluster: one bundle for each process, each bundle on a single machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 RANK = "trainer rank"
-"""What holds a part of the model that is trained."""
+"""A process that holds a part of the trained model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class Bundle:
 
 
 def bundles_of(config: RunConfig, *, on_gpu: bool, ranks: int = 0) -> tuple[Bundle, ...]:
-    """Of a run with a cluster: the ranks of its trainer, its engines, its reward workers. Without ranks the trainer is
-    where the command runs.
+    """The bundles of a run with a cluster: the ranks of its trainer, its engines, its reward workers. Without ranks,
+    the trainer runs where the command runs.
 
     `on_gpu`: the trainer computes on a GPU, so that engines do.
     """

@@ -1,4 +1,5 @@
-"""What the control groups around this process leave it, version 2 and version 1: how a container is held to a share.
+"""The limits that control groups (versions 1 and 2) set for this process, such as a container's share of the
+processors.
 
 Without torch, so that it can be asked before anything is loaded.
 """

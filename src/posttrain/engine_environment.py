@@ -16,7 +16,8 @@ VERSION = "0.32.0"
 STAMP = "installed"
 """A file that is written at the end."""
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
-"""What the CPU build brings for pictures and sound does not fit its torch, and would stop it at the first import."""
+"""Packages that the CPU build installs for pictures and sound. They do not fit its torch and would make the first
+import fail."""
 
 
 def folder() -> Path:

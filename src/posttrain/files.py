@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 from posttrain.errors import ConfigError, DoesNotFit
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says where a disk, a quota or the largest size of a file is reached."""
+"""Errors of the system when a disk is full, or a quota or the largest file size is reached."""
 MAY_PASS = (errno.ENOSPC, errno.EDQUOT)
 MOST_BYTES = 128_000_000
-"""Of a file that is read whole from a run folder."""
+"""The largest file that is read whole from a run folder."""
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class Patience:
         self._waited, self._said = 0.0, False
 
     def until_written(self, path: Path, write: Callable[[], T]) -> T:
-        """What `write` returns. Raises its OSError once patience has ended; each success renews it."""
+        """The result of `write`. Raises its OSError when patience has run out; each success renews it."""
         while True:
             try:
                 written = write()
@@ -274,7 +274,7 @@ def read_inside(folder: Path, name: str | PurePath, most: int = MOST_BYTES) -> b
 
 
 def names_inside(folder: Path, name: str) -> list[str]:
-    """What a folder below `folder` holds; nothing where it is missing, a link or a file."""
+    """The content of a folder below `folder`; nothing if it is missing, a link or a file."""
     try:
         place = os.open(folder / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

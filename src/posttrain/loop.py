@@ -96,7 +96,7 @@ class Policy:
         return groups_of(prompts, completions, None if rewards is None else rewards.score(prompts, completions))
 
     def experience(self, groups: Sequence[Group], rewards: RewardSet | None = None) -> Experience:
-        """What an algorithm learns from: tokens, log-probabilities and, of scored groups, rewards."""
+        """The input of an algorithm: tokens, log-probabilities and, for scored groups, rewards."""
         weights = None if rewards is None else [component.weight for component in rewards.components]
         return experience_of(groups, weights=weights, pad_id=self.loaded.pad_id, version=self.sampler.version)
 

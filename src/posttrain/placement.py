@@ -27,7 +27,7 @@ for a model of 2.3 GiB."""
 RESERVE = GIB
 """Left to a trainer that shares its GPU for its own work between two steps: probes, measurements."""
 ASLEEP = GIB
-"""What a sleeping server keeps of a GPU: its context and graphs; 0.9 GiB in the same place."""
+"""The memory of a GPU that a sleeping server keeps, for its context and graphs; 0.9 GiB in the same place."""
 TURN_SECONDS = 0.5
 """To fall asleep and to wake, the weights left out: vllm-project/vllm#48337 has 0.1 to 0.3 s for 0.6B to 8B."""
 
@@ -59,7 +59,7 @@ def _may_share(config: RunConfig) -> bool:
 
 
 def visible(card: int, variables: Mapping[str, str] = os.environ) -> str:
-    """What CUDA_VISIBLE_DEVICES calls the GPU that this process sees as number `card`.
+    """The name in CUDA_VISIBLE_DEVICES of the GPU that this process sees as number `card`.
 
     >>> visible(1, {}), visible(1, {"CUDA_VISIBLE_DEVICES": "4,GPU-0af,6"})
     ('1', 'GPU-0af')

@@ -1,4 +1,4 @@
-"""What other packages publish: found when it is asked for by its name, and never imported before.
+"""Extensions published by other packages: looked up by name on request, and never imported before.
 
     [project.entry-points."posttrain.algorithms"]
     spo = "acme_rl.spo:SPO"
@@ -80,7 +80,7 @@ class Plugin:
 
 
 def published(kind: Kind, ours: Collection[str]) -> dict[str, Plugin]:
-    """What packages publish of this kind, by name; nothing of it is imported.
+    """The published extensions of this kind, by name; none of them is imported.
 
     `ours` are names that no package can have: a warning names, once, whoever publishes one.
     """

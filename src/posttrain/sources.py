@@ -1,4 +1,4 @@
-"""What `FORM:NAME` stands for in `data.train` and in `model.path`.
+"""The meaning of `FORM:NAME` in `data.train` and in `model.path`.
 
 `posttrain/__init__.py` fills both tables. So data and models read such names without knowing the packages above them.
 """

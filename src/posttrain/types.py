@@ -51,18 +51,18 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """What was said in a completion of several turns, and what its environment made of it. Plain JSON."""
+    """The turns of a completion, and the replies of its environment. Plain JSON."""
 
     messages: tuple[Mapping[str, Any], ...]
-    """What follows the prompt as chat messages: turns of the policy, and what came back."""
+    """The chat messages after the prompt: turns of the policy, and the replies."""
     turns: int
     """Turns of the policy."""
     ended: str
     """`done` (the environment ended it, or nothing was left to answer), the setting whose limit cut it, or `failed`."""
     reward: float | None = None
-    """What the environment gave at the end; None where it gave nothing."""
+    """The environment's reward at the end; None if there was none."""
     turn_rewards: tuple[float | None, ...] = ()
-    """What it gave for each turn, None where it gave nothing; empty where it did so for none."""
+    """Its reward for each turn, None where there was none; empty if no turn had one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What it measured beside that, by name."""
     calls: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """What the sampler returns for one completion: token ids, never re-tokenised text.
+    """One completion of the sampler: token ids, never re-tokenised text.
 
     A completion of several turns (a trajectory) has pieces that the policy drew and pieces that its environment wrote;
     an answer is a trajectory of one piece.
@@ -442,7 +442,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the forward pass computes for a loss. Only these tensors carry gradient."""
+    """The outputs of the forward pass for a loss. Only these tensors carry gradient."""
 
     logprobs_BT: Tensor
     entropy_BT: Tensor | None = None
@@ -508,7 +508,7 @@ class Mismatched:
 
 @dataclass(frozen=True, kw_only=True)
 class Experience:
-    """What was sampled and scored: everything an algorithm may need to compute advantages.
+    """Sampled and scored completions: everything that an algorithm may need to compute advantages.
 
     Optional tensors are there only when the algorithm declared that it needs them.
     """
@@ -685,7 +685,8 @@ class Batch:
     """log(policy / reference) of another row's answer to this row's prompt, without gradient; NaN where there is
     none."""
     offsets_B: Tensor | None = None
-    """What `prepare` found over all rows of the update and the loss subtracts from the score of each row or pair."""
+    """A number that `prepare` computed over all rows of the update; the loss subtracts it from the score of each row or
+    pair."""
     row_ids_B: Tensor | None = None
     """Row of the experience that each row came from: names it in errors after any permutation or split."""
     tokens: Tokens | None = None

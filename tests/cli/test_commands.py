@@ -207,7 +207,7 @@ def test_a_dry_run_checks_the_rules_that_span_sections(posttrain):
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        ("[{name: mtah}]", "rewards.name = 'mtah', and there is no such reward; did you mean \"math\"?"),
+        ("[{name: mtah}]", "rewards.name = 'mtah', but there is no such reward; did you mean \"math\"?"),
         ("[{name: math, settings: {percnt: either}}]", "reward \"math\" has no setting 'percnt'"),
         ("[{name: regex}]", 'reward "regex" needs settings.pattern'),
     ],
@@ -268,7 +268,7 @@ def test_data_that_cannot_be_used_is_exit_code_2(posttrain, place):
 def test_a_folder_whose_run_never_began_can_be_used_again(posttrain, place):
     exit_code, _, err = posttrain("train", "run.yaml", "data.train=missing.jsonl")
     assert exit_code == 2
-    assert "Nothing was trained; run has the details in error.json and can be used again." in err
+    assert "Nothing was trained. run/error.json has the details; you can use the folder again." in err
     assert (place / "run" / "error.json").is_file()
     assert posttrain("train", "run.yaml")[0] == 0
     assert not (place / "run" / "error.json").exists()

@@ -113,7 +113,7 @@ def test_a_signal_in_the_last_evaluation_of_a_stage_stops_the_pipeline_after_it(
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
-    assert "stopped after stage first, which is done" in err
+    assert "stopped after stage first, which is complete" in err
     assert "trained" in json.loads((place / "pipe" / "01-first" / "evaluation.json").read_text())
     assert not (place / "pipe" / "02-second").exists()
     (place / "go-on").touch()

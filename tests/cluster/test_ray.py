@@ -208,7 +208,7 @@ def test_weights_go_in_buckets_and_the_last_two_publications_are_kept(cluster):
                 assert number == 1 or digest(tensor) == digests[name]
         with pytest.raises(KeyError):
             weights.buckets(0)
-        with pytest.raises(PublishError, match="an engine decodes with b, which the trained model has not"):
+        with pytest.raises(PublishError, match="an engine decodes with b, which the trained model does not have"):
             weights.write(3, [("a", tensors["a"]), ("c", tensors["c"].view(10, 100))])
     finally:
         ray.shutdown()

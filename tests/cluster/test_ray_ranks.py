@@ -299,7 +299,7 @@ def test_ranks_that_something_else_has_started_take_no_cluster(cluster, place, m
         monkeypatch.setenv(name, value)
     settings = load_config(config(place, "torchrun", cluster=cluster.address)).config
     with (
-        pytest.raises(ConfigError, match="in a job whose ranks torchrun or srun has started"),
+        pytest.raises(ConfigError, match="in a job whose ranks were started by torchrun or srun"),
         CLUSTERS["ray"].hosts(settings, print, print),
     ):
         pass

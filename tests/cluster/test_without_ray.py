@@ -116,7 +116,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_reserved(tmp_pa
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     ranks = settings(train={"steps": 1, "devices": 2}, cluster="127.0.0.1:9", output=str(tmp_path / "run"))
-    with pytest.raises(ConfigError, match="run, which holds a run already"):
+    with pytest.raises(ConfigError, match="run, which already holds a run"):
         launch(load_config(ranks), tmp_path / "run", None)
 
 
@@ -213,12 +213,12 @@ def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_and_ranks_o
     ("changed", "given", "message"),
     [
         ({"output": "runs/first"}, {}, "output = runs/first, which would be a folder of the job's own"),
-        ({"config": "/etc/run.yaml"}, {}, "/etc/run.yaml does not lie below the present directory"),
-        ({"config": "../run.yaml"}, {}, r"\.\./run\.yaml does not lie below the present directory"),
+        ({"config": "/etc/run.yaml"}, {}, "/etc/run.yaml is not below the present directory"),
+        ({"config": "../run.yaml"}, {}, r"\.\./run\.yaml is not below the present directory"),
         ({}, {"model": {"path": "my-model"}}, "model.path = my-model, a folder of this machine"),
         ({}, {"rewards": [{"function": "../far.py:f"}]}, r"rewards\.0\.function = \.\./far\.py:f, whose file"),
         ({"gpus": 2}, {"train": {"steps": 1, "devices": 2}}, r"--gpus 2 with train\.devices = 2, whose ranks get GPUs"),
-        ({}, {"tools": ["../far.py:look"]}, r"tools\.0 = \.\./far\.py:look, whose file does not go"),
+        ({}, {"tools": ["../far.py:look"]}, r"tools\.0 = \.\./far\.py:look, whose file is not sent"),
         ({}, {"tools": ["search:my-model"]}, r"tools\.0 = my-model, a folder of this machine"),
         ({}, {"environment": "/far/game.py:Game"}, r"environment\.function = /far/game\.py:Game, whose file"),
     ],

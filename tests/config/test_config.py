@@ -824,8 +824,8 @@ def test_every_foreign_value_leads_to_one_that_exists():
         ({"name": "grpo", "correction": "decoupled_token_icepop"}, "Here that is icepop."),
         ({"name": "grpo", "correction": "decoupled_k3_rs"}, "{action: reject, score: mean_k3, high: 0.01}."),
         ({"name": "dro", "dro_beta": 0.5}, "verl's dro_beta is algorithm.tau here .*Set algorithm.tau = 0.5"),
-        ("my_grpo", r"ALGORITHMS\['my_grpo'\] = its class was run.*entry point of the group posttrain.algorithms"),
-        ("shaped", r"ALGORITHMS\['shaped'\] = its class was run.*entry point of the group posttrain.algorithms"),
+        ("my_grpo", r"ALGORITHMS\['my_grpo'\] = its class first.*entry point of the group posttrain.algorithms"),
+        ("shaped", r"ALGORITHMS\['shaped'\] = its class first.*entry point of the group posttrain.algorithms"),
     ],
 )
 def test_names_of_peers_and_of_algorithms_from_elsewhere_lead_somewhere(algorithm, said):
@@ -929,16 +929,18 @@ BROKEN = {
     "_engines_that_are_not_ahead_are_fresh": (
         ["rollout.engines=1", "train.publish_every=2"],
         "train.publish_every = 2 with rollout.engines = 1 and train.run_ahead = 0: a resumed run would sample with "
-        "newer weights than one that was never stopped",
+        "newer weights than an uninterrupted run",
     ),
     "_servers_are_vllm": (
         ["rollout.url=[http://127.0.0.1:8000]"],
-        "rollout.url = http://127.0.0.1:8000 with rollout.engine = local, which has no server; allowed: rollout.engine "
+        "rollout.url = http://127.0.0.1:8000 with rollout.engine = local, which uses no server; allowed: "
+        "rollout.engine "
         "= vllm.",
     ),
     "_the_cluster_has_something_to_hold": (
         ["cluster=ray"],
-        "cluster with rollout.engines = 0 and train.devices = 1, which leave it nothing to do; allowed: at least one "
+        "cluster with rollout.engines = 0 and train.devices = 1: nothing would run on the cluster; allowed: at "
+        "least one "
         "engine, of an algorithm that samples, or at least two devices.",
     ),
     "_the_run_has_a_folder": (
@@ -948,8 +950,8 @@ BROKEN = {
     ),
     "_shared_gpus_are_used_in_turns": (
         ["rollout={engine: vllm, placement: shared, engines: 2}"],
-        "rollout.placement = shared with 2 servers: one server samples there, and sleeps while a step is trained; "
-        "allowed: one server and train.run_ahead = 0, or rollout.placement = beside.",
+        "rollout.placement = shared with 2 servers: only one server can share the GPU, and it sleeps while a "
+        "step is trained; allowed: one server and train.run_ahead = 0, or rollout.placement = beside.",
     ),
     "_the_policy_judges_in_turns": (
         [
@@ -967,7 +969,7 @@ BROKEN = {
     ),
     "_matrices_are_divided_where_that_was_shown": (
         ["train.devices=6", "train.tensor=4"],
-        "train.tensor = 4 with train.devices = 6; allowed: a divisor of 6: so many devices divide each matrix.\n"
+        "train.tensor = 4 with train.devices = 6; allowed: a divisor of 6: this many devices divide each matrix.\n"
         "  Set train.tensor = 2, or take a multiple of 4 devices.",
     ),
     "_parts_are_of_several_ranks": (
@@ -986,17 +988,17 @@ BROKEN = {
     ),
     "_updates_have_a_reference_point": (
         ["algorithm=kto", "rewards=[]", "train.prompts_per_step=7", "train.minibatches=4"],
-        "train.prompts_per_step = 7 in train.minibatches = 4: kto compares the rows of an update with answers to other "
-        "prompts, and some updates would have one row; allowed: at least 2 rows per update",
+        "train.prompts_per_step = 7 in train.minibatches = 4: kto compares each row of an update with answers to other "
+        "prompts, but some updates would have only one row; allowed: at least 2 rows per update",
     ),
-    "_warm_up_ends": (["train.warmup_steps=4"], "train.warmup_steps = 4, but the run has train.steps = 3"),
+    "_warm_up_ends": (["train.warmup_steps=4"], "train.warmup_steps = 4, but the run has only train.steps = 3"),
     "_schedule_has_an_end": (
         ["train.min_learning_rate_ratio=0.1"],
         "train.min_learning_rate_ratio = 0.1 does nothing under a constant schedule",
     ),
     "_labels_differ": (
         ["rewards=[{name: math}, {function: a.py:math}]"],
-        "two entries of rewards are called math, so that one would hide the other in the metrics; "
+        "two entries of rewards are called math: one would hide the other in the metrics; "
         "allowed: a name for each.\n  Set rewards.1.label = math_2, for example.",
     ),
     "_gates_lead_to_rewards": (
@@ -1019,11 +1021,13 @@ BROKEN = {
     ),
     "_reference_is_used": (
         ["reference=larger"],
-        "reference = larger, but grpo as configured never asks it; allowed: an algorithm that holds the policy to a",
+        "reference = larger, but grpo with these settings never uses it; allowed: an algorithm that keeps the policy "
+        "close",
     ),
     "_teacher_is_there": (
         ["teacher=larger"],
-        "teacher = larger, but grpo as configured never asks it; allowed: no teacher, or an algorithm that learns from",
+        "teacher = larger, but grpo with these settings never uses it; allowed: no teacher, or an algorithm that "
+        "learns from",
     ),
     "_critic_is_used": (
         ["critic={}"],
@@ -1048,7 +1052,7 @@ BROKEN = {
     ),
     "_reward_model_can_be_trained": (
         ["rewards=[{model: reward_model}]", "reward_model={data: {train: p}, train: {steps: 3, warmup_steps: 4}}"],
-        "reward_model: train.warmup_steps = 4, but the run has train.steps = 3",
+        "reward_model: train.warmup_steps = 4, but the run has only train.steps = 3",
     ),
     "_judges_have_something_to_compare": (
         ["check=[{judge: {model: policy}}]"],
@@ -1104,7 +1108,7 @@ def test_a_resolved_config_with_a_critic_can_be_loaded_again():
         (["rollout.placement=beside"], "rollout.placement = beside with rollout.engine = local, which has no server"),
         (
             ["rollout={engine: vllm, placement: shared}", "train.run_ahead=1", "train.max_staleness=8"],
-            "rollout.placement = shared with train.run_ahead = 1: one server samples there",
+            "rollout.placement = shared with train.run_ahead = 1: only one server can share the GPU",
         ),
     ],
 )
@@ -1292,7 +1296,7 @@ def test_a_file_goes_before_its_preset():
 
 def test_a_preset_on_the_command_line_never_silently_does_nothing():
     message = refusal(MINIMAL, "preset=smoke")
-    assert message.startswith("preset=smoke, but the file goes before it and gives train.steps; allowed")
+    assert message.startswith("preset=smoke, but the file takes precedence over it and gives train.steps; allowed")
     assert message.endswith("Give the values themselves: train.steps=2")
 
 

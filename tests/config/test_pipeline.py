@@ -167,7 +167,8 @@ def test_settings_of_the_pipeline_and_python_mappings():
         (with_stage(2, rewards=[{"model": "stage:jugde"}]), r"called 'jugde'[^$]*Did you mean stage:judge\?"),
         (
             with_stage(2, rewards=[{"model": "judge"}]),
-            r"stages grpo-1, grpo-2: rewards\.0\.model = judge, which is the name of an earlier stage, and no folder; "
+            r"stages grpo-1, grpo-2: rewards\.0\.model = judge, which is the name of an earlier stage and not "
+            r"of a folder; "
             r"allowed: stage:judge[^$]*Set rewards\.0\.model = stage:judge",
         ),
         (with_stage(2, model="sft"), r"model\.path = sft, which is the name of an earlier stage"),

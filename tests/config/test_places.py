@@ -118,7 +118,7 @@ def test_arguments_rules_names_and_settings_are_told_together(tmp_path, capsys):
     assert run(["train", str(path), "train.minibatches=999"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"ConfigError: 4 problems in {path}\n")
-    assert "rewards.name = 'exact_mtach', and there is no such reward" in told
+    assert "rewards.name = 'exact_mtach', but there is no such reward" in told
 
 
 def test_a_rule_is_not_told_of_what_a_wrong_setting_decides():

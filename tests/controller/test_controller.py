@@ -180,7 +180,7 @@ def test_the_last_engine_is_not_waited_for_in_environments():
     controller.handle(Asked())
     [*_, stop] = controller.handle(Lost("a", "was killed"))
     assert isinstance(stop, Stop)
-    assert "the trainer waited for a in vain: was killed; no engine is left" in stop.cause
+    assert "the trainer waited in vain for a: was killed; no engine is left" in stop.cause
     assert waiting(controller) == set()
 
 
@@ -422,7 +422,7 @@ def test_an_engine_that_is_lost_too_often_stays_away_and_the_last_one_ends_the_r
     commands = controller.handle(Asked()) + controller.handle(Lost("a", "was killed"))
     cause = "row 0 was lost 2 times since its last token: a, which was killed"
     assert commands[:3] == [Dismiss("a"), GiveUp(0, cause), GiveUp(1, cause)]
-    assert commands[3:] == [Stop("the trainer waited for a in vain: was killed; no engine is left", failed=True)]
+    assert commands[3:] == [Stop("the trainer waited in vain for a: was killed; no engine is left", failed=True)]
 
 
 def test_engines_that_never_start_end_the_run_before_anything_is_published():
@@ -432,7 +432,7 @@ def test_engines_that_never_start_end_the_run_before_anything_is_published():
     assert commands[:3] == [Restart("a"), Dismiss("a"), Restart("b")]
     assert commands[3:] == [
         Dismiss("b"),
-        Stop("the trainer waited for b in vain: exited with code 1; no engine is left", failed=True),
+        Stop("the trainer waited in vain for b: exited with code 1; no engine is left", failed=True),
     ]
 
 
@@ -480,7 +480,7 @@ def test_when_nobody_scores_the_run_ends():
     answer(controller, commands)
     controller.handle(ScoringLost(0, "killed"))
     assert controller.handle(ScoringLost(1, "killed"))[-1] == Stop(
-        "2 groups in a row were given up; the last: its rewards were asked for once: killed", failed=True
+        "2 groups in a row were abandoned; the last: its rewards were asked for once: killed", failed=True
     )
 
 

@@ -133,7 +133,7 @@ def test_columns_are_read_under_the_names_that_are_given(write, streaming, suffi
 def test_a_column_that_is_not_there_is_an_error_with_the_one_that_was_meant(write):
     path = str(write("rows.jsonl", jsonl(*ROWS)))
     for streaming in (False, True):
-        with pytest.raises(DataError, match=r"chosen: gutt, and the data has no column 'gutt'") as error:
+        with pytest.raises(DataError, match=r"chosen: gutt, but the data has no column 'gutt'") as error:
             read_split(DataConfig(train=path, columns={"chosen": "gutt"}, streaming=streaming), seed=0)
         assert "Set data.columns = {chosen: gut}." in str(error.value)
 

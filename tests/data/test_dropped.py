@@ -19,7 +19,7 @@ def test_a_prompt_that_is_too_long_leaves_no_room_for_what_is_sampled():
 def test_a_given_answer_that_is_too_long_has_nothing_to_do_with_sampling():
     said = refusal("longer than 512 tokens")
     assert "sampling" not in said
-    assert "raise data.max_length where it is set, or take a model with a longer context; or raise data.max_d" in said
+    assert "raise data.max_length if it is set, or use a model with a longer context; or raise data.max_d" in said
 
 
 def test_other_faults_are_mended_in_the_rows():

@@ -20,7 +20,7 @@ def check(write, *rows):
 def test_labels_in_words_are_named_and_what_sft_would_do_with_them(write, labels):
     kind, found = check(write, *({"prompt": "a", "completion": "b", "label": label} for label in labels))
     assert kind == "examples"
-    assert "the columns prompt + completion + label are those of judged answers" in found
+    assert "the columns prompt + completion + label suit judged answers" in found
     assert "2 label is neither true nor false (rows.jsonl:1, rows.jsonl:2)" in found
     assert "Write true (desirable) or false into label for kto and the other" in found
     assert f"it holds {labels[0]!r}, {labels[1]!r}." in found
@@ -30,7 +30,7 @@ def test_labels_in_words_are_named_and_what_sft_would_do_with_them(write, labels
 def test_pairs_that_are_half_messages_are_said_to_be_unusable_as_pairs(write):
     kind, found = check(write, {"prompt": ASK, "chosen": ANSWER, "rejected": "no"})
     assert kind == "prompts"
-    assert "the columns prompt + chosen + rejected are those of preference pairs" in found
+    assert "the columns prompt + chosen + rejected suit preference pairs" in found
     assert "1 one answer is text, the other messages (rows.jsonl:1)" in found
 
 

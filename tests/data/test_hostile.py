@@ -186,9 +186,9 @@ def test_large_values_cost_little_in_every_form(form, tmp_path, chat_tokenizer):
 
 
 SAID = {
-    "arrays in arrays": "line 2: JSON that is nested more than 100 deep",
+    "arrays in arrays": "line 2: JSON with more than 100 levels",
     "5,000 digits": "line 2: an integer with more digits than Python reads",
-    "nesting without an end": "line 2: JSON that is nested more than 100 deep",
+    "nesting without an end": "line 2: JSON with more than 100 levels",
     "half a character": "1 text with half a character (a lone surrogate) (rows.jsonl:2)",
     "10 MB of words": "1 prompt longer than 256 tokens (rows.jsonl:2)",
     "10 MB of one word": "1 prompt longer than 256 tokens (rows.jsonl:2)",

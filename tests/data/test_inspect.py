@@ -175,7 +175,7 @@ def test_contradictions_are_told_from_repetitions(write, tokenizer):
         (1, 4, "algorithm.desirable_weight between 4 and 5.33 (kto)"),
         (4, 1, "algorithm.undesirable_weight between 3 and 4 (kto)"),
         (2, 2, ""),
-        (3, 0, "all answers are desirable: there is nothing to tell them from"),
+        (3, 0, "all answers are desirable: there is nothing to compare them with"),
     ],
 )
 def test_classes_of_labels_come_with_the_weights_that_balance_them(write, tokenizer, good, bad, advice):
@@ -202,7 +202,7 @@ def test_a_shortcut_by_length_is_worth_a_line(write, tokenizer, chosen, which):
     assert use.length_bias.difference.mean == (4.5 if which == "longer" else -2.5)
     assert use.length_bias.longer_is_chosen.mean == (1.0 if which == "longer" else 0.0)
     assert f"chosen answers are {which}" in use.findings[0].message
-    assert f"always taking the {which} one of two would be right in 100%" in use.findings[0].message
+    assert f"always choosing the {which} of the two would be right in 100%" in use.findings[0].message
 
 
 def test_lengths_without_a_bias_are_not_worth_one(write, tokenizer):

@@ -111,7 +111,7 @@ def test_without_an_eos_in_the_template_the_last_answer_gets_one(tokenizer):
 def test_where_nothing_can_be_told_the_reasons_are_given(tokenizer):
     message = (
         r"here: the chat template rewrites earlier turns when a turn is added, so the assistant's tokens cannot be "
-        r"told from the rest \(the template has no \{% generation %\} tags; the template leaves out an answer or "
+        r"separated from the rest \(the template has no \{% generation %\} tags; the template leaves out an answer or "
         r"changes it\); allowed: (.|\n)*data.train_on = last"
     )
     with pytest.raises(DataError, match=message):

@@ -46,6 +46,13 @@ def test_a_named_answer_column_wins_over_the_usual_ones(renderer):
     assert prompt.columns["answer"] == 2
 
 
+@pytest.mark.parametrize("column", ["prompt", "asked"])
+def test_rows_of_verl_keep_their_gold_answer_beside_a_named_prompt(renderer, column):
+    row = {column: "1+1", "data_source": "mine", "reward_model": {"style": "rule", "ground_truth": "2"}}
+    (prompt,) = render(rows_of(row), renderer, prompt=column).prompts
+    assert (prompt.text, prompt.columns["answer"]) == ("1+1", "2")
+
+
 def test_a_template_joins_columns(renderer):
     rows = rows_of({"Body": "Two and two.", "Question": "How many?", "Answer": 4.0})
     found = render(rows, renderer, prompt="{Body} {Question} {{x}}")
@@ -222,7 +229,7 @@ def test_prompts_that_keep_their_own_system_turn_are_counted(chat_tokenizer):
     own = [{"role": "system", "content": "Be brief."}, *HELLO]
     found = render(rows_of({"prompt": own}, {"prompt": HELLO}), renderer)
     notes = prompt_notes(found, found, "Be kind.")
-    assert any(note.startswith("training data: 1 of 2 prompts bring a system turn of their own") for note in notes)
+    assert any(note.startswith("training data: 1 of 2 prompts have their own system turn") for note in notes)
     assert not any("system turn" in note for note in prompt_notes(found, found, None))
 
 

@@ -96,7 +96,7 @@ def test_a_step_that_the_context_cuts_is_unlabelled_and_counted(renderer):
     found = steps(renderer, row, max_length=len(whole) - 1)
     assert found.rows[0].labels == (1.0, 0.0)
     assert len(found.rows[0].example.input_ids) == len(whole) - len("so 2\n")
-    assert found.notes == ["1 of 3 steps end beyond the context and are not learned from"]
+    assert found.notes == ["1 of 3 steps end beyond the context and are not trained"]
 
 
 def test_a_step_whose_label_is_null_is_read_and_not_learned_from(renderer):
@@ -156,5 +156,5 @@ def test_steps_that_cannot_be_used_are_dropped_by_name(renderer, row, reason):
 def test_a_separator_without_a_token_is_refused(renderer):
     """As of a tokenizer that strips what it reads."""
     renderer.tokenizer.backend_tokenizer.normalizer = normalizers.Strip()
-    with pytest.raises(ConfigError, match=r"separator = '\\n', which this tokenizer makes no token of"):
+    with pytest.raises(ConfigError, match=r"separator = '\\n', for which this tokenizer has no token"):
         render_solution("a", ["b"], renderer, "\n")

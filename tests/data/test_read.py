@@ -116,7 +116,7 @@ def test_gsm8k_is_read_whole():
             r"latin.jsonl, line 2, byte 13: not UTF-8 \(invalid .*\n.*remove line 2",
         ),
         ("no.parquet", "PAR?", "no.parquet cannot be read"),
-        ("notes.txt", "hello", r"notes.txt has a form that is not known; allowed: .jsonl, .json, .csv, .parquet"),
+        ("notes.txt", "hello", r"notes.txt has an unknown format; allowed: .jsonl, .json, .csv, .parquet"),
     ],
 )
 def test_what_is_broken_is_named_by_file_and_line(write, name, content, message):
@@ -145,7 +145,7 @@ def test_a_dataset_name_without_a_network_says_what_to_do(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     with pytest.raises(
         DataError,
-        match=r"is no file here, and the Hugging Face dataset .*cannot be loaded(.|\n)*without a network, download",
+        match=r"is not a file here, and the Hugging Face dataset .*cannot be loaded(.|\n)*without a network, download",
     ):
         read_rows("no/such-dataset-here")
 

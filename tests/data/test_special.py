@@ -44,6 +44,6 @@ def test_the_check_of_data_says_so(write, tokenizer):
     tokenizer.chat_template = templates.APPENDS
     path = str(write("talks.jsonl", jsonl({"messages": TALK})))
     text = " ".join(inspect_data(path, tokenizer=tokenizer).render().split())
-    assert "1 row holds special tokens in the text, such as <eos>, which the model reads as such" in text
+    assert "1 row holds special tokens in the text, such as <eos>, which the model reads as special tokens" in text
     assert "(talks.jsonl:1)" in text
     assert "special tokens in the text" not in inspect_data(path).render()

@@ -71,7 +71,7 @@ def test_a_part_of_the_training_rows_is_taken_in_their_order_beside_the_same_hel
 
 def test_more_parts_than_rows_are_refused(write):
     few = str(write("few.jsonl", jsonl({"prompt": "1"}, {"prompt": "2"})))
-    with pytest.raises(DataError, match="leaves parts without any"):
+    with pytest.raises(DataError, match="leaves some parts empty"):
         read_split(DataConfig(train=few, eval_fraction=0, part="1/3"), seed=0)
 
 

@@ -217,7 +217,7 @@ def test_data_that_changes_while_it_is_read_is_an_error(path, content):
     streamed = opened(path)
     Path(path).write_text(content)
     for read in (lambda: list(streamed), lambda: streamed[3]):
-        with pytest.raises(DataError, match="the data was changed while the run reads it"):
+        with pytest.raises(DataError, match="the data changed while the run was reading it"):
             read()
 
 
@@ -258,7 +258,7 @@ def test_a_row_that_is_found_bad_during_the_run_is_named_and_the_next_stands_in_
     place = next(n for n in range(len(streamed)) if streamed.usable_N[n] == 33)
     assert (len(streamed), streamed[place]) == (len(records) + 1, records[place])
     reason = "prompt longer than 50 tokens" if kind == "prompts" else "longer than 50 tokens"
-    assert told == [f"data: left out rows.jsonl:34: {reason} ({before + 1} rows by now)"]
+    assert told == [f"data: left out rows.jsonl:34: {reason} ({before + 1} rows so far)"]
     assert [streamed[n] for n in (place, place + 1)] == [records[place]] * 2
     assert list(streamed) == list(records)
     assert len(told) == 1
@@ -380,7 +380,7 @@ def test_a_streamed_run_is_the_run_in_memory_bit_for_bit(tmp_path, path, algorit
     streamed = trained(tmp_path, path, algorithm, "streamed", **{"data.streaming": True})
     same_run(inside, streamed)
     events = (streamed.folder / "events.jsonl").read_text()
-    assert "training data: 48 rows are streamed: each is tokenised in the step that takes it" in events
+    assert "training data: 48 rows are streamed: the step that takes a row tokenises it" in events
     assert "dropped 3 of" in events
 
 
@@ -402,7 +402,7 @@ def test_a_run_whose_streamed_rows_were_changed_is_not_resumed(tmp_path, path):
     tiny_model(tmp_path / "model", characters="0123456789+= ")
     run = trained(tmp_path, path, "dpo", "run", **{"data.streaming": True, "train.steps": 1})
     Path(path).write_text(jsonl(*reversed(faulty())))
-    with pytest.raises(DataError, match="training data: 45 rows as before, but others"):
+    with pytest.raises(DataError, match="training data: 45 rows as before, but different ones"):
         resume(run.folder, steps=2)
 
 

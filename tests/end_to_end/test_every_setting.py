@@ -269,7 +269,7 @@ CASES = [
     Case("critic.learning_rate", 1e-3, "weights", given=PPO),
     Case("critic.warmup_steps", 1, "weights", given=PPO),
     Case("critic.max_grad_norm", 0.0, "weights", given=PPO),
-    Case("teacher", {"path": "other_model"}, refused="ConfigError: teacher = other_model, but grpo .* never asks it"),
+    Case("teacher", {"path": "other_model"}, refused="ConfigError: teacher = other_model, but grpo .* never uses it"),
     Case("teacher.path", "other_model", "weights", given=TAUGHT),
     Case("teacher.revision", "v2", "weights", given=TAUGHT | {"teacher": "me/tiny"}),
     Case(
@@ -358,7 +358,12 @@ CASES = [
     Case("agent.attempts", 1, "rollouts/episode", given=LIFTED | AGENT["breaks"]),
     Case("agent.history", "split", "rollouts/completion_ids", given=AGENT["keep"]),
     Case("agent.sampling", "ignore", "rollouts/episode", given=LIFTED | AGENT["cold"]),
-    Case("agent.host", "192.0.2.1", given=AGENT["talks"], refused="ConfigError: agent.host = 192.0.2.1, where nothing"),
+    Case(
+        "agent.host",
+        "192.0.2.1",
+        given=AGENT["talks"],
+        refused="ConfigError: agent.host = 192.0.2.1 cannot be listened on",
+    ),
     Case("tools", ["worlds.py:look"], "rollouts/prompt", given=TALKER),
     Case("sampling.max_batch_rows", 2, "effort/decoded_rows", keeps="rollouts/completion"),
     Case("train.steps", 1, "metrics/step"),
@@ -393,7 +398,7 @@ CASES = [
     Case(  # what it does where it is not refused: tests/engines/test_vllm.py
         "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"
     ),
-    Case("rollout.url", ["http://127.0.0.1:1"], refused="rollout.engine = local, which has no server"),
+    Case("rollout.url", ["http://127.0.0.1:1"], refused="rollout.engine = local, which uses no server"),
     Case("rollout.placement", "shared", refused="rollout.engine = local, which has no server to place"),
     Case("rollout.engines", 1, "metrics/queue"),
     Case("cluster", "ray", refused="cluster with rollout.engines = 0"),  # what it does elsewhere: tests/cluster

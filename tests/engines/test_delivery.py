@@ -129,7 +129,7 @@ def test_a_step_without_signal_passes(shared):
 
 def test_a_version_that_did_not_move_on_stops_the_run():
     policy = tiny_model()
-    with pytest.raises(PublishError, match=r"runs policy version 1 when it should run 2") as error:
+    with pytest.raises(PublishError, match=r"runs policy version 1, but should run 2") as error:
         check(policy, sampler_of(policy, shared=True), version=2)
     assert error.value.exit_code == 4
 
@@ -349,7 +349,7 @@ def test_a_receipt_of_an_earlier_delivery_is_refused():
     earlier = deliver(policy, sampler, 2)
     train(policy, 1e-3)
     deliver(policy, sampler, 3)
-    with pytest.raises(PublishError, match="runs policy version 2 when it should run 3"):
+    with pytest.raises(PublishError, match="runs policy version 2, but should run 3"):
         PROOF.check(trainer_logprobs(policy), policy, sampler, earlier, 3)
 
 

@@ -385,7 +385,7 @@ def test_new_weights_and_their_version_are_used_and_recorded_once_they_are_deliv
 
 
 def test_shared_modules_can_only_be_those_of_the_published_policy():
-    with pytest.raises(PublishError, match="modules of another model"):
+    with pytest.raises(PublishError, match="modules of a different model"):
         deliver(tiny_model(), sampler_of(tiny_model()), 1)
 
 

@@ -163,12 +163,12 @@ class InBfloat16(Liar):
 
 
 LIES = {
-    AnotherTemperature: ("temperature", "those of temperature 0.8, and the run draws at 1"),
-    TopK: ("truncation", "those of top_k = 12"),
+    AnotherTemperature: ("temperature", "belong to temperature 0.8, but the run draws at 1"),
+    TopK: ("truncation", "belong to top_k = 12"),
     ReadsWithBos: ("template", "read with <bos> in front"),
-    DecodesWithOldWeights: ("versions", "those of version 4"),
-    KeepsRowsInItsCache: ("cache", "engine 0 says something else of a prompt that it has read before"),
-    SwapsWeightsBehindItsBack: ("weights", "lm_head.weight and 0 other tensors are not those of version 5"),
+    DecodesWithOldWeights: ("versions", "belong to version 4"),
+    KeepsRowsInItsCache: ("cache", "engine 0 gives other numbers for a prompt that it has read before"),
+    SwapsWeightsBehindItsBack: ("weights", "lm_head.weight and 0 other tensors differ from version 5"),
     InBfloat16: ("precision", "have the size of rounding"),
 }
 

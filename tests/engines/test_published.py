@@ -52,7 +52,7 @@ def test_what_is_written_is_read_in_the_precision_of_the_reader(found, seed):
 def test_a_tensor_that_engines_have_and_the_trainer_lacks_is_named():
     files = new_files()
     published = Published(files, {"head": ("float32", (2,)), "body": ("float32", (2,))}, write=True)
-    with pytest.raises(PublishError, match="decodes with head, which the trained model has not"):
+    with pytest.raises(PublishError, match="decodes with head, which the trained model does not have"):
         published.write(0, [("body", torch.zeros(2))])
 
 

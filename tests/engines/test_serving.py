@@ -84,7 +84,7 @@ def test_a_server_that_dies_in_the_middle_is_replaced_nothing_is_lost_and_it_is_
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("engine")]
     assert len(said) == 1
     assert "engine 0 is lost: a request failed: ConnectionError: the server has ended" in said[0]
-    assert "its rows go on from the tokens that it delivered" in said[0]
+    assert "its rows continue from the tokens that it delivered" in said[0]
     assert server.loads == 2, "the next one gets the weights and proves them, too"
     assert [one.greedy for one in served.records] == [one.greedy for one in evaluated(place).records]
 
@@ -97,8 +97,8 @@ class Stale(StubServer):
 def test_a_server_with_other_weights_answers_nothing_and_its_log_is_named(place):
     with emptied(Stale(place / "model")).serving() as url, pytest.raises(EngineError) as raised:
         evaluated(place, rollout=by(url))
-    assert "are not those of version 0" in str(raised.value)
-    assert "rollout.engine = local answers in this process" in raised.value.fix
+    assert "differ from version 0" in str(raised.value)
+    assert "With rollout.engine = local, this process answers" in raised.value.fix
     folder = Path(raised.value.fix.split()[2].split("/engines")[0])
     assert folder.is_dir()
     shutil.rmtree(folder)
@@ -188,9 +188,12 @@ def test_what_answers_is_what_the_run_sampled_with_unless_it_is_said(own, given,
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"engines": 2}, "rollout.engines = 2 with rollout.engine = local, where nobody trains"),
-        ({"url": ["http://a"]}, "rollout.url = http://a with rollout.engine = local, which has no server"),
-        ({"engine": "vllm", "url": ["http://a"], "engines": 2}, "rollout.engines = 2 and 1 servers in rollout.url"),
+        ({"engines": 2}, "rollout.engines = 2 with rollout.engine = local, but nothing is trained here"),
+        ({"url": ["http://a"]}, "rollout.url = http://a with rollout.engine = local, which uses no server"),
+        (
+            {"engine": "vllm", "url": ["http://a"], "engines": 2},
+            "rollout.engines = 2 together with 1 servers in rollout.url",
+        ),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(given, said):
@@ -203,7 +206,7 @@ def test_settings_that_would_do_nothing_are_refused(given, said):
     [
         (["eval", "model", "train.steps=3"], "the argument train.steps=3"),
         (["chat", "model", "hello"], "the argument hello"),
-        (["eval", "model", "--data", "x.jsonl", "--as", "pairs", "rollout.engine=vllm"], "for answers that are given"),
+        (["eval", "model", "--data", "x.jsonl", "--as", "pairs", "rollout.engine=vllm"], "for given answers"),
     ],
 )
 def test_arguments_that_mean_nothing_are_named(arguments, said, capsys):

@@ -193,13 +193,15 @@ class DiesAsleep(StubServer):
 
 
 WRONG = {
-    KeepsItsMemory: "5.00 GiB of the 6.00 GiB that it says it gave back are not free on the GPU (19.00 GiB are)",
-    SaysThatItKeepsSome: "it sleeps, and says itself that it holds 1.00 GiB of 6.00 GiB",
-    AnswersWithoutSleeping: "it answers /sleep with 200, and does not sleep",
-    HasNothingToGive: "it could give 0.00 GiB of the GPU back, and its weights alone are",
+    KeepsItsMemory: "5.00 GiB of the 6.00 GiB that it claims to have given back are not free on the GPU (19.00 "
+    "GiB are)",
+    SaysThatItKeepsSome: "it sleeps, but reports that it holds 1.00 GiB of 6.00 GiB",
+    AnswersWithoutSleeping: "it answers /sleep with 200, but does not sleep",
+    HasNothingToGive: "it could give back only 0.00 GiB of the GPU, but its weights alone take",
     StartedWithoutSleep: "it shares the trainer's GPU and cannot sleep: start it with --enable-sleep-mode",
-    OnAnotherGpu: "it is on GPU-of-somebody-else and the trainer on GPU-of-the-stub: rollout.placement = beside",
-    WakesWithOldWeights: "other tensors are not those of version 1",
+    OnAnotherGpu: "it is on GPU-of-somebody-else, but the trainer is on GPU-of-the-stub: set rollout.placement "
+    "= beside",
+    WakesWithOldWeights: "other tensors differ from version 1",
     WakesWithoutACache: "it woke without its cache: it holds 2.00 GiB of the 6.00 GiB from before",
     StaysAsleep: "it was woken, and sleeps still",
     CannotWake: 'answered 500: {"error":"CUDA error: out of memory"}',

@@ -220,7 +220,7 @@ def test_requests_that_would_draw_otherwise_are_refused_or_answered_all_the_same
     with agents("talks", settings={"temperature": 0.2}, limits={"attempts": 1}) as own:
         [refused] = answers(own, prompts(1))
     assert refused.episode is not None
-    assert "temperature = 0.2, but the run draws with 1.0" in refused.episode.detail
+    assert "temperature = 0.2, but the run samples with 1.0" in refused.episode.detail
     with agents("talks", settings={"temperature": 0.2}, ignores=True) as own:
         assert [one.failure for one in answers(own, prompts(2))] == ["", ""]
 
@@ -265,7 +265,7 @@ def test_no_process_is_left():
         ({"function": "talks", "settings": {"turn": {}}}, None),
         ({"function": "spies", "settings": {"turns": 2}}, "cannot be called with a row and agent.settings"),
         ({"command": ["no-such-program"]}, "there is no such program"),
-        ({"function": "talks", "host": "192.0.2.1"}, "nothing can listen"),
+        ({"function": "talks", "host": "192.0.2.1"}, "cannot be listened on"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_the_run(setup, message):

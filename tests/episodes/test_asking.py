@@ -107,7 +107,10 @@ def test_an_empty_turn_is_a_space_which_clients_accept():
             "message 1 was .*begin.* and is .*other",
         ),
         (lambda messages: messages[:1], "message 2 was .* and is None"),
-        (lambda messages: [*messages, {"role": "assistant", "content": "yes"}], "put words into the policy's mouth"),
+        (
+            lambda messages: [*messages, {"role": "assistant", "content": "yes"}],
+            "wrote a message of the role assistant",
+        ),
         (lambda messages: [*messages, {"role": "user", "content": [{"type": "image_url"}]}], "holds image_url"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_tokenizer_that_reads_text_as_something_else_is_refused(monkeypatch, r
     bridge = bridge_of("smollm2")
     unknown = [bridge.renderer.tokenizer.unk_token_id] if reads == "<unk>" else []
     monkeypatch.setattr(Literal, "letters", lambda self, name: unknown)
-    with pytest.raises(ConfigError, match="would not reach the model as it is"):
+    with pytest.raises(ConfigError, match="would not reach the model unchanged"):
         bridge.prove("user")
 
 
@@ -162,7 +162,7 @@ def test_each_template_that_rewrites_history_is_recognised(name: str):
 
 
 def test_a_template_that_rewrites_history_asks_what_to_do():
-    with pytest.raises(ConfigError, match=r"rewrites history: it writes '.*Four.*' where '.*<think>.*split.*keep"):
+    with pytest.raises(ConfigError, match=r"rewrites history: it writes '.*Four.*', but '.*<think>.*split.*keep"):
         bridge_of("thinking", history="auto")
 
 
@@ -180,9 +180,9 @@ LIFTS_SYSTEM = (
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        (LEAVES_OUT_LATER_SYSTEM, "writes no message of the role system behind an answer"),
-        (LIFTS_SYSTEM, "writes no message of the role system behind an answer"),
-        (FAMILIES["gemma"].template, "writes no message of the role system behind an answer"),
+        (LEAVES_OUT_LATER_SYSTEM, "cannot write a message of the role system after an answer"),
+        (LIFTS_SYSTEM, "cannot write a message of the role system after an answer"),
+        (FAMILIES["gemma"].template, "cannot write a message of the role system after an answer"),
         (FAMILIES["chatml"].template, ""),
     ],
 )

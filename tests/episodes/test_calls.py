@@ -68,12 +68,12 @@ def test_a_template_whose_calls_cannot_be_read_is_refused(written: str, instead:
         template_kwargs={"chat_template": template.replace(written, instead)},
     )
     bridge = Bridge.of(renderer, {eos_of("hermes")}, tools=[LOOK], roles=["tool"])
-    with pytest.raises(ConfigError, match="a call that is not read back in the format hermes"):
+    with pytest.raises(ConfigError, match="a call that cannot be read back in the format hermes"):
         proven(template, bridge)
 
 
 def test_a_template_without_calls_is_refused_and_told_which_formats_are_known():
-    with pytest.raises(ConfigError, match=r"calls in no format that is known here.*harmony, deepseek, mistral"):
+    with pytest.raises(ConfigError, match=r"calls in an unknown format.*harmony, deepseek, mistral"):
         recognised(FAMILIES["chatml"].template)
 
 

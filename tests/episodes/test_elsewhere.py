@@ -103,7 +103,7 @@ def test_a_frozen_lake_is_crossed_in_words():
     [opening] = one.reset({"prompt": "Play."})["messages"]
     assert opening["content"].startswith("[S]FFF\nFHFH\nFFFH\nHFFG\nAnswer with one of: left, down, right, up.")
     [lost] = one.step(**said("north"))["messages"]
-    assert lost["content"] == "That names no action. Answer with one of: left, down, right, up."
+    assert lost["content"] == "This is not an action. Answer with one of: left, down, right, up."
     [moved] = one.step(**said("not up, not left: Down"))["messages"]
     assert moved["content"].splitlines()[1:3] == ["SFFF", "[F]HFH"]
     for word in ("down", "right", "right", "down"):
@@ -116,7 +116,7 @@ def test_where_the_action_stands_and_what_a_misread_turn_costs_are_settings():
     one = conduct("gymnasium:FrozenLake-v1", **LAKE, pattern=r"move: (\w+)", misread=-0.5)
     one.reset({})
     misread = one.step(**said("down"))
-    assert ("names no action" in misread["messages"][0]["content"], misread["turn_reward"]) == (True, -0.5)
+    assert ("is not an action" in misread["messages"][0]["content"], misread["turn_reward"]) == (True, -0.5)
     assert "[F]HFH" in one.step(**said("I could go right. Move: down"))["messages"][0]["content"]
     assert one.finish() == {"reward": 0.0, "metrics": {"steps": 1.0}}
 
@@ -135,7 +135,7 @@ def test_part_of_a_number_or_of_a_word_names_no_action(words, text, read):
     pytest.importorskip("gymnasium", reason="the extra [environments] is not installed")
     one = conduct("gymnasium:FrozenLake-v1", **(LAKE if words == "names" else {"show": "text"}))
     one.reset({})
-    assert ("names no action" not in str(one.step(**said(text)))) is read
+    assert ("is not an action" not in str(one.step(**said(text)))) is read
 
 
 def test_rows_of_the_same_seed_begin_in_the_same_state():
@@ -156,7 +156,7 @@ def test_rows_of_the_same_seed_begin_in_the_same_state():
     [
         ("Frozen-v1", {}, r"gymnasium.make\('Frozen-v1'\) raised .*Frozen"),
         ("FrozenLake-v1", {"make": {"slippery": 1}}, r"gymnasium.make\('FrozenLake-v1'\) raised TypeError"),
-        ("Pendulum-v1", {}, "Pendulum-v1 acts in a space Box, which no word names"),
+        ("Pendulum-v1", {}, "Pendulum-v1 acts in a space Box, which words cannot express"),
     ],
 )
 def test_an_environment_of_gymnasium_that_words_cannot_play_is_refused(name, settings, says):
@@ -239,7 +239,7 @@ def test_tools_of_verifiers_are_called_by_its_own_code(written, wanted, code, to
 def test_a_seat_that_is_not_trained_needs_a_model_of_its_own(written):
     version("new")
     name = written("talked", elsewhere.VERIFIERS_V1).stem
-    with pytest.raises(ConfigError, match="the seats assistant, user; assistant is trained, and user has no model"):
+    with pytest.raises(ConfigError, match="the seats assistant, user; assistant is trained, but user has no model"):
         conduct(f"verifiers:{name}", id="user-sim")
     with pytest.raises(ConfigError, match=r"environment.settings.trains = judge; allowed: assistant, user"):
         conduct(f"verifiers:{name}", id="user-sim", trains="judge")

@@ -41,4 +41,4 @@ def test_a_run_with_turns_is_evaluated_in_turns_and_talked_to_in_one(
     assert pt.evaluate(run.folder).prompts == 4
     capsys.readouterr()
     with ChatSession(run.folder):
-        assert "A chat has no environment, tools or agent: it answers alone." in capsys.readouterr().err
+        assert "A chat has no environment, tools or agent: the model answers alone." in capsys.readouterr().err

@@ -44,7 +44,7 @@ def test_an_environment_that_offers_schemas_answers_calls_itself():
 
 
 def test_functions_and_schemas_are_not_offered_together():
-    with pytest.raises(TypeError, match="an environment answers all calls itself, or none"):
+    with pytest.raises(TypeError, match="an environment must answer all calls itself, or none"):
         conduct(Mixed)
 
 

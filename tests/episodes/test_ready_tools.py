@@ -64,9 +64,9 @@ def test_the_index_is_made_anew_when_a_file_changes(guide: Path):
 def test_a_folder_without_texts_is_refused(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"tools: search:.*empty, and there is no text in that folder"):
+    with pytest.raises(ConfigError, match=r"tools: search:.*empty, but that folder holds no text"):
         search_tool(str(tmp_path / "empty"))
-    with pytest.raises(ConfigError, match="tools: search:missing, and there is no such folder"):
+    with pytest.raises(ConfigError, match="tools: search:missing, but there is no such folder"):
         find_tool("search:missing", tmp_path)
     with pytest.raises(ConfigError, match=r'tools: pythons; did you mean "python"'):
         find_tool("pythons")

@@ -141,7 +141,7 @@ def test_an_environment_that_is_as_it_should_be_passes(folder):
         ({"ends": False}, "environment ends", "warn", "0 of 16 games ended within 4 turns"),
         ({"pay": 1.0}, "nothing is given away", "fail", "16 of 16 got 1 or more, mean 1"),
         ({"tells": True}, "answers are kept", "fail", "100% of the rows were told theirs"),
-        ({"world": "Clock"}, "environment repeats", "warn", "8 of 8 games went otherwise"),
+        ({"world": "Clock"}, "environment repeats", "warn", "8 of 8 games went differently"),
     ],
 )
 def test_what_is_wrong_with_an_environment_is_named(folder, settings, check, status, says):

@@ -95,7 +95,7 @@ def test_splits_are_not_rows_and_one_is_to_be_chosen(folder):
 
 def test_a_data_frame_is_told_how_to_give_its_rows(folder):
     frame = pandas.DataFrame({"prompt": ["ab"], "answer": ["ba"]})
-    with pytest.raises(DataError, match=r"is a DataFrame, .*\n  Give its rows: data.to_dict\("):
+    with pytest.raises(DataError, match=r"is a DataFrame, .*\n  Pass its rows: data.to_dict\("):
         evaluate(folder, frame, "exact_match")  # pyright: ignore[reportArgumentType]
 
 
@@ -148,7 +148,7 @@ def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, dat
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"rewards": "exact_match"}, ConfigError, "no data to evaluate .* only a run folder brings its own"),
+        ({"rewards": "exact_match"}, ConfigError, "no data to evaluate .* only a run folder has its own"),
         ({"data": [{"prompt": "ab"}]}, ConfigError, "no reward to judge the answers by"),
         ({"data": [{"prompt": "ab"}], "rewards": "exact_match"}, ConfigError, "'answer'"),
         ({"data": [{"text": "ab"}], "rewards": "exact_match"}, DataError, "no column for the prompt"),

@@ -106,8 +106,8 @@ def test_beyond_the_bound_it_has_forgotten_whatever_it_gained():
     assert found.headline.startswith("The model improved, and it has forgotten: its former answers to other prompts")
     assert (found.tone, found.change) == ("bad", 0)
     assert in_brief(run)["forgot"] == [
-        "its former answers to other prompts became less likely by 0.050 nats per token (0.030 to 0.070), which is "
-        "above the bound of 0.04"
+        "its former answers to other prompts became less likely by 0.050 nats per token (0.030 to 0.070), which "
+        "exceeds the bound of 0.04"
     ]
 
 

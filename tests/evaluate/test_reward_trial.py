@@ -141,8 +141,8 @@ def test_a_reward_of_a_column_that_only_other_rows_have_is_one_that_tells_right_
 def test_where_nothing_could_be_tried_nothing_is_said_to_be_well(folder, capsys):
     assert command(["reward", "test", "format", "--data", f"{folder}/train.jsonl"]) == 0
     said = capsys.readouterr().out
-    assert "no reward looks at it: nothing is known to be right or wrong" in said
-    assert "Nothing was tried: " in said
+    assert "no reward reads it: right and wrong answers are unknown" in said
+    assert "Nothing was tested: " in said
     assert "Nothing speaks against" not in said
 
 

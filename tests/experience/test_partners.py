@@ -70,8 +70,9 @@ def labels(*prompts: str, answers: Sequence[str] = "ab") -> list[dict]:
 
 def test_prompts_that_are_all_the_same_are_refused_before_anything_is_scored(tmp_path):
     message = (
-        r"8 of the 8 rows that the run takes meet no answer to another prompt .* and an update of step 1 could hold "
-        r"nothing else: kto would have no reference point; allowed: in every update a row whose prompt can meet"
+        r"for 8 of the 8 rows that the run takes, no other prompt's answer .* and an update of step 1 could hold "
+        r"nothing else: kto would have no reference point; allowed: in every update, at least one row whose "
+        r"prompt can be combined"
     )
     with pytest.raises(DataError, match=message):
         train(config(tmp_path, labels(*["a"] * 8)))
@@ -82,7 +83,10 @@ def test_rows_without_a_partner_are_counted_and_the_others_are_trained_on(tmp_pa
     """The prompt of one row leaves no room for the answer of another one in a context of 64 tokens."""
     rows = [*labels(*"abcdefg", answers=["c" * 20, "d" * 20]), {"prompt": "x" * 50, "completion": "c", "label": True}]
     train(config(tmp_path, rows))
-    assert "1 of the 8 rows that the run takes meet no answer" in (tmp_path / "run" / "events.jsonl").read_text()
+    assert (
+        "for 1 of the 8 rows that the run takes, no other prompt's answer"
+        in (tmp_path / "run" / "events.jsonl").read_text()
+    )
 
 
 def test_updates_of_one_row_are_refused_before_the_model_is_loaded(tmp_path):

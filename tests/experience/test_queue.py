@@ -37,7 +37,7 @@ def test_the_oldest_groups_come_first():
 
 def test_with_lag_0_only_what_the_present_policy_sampled_is_given_out():
     assert queue_of(0, group(0, 5, 5)).take(1, version=5)
-    with pytest.raises(GuardStop, match=r"prompt 0 has tokens of policy version 4, and version 5 would learn"):
+    with pytest.raises(GuardStop, match=r"prompt 0 has tokens of policy version 4, but version 5 would learn"):
         queue_of(0, group(0, 4)).take(1, version=5)
 
 
@@ -53,7 +53,7 @@ def test_a_token_of_a_version_that_does_not_exist_yet_is_our_own_mistake():
 
 
 def test_more_groups_than_wait_are_not_given_out():
-    with pytest.raises(ValueError, match="2 groups are asked for, and 1 wait"):
+    with pytest.raises(ValueError, match="2 groups are requested, but only 1 wait"):
         queue_of(0, group(0, 0)).take(2, version=0)
 
 

@@ -227,7 +227,7 @@ def test_another_model_can_be_the_reference(start, folder):
 
 def test_a_reference_that_nobody_asks_is_refused(folder):
     config = config_of(folder, "simpo", {"reference": str(folder / "other")})
-    with pytest.raises(ConfigError, match=r"reference = .*, but simpo as configured never asks it"):
+    with pytest.raises(ConfigError, match=r"reference = .*, but simpo with these settings never uses it"):
         pt.train(config)
 
 

@@ -121,7 +121,7 @@ def test_a_pair_is_read_back_by_its_ids_and_not_by_its_text():
 def test_ids_of_another_tokenizer_are_refused():
     tokenizer = tiny_tokenizer()
     for wrong in ([5, 9], [5, 10_000], [], ["c"]):
-        with pytest.raises(Unusable, match="rejected_ids of another tokenizer: leave the columns of ids out"):
+        with pytest.raises(Unusable, match="rejected_ids of another tokenizer: leave out the columns of ids"):
             read_sampled_pair(row(tokenizer, rejected_ids=wrong), tokenizer, 0)
 
 

@@ -208,7 +208,7 @@ def test_a_folder_that_transformers_cannot_open_is_an_error_with_its_words(runs,
         return written
 
     monkeypatch.setattr(api, "write_hf", write)
-    with pytest.raises(ExportError, match="plain transformers cannot open and run what was exported"):
+    with pytest.raises(ExportError, match="plain transformers cannot open and run the exported model"):
         export(runs.run("full"), tmp_path / "out")
 
 

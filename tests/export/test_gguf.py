@@ -134,7 +134,7 @@ def test_a_permutation_that_is_left_out_is_found_by_the_replay(tmp_path, monkeyp
     ("config", "says"),
     [
         (PreTrainedConfig(), "cannot be written as GGUF here; allowed: llama, mistral, qwen2, qwen3"),
-        (LlamaConfig(**SMALL, attention_bias=True), "attention_bias = True, which its GGUF form cannot say"),
+        (LlamaConfig(**SMALL, attention_bias=True), "attention_bias = True, which the GGUF format cannot express"),
         (Qwen3Config(**SMALL, head_dim=8), "head_dim = 8.*allowed: 128"),
         (MistralConfig(**SMALL, sliding_window=16), "sliding_window = 16"),
         (
@@ -152,7 +152,7 @@ def test_a_word_level_vocabulary_of_words_is_refused():
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["ü"])
     assert vocabulary(tokenizer, 45).tokens[40:] == ["ü", "[PAD41]", "[PAD42]", "[PAD43]", "[PAD44]"]
-    with pytest.raises(ModelError, match="the whole word 'ä', which a GGUF file cannot say"):
+    with pytest.raises(ModelError, match="the whole word 'ä', which a GGUF file cannot express"):
         vocabulary(tiny_tokenizer("aä"), 5)
 
 

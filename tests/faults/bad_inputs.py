@@ -361,18 +361,18 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         BadInput(
             name="Distillation without a teacher",
             command="train run.yaml algorithm=distillation",
-            says="no teacher, but distillation as configured learns from one.*Set teacher = PATH",
+            says="no teacher, but distillation with these settings learns from one.*Set teacher = PATH",
         ),
         BadInput(
             name="A teacher that nobody asks",
             command="train run.yaml teacher=model",
-            says="teacher = model, but grpo as configured never asks it.*set algorithm = distillation",
+            says="teacher = model, but grpo with these settings never uses it.*set algorithm = distillation",
         ),
         BadInput(
             name="A teacher with another tokenizer",
             command="train run.yaml algorithm=distillation teacher=other",
             change=lambda folder: tiny_model(folder / "other", characters="zyxwvutsrqponmlkjihgfedcba"),
-            says="teacher = other, whose tokenizer is another than the policy's.*a teacher with the same vocabulary",
+            says="teacher = other, whose tokenizer differs from the policy's.*a teacher with the same vocabulary",
         ),
         BadInput(
             name="The k1 estimator in the loss",
@@ -426,7 +426,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             name="A form that is not known",
             command="train run.yaml data.train=train.xlsx",
             files={"train.xlsx": "?"},
-            says=r"train.xlsx has a form that is not known.*\.jsonl.*JSONL",
+            says=r"train.xlsx has an unknown format.*\.jsonl.*JSONL",
         ),
         BadInput(name="An empty data file", files={"train.jsonl": ""}, says="train.jsonl holds no rows"),
         BadInput(
@@ -437,7 +437,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         BadInput(
             name="A line that is not UTF-8",
             change=lambda folder: (folder / "train.jsonl").write_bytes(b'{"prompt": "ab"}\n{"prompt": "\xe9"}\n'),
-            says="train.jsonl, line 2, byte 13: not UTF-8.*Mend or remove line 2",
+            says="train.jsonl, line 2, byte 13: not UTF-8.*Fix or remove line 2",
             note="The second line of `train.jsonl` holds the byte E9, an é of Latin-1.",
         ),
         BadInput(
@@ -497,7 +497,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         BadInput(
             name="A dataset that cannot be downloaded",
             command="train run.yaml data.train=nobody/nothing data.eval=null",
-            says="nobody/nothing is no file here, and the Hugging Face dataset .* cannot be loaded",
+            says="nobody/nothing is not a file here, and the Hugging Face dataset .* cannot be loaded",
             setup=CUT_OFF,
             forked=True,
             note="Without a network.",
@@ -533,7 +533,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         BadInput(
             name="A column that the data does not have",
             files={"rewards.py": "def vowels(completions, anwser):\n    return [0.0 for _ in completions]\n"},
-            says="asks for the column 'anwser', which the data does not have.*answer",
+            says="asks for the column 'anwser', but the data does not have it.*answer",
         ),
         BadInput(
             name="No gold answers",
@@ -676,7 +676,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         BadInput(
             name="A folder that holds a run",
             command="train run.yaml --output finished",
-            says="output = finished, which holds a run already.*posttrain resume finished",
+            says="output = finished, which already holds a run.*posttrain resume finished",
         ),
         BadInput(
             name="A folder that cannot be written",

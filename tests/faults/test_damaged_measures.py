@@ -74,7 +74,7 @@ def test_without_any_record_the_baseline_is_said_to_be_lost(run, tmp_path):
     (copy / "events.jsonl").write_text("\n".join(lines) + "\n")
     after = pt.resume(copy).evaluation
     assert "baseline" not in after
-    assert after["lost"] == "the measurement before training is not on file"
+    assert after["lost"] == "the measurement before training is missing"
     assert verdict(read_run(copy)).change == 0
 
 

@@ -57,7 +57,7 @@ def test_whoever_opens_a_model_with_one_flipped_bit_is_told_its_file(run, tmp_pa
     for file in files:
         whole = file.read_bytes()
         file.write_bytes(whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :])
-        with pytest.raises(CheckpointError, match=f"model/{file.name} has other content than was written"):
+        with pytest.raises(CheckpointError, match=f"model/{file.name} has different content than was written"):
             READERS[reader](copy, model)
         file.unlink()
         with pytest.raises(CheckpointError, match=f"model/{file.name} is missing"):
@@ -71,7 +71,7 @@ def test_adapters_are_looked_at_as_well(run, tmp_path):
     adapter = copy / "checkpoints" / "step-000002" / "adapter"
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with pytest.raises(CheckpointError, match=r"adapter/adapter_model\.safetensors has other content"):
+    with pytest.raises(CheckpointError, match=r"adapter/adapter_model\.safetensors has different content"):
         export(adapter, tmp_path / "out")
 
 

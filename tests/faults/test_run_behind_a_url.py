@@ -124,11 +124,11 @@ def test_storage_that_is_lost_ends_the_run_with_an_error_and_resume_carries_the_
     ended = drive(folder, "loser", "train", str(config))
     [local] = (folder / "loser").iterdir()
     assert ended.exit_code == 1
-    assert f"not everything could be carried to {url}" in ended.errors
-    assert f"all of it is in {local}" in ended.errors
+    assert f"not everything could be sent to {url}" in ended.errors
+    assert f"everything is in {local}" in ended.errors
     assert json.loads((local / "error.json").read_text())["exit_code"] == 1
     warnings = [event["message"] for event in events(local) if event.get("about") == "output"]
-    assert warnings[0].startswith(f"nothing is carried to {url} now")
+    assert warnings[0].startswith(f"sending to {url} is suspended")
     (folder / "lost").unlink()
     (folder / "away").rename(folder / "lost")
     resumed = drive(folder, "loser", "resume", str(local))

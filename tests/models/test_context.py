@@ -148,7 +148,7 @@ def test_beyond_that_length_no_pass_of_the_trainer_takes_a_row(kind):
     assert str(error.value) == (
         f"a row has 33 tokens in a forward pass; allowed: 32 tokens, its context (beyond them the model's {kind} "
         "rotary factors depend on the longest row of a pass).\n"
-        "  Shorten the rows, or take a model with a longer context."
+        "  Shorten the rows, or use a model with a longer context."
     )
 
 

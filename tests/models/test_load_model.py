@@ -180,7 +180,7 @@ def test_a_broken_config(folder):
 
 def test_an_unknown_architecture(folder):
     edit(folder / "config.json", model_type="nonsense")
-    with pytest.raises(ModelError, match=r"architecture that transformers does not know: .*nonsense"):
+    with pytest.raises(ModelError, match=r"is unknown to transformers: .*nonsense"):
         load(folder)
 
 

@@ -117,7 +117,7 @@ def test_a_model_in_another_form_is_read_whole_and_a_note_says_why(tmp_path):
     torch.save(weights, tmp_path / "pytorch_model.bin")
     left = load_model(ModelConfig(path=str(tmp_path), device="cpu"), in_parts=True)
     assert not is_unread(left.model)
-    assert f"each device reads all of {tmp_path} before it keeps its part of it" in " ".join(left.notes)
+    assert f"each device reads all of {tmp_path} before it keeps its part" in " ".join(left.notes)
 
 
 def test_weights_that_are_not_finite_are_refused_when_they_are_read(tmp_path):

@@ -132,7 +132,7 @@ def test_a_stage_is_trained_further_in_a_copy_alone(done, tmp_path):
 
 
 def test_a_folder_with_a_pipeline_is_not_written_over(done, folder):
-    with pytest.raises(ConfigError, match=r"holds a pipeline already[^$]*posttrain resume"):
+    with pytest.raises(ConfigError, match=r"already holds a pipeline[^$]*posttrain resume"):
         posttrain.train(settings(folder, "done"))
 
 
@@ -203,7 +203,7 @@ def before_second(folder) -> Path:
         patched.setattr(pipeline_stage, "_receive", lambda stage, *rest: {} if stage.number == 1 else stop())
         with pytest.raises(KeyboardInterrupt) as error:
             posttrain.train(settings(folder, "began-1"))
-    assert f"posttrain resume {folder / 'began-1'}` goes on with it" in error.value.__notes__[-1]
+    assert f"posttrain resume {folder / 'began-1'}` continues it" in error.value.__notes__[-1]
     assert json.loads((folder / "began-1" / "pipeline.json").read_text())["status"] == "interrupted"
     return (folder / "began-1").rename(folder / "before-second")
 
@@ -220,8 +220,8 @@ def test_weights_that_were_changed_on_disk_are_an_error_that_names_both_stages(s
     path.write_bytes(content)
     assert command(["resume", str(stopped)]) == 4
     said = capsys.readouterr().err
-    assert "stage grpo does not get the model that stage sft has trained" in said
-    assert "model/model.safetensors has other content than was written" in said
+    assert "stage grpo does not receive the model that stage sft has trained" in said
+    assert "model/model.safetensors has different content than was written" in said
 
 
 def test_a_checkpoint_that_was_replaced_as_a_whole_is_found_by_its_content(stopped):
@@ -237,7 +237,9 @@ def test_a_checkpoint_that_was_replaced_as_a_whole_is_found_by_its_content(stopp
         (checkpoint / name).unlink()
     writing._seal(checkpoint, 3, {"step": 3})
     assert not isinstance(verify(checkpoint), list)
-    with pytest.raises(HandOverError, match=r"1 of \d+ weights have another content, model\.norm\.weight for one"):
+    with pytest.raises(
+        HandOverError, match=r"1 of \d+ weights have different content, for example model\.norm\.weight"
+    ):
         posttrain.resume(stopped)
 
 
@@ -312,7 +314,9 @@ def test_a_stage_that_has_begun_does_not_take_other_settings_in_silence(cut):
     edit(cut, 2, "learning_rate: 0.0001", "learning_rate: 0.0002")
     edit(cut, 2, "group_size: 2", "group_size: 4")
     said = r"stage grpo has begun with other settings: sampling\.group_size, train\.learning_rate of [^$]*"
-    with pytest.raises(ConfigError, match=said + r"agree; or remove the folder .*02-grpo"):
+    with pytest.raises(
+        ConfigError, match=said + r"agree; or, to train these stages again, remove the folder .*02-grpo"
+    ):
         posttrain.resume(cut)
     shutil.rmtree(cut / "02-grpo")
     assert posttrain.resume(cut).stages[1].name == "grpo"

@@ -79,9 +79,7 @@ def test_of_the_ranks_that_have_room_as_many_go_on_as_the_settings_allow(tmp_pat
 
 
 def test_room_that_the_settings_cannot_use_is_told_by_the_name_of_the_setting(tmp_path):
-    told = (
-        r"there is room for 1 rank\(s\), and the settings allow no such number: train.shard = 2 with train.devices = 1"
-    )
+    told = r"room for 1 rank\(s\), but the settings do not allow that number: train.shard = 2 with train.devices = 1"
     with pytest.raises(DoesNotFit, match=told):
         launch.most_ranks(load_config(config(tmp_path, 4, shard=2)).config, 1)
 

@@ -117,9 +117,9 @@ def test_a_run_without_a_check_says_that_nobody_looks(watched):
 
 
 def test_a_check_that_saw_held_out_answers_only_is_not_said_to_have_seen_more(watched):
-    assert "looks at held-out answers." in alarms_html(read_run(watched))
+    assert "examines held-out answers." in alarms_html(read_run(watched))
     add(watched, {"check/accepted": 12.0})
-    assert "looks at a sample of what the reward accepts." in alarms_html(read_run(watched))
+    assert "examines a sample of the answers that the reward accepts." in alarms_html(read_run(watched))
 
 
 def test_a_reward_that_is_no_share_is_not_drawn_as_one(watched):

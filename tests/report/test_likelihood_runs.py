@@ -62,7 +62,9 @@ def titles(run: RunRecord) -> list[str]:
 def test_the_verdict_on_pairs_names_both_accuracies_and_the_interval_of_their_difference():
     found = verdict(pair_run(0.52, 0.71, interval(0.19, 0.06)))
     assert found.headline == "The model improved."
-    assert "Held-out pair accuracy (chosen answer likelier than rejected one): 52% → 71%" in found.sentences[0]
+    assert (
+        "Held-out pair accuracy (the chosen answer is likelier than the rejected one): 52% → 71%" in found.sentences[0]
+    )
     assert "(difference +19 points, 95% interval +13 to +25), on the same 200 pairs" in found.sentences[0]
     assert "By the implicit reward" in found.sentences[1]
     assert "74% (69% to 79%)" in found.sentences[1]
@@ -139,7 +141,7 @@ def test_margins_that_grow_when_all_pairs_are_in_order_are_a_warning(held_out: f
     run.evaluation["trained"]["implicit"] = {"accuracy": interval(held_out, 0.02)}
     rows = [{**row, "rewards/accuracies": 1.0, "rewards/margins": 1.2 ** row["step"]} for row in run.metrics]
     (note,) = [n for n in observations(replace(run, metrics=rows)) if "margins grow" in n.title]
-    assert ("learned by heart" in note.text) == by_heart
+    assert ("memorising" in note.text) == by_heart
 
 
 def test_a_held_out_loss_that_rises_while_the_training_loss_falls_is_a_warning():

@@ -149,7 +149,8 @@ def test_every_section_and_plot_of_a_whole_run_is_there(run_folder):
     drawn = [label.split(".")[0] for label in labels]
     assert [title for title in titles if title not in drawn and title != "Time per step"] == []
     assert any(
-        "Time per step. The trainer waits 62% of the time for samples and 4.2% for rewards" in label for label in labels
+        "Time per step. The trainer waits 62% of the time for samples and 4.2% for late rewards" in label
+        for label in labels
     )
     assert "The same at every step:Clipped tokens" in page.text, "what never changes is a number, not a plot"
 
@@ -277,7 +278,7 @@ def test_settings_show_their_origin_and_defaults_can_be_hidden(run_folder):
 def test_events_tell_what_an_evaluation_found(run_folder):
     text = Page(write_report(run_folder).read_text()).text
     assert "held-out: accuracy 66% (57% to 73%)" in text
-    assert "1 routine events (publishes, checkpoints) are left out here" in text
+    assert "1 routine events (publishes, checkpoints) are not shown here" in text
 
 
 def test_how_a_run_computes_is_among_the_events(run_folder):

@@ -159,7 +159,7 @@ def test_a_broken_stream_warns_once_and_never_raises():
         warnings.simplefilter("always")
         tell(TerminalView(Broken()))
     assert [str(warning.message) for warning in caught] == [
-        "the terminal output stopped (BrokenPipeError: gone); the run goes on"
+        "the terminal output stopped (BrokenPipeError: gone); the run continues"
     ]
 
 

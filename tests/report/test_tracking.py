@@ -222,7 +222,7 @@ def test_one_that_takes_too_long_is_left_to_it(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(followers, "LAST_SECONDS", 0.0)
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     assert command(["train", str(tmp_path / "config.yaml")]) == 0
-    assert "report_to tensorboard: still sends after 0 seconds" in capfd.readouterr().out
+    assert "report_to tensorboard: is still sending after 0 seconds" in capfd.readouterr().out
     follow(tmp_path / "run", "tensorboard")  # waits for the one that still sends
     assert_complete(tmp_path / "run", "tensorboard")
 
@@ -261,7 +261,7 @@ def test_a_follower_that_is_killed_is_said_to_be(tmp_path):
         wait_until(lambda: lock.exists() and lock.read_text() != "")
         os.kill(int(lock.read_text()), signal.SIGKILL)
     assert said == [
-        f"report_to tensorboard: it was ended by SIGKILL; `posttrain track {folder} --to tensorboard` sends the rest"
+        f"report_to tensorboard: signal SIGKILL ended it; `posttrain track {folder} --to tensorboard` sends the rest"
     ]
 
 
@@ -411,7 +411,7 @@ def test_who_waits_for_another_follower_says_for_whom(tmp_path, capsys):
         wait_until(asked)
         assert waits.is_alive()
     waits.join()
-    assert said == "waiting for process 4711, which still sends to tensorboard; `kill 4711` ends it\n"
+    assert said == "waiting for process 4711, which is still sending to tensorboard; `kill 4711` ends it\n"
     assert lock.read_text() == str(os.getpid())
     assert_complete(folder, "tensorboard")
 

@@ -48,9 +48,7 @@ def test_parameter_names_tell_the_two_forms_apart():
 )
 def test_any_other_signature_is_refused(function):
     given = re.escape(f"f{Signature.of.__globals__['inspect'].signature(function)}")
-    with pytest.raises(
-        ConfigError, match=f"{given} has none of the two forms of a reward function; allowed: f\\(prompts"
-    ):
+    with pytest.raises(ConfigError, match=f"{given} matches neither form of a reward function; allowed: f\\(prompts"):
         Signature.of(function, "f")
 
 

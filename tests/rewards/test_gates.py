@@ -160,7 +160,7 @@ def test_a_circle_is_refused_when_rewards_are_built(built):
 @pytest.mark.parametrize("name", ["cosine", "kimi_length", "arora_zanette"])
 def test_who_has_to_be_told_needs_a_gate(built, name):
     settings = {"max_length": 10} if name == "cosine" else {}
-    with pytest.raises(ConfigError, match=f'"{name}" has to know which completions are correct.*\n.*gate: math'):
+    with pytest.raises(ConfigError, match=f'"{name}" needs to know which completions are correct.*\n.*gate: math'):
         built(Reward(name=name, settings=settings))
 
 

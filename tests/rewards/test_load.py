@@ -50,11 +50,11 @@ def test_an_installed_package_publishes_a_reward_by_name(score, reward_file, tmp
     [
         (
             Reward(name="maths"),
-            r"'maths', and there is no such reward; did you mean \"math\"\?; allowed: agent, aime, arora_zanette, code",
+            r"'maths', but there is no such reward; did you mean \"math\"\?; allowed: agent, aime, arora_zanette, code",
         ),
         (
             Reward(name="accuracy_reward"),
-            r"'accuracy_reward', and there is no such reward; here it is 'math'; allowed",
+            r"'accuracy_reward', but there is no such reward; here it is 'math'; allowed",
         ),
         (Reward(function="math"), r"function = 'math'; allowed: .*\n  `name: math` chooses a built-in"),
         (

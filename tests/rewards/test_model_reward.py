@@ -203,7 +203,7 @@ def test_a_language_model_is_no_reward_model(base):
 
 def test_scores_of_unknown_scale_cannot_be_normalised(base, tmp_path):
     save_reward_model(loaded_from(base), tmp_path, ScoringFacts())
-    with pytest.raises(ConfigError, match="does not say how its scores lie"):
+    with pytest.raises(ConfigError, match="does not record the distribution of its scores"):
         build_rewards([Reward(model=str(tmp_path), settings={"normalize": True})])
 
 

@@ -133,7 +133,8 @@ def test_a_column_that_only_the_held_out_data_lacks_is_to_be_added_there(reward_
             }
         )
     assert str(caught.value).startswith(
-        "held-out data: reward \"who_len\" asks for the column 'who', which the data does not have; allowed: none: the "
+        "held-out data: reward \"who_len\" asks for the column 'who', but the data does not have it; allowed: "
+        "none: the "
         "rows hold only prompts.\n  Add the column to the held-out data (data.eval), rename the parameter, give it a "
         "default, or give its value in the reward's settings.who."
     )

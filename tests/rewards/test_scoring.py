@@ -312,7 +312,7 @@ def test_rewards_of_any_size_are_scored_where_they_are_of_one_size(built):
         rewards = built(lambda completion, scale=scale: scale * len(completion))
         scores = rewards.score([prompt(0)], [[completion("a" * n) for n in (1, 5, 90)]])
         assert scores.rewards_PG == [[scale, 5 * scale, 90 * scale]]
-    with pytest.raises(RewardError, match="values up to 1e\\+06 times the usual one, and to 1e\\+12"):
+    with pytest.raises(RewardError, match="values up to 1e\\+06 times the usual one, and up to 1e\\+12"):
         built(lambda completion: 1e308).score([prompt(0)], [[completion("a"), completion("b")]])
 
 

@@ -198,7 +198,7 @@ def test_a_run_gives_each_token_the_return_from_it_on(file: Path, tmp_path: Path
 def test_an_algorithm_with_one_advantage_per_completion_refuses_them_before_the_first_step(file: Path, tmp_path: Path):
     with pytest.raises(ConfigError) as caught:
         posttrain.train(config(file, tmp_path / "run", "grpo"))
-    assert caught.match('reward "by_letter" gives each token a reward, and grpo has one advantage per completion')
+    assert caught.match('reward "by_letter" gives each token a reward, but grpo has one advantage per completion')
     assert caught.match("allowed: reinforce, remax, reinforce_plus_plus, ppo, or policy_gradient with baseline")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 

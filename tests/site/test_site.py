@@ -1,4 +1,4 @@
-"""The built site in a real browser: accessible at two widths, searchable, and nothing is fetched from elsewhere."""
+"""The built site: no link or picture leads nowhere. In a real browser: accessible at two widths, and searchable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import http.server
 import os
 import threading
 import time
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from tests.lab.explore.chromium import PROGRAM, Chromium
@@ -29,10 +31,30 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class Links(HTMLParser):
+    """Every address and every id of a page, those of raw HTML included, which the strict build does not check."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.ids |= {found[name] for name in ("id", "name") if found.get(name)}
+        self.links += [found[name] for name in ("href", "src") if found.get(name)]
+
+
 @pytest.fixture(scope="module")
-def site():
+def built():
     if not (SITE / "index.html").exists():
         pytest.skip("the site is not built: `make docs-test` builds it first")
+    return SITE
+
+
+@pytest.fixture(scope="module")
+def site(built):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(SITE)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
@@ -45,6 +67,26 @@ def browser(tmp_path_factory):
         pytest.skip("no Chromium is installed: `apt-get install chromium` brings it")
     with Chromium(tmp_path_factory.mktemp("chromium")) as chromium:
         yield chromium
+
+
+def test_every_link_and_picture_of_every_page_is_there(built):
+    pages = {path.resolve(): Links(path) for path in built.rglob("*.html") if path.name != "404.html"}
+    checked, broken = 0, []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            there = target.exists()
+            if there and parts.fragment and target in pages and not parts.fragment.startswith("__"):
+                there = unquote(parts.fragment) in pages[target].ids
+            checked += 1
+            broken += [] if there else [f"{path.relative_to(built.resolve())}: {link}"]
+    assert broken == []
+    assert len(pages) > 100
+    assert checked > 10_000
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -122,7 +122,7 @@ def test_what_a_checkpoint_relies_on_comes_before_its_manifest(storage, monkeypa
         store.carrier.finish()
         monkeypatch.setattr(RemoteFolder, "put", stopping)
         take_step(store, 2)
-        with pytest.raises(StorageError, match="not everything could be carried"):
+        with pytest.raises(StorageError, match="not everything could be sent"):
             store.carrier.finish()
         assert storage.manifests() == ["step-000001"]
         assert b'"step": 2' in (storage.place / "metrics.jsonl").read_bytes()
@@ -200,7 +200,7 @@ def test_a_checkpoint_whose_file_is_written_each_time_it_is_sent_gets_no_manifes
     with storage.start() as store:
         take_step(store, 1)
         monkeypatch.setattr(RemoteFolder, "put", writing)
-        with pytest.raises(StorageError, match="state/weights was written each of 3 times while it was sent"):
+        with pytest.raises(StorageError, match="state/weights changed during each of 3 attempts to send it"):
             store.carrier.finish()
         assert storage.manifests() == []
 
@@ -296,9 +296,9 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(storage):
         found = Checkpoints(there.checkpoints, 2).newest()
         assert found.step == 1
         assert [str(damage) for damage in found.skipped] == [
-            "step-000002/state/weights has other content than was written (sha256 differs)"
+            "step-000002/state/weights has different content than was written (sha256 differs)"
         ]
-    assert any("passed over a damaged checkpoint: step-000002/state/weights" in text for text in storage.said)
+    assert any("skipped a damaged checkpoint: step-000002/state/weights" in text for text in storage.said)
 
 
 def test_a_checkpoint_without_its_manifest_is_none(storage):
@@ -333,7 +333,7 @@ def test_a_used_url_is_refused_as_a_used_folder_is(storage):
         take_step(store, 1)
         store.carrier.finish()
     before = contents(storage.place)
-    with pytest.raises(ConfigError, match="which holds a run already"), storage.start("b"):
+    with pytest.raises(ConfigError, match="which already holds a run"), storage.start("b"):
         pass
     assert contents(storage.place) == before
 
@@ -341,7 +341,7 @@ def test_a_used_url_is_refused_as_a_used_folder_is(storage):
 def test_files_of_somebody_else_are_never_touched(storage):
     storage.place.mkdir(parents=True)
     (storage.place / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match="which holds files already"), storage.start():
+    with pytest.raises(ConfigError, match="which already holds files"), storage.start():
         pass
     assert contents(storage.place) == {"thesis.tex": b"years of work"}
 
@@ -552,7 +552,7 @@ def test_storage_that_is_away_for_a_while_is_said_once_and_loses_nothing(storage
         until(lambda: len(storage.said) == 2)
         store.carrier.finish()
         assert contents(storage.place) == contents(store.folder)
-    assert "nothing is carried to file://" in storage.said[0]
+    assert "sending to file://" in storage.said[0]
     assert "NotADirectoryError" in storage.said[0] or "Not a directory" in storage.said[0]
     assert "answers again" in storage.said[1]
 
@@ -566,7 +566,7 @@ def test_at_the_end_an_error_names_the_folder_that_has_everything(storage):
         (storage.folder / "bucket").write_text("no folder")
         with pytest.raises(StorageError) as raised:
             store.carrier.finish()
-        assert f"all of it is in {store.folder}" in raised.value.fix
+        assert f"everything is in {store.folder}" in raised.value.fix
         assert raised.value.exit_code == 1
         assert Checkpoints(store.checkpoints, 2).newest().step == 2
 
@@ -606,10 +606,10 @@ def test_ctrl_c_ends_the_wait_for_storage_and_says_where_everything_is(tmp_path,
     ended = run_code(INTERRUPTED, str(tmp_path), when)
     assert ended.exit_code == 0, ended.errors
     said, _, last = ended.printed.partition("ended by")
-    assert ("sending what is left" in said) == (when == "stopped")
+    assert ("sending the remaining files" in said) == (when == "stopped")
     assert said.count("(Ctrl-C ends the wait, and leaves everything in ") == 1
     assert ("stopped after step 1" in last) == (when == "stopped")
-    assert f"all of it is in {tmp_path}/run, and `posttrain resume" in last
+    assert f"everything is in {tmp_path}/run, and `posttrain resume" in last
 
 
 FULL = (
@@ -663,7 +663,7 @@ def test_a_full_disk_there_leaves_the_older_checkpoint_whole_and_is_made_up_for(
         ("s3://bucket", "which names no folder"),
         ("file://runs/first", "which names no folder"),
         ("s3://bucket/../run", "which names no folder"),
-        ("s3://bucket/run?versionId=1", "which holds more than a place"),
+        ("s3://bucket/run?versionId=1", "which holds more than the address of a folder"),
     ],
 )
 def test_what_is_no_place_for_a_run_is_refused(url, said):

@@ -390,12 +390,12 @@ def test_a_link_in_what_was_written_is_refused_at_once_and_not_at_the_resume(che
 
 def test_a_run_outlives_two_misses_and_gives_up_at_the_third_in_a_row():
     policy, error = SavePolicy(), CheckpointError(given="disk full", allowed="a free GB", fix="Free it.")
-    assert "1 of 3 misses in a row" in policy.missed(error)
+    assert "1 of 3 failures in a row" in policy.missed(error)
     policy.saved()
     assert "1 of 3" in policy.missed(error)
     assert "2 of 3" in policy.missed(error)
     with pytest.raises(
-        CheckpointError, match="3 checkpoints in a row could not be saved; the last: disk full"
+        CheckpointError, match="3 checkpoints in a row could not be saved; the last one: disk full"
     ) as caught:
         policy.missed(error)
     assert (caught.value.allowed, caught.value.fix) == ("a free GB", "Free it.")
@@ -555,7 +555,7 @@ def test_loaded_tensors_are_aligned_like_those_that_torch_makes(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "plain", "message"),
     [
-        ({}, {"betas": (0.9, 0.999)}, "plain.betas: a tuple would not come back as what it was"),
+        ({}, {"betas": (0.9, 0.999)}, "plain.betas: a tuple would not be read back as the same value"),
         ({}, {"groups": [{0: "a"}]}, r"plain.groups\[0\]: the key 0 would come back as a string"),
         ({"step": 3}, None, "step: a int is not a tensor; put it into `plain`"),
         ({"a/b": torch.zeros(1)}, None, "'a/b': names of tensors are strings without '/'"),

@@ -189,13 +189,13 @@ def test_a_folder_that_holds_a_run_is_refused_with_the_two_ways_out(tmp_path, ma
     (tmp_path / mark).mkdir()
     with pytest.raises(ConfigError) as caught:
         RunStore.create(tmp_path, "")
-    assert caught.value.given == f"output = {tmp_path}, which holds a run already"
+    assert caught.value.given == f"output = {tmp_path}, which already holds a run"
     assert f"`posttrain resume {tmp_path}` continues that run; set output to another folder" in caught.value.fix
 
 
 def test_a_refused_folder_is_not_kept_locked(store):
     store.close()
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="holds a run"):
         RunStore.create(store.folder, "")
     RunStore.open(store.folder).close()
 

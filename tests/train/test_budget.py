@@ -79,4 +79,4 @@ def test_one_that_is_gone_on_with_knows_what_it_has_spent(folder, whole):
     assert isinstance(again, Run)
     assert len(again.metrics) == 3
     warning = [event["message"] for event in again.store.read_events("warning") if event.get("about") == "resume"]
-    assert warning == ["nothing is left to train: train.stop_after_tokens was reached in step 3"]
+    assert warning == ["nothing is left to train: step 3 reached train.stop_after_tokens"]

@@ -135,9 +135,9 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, mon
     monkeypatch.setattr(computing, "choose_compute", lambda *given, saved=None, **more: here)
     resumed = posttrain.resume(stopped.folder, steps=3)
     assert Compute.read(resumed.folder / computing.FILE) == here
-    (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]
+    (told,) = [message for message in events(resumed, "warning") if "bit for bit" in message]
     assert f"{stopped.trainer.loaded.compute.describe()} on another processor" in told
-    assert ", and goes on in float32, sampling" in told
+    assert "and continues in float32, sampling" in told
 
 
 @pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
@@ -152,8 +152,8 @@ def test_a_run_whose_kernels_are_gone_goes_on_without_them_and_says_so(folder, m
         found.cache_clear()
     assert resumed.trainer.loaded.compute.kernels == "torch"
     assert resumed.feed.generator.sampler.compute.kernels == "torch"
-    (told,) = [message for message in events(resumed, "warning") if "bit by bit" in message]
-    assert f"compiled kernels on {machine()}, {stopped.trainer.loaded.compute.compiler}, and goes on in " in told
+    (told,) = [message for message in events(resumed, "warning") if "bit for bit" in message]
+    assert f"compiled kernels on {machine()}, {stopped.trainer.loaded.compute.compiler} and continues in " in told
     assert "no compiled kernels: POSTTRAIN_KERNELS = torch" in events(resumed, "compute")[-1]
 
 

@@ -107,7 +107,7 @@ def test_a_critic_starts_where_its_path_says(folder):
 
 
 def test_a_critic_that_reads_other_ids_is_refused(folder):
-    with pytest.raises(ConfigError, match=r"critic.path = .*letters, whose tokenizer is another than the policy's"):
+    with pytest.raises(ConfigError, match=r"critic.path = .*letters, whose tokenizer differs from the policy's"):
         train(folder, "other-tokenizer", **{"critic.path": str(folder / "letters")})
 
 

@@ -158,9 +158,12 @@ def test_what_no_law_explains_is_told_without_what_there_was_no_memory_for(polic
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory"), "there was no memory to ask (CUDA out of memory)"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "there was no memory to ask"),
-        (ValueError("no such layer"), "asking failed: ValueError: no such layer"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "there was not enough memory for the request (CUDA out of memory)",
+        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "there was not enough memory for the request"),
+        (ValueError("no such layer"), "the request failed: ValueError: no such layer"),
     ],
 )
 def test_nothing_that_goes_wrong_ends_a_run(policy, groups, error, words):

@@ -90,9 +90,9 @@ UNTRAINED = Example(index=0, input_ids=(1, 5, EOS), completion_mask=(False, True
         ([("answer", WITH), ("chosen", WITH)], None),
         (
             [("answer", WITHOUT), ("answer", UNTRAINED)],
-            "no answer of the training data has a trained EOS (2 looked at)",
+            "no answer in the training data ends with a trained EOS (2 checked)",
         ),
-        ([("chosen", WITH), ("chosen", UNTRAINED), ("desirable", WITH)], "1 of 3 answers of the training data"),
+        ([("chosen", WITH), ("chosen", UNTRAINED), ("desirable", WITH)], "1 of 3 answers in the training data"),
         ([("rejected", WITHOUT), ("undesirable", WITHOUT), ("prompt", WITHOUT)], None),
     ],
 )

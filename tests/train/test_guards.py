@@ -121,7 +121,7 @@ def test_a_number_outside_of_the_trained_tokens_is_not_blamed(guard, batch):
 
 def test_when_each_number_is_finite_the_largest_is_shown(guard, batch):
     with pytest.raises(
-        NonFiniteError, match=r"each .* is finite, the largest is in prompt 12, completion 2 of 2 \(.* is -3e\+30"
+        NonFiniteError, match=r"each .* is finite; the largest is in prompt 12, completion 2 of 2 \(.* is -3e\+30"
     ):
         guard.observe_loss(torch.tensor(INF), with_number(-3e30, row=3, t=1), batch, step=1)
 
@@ -172,15 +172,16 @@ def test_steps_without_signal_warn_once_and_stop_with_the_reason_and_what_to_cha
     with pytest.raises(GuardStop) as caught:
         guard.observe(9, ZEROS, ALL)
     assert (
-        caught.value.given == "step 9: all 24 answers got reward 0 in the last 3 steps: there is nothing to learn from"
+        caught.value.given == "step 9: all 24 answers got reward 0 in the last 3 steps: the model can learn "
+        "nothing from this"
     )
     assert caught.value.allowed == "fewer than guards.no_signal_steps = 3 such steps in a row"
-    for hint in ("does the reward recognise a right answer", "take easier ones (data.train)", "sampling.group_size"):
+    for hint in ("does the reward recognise a right answer", "use easier ones (data.train)", "sampling.group_size"):
         assert hint in caught.value.fix
 
 
 def test_answers_that_are_all_right_need_harder_questions():
-    with pytest.raises(GuardStop, match=r"all 8 answers got reward 1 (.|\n)*too easy for this model: take harder ones"):
+    with pytest.raises(GuardStop, match=r"all 8 answers got reward 1 (.|\n)*too easy for this model: use harder ones"):
         NoSignal(steps=1).observe(1, ZEROS + 1, ALL)
 
 
@@ -220,14 +221,14 @@ def test_steps_without_a_gradient_warn_once_and_stop_whichever_way_they_came_abo
     guard = Unmoved(steps=3)
     assert guard.observe(4, 0.5) is None
     assert guard.observe(5, 0.0) == (
-        "step 5: the gradient is exactly 0: nothing follows from what was sampled and scored. "
+        "step 5: the gradient is exactly 0: the sampled and scored answers teach nothing. "
         "The run stops after 3 such steps in a row"
     )
     assert guard.observe(6, None) is None
     resumed = Unmoved(steps=3)
     resumed.load_state(json.loads(json.dumps(guard.state())))
     for one in (guard, resumed):
-        with pytest.raises(GuardStop, match=r"step 7: no answer was trained on.*so it was in 3 steps in a row"):
+        with pytest.raises(GuardStop, match=r"step 7: no answer was trained on.*this is step 3 of this kind in a row"):
             one.observe(7, None)
     assert guard.observe(8, 1e-12) is None
     assert guard.streak == 0

@@ -110,7 +110,7 @@ def test_a_step_is_computed_again_in_halves_with_the_same_numbers(folder, monkey
             assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-7), name
         said = warnings_of(halved)
         assert said, "it is announced, and on file"
-        assert "from now on with train.tokens_per_microbatch = " in said[0]
+        assert "computed again with train.tokens_per_microbatch = " in said[0]
         assert halved.trainer.room.tokens < 100
     assert warnings_of(plain) == []
 
@@ -152,7 +152,7 @@ def test_real_memory_that_ends_is_gone_round(folder, tmp_path):
     assert ended.exit_code == 0, ended.errors
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     said = [event["message"] for event in events if "out of memory" in event["message"]]
-    assert "from now on with train.tokens_per_microbatch" in said[0]
+    assert "computed again with train.tokens_per_microbatch" in said[0]
     assert events[-1]["kind"] == "end"
 
 

@@ -465,7 +465,7 @@ def test_a_teacher_that_is_not_there_is_called_so(build):
 
 def test_a_teacher_with_another_vocabulary_is_refused(build, folder):
     tiny_model(folder / "upside_down", characters=CHARACTERS[::-1])
-    with pytest.raises(ConfigError, match=r"another than the policy's: 40 and 40 tokens; .* is id 3 in one and id 39"):
+    with pytest.raises(ConfigError, match=r"differs from the policy's: 40 and 40 tokens; .* is id 3 in one and id 39"):
         build("taught", {"teacher": str(folder / "upside_down"), "rewards": []})
 
 
@@ -479,9 +479,9 @@ def test_a_teacher_with_too_short_a_context_is_refused(build, folder):
 
 def test_a_teacher_is_there_where_it_is_needed_and_only_there():
     given = {"model": "m", "data": {"train": "d"}, "train": {"steps": 1}, "rewards": [{"name": "math"}]}
-    with pytest.raises(ConfigError, match="no teacher, but taught as configured learns from one"):
+    with pytest.raises(ConfigError, match="no teacher, but taught with these settings learns from one"):
         check(load_config({**given, "algorithm": "taught"}).config)
-    with pytest.raises(ConfigError, match="teacher = m, but grpo as configured never asks it"):
+    with pytest.raises(ConfigError, match="teacher = m, but grpo with these settings never uses it"):
         check(load_config({**given, "algorithm": "grpo", "teacher": "m"}).config)
     check(load_config({**given, "algorithm": "taught", "teacher": "m"}).config)
 

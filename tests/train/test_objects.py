@@ -97,7 +97,7 @@ def test_a_run_is_resumed_from_its_folder_wherever_that_is(model, tmp_path):
     assert pt.evaluate(moved, k=1).prompts == 4
     (kept,) = (moved / "rows").glob("train-*")
     kept.write_text(kept.read_text().replace("aa", "ab"))
-    with pytest.raises(DataError, match="is not what the run was given: its content was changed"):
+    with pytest.raises(DataError, match="differs from the rows that the run was given: its content has changed"):
         pt.resume(moved, steps=4)
 
 

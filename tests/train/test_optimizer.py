@@ -221,5 +221,7 @@ def test_the_state_of_another_model_is_refused(other):
     optimizer = Updater(net.parameters(), settings())
     set_gradients(net, 0)
     optimizer.step(1, ignore)
-    with pytest.raises(CheckpointError, match=r"does not fit parameter(.|\n)*Resume with the config that the run was"):
+    with pytest.raises(
+        CheckpointError, match=r"does not fit parameter(.|\n)*Resume with the config with which the run was"
+    ):
         Updater(other.parameters(), settings()).restore(optimizer.tensors())

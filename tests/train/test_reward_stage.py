@@ -223,7 +223,7 @@ def test_margins_of_the_data_are_read_when_asked_for_and_told_when_not(folder):
     assert "the column margin is not used; algorithm.margin = data would use it" in events(
         folder / "margins-told", "warning"
     )
-    with pytest.raises(DataError, match=r"of 60 pairs have no margin, which reward_model is set to read"):
+    with pytest.raises(DataError, match=r"of 60 pairs have no margin, but reward_model is set to read it"):
         train("margins-missing", "some", "data")
 
 

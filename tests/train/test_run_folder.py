@@ -38,7 +38,7 @@ def test_the_folder_of_a_run_that_never_began_is_taken_by_the_next(config):
     for _ in range(2):
         with pytest.raises(DataError) as failed:
             pt.train(config | {"data": {"train": "missing.jsonl"}})
-        assert "runs/demo-sft-1 has the details in error.json and can be used again" in failed.value.__notes__[0]
+        assert "runs/demo-sft-1/error.json has the details; you can use the folder again" in failed.value.__notes__[0]
     assert pt.train(config).folder == Path("runs/demo-sft-1")
     assert run_folder(load_config(config, {}).config) == Path("runs/demo-sft-2")
 

@@ -92,7 +92,7 @@ def test_rows_in_another_order_are_another_run(tmp_path, model, algorithm):
     folder = begun(tmp_path, model, algorithm)
     checkpoints = sorted(folder.glob("checkpoints/*"))
     write(tmp_path / "train.jsonl", algorithm, [row(n) for n in reversed(range(16))])
-    with pytest.raises(DataError, match="not the one with which the run was started") as error:
+    with pytest.raises(DataError, match="differs from the data with which the run was started") as error:
         pt.resume(folder, steps=2)
     for text in (
         f"data.train = {tmp_path}/train.jsonl",
@@ -108,8 +108,8 @@ def test_rows_in_another_order_are_another_run(tmp_path, model, algorithm):
 
 
 CHANGES: dict[str, tuple[str, Callable[[Rows], Rows], str]] = {
-    "one more": ("train", lambda rows: [*rows, row(40)], "training data: 17 rows, and there were 16"),
-    "one less held out": ("eval", lambda rows: rows[1:], "held-out data: 7 rows, and there were 8"),
+    "one more": ("train", lambda rows: [*rows, row(40)], "training data: 17 rows, but there were 16"),
+    "one less held out": ("eval", lambda rows: rows[1:], "held-out data: 7 rows, but there were 8"),
     "one letter": ("eval", lambda rows: [rows[0] | {"completion": "zx"}, *rows[1:]], "held-out data: 8 rows as before"),
     "one label": ("train", lambda rows: [rows[0] | {"label": False}, *rows[1:]], "training data: 16 rows as before"),
 }
@@ -127,7 +127,7 @@ def test_whatever_changed_is_said(tmp_path, model, change, streaming, monkeypatc
 
 
 GRPO_CHANGES: dict[str, tuple[str, Callable[[Rows], Rows], str]] = {
-    "one more in front": ("eval", lambda rows: [row(40), *rows], "held-out data: 9 rows, and there were 8"),
+    "one more in front": ("eval", lambda rows: [row(40), *rows], "held-out data: 9 rows, but there were 8"),
     "one column that rewards read": (
         "train",
         lambda rows: [rows[0] | {"label": not rows[0]["label"]}, *rows[1:]],

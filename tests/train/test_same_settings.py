@@ -46,11 +46,11 @@ def edit(folder: Path, **settings: str) -> None:
 
 def test_what_differs_from_the_settings_of_the_checkpoint_is_said_once(begun):
     pt.resume(begun, steps=2)
-    assert told(begun) == ["other settings than up to step 1: train.steps = 2 (was 1)"]
+    assert told(begun) == ["the settings changed after step 1: train.steps = 2 (was 1)"]
     edit(begun, learning_rate="1.0e-05", prompts_per_step="2")
     pt.resume(begun, steps=2)
     now = "train.prompts_per_step = 2 (was 4), train.learning_rate = 1e-05 (was 1e-06)"
-    assert told(begun)[1:] == [f"other settings than up to step 2: {now}"]
+    assert told(begun)[1:] == [f"the settings changed after step 2: {now}"]
     pt.resume(begun, steps=3)
     assert len(told(begun)) == 3
     assert "learning_rate" not in told(begun)[-1] or "(was 1e-06)" in told(begun)[-1]

@@ -52,7 +52,7 @@ def test_a_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
     assert resumed.trainer.room.tokens == 40
     assert resumed.config.sampling.max_batch_rows == 96
     events = (run.folder / "events.jsonl").read_text()
-    assert "other settings than up to step 2: train.steps = 3 (was 2)" in events, "and none of the sizes"
+    assert "the settings changed after step 2: train.steps = 3 (was 2)" in events, "and none of the sizes"
 
 
 @pytest.mark.parametrize("changes", [{"train.tokens_per_microbatch": 50, "sampling.max_batch_rows": 5}, {}])

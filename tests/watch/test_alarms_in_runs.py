@@ -148,7 +148,7 @@ def test_a_check_that_needs_a_column_of_held_out_rows_looks_at_those_only(folder
     config["data"] = {"train": str(folder / "prompts.jsonl"), "eval": str(folder / "hinted.jsonl")}
     run = posttrain.train(config, **{"train.steps": 1})
     assert "check/checked" not in run.metrics[0]
-    assert any("the check sees held-out answers only" in event["message"] for event in events_of(run.folder, "warning"))
+    assert any("the check sees only held-out answers" in event["message"] for event in events_of(run.folder, "warning"))
     assert run.evaluation["baseline"]["check"]["sound"]["mean"] == 0.0
 
 
@@ -189,7 +189,7 @@ def test_a_run_that_stops_ends_where_the_alarm_fired_and_again_when_it_is_resume
 
 @pytest.mark.slow
 def test_a_run_that_pauses_goes_on_when_it_is_resumed_and_ends_like_one_that_did_not(folder, gamed):
-    with pytest.raises(AlarmStop, match=f"(?s)paused after step {FIRES_AT}.*takes these alarms as seen") as caught:
+    with pytest.raises(AlarmStop, match=f"(?s)paused after step {FIRES_AT}.*treats these alarms as seen") as caught:
         posttrain.train(config_of(folder, "pause", on_alarm="pause"))
     assert caught.value.exit_code == 4
     assert (folder / "pause" / "checkpoints" / f"step-00000{FIRES_AT}").is_dir()

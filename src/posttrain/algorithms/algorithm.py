@@ -1,4 +1,4 @@
-"""What every algorithm declares, and the questions that the machinery asks it.
+"""The declarations of every algorithm, and the questions that the rest of the library asks it.
 
 An algorithm is a frozen record of settings with pure functions: `to_batch` (of what was sampled, or given) and `loss`
 (the forward pass and a batch in, a scalar out). The machinery never asks which algorithm runs; it reads `data_kind`,
@@ -28,14 +28,14 @@ class Algorithm:
     data_kind: ClassVar[DataKind]
     min_group_size: ClassVar[int] = 1
     learns_from_rewards: ClassVar[bool] = True
-    """Of algorithms that sample: False where another teacher than a reward says what is good."""
+    """For algorithms that sample: False if a teacher, and not a reward, says what is good."""
     reads_token_rewards: ClassVar[bool] = False
-    """Of algorithms that sample: may single tokens have rewards? Each token then has an advantage of its own."""
+    """For algorithms that sample: may single tokens have rewards? Each token then has its own advantage."""
     reads_token_advantages: ClassVar[bool] = False
-    """Of algorithms that sample: does the loss take the advantage of each token as it is? Else it has one for the whole
+    """For algorithms that sample: does the loss read an advantage for each token? If not, it reads one for the whole
     completion, and turns cannot have advantages of their own."""
     learns_off_policy: ClassVar[bool] = False
-    """Of algorithms that sample: is the loss right for what another policy wrote, without a ratio?"""
+    """For algorithms that sample: is the loss right for another policy's completions, without a ratio?"""
     open_composition: ClassVar[bool] = False
     """Do settings decide which values of others are allowed? Explanations then list all values."""
     shared_sources: ClassVar[dict[str, str]] = {}
@@ -64,7 +64,7 @@ class Algorithm:
 
     @property
     def anchors_at_trainer(self) -> bool:
-        """Of algorithms that sample: are there ratios centred at old_logprobs? Else no pass is made for those."""
+        """For algorithms that sample: are there ratios centred at old_logprobs? If not, no pass computes them."""
         return False
 
     def needs_old_pass(self, *, updates: int, dropout: bool) -> bool:
@@ -89,7 +89,7 @@ class Algorithm:
 
     @property
     def correction_name(self) -> str:
-        """What makes up for the difference between sampler and trainer; auto where that is still to be decided."""
+        """The correction for the difference between sampler and trainer; auto if the run has yet to choose one."""
         return "none"
 
     def with_decided_correction(self, *, exact: bool) -> Self:
@@ -103,11 +103,12 @@ class Algorithm:
 
     @property
     def step_reading(self) -> StepReading | None:
-        """Of algorithms that learn from steps."""
+        """For algorithms that learn from steps: how a model reads them."""
         return None
 
     def initial_state(self) -> Any:
-        """What changes during a run: a small frozen dataclass of plain numbers, checkpointed; None for most."""
+        """The state that changes during a run: a small frozen dataclass of plain numbers, saved in checkpoints. None
+        for most algorithms."""
         return None
 
     def next_state(self, state: Any, experience: Any) -> Any:
@@ -119,7 +120,7 @@ class Algorithm:
         return experience
 
     def step_metrics(self, experience: Experience, batch: Batch) -> Metrics:
-        """Of algorithms that sample: what there is to say of a whole step beside what the loss says of its rows."""
+        """For algorithms that sample: metrics of a whole step, beside those of the loss."""
         return {}
 
     def prepare(self, batch: Batch) -> Batch:

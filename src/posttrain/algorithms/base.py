@@ -38,11 +38,11 @@ class PolicyGradient(Algorithm):
     always_needs: ClassVar[frozenset[Need]] = frozenset()
     reads_token_advantages: ClassVar[bool] = True
     looks_at_lengths: ClassVar[bool] = False
-    """Of algorithms that read rewards of tokens: do those of completions depend on how many tokens they have?"""
+    """For algorithms that read token rewards: do the rewards of completions depend on their lengths?"""
     kl_in_reward: ClassVar[bool] = False
     """Is kl_coef the weight of a KL in the reward, computed before the first update, or of one in the loss?"""
     auto_correction: ClassVar[str] = "tis"
-    """What `correction = auto` means for this algorithm, where the sampler is not the trainer's own numerics."""
+    """The meaning of `correction = auto` if the sampler does not compute with the trainer's own numerics."""
 
     entropy_coef: Finite = 0.0
     """Weight of the entropy bonus, a mean over the tokens of the step. 0 also means: no gradient of it is computed."""
@@ -81,7 +81,7 @@ class PolicyGradient(Algorithm):
         raise NotImplementedError
 
     def to_batch(self, experience: Experience, state: Any = None) -> Batch:
-        """What the loss reads: advantages and, for a critic, returns."""
+        """The inputs of the loss: advantages and, for a critic, returns."""
         if not self.reads_token_rewards:
             experience.refuse_token_rewards()
         return Batch.from_experience(experience, self.advantages(experience, state))
@@ -122,7 +122,8 @@ class PolicyGradient(Algorithm):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What follows from the settings, whichever algorithm has them: a file names only what it always needs."""
+        """The needs that follow from the settings of any algorithm. The file of an algorithm names only its
+        unconditional needs."""
         has = {field.name: getattr(self, field.name) for field in fields(self)}
         follows: dict[Need, bool] = {
             "old": has.get("clip_low") is not None,

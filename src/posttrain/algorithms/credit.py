@@ -58,10 +58,10 @@ class ByTurn:
     """Implements `Credit`."""
 
     discount: float = 1.0
-    """Of what a later turn earns, for each turn in between."""
+    """Discount on the earnings of a later turn, for each turn in between."""
 
     def to_batch(self, algorithm: Algorithm, experience: Experience, state: Any = None) -> Batch:
-        """What the loss reads. ConfigError for an algorithm that cannot credit turns."""
+        """The inputs of the loss. Raises ConfigError for an algorithm that cannot credit turns."""
         if (error := no_turns_for(algorithm)) is not None:
             raise error
         turns = Turns.of(experience, self.discount)

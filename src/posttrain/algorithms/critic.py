@@ -1,4 +1,4 @@
-"""What algorithms with a critic share: the rewards that it sees token by token, its loss, and an adaptive KL weight."""
+"""Code that algorithms with a critic share: rewards per token, the critic's loss, and an adaptive KL weight."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Need = Literal[
     "unit_interval",
     "mismatched",
 ]
-"""What an algorithm may ask the machinery for, beside the policy's own log-probabilities."""
+"""The inputs that an algorithm may ask for, beside the policy's own log-probabilities."""
 
 NEEDS: dict[Need, str] = {
     "old": "log-probabilities at the start of the update, as the anchor of a ratio; the pass is skipped when the batch "
@@ -63,7 +63,7 @@ NEEDS: dict[Need, str] = {
 CHOICES = (
     "baseline", "normalisation", "ratio", "trust_region", "kl", "aggregation", "correction", "filter", "shaping",
 )  # fmt: skip
-"""Of a policy-gradient method; these names and their values are those of `policy_gradient`."""
+"""The choices of a policy-gradient method, with the names and values of `policy_gradient`."""
 
 
 def row(names: str) -> dict[str, str]:
@@ -111,7 +111,7 @@ class FromFile:
 
 
 def card(key: str, metrics: dict[str, str], choices: dict[str, str] | None = None) -> Card:
-    """What cards.yaml says under the key, and what the class says itself."""
+    """The card from cards.yaml, merged with the card of the class itself."""
     told = dict(told_in("cards")[key])
     chosen = choices or told["choices"]
     differs = (biased(*line["biased"]) if isinstance(line, dict) else line for line in told.pop("differs", ()))

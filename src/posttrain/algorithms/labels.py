@@ -1,4 +1,4 @@
-"""What the losses on single labelled answers share: scores, denominators and metrics. B rows."""
+"""Code that the losses on single labelled answers share: scores, denominators and metrics. B rows."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def common_metrics(outputs: Outputs, batch: Batch) -> Metrics:
 
 
 def ratio_and_clip_metrics(outputs: Outputs, batch: Batch, clipped: Tensor | None, algorithm: Any) -> Metrics:
-    """Of the ratio per token, and of `clipped`, the one that the settings clip_low, clip_high and dual_clip bound."""
+    """Metrics of the ratio per token, and of `clipped`: the ratio that clip_low, clip_high and dual_clip bound."""
     found: Metrics = {}
     low, high, dual = (getattr(algorithm, name, None) for name in ("clip_low", "clip_high", "dual_clip"))
     if clipped is not None and low is not None and high is not None:

@@ -1,4 +1,4 @@
-"""What the losses on preference pairs share: the two sides of each pair, their scores, denominators and metrics.
+"""Code that the losses on preference pairs share: the two sides of each pair, their scores, denominators and metrics.
 
 N pairs; in tensors of shape 2N the chosen side comes first, so that `chosen_N, rejected_N = x_2N`.
 """
@@ -116,7 +116,8 @@ class Pairs:
 
     @without_gradient
     def metrics(self, rewards_2N: Tensor) -> Metrics:
-        """What every method logs, `rewards` being what it takes an answer to be worth (`reward_formulas`)."""
+        """The metrics that every method logs. `rewards` are the values that the method gives the answers
+        (`reward_formulas`)."""
         chosen_N, rejected_N = rewards_2N.detach()
         log_probs_2N = self.log_probs()
         metrics: Metrics = {

@@ -1,4 +1,4 @@
-"""What the relatives of REINFORCE share: returns with a KL in the reward, discounts, and a teacher's log-ratio."""
+"""Code that the relatives of REINFORCE share: returns with a KL in the reward, discounts, and a teacher's log-ratio."""
 
 from __future__ import annotations
 

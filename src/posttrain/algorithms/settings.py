@@ -1,4 +1,4 @@
-"""What the settings of an algorithm are made of: a frozen record that refuses, with help, what cannot be meant."""
+"""The base of an algorithm's settings: a frozen record that refuses impossible values and says how to fix them."""
 
 from __future__ import annotations
 

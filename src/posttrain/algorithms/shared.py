@@ -1,4 +1,4 @@
-"""What several algorithm files call: advantages, off-policy weights, the KL term, the entropy bonus."""
+"""Functions that several algorithm files call: advantages, off-policy weights, the KL term, the entropy bonus."""
 
 from __future__ import annotations
 

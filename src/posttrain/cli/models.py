@@ -118,7 +118,7 @@ def _rollout(settings: list[str] | None) -> dict[str, Any]:
             raise ConfigError(
                 given=f"the argument {setting}",
                 allowed="one model or run, and settings of the section rollout",
-                fix="Write rollout.engine=vllm, or take the argument away.",
+                fix="Write rollout.engine=vllm, or remove the argument.",
             )
         found[name.removeprefix("rollout.")] = read_value(text, setting)
     return found
@@ -128,8 +128,8 @@ def _refuse_servers(settings: list[str] | None) -> None:
     """Where nothing is sampled."""
     if settings:
         raise ConfigError(
-            given=f"{settings[0]} for answers that are given: nothing is sampled",
-            allowed="settings of the section rollout where answers are sampled",
+            given=f"{settings[0]} for given answers: nothing is sampled",
+            allowed="settings of the section rollout, if answers are sampled",
             fix=f"Leave {settings[0]} out.",
         )
 

@@ -1,4 +1,5 @@
-"""What the verbs share: one JSON object or text, the live view of a run, its last words, and silence from libraries."""
+"""Output that all verbs share: one JSON object or text, the live view of a run, its last words, and silence from
+libraries."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ class _SentenceAlone:
 
 
 def answer(result: Any, text: str, *, as_json: bool) -> None:
-    """What the verb was asked for: the object for programs, or the text for people."""
+    """The result of a verb: an object for programs, or text for people."""
     from posttrain.report.store import finite
 
     typer.echo(json.dumps(finite(result), indent=2, allow_nan=False) if as_json else text)
@@ -88,7 +89,7 @@ def view_for(*, quiet: bool, as_json: bool, show_samples: bool = False) -> Termi
 
 
 def lines_for(*, quiet: bool, as_json: bool) -> Callable[[str], None]:
-    """What a verb of many runs says as it goes, line by line; on stderr where stdout carries JSON."""
+    """Progress of a verb with many runs, line by line; on stderr if stdout carries JSON."""
     stream = sys.stderr if as_json else sys.stdout
     return lambda line: None if quiet else print(line, file=stream, flush=True)
 

@@ -166,12 +166,12 @@ def _check_probe(pipeline: str | None, gpus: str | None) -> None:
         raise ConfigError(
             given=f"--probe and --gpus {gpus}",
             allowed="--probe without --gpus: it measures the machine that it runs on",
-            fix=f"Leave one of them away; a probe on a machine with {gpus} is for the plans that are made there.",
+            fix=f"Leave one of them out. To plan for a machine with {gpus}, run the probe on that machine.",
         )
     if pipeline is not None:
         raise ConfigError(
             given=f"--probe and {pipeline}, which has stages",
-            allowed="--probe with the configuration of one run",
+            allowed="--probe with the configuration of a single run",
             fix="Measure with one of the models, posttrain plan --model 0.5b --algorithm grpo --probe: later plans on "
             f"this machine use what was found, posttrain plan {pipeline} among them.",
         )

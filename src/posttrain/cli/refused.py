@@ -1,4 +1,5 @@
-"""What the system refuses of a file that somebody named: said as their mistake to put right, not as a fault of ours."""
+"""Errors of the operating system about a file that the user named, reported as a mistake to correct and not as a fault
+of posttrain."""
 
 from __future__ import annotations
 
@@ -14,20 +15,20 @@ FIXES = {
     errno.EACCES: f"Change its permissions, or {_ANOTHER}.",
     errno.EPERM: f"Change its permissions, or {_ANOTHER}.",
     errno.EROFS: f"Nothing can be written on that disk: {_ANOTHER}.",
-    errno.ENOTDIR: f"There is a file where a folder has to be: {_ANOTHER}.",
+    errno.ENOTDIR: f"A file is where a folder should be: {_ANOTHER}.",
     errno.EISDIR: "It is a folder: name a file in it.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
     errno.ELOOP: f"Its links lead in a circle: {_ANOTHER}.",
-    errno.ENOENT: f"Its folder is missing, or takes no files: make it, or {_ANOTHER}.",
-    errno.EEXIST: f"There is a file where a folder has to be: {_ANOTHER}.",
+    errno.ENOENT: f"Its folder is missing or cannot be written to: create it, or {_ANOTHER}.",
+    errno.EEXIST: f"A file is where a folder should be: {_ANOTHER}.",
 }
-"""What a user can do about it, for each kind of error that a user can cause."""
+"""The user's remedy for each kind of error that a user can cause."""
 _OURS_AS_WELL = (errno.ENOENT, errno.EEXIST)
 """Found as easily by a fault of ours; a user's mistake only at a path that the command line names, or above it."""
 
 
 def refusal(error: OSError, arguments: Sequence[str]) -> PosttrainError | None:
-    """What to say of an error of the system that a user can put right; None of one that may be a fault of ours."""
+    """The message for a system error that a user can correct; None for an error that may be a fault of posttrain."""
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
     if error.errno in NO_ROOM:
         return DoesNotFit(
@@ -41,7 +42,7 @@ def refusal(error: OSError, arguments: Sequence[str]) -> PosttrainError | None:
         return None
     return ConfigError(
         given=f"{path} cannot be read or written: {error.strerror}",
-        allowed="a path where that is possible",
+        allowed="a path that can be read and written",
         fix=FIXES[error.errno],
     )
 

@@ -31,7 +31,9 @@ def submit(
     cluster: Annotated[
         str, typer.Option(help="Dashboard of a Ray cluster: http://HOST:8265; auto: this machine's.")
     ] = "auto",
-    cpus: Annotated[int, typer.Option(min=1, help="Processors of the trainer, or of what watches its ranks.")] = 1,
+    cpus: Annotated[
+        int, typer.Option(min=1, help="Processors of the trainer, or of the process that watches its ranks.")
+    ] = 1,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of the trainer; ranks get their own.")] = 0,
     python: Annotated[
         str | None, typer.Option(help="Path of Python on the cluster.", show_default="the path of this one")

@@ -21,21 +21,21 @@ from posttrain.errors import ConfigError
 from posttrain.ranks.environment import place_of_process
 
 SHARE = 0.5
-"""Of the processor of a reward worker's bundle for one worker: rewards have one there, and the check another."""
+"""One worker's share of the processor of a reward worker's bundle: half is for rewards, half for the check."""
 
 C = TypeVar("C", bound=RemoteChild)
 
 
 @contextmanager
 def connect(config: RunConfig, say: Callable[[str], None], warn: Callable[[str], None]) -> Iterator[RayHosts]:
-    """What a run asks for, while the context lasts: what was reserved for its job, or what it reserves by itself.
+    """The resources that a run may use while the context lasts: those reserved for its job, or its own reservation.
 
     Raises ConfigError where there is no such cluster, DoesNotFit where it has no room.
     """
     told = Reservation.of_process()
     if told is None and place_of_process() is not None:
         raise ConfigError(
-            given="cluster in a job whose ranks torchrun or srun has started",
+            given="cluster in a job whose ranks were started by torchrun or srun",
             allowed="ranks that this library starts on the nodes, or engines on the machine of the first rank",
             fix="Start one process with train.devices = N, or leave cluster out.",
         )
@@ -88,7 +88,7 @@ class RayHosts:
         """See `Hosts`."""
 
         def lost(why: str) -> None:
-            self._warn(f"a reward worker is lost: {why}; its calls are made by another")
+            self._warn(f"a reward worker is lost: {why}; another one repeats its calls")
 
         return self._start("reward worker", begin_worker, lambda place: RemoteChild(place, output, lost), share=SHARE)
 

@@ -1,4 +1,4 @@
-"""What runs on a node: an actor that starts one process, and hands on what it is told and what it says.
+"""The part that runs on a node: an actor that starts one process and relays messages to and from it.
 
 The process is the one that would run beside the trainer: the same program, alone in its own interpreter.
 """
@@ -31,7 +31,7 @@ Begin = Callable[[int, Sequence[int]], LocalChild]
 
 @dataclass(frozen=True)
 class Said:
-    """What has come from a process since it was asked last."""
+    """The output of a process since the last call."""
 
     channel: bytes
     printed: bytes
@@ -67,7 +67,7 @@ class Host:
                 waiting = waiting[channel.send(waiting) :]
 
     def said(self) -> Said:
-        """What it has said and printed, as soon as there is something."""
+        """Its messages and its printed output, as soon as there are any."""
         ready, _, _ = select.select(self._open, [], [], HEARD)
         channel = self._read(self._child.channel.fileno()) if self._child.channel.fileno() in ready else b""
         printed = self._read(self._printed) if self._printed in ready else b""

@@ -27,7 +27,7 @@ LARGEST_FILE, LARGEST = 10 << 20, 200 << 20
 STAYS = {"__pycache__", "node_modules", "build", "dist", "runs", "wandb"}
 """Folders that do not go along; neither do hidden ones, environments, and runs."""
 FOREIGN = "elsewhere"
-"""What does not lie below the present directory goes into this folder."""
+"""The folder for files that do not lie below the present directory."""
 
 
 class Luggage:
@@ -46,8 +46,8 @@ class Luggage:
 
     @staticmethod
     def of(config: RunConfig, *, files: bool = False) -> Luggage:
-        """What rewards, environment and tools of a run need; `files`: those that its config names by relative paths,
-        too. Raises ConfigError where it is too much, or not there."""
+        """The files that rewards, environment and tools of a run need. `files` adds those that its config names by
+        relative paths. Raises ConfigError if they are too large or missing."""
         luggage = Luggage()
         try:
             for _, function in functions_named(config):
@@ -133,7 +133,7 @@ def refuse_folders(config: RunConfig) -> None:
     for setting, path in files_named(config):
         if not Path(path).is_absolute() and Path(path).is_dir():
             raise ConfigError(
-                given=f"{setting} = {path}, a folder of this machine, which does not go to the cluster",
+                given=f"{setting} = {path}, a folder of this machine that is not sent to the cluster",
                 allowed="an absolute path on storage that the cluster sees, or a name on the Hub",
                 fix=f"Copy it there, and set {setting} to its absolute path.",
             )

@@ -63,11 +63,11 @@ class RayRanks:
         """`name` is that of the reservation; ranks print to `output`."""
         self._held, self._name, self._output = held, name, output
         self._bundles = [place for place, one in enumerate(held.bundles) if one.holds == RANK]
-        """Of ranks, among all of the reservation."""
+        """The bundles of the ranks, among all bundles of the reservation."""
         self._least = 1 if len(self._bundles) < len(held.bundles) else 2
         """Ranks that need a cluster at all: one alone needs none, unless it has engines there."""
         self._sites = dict[int, Site]()
-        """Of the bundles that have a node, as they were seen last."""
+        """The nodes of the bundles that have one, as last seen."""
 
     def room(self, size: int) -> int:
         """See `RankHosts`. A bundle whose node was lost moves to another one, if there is one with room."""
@@ -102,7 +102,7 @@ class RayRanks:
         seen = self._ask(os.path.exists, places, len(places), str(file))
         if blind := [self._sites[place].address for place in places if not seen.get(place)]:
             raise ConfigError(
-                given=f"output = {file.parents[2]}, which the node {blind[0]} does not see",
+                given=f"output = {file.parents[2]}, which the node {blind[0]} cannot see",
                 allowed="a folder on storage that this machine and all nodes see",
                 fix="Set output to such a folder, and start the run on one that sees it, as `posttrain submit` does.",
             )

@@ -51,7 +51,7 @@ class RemoteChild:
         self._there, self._over = threading.Event(), threading.Event()
         """Whether it was heard of, and whether nothing more will come."""
         self._errands: queue.SimpleQueue[Callable[[Any], Any]] = queue.SimpleQueue()
-        """What the actor is asked before it is told more."""
+        """The request that the actor gets before any other message."""
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         """Those that the process is still to be sent; a handler of signals may put one at any moment."""
         self._threads = [
@@ -230,7 +230,7 @@ def was_lost(error: RayActorError) -> bool:
 
 
 def gone(error: RayError) -> str:
-    """What is told of an actor that cannot be reached."""
+    """The message about an actor that cannot be reached."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     why = next((line for line in reversed(lines) if line.startswith("The actor") or "Error" in line), lines[0])
     return f"its actor is gone ({type(error).__name__}: {why.partition('. ')[0][:300]})"

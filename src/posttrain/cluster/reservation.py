@@ -29,7 +29,7 @@ ANSWERS = 10.0
 ROOM = 120.0
 """Seconds in which a cluster has to find room: one that grows by itself needs them."""
 CALLS = 4
-"""Of an actor that are under way at once: it is told, says, brings and is ended."""
+"""Calls of an actor that may be in progress at once: it is told, says, brings and is ended."""
 TOLD = "POSTTRAIN_RESERVATION"
 """The variable of the environment that tells the first rank of a job what has been reserved for it."""
 
@@ -40,7 +40,7 @@ class Reservation:
 
     address: str
     name: str
-    """Of the group, and of the namespace in which it has that name."""
+    """The name of the group, and of the namespace that holds the name."""
     code: str
     """Where the cluster keeps what goes to the nodes."""
     bundles: Sequence[Bundle]
@@ -52,7 +52,7 @@ class Reservation:
 
     @staticmethod
     def of_process(environment: Mapping[str, str] = os.environ) -> Reservation | None:
-        """What this process was told; None where it reserves for itself."""
+        """The reservation that this process was given; None if it makes its own."""
         if TOLD not in environment:
             return None
         told = json.loads(environment[TOLD])
@@ -115,7 +115,7 @@ def joined(address: str, code: str | None, cpus: float = 0, namespace: str | Non
     """
     if ray.is_initialized():
         raise ConfigError(
-            given=f"cluster = {address} in a process that is connected to a Ray cluster already",
+            given=f"cluster = {address} in a process that is already connected to a Ray cluster",
             allowed="a process of its own, or one that has left the cluster",
             fix="Call ray.shutdown() before training: the code of the run goes to the nodes when it connects.",
         )
@@ -137,9 +137,9 @@ def joined(address: str, code: str | None, cpus: float = 0, namespace: str | Non
         what = "Ray did not start on this machine" if address == "local" else "there is no such cluster"
         raise ConfigError(
             given=f"cluster = {address}, and {what} ({type(error).__name__}: {error})",
-            allowed="a Ray cluster that is running, of the same versions of Python and Ray, or local",
-            fix="`ray status` says whether this machine belongs to one, `ray start --head` starts one; cluster = local "
-            "starts Ray for the run alone.",
+            allowed="a running Ray cluster with the same versions of Python and Ray, or local",
+            fix="`ray status` says whether this machine belongs to a cluster; `ray start --head` starts one; "
+            "cluster = local starts Ray for this run only.",
         ) from error
     finally:
         with suppress(ValueError):  # not in the main thread, where Ray does not touch it

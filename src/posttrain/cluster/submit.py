@@ -43,7 +43,7 @@ class Job:
     """The interpreter of the cluster: `python` alone may be another one there, without Ray."""
 
     def command(self, config: RunConfig) -> list[str]:
-        """What the job runs, in the folder that goes along."""
+        """The command of the job, run in the folder that is sent along."""
         if self.resume:
             return [self.python, "-m", "posttrain", "resume", self.output, "--quiet"]
         on_cluster = ["--cluster", "auto"] if needs_cluster(config) else []
@@ -120,8 +120,8 @@ def refuse_what_stays(job: Job, config: RunConfig) -> None:
         )
     if Path(job.config).is_absolute() or ".." in Path(job.config).parts:
         raise ConfigError(
-            given=f"{job.config} does not lie below the present directory",
-            allowed="a config below it, with what it names by relative paths",
+            given=f"{job.config} is not below the present directory",
+            allowed="a config below it, and below it also everything that the config names by relative paths",
             fix="Change to the folder of the config first.",
         )
     refuse_folders(config)
@@ -129,7 +129,7 @@ def refuse_what_stays(job: Job, config: RunConfig) -> None:
         file = function.rpartition(":")[0]
         if file.endswith(".py") and (Path(file).is_absolute() or ".." in Path(file).parts):
             raise ConfigError(
-                given=f"{setting} = {function}, whose file does not go to the cluster",
+                given=f"{setting} = {function}, whose file is not sent to the cluster",
                 allowed="a path below the present directory",
                 fix="Write it relative to the present directory.",
             )
@@ -155,7 +155,7 @@ def _client(address: str) -> Any:
         return JobSubmissionClient(None if address == "auto" else address)
     except (ConnectionError, RuntimeError, OSError, ValueError) as error:
         raise ConfigError(
-            given=f"--cluster {address}, and no dashboard of a Ray cluster answers there ({error})",
+            given=f"--cluster {address}, but no dashboard of a Ray cluster answers there ({error})",
             allowed="http://HOST:8265, or auto on a machine of the cluster",
             fix="`ray start --head --dashboard-host 0.0.0.0` starts one; a tunnel to port 8265 is enough.",
         ) from error

@@ -1,4 +1,5 @@
-"""What a node says of itself, before a rank is started there. It imports little: each node does so anew."""
+"""The facts that a node reports about itself before a rank starts there. It imports little, because each node runs it
+anew."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def nearest_algorithm(
     close = nearest(spelt, names)
     if close is None or SequenceMatcher(None, spelt, close).ratio() < A_SLIP:
         everything += (
-            f" One of your own is known where posttrain.algorithms.ALGORITHMS[{given!r}] = its class was run, and "
-            f"everywhere once its package has an entry point of the group {ENTRY_POINTS}."
+            f" To use your own, run posttrain.algorithms.ALGORITHMS[{given!r}] = its class first, or give its "
+            f"package an entry point of the group {ENTRY_POINTS}."
         )
     if close is not None:
         return "", f"Did you mean {names[close]}? {everything}"

@@ -261,7 +261,7 @@ class _Told:
 
     @contextmanager
     def gathering(self, argument: str = "") -> Iterator[None]:
-        """What is raised in here is told with the rest."""
+        """Errors raised inside are reported together with the others."""
         try:
             yield
         except ConfigError as error:
@@ -326,7 +326,8 @@ def _refuse_covered(preset: str, layers: Layers) -> None:
     covered = [(path, value) for path, value in values if layers.at(path) != value]
     if covered:
         raise ConfigError(
-            given=f"preset={preset}, but the file goes before it and gives {', '.join(dotted(p) for p, _ in covered)}",
+            given=f"preset={preset}, but the file takes precedence over it and gives "
+            f"{', '.join((dotted(p) for p, _ in covered))}",
             allowed="a preset whose values the file leaves open",
             fix="Give the values themselves: " + " ".join(f"{dotted(path)}={show(value)}" for path, value in covered),
         )
@@ -341,7 +342,8 @@ def _refuse_another_algorithm(preset: str, layers: Layers) -> None:
             given=f"preset {preset} stands for algorithm {own} with settings of its own, but "
             f"{_named(layers.source(path))} names algorithm {show(named)}",
             allowed=f"the preset, or algorithm.name = {show(named)}",
-            fix="Leave one of the two out; beside the preset, algorithm takes single settings: algorithm.kl_coef=0.01.",
+            fix="Leave one of the two out. Beside the preset you can still set single settings: "
+            "algorithm.kl_coef=0.01.",
         )
 
 

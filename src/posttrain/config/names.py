@@ -1,4 +1,4 @@
-"""What other libraries call our settings, and what to say when a key is unknown.
+"""The names that other libraries use for our settings, and the message for an unknown key.
 
 names.yaml knows the names of TRL (and of the TrainingArguments under it), verl, OpenRLHF and those of AReaL's
 off-policy loss. Each leads to our key, or to a sentence that says why there is none.
@@ -18,8 +18,7 @@ import yaml
 
 _FILE = Path(__file__).with_name("names.yaml")
 COMMON, FAMILIES, SAME = "Common", "families", "same"
-"""Of the sections of the file: names that belong to no project, beginnings of names, and names that settings of ours
-have, too."""
+"""Sections of the file: names that belong to no project, beginnings of names, and names that our settings have, too."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -42,7 +41,7 @@ class Ours:
     same_value: bool = True
     """Can the value be taken over as it is?"""
     values: Mapping[Any, Any] = field(default_factory=dict)
-    """What single values of theirs are here, where it is another one; null: as if it were not given."""
+    """Values of theirs that have another name here; null: treated as if not given."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ Entry = Ours | Nothing | ByAlgorithm
 
 @dataclass(frozen=True)
 class Hint:
-    """What to say about an unknown key: a sentence, and the key of ours that it leads to (if one)."""
+    """The message about an unknown key: a sentence, and our key that it leads to (if any)."""
 
     text: str
     key: str = ""
@@ -118,7 +117,7 @@ def all_names(project: str) -> Mapping[str, Entry]:
 
 
 def entry_of(project: str, path: str) -> Entry | None:
-    """What the setting `path` of a project is here: by the longest end of its path that is known, then by family.
+    """Our counterpart of the setting `path` of a project: found by the longest known end of its path, then by family.
 
     >>> entry_of("verl", "actor_rollout_ref.actor.optim.lr").key
     'train.learning_rate'
@@ -147,8 +146,8 @@ def foreign_names() -> dict[str, Mapping[str, Entry]]:
 
 
 def suggest(path: str, value: str, known: Iterable[str], own: Collection[str] = ()) -> Hint:
-    """What to say about the unknown key `path`, given as `value`; `known` are the dotted paths that exist, and `own`
-    those of them that exist under the chosen algorithm.
+    """The message about the unknown key `path`, given as `value`. `known` are all existing dotted paths, and `own`
+    those that exist for the chosen algorithm.
 
     >>> suggest("train.num_generations", "8", ["sampling.group_size"]).text
     "TRL's num_generations is sampling.group_size here. Set sampling.group_size = 8."

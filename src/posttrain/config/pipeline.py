@@ -34,7 +34,7 @@ from posttrain.errors import ConfigError
 STAGES = "stages"
 """The key that makes a file a pipeline."""
 MARK = "stage:"
-"""What stands before the name of a stage where a path may stand."""
+"""The prefix of a stage's name, wherever a path is allowed."""
 
 _REFERENCE = re.compile(rf"{MARK}(\S*)")
 _TAKES_POLICY = re.compile(r"(reference|teacher)\.path|(rewards|check)\.\d+\.judge\.model|reward_model\.model(\.path)?")
@@ -89,7 +89,8 @@ class Stage:
 
     @property
     def makes(self) -> Literal["text", "scores", "steps"]:
-        """What the model that it trains gives: text, a score of a whole answer, or one of each of its steps."""
+        """The output of the model that it trains: text, one score for a whole answer, or one for each step of the
+        answer."""
         algorithm = self.config.algorithm.build()
         if "scores" not in algorithm.needs:
             return "text"
@@ -179,7 +180,8 @@ def to_yaml(pipeline: PipelineConfig, output: str | None) -> str:
 
 
 def read_saved(path: str | PathLike[str]) -> PipelineConfig:
-    """What `to_yaml` wrote; the origin of a value is what stands behind it, or this file where nothing does."""
+    """Reads the output of `to_yaml`. The comment behind a value gives its origin; without a comment, the origin is this
+    file."""
     pipeline = read_pipeline(path)
     tree, origins = _tree(pipeline, pipeline.settings.output)
     marked = write_tree(tree, {setting: setting for setting in origins}).splitlines()
@@ -208,7 +210,7 @@ def _tree(pipeline: PipelineConfig, output: str | None) -> tuple[dict[str, Any],
 
 
 def notes(pipeline: PipelineConfig) -> list[str]:
-    """What can be meant and seldom is: worth a line before anything is trained."""
+    """Settings that are allowed but seldom intended, reported in a line before training."""
     found: list[str] = []
     imitating: Stage | None = None
     for stage in filter(lambda stage: stage.trains_policy, pipeline.stages):
@@ -238,7 +240,7 @@ class _Builder:
     checks: Sequence[Check] = ()
     stages: list[Stage] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
-    """What `stage:` may name so far -> the stage: the base name of a repeated one is its last round."""
+    """Names that `stage:` may use so far -> the stage. The base name of a repeated stage means its last round."""
     problems: list[tuple[str, ConfigError]] = field(default_factory=list)
     last_policy: str = ""
     number: int = 0
@@ -345,7 +347,7 @@ class Draft(NamedTuple):
     base: str
     """The name without the number of the round."""
     place: int
-    """Of its entry in the file, from 0."""
+    """The place of its entry in the file, counted from 0."""
     given: dict[str, Any]
     problem: ConfigError | None = None
 
@@ -550,7 +552,7 @@ def refuse_unmarked(config: RunConfig, names: Collection[str]) -> None:
     for setting, path in models_named(config):
         if path in names and not Path(path).exists():
             raise ConfigError(
-                given=f"{setting} = {path}, which is the name of an earlier stage, and no folder",
+                given=f"{setting} = {path}, which is the name of an earlier stage and not of a folder",
                 allowed=f"{MARK}{path} for the model of that stage, or a model",
                 fix=f"Set {setting} = {MARK}{path}; a model of that name on the Hub needs another name of the stage.",
             )

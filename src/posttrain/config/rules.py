@@ -154,17 +154,17 @@ def _servers_are_vllm(config: RunConfig, algorithm: Algorithm) -> ConfigError | 
 
 
 def misnamed_servers(rollout: RolloutConfig) -> ConfigError | None:
-    """What is wrong with a section `rollout` in itself."""
+    """Errors within the section `rollout` itself."""
     if rollout.engine == "local" and rollout.url:
         return ConfigError(
-            given=f"rollout.url = {rollout.url[0]} with rollout.engine = local, which has no server",
+            given=f"rollout.url = {rollout.url[0]} with rollout.engine = local, which uses no server",
             allowed="rollout.engine = vllm",
             fix="Set rollout.engine = vllm, or leave rollout.url out.",
         )
     if rollout.url and rollout.engines not in (0, len(rollout.url)):
         return ConfigError(
-            given=f"rollout.engines = {rollout.engines} and {len(rollout.url)} servers in rollout.url",
-            allowed="servers that are started (rollout.engines), or servers that are there (rollout.url)",
+            given=f"rollout.engines = {rollout.engines} together with {len(rollout.url)} servers in rollout.url",
+            allowed="either servers that the run starts (rollout.engines) or servers that run already (rollout.url)",
             fix="Leave one of the two out.",
         )
     if rollout.engine == "vllm" and rollout.keep_cache:
@@ -188,13 +188,14 @@ def _the_cluster_has_something_to_hold(config: RunConfig, algorithm: Algorithm) 
         )
     if config.train.devices == "auto":
         return ConfigError(
-            given="cluster with train.devices = auto: a cluster says how many GPUs it has, not how many are yours",
+            given="cluster with train.devices = auto: a cluster says how many GPUs it has, but not how many you "
+            "may use",
             allowed="a number",
             fix="Set train.devices = 8.",
         )
     if config.rollout.engines == 0 and config.train.devices == 1:
         return ConfigError(
-            given="cluster with rollout.engines = 0 and train.devices = 1, which leave it nothing to do",
+            given="cluster with rollout.engines = 0 and train.devices = 1: nothing would run on the cluster",
             allowed="at least one engine, of an algorithm that samples, or at least two devices",
             fix="Set rollout.engines = 2 or train.devices = 2, or leave cluster out; `posttrain submit` trains on a "
             "cluster without it.",
@@ -230,7 +231,8 @@ def _shared_gpus_are_used_in_turns(config: RunConfig, algorithm: Algorithm) -> C
         return None
     given = f"{rollout.num_engines} servers" if train.lead == 0 else f"train.run_ahead = {train.run_ahead}"
     return ConfigError(
-        given=f"rollout.placement = shared with {given}: one server samples there, and sleeps while a step is trained",
+        given=f"rollout.placement = shared with {given}: only one server can share the GPU, and it sleeps while a "
+        "step is trained",
         allowed="one server and train.run_ahead = 0, or rollout.placement = beside",
         fix="Set rollout.engines = 1 and train.run_ahead = 0, or rollout.placement = beside with more GPUs.",
     )
@@ -279,9 +281,9 @@ def _engines_that_are_not_ahead_are_fresh(config: RunConfig, algorithm: Algorith
     if not config.rollout.num_engines or every == 1 or config.train.lead:
         return None
     return ConfigError(
-        given=f"train.publish_every = {every} with rollout.engines = {config.rollout.engines} and train.run_ahead = 0: "
-        "a resumed run would sample with newer weights than one that was never stopped",
-        allowed="train.publish_every = 1, or rollout.engines = 0, where a checkpoint holds the older weights",
+        given=f"train.publish_every = {every} with rollout.engines = {config.rollout.engines} and train.run_ahead "
+        "= 0: a resumed run would sample with newer weights than an uninterrupted run",
+        allowed="train.publish_every = 1, or rollout.engines = 0 (its checkpoints hold the older weights)",
         fix="Set rollout.engines = 0.",
     )
 
@@ -326,7 +328,7 @@ def _matrices_are_divided_where_that_was_shown(config: RunConfig, algorithm: Alg
         whole = math.gcd(train.devices, train.tensor)
         return ConfigError(
             given=f"train.tensor = {train.tensor} with train.devices = {train.devices}",
-            allowed=f"a divisor of {train.devices}: so many devices divide each matrix",
+            allowed=f"a divisor of {train.devices}: this many devices divide each matrix",
             fix=f"Set train.tensor = {whole}, or take a multiple of {train.tensor} devices.",
         )
     if config.lora is None:
@@ -334,7 +336,7 @@ def _matrices_are_divided_where_that_was_shown(config: RunConfig, algorithm: Alg
     return ConfigError(
         given=f"lora with train.tensor = {train.tensor}",
         allowed="train.tensor = 1 with adapters, which lie beside whole matrices",
-        fix="Set train.tensor = 1: train.devices divides the weights by rows all the same.",
+        fix="Set train.tensor = 1: train.devices still divides the weights by rows.",
     )
 
 
@@ -369,7 +371,7 @@ def _what_is_compiled_runs_once(config: RunConfig, algorithm: Algorithm) -> Conf
     return ConfigError(
         given="train.compile = true with train.gradient_checkpointing = true, whose layers are not compiled",
         allowed="one of the two",
-        fix="Set train.compile = false where memory is short, else train.gradient_checkpointing = false.",
+        fix="Set train.compile = false if memory is short, otherwise train.gradient_checkpointing = false.",
     )
 
 
@@ -395,9 +397,10 @@ def _updates_have_a_reference_point(config: RunConfig, algorithm: Algorithm) -> 
     if "mismatched" not in algorithm.needs or train.prompts_per_step // train.minibatches != 1:
         return None
     return ConfigError(
-        given=f"train.prompts_per_step = {train.prompts_per_step} in train.minibatches = {train.minibatches}: {name} "
-        "compares the rows of an update with answers to other prompts, and some updates would have one row",
-        allowed="at least 2 rows per update; a usable reference point takes some dozens",
+        given=f"train.prompts_per_step = {train.prompts_per_step} in train.minibatches = {train.minibatches}: "
+        f"{name} compares each row of an update with answers to other prompts, but some updates would have "
+        "only one row",
+        allowed="at least 2 rows per update; a usable reference point needs several dozen",
         fix=f"Set train.prompts_per_step = {32 * train.minibatches}, or fewer train.minibatches.",
     )
 
@@ -408,7 +411,7 @@ def _warm_up_ends(config: RunConfig, algorithm: Algorithm) -> ConfigError | None
     if train.warmup_steps <= train.steps:
         return None
     return ConfigError(
-        given=f"train.warmup_steps = {train.warmup_steps}, but the run has train.steps = {train.steps}",
+        given=f"train.warmup_steps = {train.warmup_steps}, but the run has only train.steps = {train.steps}",
         allowed=f"an integer from 0 to {train.steps}",
         fix=f"Set train.warmup_steps = {train.steps // 10}.",
     )
@@ -433,7 +436,7 @@ def _labels_differ(config: RunConfig, algorithm: Algorithm) -> ConfigError | Non
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             return ConfigError(
-                given=f"two entries of {section} are called {twice}, so that one would hide the other in the metrics",
+                given=f"two entries of {section} are called {twice}: one would hide the other in the metrics",
                 allowed="a name for each",
                 fix=f"Set {section}.{len(names) - 1 - names[::-1].index(twice)}.label = {twice}_2, for example.",
             )
@@ -489,12 +492,12 @@ def _teacher_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigError | 
         return None
     if given is None:
         return ConfigError(
-            given=f"no teacher, but {config.algorithm.name} as configured learns from one",
-            allowed="a model with the tokenizer of the one that is trained",
+            given=f"no teacher, but {config.algorithm.name} with these settings learns from one",
+            allowed="a model with the same tokenizer as the trained model",
             fix="Set teacher = PATH, for example a larger model of the same family.",
         )
     return ConfigError(
-        given=f"teacher = {given.path}, but {config.algorithm.name} as configured never asks it",
+        given=f"teacher = {given.path}, but {config.algorithm.name} with these settings never uses it",
         allowed="no teacher, or an algorithm that learns from one",
         fix="Leave teacher out, or set algorithm = distillation.",
     )
@@ -505,9 +508,9 @@ def _reference_is_used(config: RunConfig, algorithm: Algorithm) -> ConfigError |
     if config.reference is None or "reference" in algorithm.needs:
         return None
     return ConfigError(
-        given=f"reference = {config.reference.path}, but {config.algorithm.name} as configured never asks it",
-        allowed="an algorithm that holds the policy to a reference",
-        fix="Leave reference out; grpo, for example, has one with algorithm.kl_coef above 0, and dpo always.",
+        given=f"reference = {config.reference.path}, but {config.algorithm.name} with these settings never uses it",
+        allowed="an algorithm that keeps the policy close to a reference",
+        fix="Leave reference out, or use an algorithm that has one: dpo, or grpo with algorithm.kl_coef above 0.",
     )
 
 

@@ -137,7 +137,7 @@ class RunConfig(Part):
 
     @property
     def has_dropout(self) -> bool:
-        """Of adapters, while they are trained."""
+        """Do adapters in training drop inputs?"""
         return self.lora is not None and self.lora.dropout > 0
 
     def samples_exactly(self, precision: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a JSON schema of the settings says in words: what is allowed at a path, what was wrong, and the reference page.
+"""The JSON schema of the settings in words: the allowed values at a path, the error in a value, and the reference page.
 
 The models of `config.py` and the algorithm classes declare each setting once; error messages, `--help` and the page
 docs/config.md are read from the JSON schemas that pydantic makes of them.
@@ -44,7 +44,7 @@ class Problem:
 
     @classmethod
     def of(cls, error: PosttrainError, place: str = "") -> Problem:
-        """What an error says of no setting in particular."""
+        """An error that concerns no single setting."""
         return cls(path=(), given=error.given, allowed=error.allowed, fix=error.fix, place=place)
 
     def error(self, around: str = "") -> ConfigError:

@@ -29,7 +29,7 @@ from posttrain.errors import ConfigError
 
 
 def wrong_gate(gates: Mapping[str, str | None]) -> ConfigError | None:
-    """What is wrong with them: one that leads to no reward, or in a circle. `gates`: label -> label of its gate.
+    """Errors in the gates: one that names no reward, or a cycle. `gates`: label -> label of its gate.
 
     >>> wrong_gate({"math": None, "format": "math"})
     >>> wrong_gate({"a": "b", "b": "a"}).given
@@ -182,8 +182,8 @@ _ENDPOINT_SETTINGS = ("api_key_env", "timeout", "deadline", "retries", "max_call
 
 
 class Scorer(Part):
-    """What rewards and checks have in common: exactly one of name, function, model and judge. A bare string stands for
-    a name, or for a function where it has a dot."""
+    """Settings that rewards and checks share: exactly one of name, function, model and judge. A bare string stands for
+    a name, or for a function if it has a dot."""
 
     name: Text | None = None
     """A built-in, such as math, code, exact_match or format (docs/rewards.md has all), or what a package published as
@@ -251,7 +251,7 @@ def _default(part: Part, name: str) -> Any:
 
 
 class GateConfig(Part):
-    """What another reward has to reach for this one to count; the label alone stands for a score of at least 1."""
+    """The score that another reward must reach before this one counts; a bare label stands for a score of 1 or more."""
 
     label: Text = Field(examples=["math"])
     """Label of the other reward: its name, unless it has a label of its own."""

@@ -37,7 +37,7 @@ from posttrain.errors import ConfigError
 from posttrain.plugins import published
 
 MICROBATCH_TOKENS, BATCH_ROWS = 2048, 64
-"""What `auto` is where nothing is chosen by what memory there is: on a CPU."""
+"""The value of `auto` on a CPU, where available memory does not decide."""
 ENGINES = ("local", "vllm")
 """Ours."""
 
@@ -153,7 +153,7 @@ class CriticConfig(Part):
     """The critic's gradient is clipped to this norm, separately from the policy's. 0 is off."""
 
     def kind_beside(self, lora: LoRAConfig | None) -> Literal["separate", "shared", "lora"]:
-        """What auto means beside a policy with these adapters."""
+        """The meaning of auto beside a policy with these adapters."""
         if self.kind == "auto":
             return "separate" if lora is None else "lora"
         return self.kind

@@ -24,13 +24,13 @@ from posttrain.errors import ConfigError
 SUFFIXES = (".yaml", ".yml", ".toml")
 REDACTED = "<redacted>"
 COMMENT = "  # "
-"""What stands between a value and its comment."""
+"""The separator between a value and its comment."""
 MAX_BYTES, MAX_LEVELS, MAX_VALUES = 2**18, 64, 20_000
-"""Of a configuration; what an alias stands for counts as often as it is used. One that is larger was not meant, or was
-meant to harm."""
+"""Limits of a configuration file; the value of an alias counts each time that it is used. A larger file is a mistake or
+an attack."""
 MAX_INTEGER = 2**64 - 1
 MAX_LINES = 2000
-"""Of a TOML file, in which the place of a mistake is looked for."""
+"""Lines of a TOML file among which the place of a mistake is searched."""
 Steps = tuple[str | int, ...]
 
 _INTEGER = r"(?:0|[1-9](?:_?[0-9])*)"
@@ -410,7 +410,7 @@ _SECRET_TEXT = re.compile(
     r"|(?<=://)(?:[^/\s:@\"']*:[^/\s@\"']+|[A-Za-z0-9_.\-]{20,})(?=@)"
 )
 _ADDRESS = re.compile(r"(?<=://)[^\s\"'<>]*:[^\s\"'<>]+(?=@[\w\[])")
-"""Of a data base, whose password may hold any sign: up to the last @."""
+"""The address of a database, whose password may hold any character: up to the last @."""
 _WEB = re.compile(r"\b(?:https?|wss?|file|git|ssh)://", re.IGNORECASE)
 _ASSIGNED = re.compile(
     rf"(?<![A-Za-z0-9])(?:[A-Za-z0-9]+[_-])*?{_SECRET_WORDS}\s?=\s?(?P<value>[^\s;,&\"']+)", re.IGNORECASE

@@ -25,7 +25,7 @@ def is_url(folder: str | os.PathLike[str]) -> bool:
 
 
 def wrong_url(setting: str, url: str) -> ConfigError | None:
-    """What is wrong with a URL as the folder of a run, before anything is asked of the storage."""
+    """Errors in a URL that is to be the folder of a run, found before the storage is contacted."""
     protocol, parts = url.partition("://")[0], urlsplit(url)
     if protocol not in PACKAGES:
         return ConfigError(
@@ -35,8 +35,9 @@ def wrong_url(setting: str, url: str) -> ConfigError | None:
         )
     if "@" in parts.netloc or parts.query or parts.fragment:
         return ConfigError(
-            given=f"{setting} = {redact(url)}, which holds more than a place",
-            allowed=f"{protocol}://PLACE/FOLDER, without names, passwords and options: the URL is written into files",
+            given=f"{setting} = {redact(url)}, which holds more than the address of a folder",
+            allowed=f"{protocol}://PLACE/FOLDER, without names, passwords or options: the run writes the URL into "
+            "files",
             fix="Give credentials and the address of the storage in the environment (AWS_ACCESS_KEY_ID, "
             "AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL) or in the files that its tools read.",
         )

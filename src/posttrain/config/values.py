@@ -1,4 +1,4 @@
-"""What the sections of a configuration are made of: numbers as users write them, and models whose errors help."""
+"""The base of the configuration's sections: numbers as users write them, and models with helpful errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.config.text import number_in, show
 from posttrain.errors import ConfigError
 
 LARGEST, LARGEST_WHOLE = 3.4028234663852886e38, 2**63 - 1
-"""Of float32 and of int64, in which everything is computed and saved."""
+"""The largest float32 and the largest int64: the types in which everything is computed and saved."""
 
 
 def as_number(value: Any) -> Any:
@@ -33,7 +33,7 @@ def in_range(value: Any) -> Any:
         raise ConfigError(
             given=f"{show(value)} is too large",
             allowed=f"numbers from {-limit:g} to {limit:g}",
-            fix="Set it to null where null means no limit, or to a smaller number.",
+            fix="Set it to a smaller number, or to null if null means no limit.",
         )
     return value
 
@@ -86,7 +86,7 @@ Positive = Annotated[float, Field(gt=0), BeforeValidator(as_number)]
 Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(as_number)]
 BelowOne = Annotated[float, Field(ge=0, lt=1), BeforeValidator(as_number)]
 ENVIRONMENT_FORMS = ("trl", "gymnasium", "verifiers")
-"""What may stand before the first colon of `environment.function`: the library whose environment it is."""
+"""Prefixes that may stand before the first colon of `environment.function`: the library whose environment it is."""
 
 
 def split_form(function: str) -> tuple[str, str]:

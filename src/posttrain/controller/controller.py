@@ -325,7 +325,7 @@ class Controller:
             self._voided += 1
             self.counts["voided"] += 1
             if self._voided >= self.limits.max_voided:
-                cause = f"{self._voided} groups were voided since the last batch: too few are left that train"
+                cause = f"{self._voided} groups were voided since the last batch: too few remain to train on"
                 self._stop(cause, failed=True, voided=True)
 
     def _scoring_lost(self, number: int, cause: str) -> None:
@@ -441,7 +441,7 @@ class Controller:
         self.counts["given_up"] += 1
         self._given_up += 1
         if self._given_up >= self.limits.max_given_up:
-            self._stop(f"{self._given_up} groups in a row were given up; the last: {cause}", failed=True)
+            self._stop(f"{self._given_up} groups in a row were abandoned; the last: {cause}", failed=True)
 
     # --- what has become possible ------------------------------------------------------------------------------------
 
@@ -464,7 +464,7 @@ class Controller:
         if not self._engines and self._dismissed and (self._published is None or self._only_environments_go_on):
             # the first publication is laid out as an engine says: the trainer waits for one before it publishes
             name, cause = next(reversed(self._dismissed.items()))
-            self._stop(f"the trainer waited for {name} in vain: {cause}; no engine is left", failed=True)
+            self._stop(f"the trainer waited in vain for {name}: {cause}; no engine is left", failed=True)
 
     def _publish(self) -> None:
         """Of the two publications the older is overwritten, once nobody reads it."""

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated run: each kind by its name, as a function of the world in which it happens."""
+"""The faults of a simulated run: each kind by its name, as a function of the world in which it happens."""
 
 from __future__ import annotations
 

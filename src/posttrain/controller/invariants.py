@@ -1,4 +1,4 @@
-"""What must hold in every asynchronous run, each with its name, and the observer that watches for it.
+"""The invariants of every asynchronous run, each with its name, and the observer that checks them.
 
 The observer keeps its own books from events and commands alone. It shares the messages and the formula of admission
 with the controller, but none of its code and none of its state: what the two disagree on is a mistake of one of them.
@@ -58,25 +58,25 @@ from posttrain.controller.messages import (
 INVARIANTS = {
     "age": "No trained token is older than the bound, and none is of a version that does not exist yet.",
     "synchronous": "With run_ahead 0 every token is drawn with the newest publication.",
-    "once": "Every prompt is trained once, or voided, or given up with a cause.",
+    "once": "Every prompt is trained once, voided, or abandoned with a cause.",
     "order": "Finished groups are trained in the order of their creation.",
     "batch": "A trainer that asked gets P scored groups as soon as there are some, and one batch at a time.",
     "admission": "Never more groups are in flight than admitted.",
-    "places": "Nothing that may begin waits: no place stays empty while an engine is ready.",
-    "versions": "Versions of a row never fall, and an engine that says a wrong version is not believed.",
+    "places": "No work that may begin waits: no slot stays empty while an engine is ready.",
+    "versions": "Versions within a row never decrease, and an engine that reports a wrong version is not believed.",
     "weights": "No row goes to an engine whose weights are older than the newest publication, which all engines load.",
     "buffers": "A publication is not overwritten while it is read, and is written as soon as it is not.",
     "memory": "While a step is trained, engines hold no memory of the trainer's device; they sleep for that only.",
     "holders": "Two engines never hold the same row.",
     "together": "Rows of a group go together, to the engine with the fewest.",
     "turns": "A row of several turns is with an engine or with its environment, which begins once; nobody else waits.",
-    "attempts": "What an engine says of an earlier attempt counts for nothing, and nothing is tried too often.",
-    "tokens": "A row goes on after the tokens that were delivered: none is lost, none is drawn twice.",
-    "engines": "A lost engine is started anew or dismissed, and no other is.",
+    "attempts": "Messages about an earlier attempt are ignored, and nothing is tried too often.",
+    "tokens": "A row continues after the delivered tokens: none is lost, none is drawn twice.",
+    "engines": "A lost engine is restarted or dismissed, and no other engine is.",
     "rewards": "A group is scored once all its rows have ended, and again if its rewards were lost.",
-    "evaluation": "An evaluation is answered by the weights of its version alone, and nothing of it is trained.",
-    "owners": "Whoever has to do something is waited for, and nobody else is.",
-    "state": "The state that is saved holds all that is waiting and in flight, with every token.",
+    "evaluation": "Only the weights of its version answer an evaluation, and nothing of it is trained.",
+    "owners": "The run waits for every component that has something to do, and for no other.",
+    "state": "The saved state holds everything that is waiting and in flight, with every token.",
     "ends": "It always ends, and then nothing more is ordered.",
 }
 
@@ -117,19 +117,19 @@ class SeenEngine:
 
 @dataclass
 class Books:
-    """What an observer knows of a run, apart from its engines."""
+    """The observer's knowledge of a run, apart from its engines."""
 
     version: int
     created: int
     """Groups so far, from the first of the data."""
     rows: dict[int, list[SeenRow]] = field(default_factory=dict)
-    """Of groups in flight, those of an evaluation included."""
+    """Rows of the groups in flight, including those of an evaluation."""
     scoring: set[int] = field(default_factory=set)
     scorings: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     finished: set[int] = field(default_factory=set)
     training: tuple[int, ...] = ()
     spans: dict[int, list[list[list[int]]]] = field(default_factory=dict)
-    """Of each row of finished groups."""
+    """Spans of each row of finished groups."""
     trained: set[int] = field(default_factory=set)
     voided: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""What the controller is told, and what it orders. Plain records: no tensor, no token id, no clock.
+"""The controller's inputs and orders. Plain records: no tensor, no token id, no clock.
 
 A group is one prompt with its completions and has a number, counted from 0 in the order of creation; which prompt of
 the data it is follows from the number (`experience/schedule.py`). Groups below 0 are answers of an evaluation, which

@@ -1,4 +1,4 @@
-"""What the controller remembers of a row, a group and an engine."""
+"""The controller's memory of a row, a group and an engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RowState:
 
     @property
     def version(self) -> int:
-        """Of its last token."""
+        """The version of its last token."""
         return self.spans[-1][0] if self.spans else -1
 
     def draw(self, version: int, count: int) -> None:

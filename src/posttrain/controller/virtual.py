@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from posttrain.controller.world import World
 
 ALMOST = 1e-6
-"""Of a token: what rounding may have taken from one that is finished."""
+"""The share of a token that rounding may have taken from a finished one."""
 
 
 @dataclass
@@ -55,9 +55,9 @@ class VirtualEngine:
         self.busy = 0.0
         self.next_start_fails = False
         self.next_load: str = ""
-        """What goes wrong with the next load: "fails", "hangs", "lies" or "slow"."""
+        """The fault of the next load: "fails", "hangs", "lies" or "slow"."""
         self.next_sleep: str = ""
-        """What goes wrong with the next sleep: "fails" or "hangs"."""
+        """The fault of the next sleep: "fails" or "hangs"."""
         self.stop()
 
     # --- its life ----------------------------------------------------------------------------------------------------

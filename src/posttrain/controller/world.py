@@ -64,7 +64,7 @@ class Step:
     masked: int
     """Tokens too old for it."""
     rows: list[tuple[int, int]]
-    """Of each row its length, and its tokens in the loss."""
+    """For each row, its length and its tokens in the loss."""
 
 
 class World:
@@ -97,7 +97,7 @@ class World:
         self.answered: Counter[str] = Counter()
         self.unanswered: dict[Hashable, list[str]] = defaultdict(list)
         self.next_score = ""
-        """What happens to the next rewards: "lost" or "hang"."""
+        """The fault of the next rewards: "lost" or "hang"."""
         self.next_train = self.next_publish = 0.0
         """Seconds that they take longer."""
         self.saving = False
@@ -116,7 +116,7 @@ class World:
             engine.start()
         self.version = controller.state()["version"]
         self.unanswered_groups: set[int] = set()
-        """Of an evaluation."""
+        """Groups of an evaluation that have no answer yet."""
         self._publish()
         waits = controller.waits()
         if self.observer:

@@ -88,7 +88,7 @@ class Measured:
     inexact: Mapping[Literal["onednn", "packed"], float]
     """Error against float64 (root mean square), in errors of the plain product; the worst of all shapes."""
     doubts: str = ""
-    """What the user should know of the measurement, in a few words."""
+    """A few words for the user about the measurement."""
 
 
 def choose(

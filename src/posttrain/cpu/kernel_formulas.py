@@ -1,4 +1,4 @@
-"""What each compiled kernel stands for, in operations of PyTorch: kernels are used where they compute this, only there.
+"""The PyTorch formula of each compiled kernel. A kernel is used only where it computes the same as its formula.
 
 L tokens, n rows, B rows of logits, V vocabulary, E width of the model, I of a gated MLP or expert, X experts, k of them
 per row, H query heads, K key-value heads, N = H + 2 K, D width of a head, C columns of keys and values.

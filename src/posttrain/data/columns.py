@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from posttrain.data.read import Row
 
 Names = Mapping[str, str]
-"""What a column is called here, and what the data calls it."""
+"""Our name of a column -> its name in the data."""
 
 PROMPT_NAMES = ("prompt", "question", "problem", "instruction", "query", "user_prompt", "input", "context")
 ANSWER_NAMES = ("completion", "response", "output", "reply", "generation")
@@ -38,7 +38,7 @@ _WORSE = (
     "negative", "neg", "l",
 )  # fmt: skip
 _NO_ANSWER = ("model", "id", "source", "policy", "name", "type")
-"""What follows chosen and rejected where the column holds something about the answer."""
+"""Endings after chosen and rejected for columns that hold something about the answer."""
 
 _ANSWER = re.compile(
     r"output|response|answer|completion|reply|generation|target|conversation|summary|ref", re.IGNORECASE
@@ -66,14 +66,14 @@ def require_columns(names: Names, columns: Sequence[str]) -> None:
         if theirs not in columns:
             close = difflib.get_close_matches(theirs, columns, n=1, cutoff=0.5)
             raise DataError(
-                given=f"data.columns has {ours}: {theirs}, and the data has no column {theirs!r}",
+                given=f"data.columns has {ours}: {theirs}, but the data has no column {theirs!r}",
                 allowed=f"its columns {', '.join(columns) or '(none)'}",
                 fix=f"Set data.columns = {{{ours}: {close[0]}}}." if close else "Name one of its columns.",
             )
 
 
 def other_names(kind: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What columns of this kind of data are called in data that calls them otherwise; empty where that is not certain.
+    """Our column names -> those in the data, if the data uses other names; empty if that is not certain.
 
     >>> other_names("pairs", ["query", "response_w", "response_l"], [])
     {'prompt': 'query', 'chosen': 'response_w', 'rejected': 'response_l'}

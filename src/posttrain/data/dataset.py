@@ -32,7 +32,7 @@ AddToBatch = Callable[[Batch, Sequence[int]], Batch]
 
 
 class Scale(NamedTuple):
-    """What is learned of a rating y: (y - mean) / std."""
+    """The target of a rating y: (y - mean) / std."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -93,7 +93,7 @@ class RecordType(Generic[R]):
     batch: Callable[[Sequence[R], int], Batch]
     """Records and the id of padding -> a batch."""
     numbers: Callable[[R], Sequence[float | None]] = lambda record: ()
-    """What belongs to a record beside its tokens: margin, label, score, labels of steps."""
+    """The values of a record beside its tokens: margin, label, score, labels of steps."""
 
 
 def _labels_in_words(rows: Sequence[LabelledExample]) -> str:
@@ -147,7 +147,7 @@ RECORD_TYPES: Mapping[type, RecordType[Any]] = {
 
 
 def type_of(records: Sequence[R]) -> RecordType[R]:
-    """Of records that are all of one type; those that are read one by one say which in `record`."""
+    """The type of records that all have the same one; records that are read one by one name their type in `record`."""
     return RECORD_TYPES[getattr(records, "record", None) or type(records[0])]
 
 
@@ -196,7 +196,7 @@ class Dataset(Generic[R]):
     collate: Callable[[Sequence[R], int], Batch] | None = None
     """In place of the usual one, for example `partial(ratings_batch, scale=scale)`."""
     add: Sequence[AddToBatch] = ()
-    """What was computed of the records, batch by batch."""
+    """Values computed for the records, batch by batch."""
 
     def __len__(self) -> int:
         return len(self.records)

@@ -18,7 +18,7 @@ CURES = (
         "prompt longer than",
         "Shorten them, or lower sampling.max_completion_length: the context holds prompt and answer",
     ),
-    ("longer than", "Shorten them, raise data.max_length where it is set, or take a model with a longer context"),
+    ("longer than", "Shorten them, raise data.max_length if it is set, or use a model with a longer context"),
 )
 """How a reason begins, and what helps."""
 MEND = "Mend the rows named above"
@@ -71,7 +71,7 @@ class Kept:
 
     @property
     def dropped_summary(self) -> str:
-        """What was left out and why, in a sentence; "" for nothing."""
+        """A sentence about the dropped rows and the reasons; "" if none were dropped."""
         return summary(self.dropped, self.rows_read)
 
     @property
@@ -119,5 +119,5 @@ def too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, what: s
     return DataError(
         given=f"{what}: {summary(dropped, total)}",
         allowed=f"{share}at least one left",
-        fix=f"{cure}." if len(dropped) == total else f"{cure}; or raise data.max_dropped if they may go.",
+        fix=f"{cure}." if len(dropped) == total else (f"{cure}; or raise data.max_dropped if you can do without them."),
     )

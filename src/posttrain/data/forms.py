@@ -60,7 +60,7 @@ class Form:
     columns: Names = field(default_factory=dict)
     """What the data calls some of the columns."""
     answer: str | None = None
-    """Of prompts: the column of the gold answer, which rewards receive as `answer`."""
+    """For prompts: the column of the gold answer, which rewards receive as `answer`."""
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ class Form:
         except Unusable as reason:
             return Dropped(row.origin, str(reason))
         except RecursionError:
-            return Dropped(row.origin, "lists or objects that are nested too deep")
+            return Dropped(row.origin, "lists or objects that are nested too deeply")
         if self.kind != "prompts":
             return found
         others = {name: value for name, value in row.values.items() if name not in self.needs[:1]}
@@ -181,7 +181,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "score": ("rating", "reward"),
     "text": ("content", "document"),
 }
-"""What other data calls these columns: an error then says what to set in data.columns."""
+"""Other names of these columns in public data: an error then says what to set in data.columns."""
 
 MEANT: Mapping[Kind, str] = {
     "prompts": "training with rewards",
@@ -230,6 +230,12 @@ def detect(rows: Iterable[Row], kind: Kind) -> Form:
     if kind != "prompts":
         return found
     return replace(found, answer=next((name for name in ANSWER_COLUMNS if name in columns), None))
+
+
+def are_verls(rows: Iterable[Row]) -> bool:
+    """Does verl's object `reward_model` hold the gold answer of each of the first rows?"""
+    judges = [row.values.get("reward_model") for row in islice(rows, LOOKED_AT)]
+    return bool(judges) and all(isinstance(judge, dict) and "ground_truth" in judge for judge in judges)
 
 
 def fits(rows: Iterable[Row], kind: Kind) -> bool:

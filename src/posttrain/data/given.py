@@ -20,7 +20,7 @@ Data = Source | Iterable[Source] | Iterable[Mapping[str, Any]]
 """A source as in `data.train`, several of them, or the rows themselves, such as a Hugging Face dataset in memory."""
 
 FOLDER = "rows"
-"""Of a run: the rows that it was given as Python objects, in files that are called by what is in them."""
+"""The folder of a run for rows that were given as Python objects, in files named after their content."""
 
 
 def is_source(data: Any) -> bool:
@@ -53,7 +53,7 @@ def _as_json(row: Row, value: Any) -> Any:
 
 def _not_json(row: Row, what: str) -> DataError:
     return DataError(
-        given=f"{row.origin} of the data holds {what}, which cannot be stored with the run",
+        given=f"{row.origin} of the data holds {what}, which cannot be saved with the run",
         allowed="text, numbers, true, false, None, dates, arrays, and lists and dicts of these",
         fix="Leave the column out, or write it as text.",
     )
@@ -71,7 +71,7 @@ def where_the_run_is(config: DataConfig, folder: Path) -> DataConfig:
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
             if digest[:16] not in file.name:
                 raise DataError(
-                    given=f"{file} is not what the run was given: its content was changed",
+                    given=f"{file} differs from the rows that the run was given: its content has changed",
                     allowed="the rows with which the run was started",
                     fix="Restore the file, or train a new run.",
                 )
@@ -98,7 +98,7 @@ def _items(data: Data) -> Iterable[Any]:
         raise DataError(
             given=f"data is a {type(data).__name__}, which is read column by column",
             allowed="a source, several of them, or rows, each a mapping of its columns",
-            fix='Give its rows: data.to_dict("records") with pandas, data.to_dicts() with polars.',
+            fix='Pass its rows: data.to_dict("records") with pandas, data.to_dicts() with polars.',
         )
     if isinstance(data, Iterable):
         return data

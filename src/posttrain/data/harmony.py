@@ -63,7 +63,7 @@ def parts(turn: str) -> list[Part]:
 
 
 def final_text(turn: str) -> str:
-    """What a user reads of a turn: its messages of the channel `final`, one below the other; nothing where there is
+    """The part of a turn that a user reads: its messages of the channel `final`, one below the other. Empty if there is
     none."""
     return "\n".join(part.text for part in parts(turn) if part.channel == "final" and part.text is not None)
 

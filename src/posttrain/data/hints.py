@@ -1,4 +1,5 @@
-"""What data looks like and is not read as: `data check` says so, for a run would quietly learn something else.
+"""Readings that the data suggests but does not get: `data check` reports them, because a run would quietly learn
+something else.
 
 What a chat template does that training should know before it starts.
 """
@@ -41,7 +42,7 @@ def _passed_over(rows: Sequence[Row], used: Kind, kind: Kind, error: DataError) 
         fix = f"Write true (desirable) or false into {label} for {TAKEN_BY[kind]}; it holds {_values(rows, label)}."
         if used == "examples":
             fix += " As it is, sft would imitate all of these answers, the bad ones too."
-    message = f"the columns {form.name} are those of {MEANT[kind]}, but training on them would stop: {reason}"
+    message = f"the columns {form.name} suit {MEANT[kind]}, but training on them would stop: {reason}"
     return Finding(message=message, fix=fix)
 
 
@@ -61,7 +62,7 @@ def looks_like(rows: Sequence[Row], used: Kind) -> list[Finding]:
     texts = [name for name in others if any(isinstance(row.values.get(name), str) for row in islice(rows, LOOKED_AT))]
     if used != "prompts" or not texts or set(columns) & set(ANSWER_COLUMNS):
         return []
-    message = f"{texts[0]} looks like an answer, and only reward functions would receive it"
+    message = f"{texts[0]} looks like an answer, but only reward functions would receive it"
     fix = (
         f"Set data.columns = {{completion: {texts[0]}}} to imitate it with sft, or data.answer = {texts[0]} where it "
         "is the gold answer of rewards."
@@ -101,7 +102,7 @@ _TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"t
 def template_problems(
     renderer: Renderer, eos_ids: Collection[int], *, tools: bool = False
 ) -> tuple[TemplateProblem, ...]:
-    """What is wrong with the chat template, tried with a conversation of two questions; `tools`: the data has some."""
+    """Problems of the chat template, tried with a conversation of two questions; `tools`: the data has some."""
     found: list[TemplateProblem] = []
     talk = Conversation(messages=_TALK, trained=(1, 3), renderer=renderer, eos_ids=eos_ids)
     question, answered = _TALK[:1], _TALK[:2]
@@ -113,7 +114,8 @@ def template_problems(
     whole = talk.render(answered)
     if talk.end_of_turn(whole, whole.rfind("Two."), len(whole)) is None:
         message = (
-            "no EOS at the end of an answer: one is put behind the last answer of each row, none behind the others"
+            "no EOS at the end of an answer: posttrain adds one after the last answer of each row, but none "
+            "after the others"
         )
         fix = "Name a template in model.chat_template that ends answers with the EOS."
         found.append(TemplateProblem("end of turn", message, fix))
@@ -125,11 +127,13 @@ def template_problems(
 
 
 def _prefix_problem(talk: Conversation) -> TemplateProblem:
-    message = "earlier turns are rewritten when a turn is added"
+    message = "the template rewrites earlier turns when a turn is added"
     try:
         _, way = find_answers(talk, "a conversation")
     except (DataError, Unusable):
         fix = "Set data.train_on = last, or name a template in model.chat_template that only appends."
-        return TemplateProblem("masks", f"{message}; answers before the last cannot be told from the rest", fix)
-    fix = "To train each answer as it is sampled, set data.train_on = last."
-    return TemplateProblem("prefix", f"{message}; answers are found by {way}, and trained as they are rewritten", fix)
+        return TemplateProblem("masks", f"{message}; answers before the last cannot be separated from the rest", fix)
+    fix = "To train on each answer as it was sampled, set data.train_on = last."
+    return TemplateProblem(
+        "prefix", f"{message}; answers are found by {way}, and trained as the template rewrites them", fix
+    )

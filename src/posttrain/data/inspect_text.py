@@ -50,7 +50,7 @@ def _use(use: Use, report: DataReport) -> Iterator[str]:
     yield f"  usable      {use.usable:,} of {counted(report.rows, 'row')}{answers}{limit}"
     yield from _dropped(use.dropped)
     if use.repeated_prompts:
-        yield f"  prompts     {use.repeated_prompts:,} of them are also that of an earlier row"
+        yield f"  prompts {use.repeated_prompts:,} of them repeat the prompt of an earlier row"
     if use.classes:
         yield "  labels      " + ", ".join(f"{count:,} {label}" for label, count in use.classes.items())
     if use.trained:

@@ -53,15 +53,15 @@ class DataReport:
     rows: int
     columns: tuple[Column, ...]
     unit: str
-    """Of the lengths: tokens, or characters where no tokenizer was given."""
+    """The unit of the lengths: tokens, or characters without a tokenizer."""
     max_length: int | None
-    """What is longer is dropped; None: no limit is known."""
+    """Longer rows are dropped; None: no limit is known."""
     uses: tuple[Use, ...]
     """The use that the data was looked at for; none when it cannot be used."""
     also: Mapping[Kind, str]
     """Other kinds of training that its columns suit, and which columns those are."""
     findings: tuple[Finding, ...]
-    """What is worth a look about the columns and the chat template; of the rows: in `uses`."""
+    """Remarks about the columns and the chat template; `uses` holds those about the rows."""
     problems: tuple[str, ...] = ()
     """Why the data cannot be used."""
 

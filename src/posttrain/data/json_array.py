@@ -39,9 +39,9 @@ def refuse_deep(text: str) -> None:
 
 
 def hostile_json(error: Exception) -> str:
-    """What is wrong with JSON that is not broken and still cannot be read."""
+    """The problem of JSON that is valid but cannot be read."""
     if isinstance(error, RecursionError):
-        return f"JSON that is nested more than {MAX_DEPTH} deep"
+        return f"JSON with more than {MAX_DEPTH} levels"
     return f"an integer with more digits than Python reads ({sys.get_int_max_str_digits():,})"
 
 

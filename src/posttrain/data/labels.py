@@ -77,7 +77,7 @@ def render_labels(
 
 
 def only_class(rows: Sequence[LabelledExample]) -> str:
-    """What all answers are, where they are all the same; "" where there are both kinds, or none."""
+    """The label of all answers if they have the same one; "" if there are both kinds, or no answers."""
     labels = set(numbers_of(rows)) if len(rows) else set()
     return "" if len(labels) != 1 else "desirable" if labels.pop() else "undesirable"
 
@@ -89,7 +89,7 @@ def refuse_one_class(rows: Sequence[LabelledExample], what: str) -> None:
         alone = ", or imitate these alone with algorithm: sft" if only == "desirable" else ""
         raise DataError(
             given=f"{what}: all {len(rows)} answers are {only}",
-            allowed="desirable and undesirable answers: of one kind alone there is nothing to tell them from",
+            allowed="desirable and undesirable answers: with only one kind there is nothing to compare",
             fix=f"Add answers with label {str(only != 'desirable').lower()}{alone}.",
         )
 

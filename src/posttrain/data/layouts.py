@@ -345,12 +345,12 @@ def read_conversation(values: Values) -> dict[str, Any]:
     return _waiting({"prompt": prompt}, "conversations") | _tools_of(prompt, values)
 
 
-def read_verl(values: Values) -> dict[str, Any]:
+def read_verl(values: Values, column: str = "prompt") -> dict[str, Any]:
     """verl's rows: the gold answer stands inside of `reward_model`."""
     judge = cell(values, "reward_model")
     if not isinstance(judge, dict):
         raise Unusable(f"reward_model: {a_type(judge)}, not an object with ground_truth")
-    return read_prompt(values) | {"answer": judge.get("ground_truth")}
+    return read_prompt(values, column) | {"answer": judge.get("ground_truth")}
 
 
 def _waiting(found: dict[str, Any], column: str) -> dict[str, Any]:

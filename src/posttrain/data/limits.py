@@ -22,11 +22,11 @@ from posttrain.data.dropped import Unusable
 from posttrain.errors import DataError
 
 SECONDS = 10
-"""Of computing, for one conversation under a chat template."""
+"""Seconds of computation for one conversation under a chat template."""
 BYTES = 1 << 30
-"""Of memory, likewise."""
+"""Bytes of memory for one conversation under a chat template."""
 MOST_CHARACTERS = 4_000_000
-"""Of one row, where the context of the model sets no limit: some seconds and half a gigabyte to tokenise."""
+"""Most characters of one row if the model's context sets no limit: some seconds and half a gigabyte to tokenise."""
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -142,6 +142,6 @@ def _beyond() -> DataError:
     return DataError(
         given=f"the chat template takes more than {SECONDS} s of computing, or {BYTES >> 30} GB of memory, for one "
         "conversation",
-        allowed="a template that writes a conversation in moments",
-        fix="Name another template in model.chat_template, or mend the loop in this one.",
+        allowed="a template that renders a conversation quickly",
+        fix="Name another template in model.chat_template, or fix the loop in this one.",
     )

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 Parts = Sequence[tuple[str, bool]]
 """Stretches of text, and whether their tokens are trained."""
 SHOWN_CHARACTERS = 500
-"""Of each stretch, or of each message in it."""
+"""Characters shown of each stretch, or of each message in it."""
 CONTROLS = {
     code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
     for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 }
-"""What moves the cursor of a terminal, or turns the direction of its text, is spelt out."""
+"""Characters that move a terminal's cursor or turn the direction of its text are spelt out."""
 SHOWN_TURNS = 8
 """So many messages of a stretch are shown, at least."""
 
@@ -123,7 +123,7 @@ class Look:
 
 
 def take(look: Looking, kind: Kind) -> Use:
-    """What the data is for this kind. Raises `DataError` when it is nothing."""
+    """The data as this kind reads it. Raises `DataError` if the data has no form of this kind."""
     how = LOOKS[kind]
     records, dropped, columns = how.render(look)
     survey = Survey()

@@ -116,10 +116,10 @@ def find_answers(talk: Conversation, origin: str) -> tuple[list[Segment], str]:
     if refused is not None:
         raise refused
     raise DataError(
-        given=f"{origin}: {reasons[0]}, so the assistant's tokens cannot be told from the rest "
+        given=f"{origin}: {reasons[0]}, so the assistant's tokens cannot be separated from the rest "
         f"({'; '.join(reasons[1:])})",
-        allowed="a chat template that only appends, that marks answers with {% generation %}, or that leaves the text "
-        "of each answer as it is",
+        allowed="a chat template that only appends, that marks answers with {% generation %}, or that leaves the "
+        "text of each answer unchanged",
         fix="Set data.train_on = last, use prompt and completion columns, or name a training version of the template "
         "in model.chat_template.",
     )
@@ -194,7 +194,7 @@ def by_marks(talk: Conversation) -> list[Segment]:
         start = _behind_header(talk, marks.text, place, low, high)
         end = talk.end_of_turn(marks.text, high, marks.begin_after(place), said=_behind_mark(talk.messages[place]))
         if end is None and talk.messages[place].get("tool_calls"):
-            raise NotFound("nothing ends the turn behind a tool call")
+            raise NotFound("nothing ends the turn after a tool call")
         is_last = place == len(talk.messages) - 1
         turns.append(Turn(start, end if end is not None else len(marks.text) if is_last else high))
     return _cut(marks.text, turns, talk.renderer)
@@ -216,7 +216,7 @@ class Marks:
 
     text: str
     begins: Mapping[int, int]
-    """Of the messages that are no answers."""
+    """The beginnings of the messages that are not answers."""
     ends: Mapping[int, int]
 
     @staticmethod
@@ -234,7 +234,7 @@ class Marks:
                 raise NotFound("the template writes a message twice")
             found[match[1]][int(match[2])] = length
         if "".join([*pieces, marked[done:]]) != text:
-            raise NotFound("what the template writes depends on the ends of messages")
+            raise NotFound("the template's output depends on the beginning or end of messages")
         return Marks(text=text, begins=found[_BEGIN], ends=found[_END])
 
     def end_before(self, place: int) -> int:
@@ -284,7 +284,7 @@ def _behind_header(talk: Conversation, text: str, place: int, low: int, high: in
     at = probed.find(_PROBE)
     same = next((n for n, (a, b) in enumerate(zip(probed[: max(at, 0)], text, strict=False)) if a != b), at)
     if not low < same <= high:
-        raise NotFound("the header of an answer cannot be told from it")
+        raise NotFound("the header of an answer cannot be separated from it")
     return same
 
 

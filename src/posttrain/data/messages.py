@@ -34,7 +34,7 @@ ROLES = {
     "function_response": "tool",
     "tool_response": "tool",
 }
-"""What data calls a role, and what chat templates call it."""
+"""A role's name in data -> its name in chat templates."""
 CALLS = ("function_call", "tool_call")
 """Roles whose content is a tool call of the assistant, in JSON."""
 

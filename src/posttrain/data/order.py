@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """Of which kind each row is. Steps then hold every kind in its share of all rows, as nearly as whole rows allow."""
+    """The kind of each row. Each step then holds every kind in its overall share, as nearly as whole rows allow."""
 
     of_rows: Tensor
     """`[rows]`, kinds numbered from 0."""

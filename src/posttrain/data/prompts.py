@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from posttrain.config import DataConfig
 from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
-from posttrain.data.forms import ANSWER_COLUMNS, Form, columns_of, detect
-from posttrain.data.layouts import cell, read_prompt
+from posttrain.data.forms import ANSWER_COLUMNS, Form, are_verls, columns_of, detect
+from posttrain.data.layouts import cell, read_prompt, read_verl
 from posttrain.data.limits import limited_time, refuse_long, try_template
 from posttrain.data.read import Row
 from posttrain.data.stream import StreamedRecords, collect
@@ -60,7 +60,7 @@ class Renderer:
     system_prompt: str | None = None
     template_kwargs: Mapping[str, Any] | None = None
     train_on: Literal["all", "last"] = "all"
-    """Of a conversation: all answers, or the last one."""
+    """Train all answers of a conversation, or the last one."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """Schemas of the tools of the run, for prompts that bring none of their own."""
 
@@ -100,7 +100,7 @@ class Renderer:
     def text(
         self, prompt: str | Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
-        """What the model reads, special tokens of the chat template included."""
+        """The text that the model reads, with the special tokens of the chat template."""
         messages = self.messages(prompt)
         if messages is None:
             return (self.system_prompt or "") + str(prompt)
@@ -222,18 +222,20 @@ def prompt_form(rows: Iterable[Row], config: DataConfig) -> Form:
     columns = columns_of(rows)
     if config.answer is not None and config.answer not in columns:
         raise _no_column(f"the column {config.answer!r} (data.answer)", "a column of the data", columns, config.answer)
-    form = detect(rows, "prompts") if config.prompt is None else _named_form(config.prompt, columns)
+    form = detect(rows, "prompts") if config.prompt is None else _named_form(config.prompt, columns, rows)
     return form if config.answer is None else replace(form, answer=config.answer)
 
 
-def _named_form(setting: str, columns: Sequence[str]) -> Form:
-    """A column, or a template over columns."""
+def _named_form(setting: str, columns: Sequence[str], rows: Iterable[Row]) -> Form:
+    """A column, or a template over columns. Rows of verl keep their gold answer beside a column that is named."""
     answer = next((name for name in ANSWER_COLUMNS if name in columns), None)
     if "{" not in setting:
         if setting not in columns:
             raise _no_column(f"the column {setting!r} (data.prompt)", "a column of the data", columns, setting)
-        reader = partial(read_prompt, column=setting)
-        return Form(kind="prompts", needs=(setting,), family="data.prompt", reader=reader, answer=answer)
+        verl = answer is None and are_verls(rows)
+        reader = partial(read_verl if verl else read_prompt, column=setting)
+        family = "data.prompt, verl" if verl else "data.prompt"
+        return Form(kind="prompts", needs=(setting,), family=family, reader=reader, answer=answer)
     for name in _fields(setting):
         if name not in columns:
             raise _no_column(f"the column {name!r} (data.prompt)", "columns in braces", columns, name)

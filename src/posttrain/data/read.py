@@ -46,7 +46,7 @@ def hub_dataset(source: str, split: str) -> Any:
     except Exception as error:  # the library raises many kinds, from the network up; all mean that there are no rows
         reason = str(error).strip().split("\n")[0]
         raise DataError(
-            given=f"{source} is no file here, and the Hugging Face dataset {name!r} cannot be loaded ({reason})",
+            given=f"{source} is not a file here, and the Hugging Face dataset {name!r} cannot be loaded ({reason})",
             allowed="a file, a glob, a Hugging Face dataset name (name or name:config), or task:NAME",
             fix="Check the path or the name; without a network, download the dataset first and name its files.",
         ) from error
@@ -61,7 +61,7 @@ def _saved_dataset(folder: Path, split: str) -> Any:
     except Exception as error:  # of many kinds, as above
         raise DataError(
             given=f"the dataset in {folder} cannot be read ({str(error).strip().partition(chr(10))[0]})",
-            allowed="a whole folder, as save_to_disk writes it",
+            allowed="a complete folder, as save_to_disk writes it",
             fix="Save it again, or export it: dataset.to_parquet(...).",
         ) from error
     if not isinstance(saved, DatasetDict):
@@ -110,7 +110,7 @@ def read_rows(
 def iter_rows(
     source: str | Sequence[str], *, split: str = "train", max_rows: int | None = None, seed: int = 0
 ) -> Iterator[Row]:
-    """What `read_rows` returns, one row at a time. Raises `DataError` when it comes to what is wrong."""
+    """The rows of `read_rows`, one at a time. Raises `DataError` at the first faulty row."""
     sources, found = _listed(source), False
     for one in sources:
         for row in islice(_read(one, split, max_rows, seed), max_rows):
@@ -219,7 +219,7 @@ def _file_rows(path: Path) -> Iterator[Row]:
     readers = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}
     if _form(path) not in readers:
         raise DataError(
-            given=f"{path.name} has a form that is not known",
+            given=f"{path.name} has an unknown format",
             allowed=", ".join(SUFFIXES) + ", and these with .gz",
             fix="Convert it to JSONL: one JSON object per line.",
         )
@@ -278,7 +278,7 @@ def _decoded(raw: bytes, path: Path, number: int) -> str:
         raise DataError(
             given=f"{path.name}, line {number}, byte {error.start + 1}: not UTF-8 ({error.reason})",
             allowed="text in UTF-8",
-            fix=f"Mend or remove line {number} of {path.name}, or write the whole file in UTF-8.",
+            fix=f"Fix or remove line {number} of {path.name}, or save the whole file as UTF-8.",
         ) from None
 
 
@@ -296,7 +296,7 @@ def parse_json(line: str, name: str, number: int) -> Any:
     raise DataError(
         given=f"{name}, line {number}{column}: {reason}",
         allowed="one JSON object per line",
-        fix=f"Mend or remove line {number} of {name}; the rows before it were read.",
+        fix=f"Fix or remove line {number} of {name}; the rows before it were read.",
     )
 
 

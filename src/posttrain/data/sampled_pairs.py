@@ -41,7 +41,9 @@ def read_sampled_pair(row: Row, tokenizer: PreTrainedTokenizerBase, index: int) 
     values = row.values
     for name in ("chosen", "rejected"):
         if not _spells(tokenizer, values[f"{name}_ids"], _text(values.get(name))):
-            raise Unusable(f"{name}_ids of another tokenizer: leave the columns of ids out to have its text tokenised")
+            raise Unusable(
+                f"{name}_ids of another tokenizer: leave out the columns of ids, and posttrain tokenises the text"
+            )
     return sampled_pair(values, index)
 
 

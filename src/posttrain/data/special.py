@@ -41,11 +41,11 @@ class Injected:
     token: str
     """The first one that was found."""
     origins: tuple[str, ...]
-    """Of the first rows."""
+    """The origins of the first rows."""
 
     fix: ClassVar[str] = (
-        "Remove them: in a prompt they fake turns, in an answer they teach to go on behind its end. An EOS at the very "
-        "end of a text may stay."
+        "Remove them: in a prompt they fake turns, and in an answer they teach the model to continue after its "
+        "end. An EOS at the very end of a text may stay."
     )
 
     @property
@@ -53,8 +53,8 @@ class Injected:
         where = ", ".join([*self.origins, *(["…"] if self.count > len(self.origins) else [])])
         rows = "1 row holds" if self.count == 1 else f"{self.count} rows hold"
         return (
-            f"{rows} special tokens in the text, such as {self.token}, which the model reads as such, not as "
-            f"letters ({where})"
+            f"{rows} special tokens in the text, such as {self.token}, which the model reads as special tokens "
+            f"and not as letters ({where})"
         )
 
 

@@ -81,7 +81,7 @@ def _part(rows: Sequence[Row], number: int, parts: int) -> Sequence[Row]:
     """Rows in their order, cut into parts whose sizes differ by one at most."""
     if len(rows) < parts:
         raise DataError(
-            given=f"data.part = {number}/{parts} of {len(rows)} training rows leaves parts without any",
+            given=f"data.part = {number}/{parts} of {len(rows)} training rows leaves some parts empty",
             allowed="at least one row in each part",
             fix=f"Use at most {len(rows)} parts.",
         )
@@ -89,7 +89,7 @@ def _part(rows: Sequence[Row], number: int, parts: int) -> Sequence[Row]:
 
 
 def first_rows(rows: Sequence[Row], needed: int) -> Sequence[Row]:
-    """Of streamed rows so many that `needed` of them can be expected to be usable, in memory; else all."""
+    """Of streamed rows, as many as are needed to expect `needed` usable ones, in memory; else all rows."""
     return list(rows[: 2 * needed]) if isinstance(rows, StreamedRows) else rows
 
 

@@ -30,14 +30,14 @@ class StepSet(Rendered[StepExample]):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know of the steps, in sentences."""
+        """Sentences for the user about the steps."""
         steps, notes = sum(len(row.labels) for row in self.rows), []
         if self.cut:
-            notes.append(f"{self.cut} of {steps + self.cut} steps end beyond the context and are not learned from")
+            notes.append(f"{self.cut} of {steps + self.cut} steps end beyond the context and are not trained")
         if self.divided:
             notes.append(
-                f"{self.divided} of {steps + self.cut} steps contain the separator: as a reward, the model will read "
-                "each of them as several; choose another algorithm.separator"
+                f"{self.divided} of {steps + self.cut} steps contain the separator: used as a reward, the model "
+                "will read each of them as several steps; choose another algorithm.separator"
             )
         return notes
 
@@ -85,7 +85,7 @@ def separator_ids(renderer: Renderer, separator: str) -> list[int]:
     ids = renderer.tokenizer(separator, add_special_tokens=False).input_ids
     if not ids:
         raise ConfigError(
-            given=f"separator = {separator!r}, which this tokenizer makes no token of",
+            given=f"separator = {separator!r}, for which this tokenizer has no token",
             allowed="a text of at least one token",
             fix=r'Set algorithm.separator = "\n\n", for example.',
         )

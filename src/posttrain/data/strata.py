@@ -17,7 +17,7 @@ def strata_of(prompts: Sequence[Prompt], column: str | None) -> Strata | None:
         return None
     if isinstance(prompts, StreamedRecords):
         raise DataError(
-            given=f"data.stratify = {column}, and rows that are read in the step that takes them",
+            given=f"data.stratify = {column} with rows that are read only in the step that takes them",
             allowed="rows that are all in memory",
             fix="Set data.streaming = false, or leave data.stratify out.",
         )

@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RowSource:
-    """What `iter_rows` is asked for, under the names of `data.columns`."""
+    """The columns that `iter_rows` is asked for, under the names of `data.columns`."""
 
     paths: tuple[str, ...]
     split: str
@@ -89,7 +89,7 @@ class RowIndex:
     lines_N: np.ndarray
     files_N: np.ndarray
     columns: Sequence[str]
-    """Of any row."""
+    """The columns of any row."""
     sampled_N: np.ndarray
     """Which rows are pairs that an earlier run sampled."""
     copied: bool
@@ -163,8 +163,8 @@ def _copied(rows: Iterable[Row], file: Path) -> Iterator[Place]:
     except OSError as error:
         raise DoesNotFit(
             given=f"rows cannot be written to {file.parent} ({error.strerror})",
-            allowed="a folder that can be written, with room for the rows as JSONL",
-            fix="Make room, name another folder in the environment variable POSTTRAIN_CACHE, or set "
+            allowed="a writable folder, with room for the rows as JSONL",
+            fix="Free some space, set the environment variable POSTTRAIN_CACHE to another folder, or set "
             "data.streaming = false if the data fits into memory.",
         ) from error
     finally:
@@ -308,8 +308,8 @@ class StreamedRows(Sequence[Row]):
 
     def _changed(self) -> DataError:
         return DataError(
-            given=f"{', '.join(map(str, self.row_index.files))}: the data was changed while the run reads it",
-            allowed="data that stays as it is while it is read",
+            given=f"{', '.join(map(str, self.row_index.files))}: the data changed while the run was reading it",
+            allowed="data that does not change while it is read",
             fix="Start again when the data is complete.",
         )
 
@@ -318,11 +318,11 @@ class StreamedRows(Sequence[Row]):
 
 
 NOT_COMPARED = ("label", "labels", "margin", "score")
-"""Of a row with given answers: numbers, which do not make it another row."""
+"""Numbers in a row with given answers; they do not make it a different row."""
 
 
 class StreamedRecords(Sequence[T], Generic[T]):
-    """What streamed rows render to, each when it is asked for.
+    """Streamed rows, each rendered when it is requested.
 
     In place of a row that cannot be used stands the next one that can. Raises `DataError` once more than `max_dropped`
     of all rows seem to be of no use.
@@ -338,7 +338,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
         self._left_out: dict[int, Dropped] = {}
         """By the number of the row."""
         self.columns: dict[str, Any] = {}
-        """Of prompts: what rewards receive beside them."""
+        """For prompts: the columns that rewards receive beside them."""
         self._ready = False
         self._read_all()
         self._try_some()
@@ -414,7 +414,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
         size, limit = len(self), self.render.keywords.get("max_length", 0)
         self._tried_N, self._bad_N = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
         self._tried = self._bad = 0
-        """Of the rows that are tried in no order: they stand for all others."""
+        """Rows that are tried in no particular order, as a sample of all others."""
         order_N = np.argsort(self._sizes_N, kind="stable")[::-1]
         longest = order_N[self._sizes_N[order_N] > limit][:LONGEST].tolist()
         for place in longest:
@@ -455,7 +455,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
             self._refuse_too_many()
             late = len(self._left_out)
             if late.bit_count() == 1 or late <= SHOWN:  # each of the first, then ever fewer of them
-                self._tell(f"{self.what}: left out {found.origin}: {found.reason} ({counted(late, 'row')} by now)")
+                self._tell(f"{self.what}: left out {found.origin}: {found.reason} ({counted(late, 'row')} so far)")
         return None
 
     def tell(self, say: Callable[[str], None]) -> None:
@@ -466,7 +466,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
 
     @property
     def dropped(self) -> list[Dropped]:
-        """What was left out so far, in the order of the data."""
+        """The rows dropped so far, in the order of the data."""
         return [self._left_out[index] for index in sorted(self._left_out)]
 
 
@@ -494,7 +494,7 @@ def _key_of(words: str) -> int:
 def streaming_notes(parts: Mapping[str, Sequence[Row]]) -> list[str]:
     """`parts` are rows under what they are."""
     return [
-        f"{what}: {len(rows):,} rows are streamed: each is tokenised in the step that takes it"
+        f"{what}: {len(rows):,} rows are streamed: the step that takes a row tokenises it"
         for what, rows in parts.items()
         if isinstance(rows, StreamedRows)
     ]

@@ -50,7 +50,7 @@ class Sample:
     texts: tuple[str, ...] = ()
     """Those of the row, as they stand in the data."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What stands beside the text: the gold answer, a label, a score, a margin."""
+    """Columns beside the text: the gold answer, a label, a score, a margin."""
 
     @property
     def answer(self) -> Any:
@@ -104,7 +104,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What the data is for one kind of training."""
+    """The data as one kind of training uses it."""
 
     kind: Kind
     mapping: str
@@ -112,7 +112,7 @@ class Use:
     usable: int
     """Rows that are trained on."""
     records: int
-    """What they amount to: a pair whose answers are rated one by one is two."""
+    """The number of examples that they give: a pair whose answers are rated separately counts as two."""
     dropped: Sequence[Dropped]
     duplicates: int
     """Rows that repeat an earlier one."""
@@ -122,7 +122,7 @@ class Use:
     """Rows that say the opposite of an earlier one: the same pair the other way round, the other label."""
     tokens: int
     trained: int
-    """Of the tokens; 0 where answers are sampled."""
+    """The number of trained tokens; 0 if answers are sampled."""
     lengths: Mapping[str, Lengths]
     """By what is measured, for example "prompt"."""
     numbers: Mapping[str, Lengths]
@@ -173,7 +173,7 @@ class Survey:
         return None if sides[0] is None or sides[1] is None else LengthBias.of(sides[0], sides[1])
 
     def findings(self, kind: Kind, unit: str, places: Callable[[Sequence[int]], str]) -> tuple[Finding, ...]:
-        """What is worth a look; `places` names rows."""
+        """Remarks about the rows; `places` names rows."""
         return (
             *_repetitions(self, kind, places),
             *_length_findings(self.length_bias(), self.lengths, unit),
@@ -202,10 +202,10 @@ def _repetitions(survey: Survey, kind: Kind, places: Callable[[Sequence[int]], s
     if rows := survey.contradictions:
         what = "the same pair the other way round" if kind == "pairs" else "the same answer with the other label"
         message = f"{_rows_that('contradict', rows)} an earlier one: {what} ({places(rows)})"
-        found.append(Finding(message=message, fix="Remove one of each two: together they teach nothing."))
+        found.append(Finding(message=message, fix="Remove one row of each pair: together they teach nothing."))
     if rows := survey.duplicates:
         message = f"{_rows_that('repeat', rows)} an earlier one ({places(rows)})"
-        fix = "Remove them: they count double, and one may be held out while the other is trained on."
+        fix = "Remove them: they count twice, and one copy may be held out while the other is trained on."
         found.append(Finding(message=message, fix=fix))
     return found
 
@@ -228,8 +228,8 @@ def _length_findings(bias: LengthBias | None, lengths: Mapping[str, Sequence[int
     which = "longer" if difference.mean > 0 else "shorter"
     right = longer.mean if which == "longer" else 1 - longer.mean
     message = (
-        f"chosen answers are {which}, by {abs(difference.mean):.0f} {unit} on average; always taking the {which} one "
-        f"of two would be right in {right:.0%}"
+        f"chosen answers are {which}, by {abs(difference.mean):.0f} {unit} on average; always choosing the "
+        f"{which} of the two would be right in {right:.0%}"
     )
     fix = (
         "A model can learn length instead of quality: compare its accuracy with that share, and watch the length of "
@@ -245,7 +245,7 @@ def _margin_findings(margins: Sequence[float]) -> list[Finding]:
         found.append(Finding(message=message, fix="Swap or remove them."))
     if equal := sum(margin == 0 for margin in margins):
         message = f"{_have(equal)} a margin of 0: by their own scores neither answer is better"
-        found.append(Finding(message=message, fix="Remove them: which one was chosen is chance."))
+        found.append(Finding(message=message, fix="Remove them: which answer was chosen is chance."))
     return found
 
 
@@ -254,7 +254,7 @@ def _class_findings(classes: Mapping[str, int]) -> list[Finding]:
     if not desirable or not undesirable:
         only = "desirable" if desirable else "undesirable"
         fix = "Add answers with the other label; desirable answers alone are imitated by sft."
-        return [Finding(message=f"all answers are {only}: there is nothing to tell them from", fix=fix)]
+        return [Finding(message=f"all answers are {only}: there is nothing to compare them with", fix=fix)]
     for setting, (low, high) in kto_weights(desirable, undesirable).items():
         message = f"{desirable} answers are desirable and {undesirable} are not: with equal weights one class dominates"
         fix = f"Set algorithm.{setting} between {low:.3g} and {high:.3g} (kto), the other weight being 1."

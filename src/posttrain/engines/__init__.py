@@ -12,7 +12,7 @@ __all__ = ["DeliveryProof", "LocalSampler", "Sampler", "SamplingSettings", "make
 
 
 def make_sampler(loaded: LoadedModel, weights: Literal["shared", "copied", "taken"] = "shared") -> HasRows:
-    """What answers prompts with this model: here, and nowhere else, is decided which engine does.
+    """The engine that answers prompts with this model. Only this function chooses it.
 
     `shared`: it decodes with the weights that are trained, as they are at the time. `copied`: with a copy of its own,
     new versions of which are delivered. `taken`: nobody trains them, and it may lay them out anew. Raises ModelError

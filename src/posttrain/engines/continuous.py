@@ -71,7 +71,7 @@ class ContinuousSampler:
         return [self._piece(row) for row in ended]
 
     def told(self) -> list[Piece]:
-        """What the rows in flight have drawn since it was asked last, all that was launched among it."""
+        """The tokens that the rows in flight have drawn since the last call, including every launched step."""
         ended = self.engine.settle()
         rows = [row for row in self.engine.running if row.reason is None and len(row.ids) > self._told[row.number]]
         return [self._piece(row) for row in (*ended, *rows)]

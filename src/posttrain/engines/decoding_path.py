@@ -34,14 +34,14 @@ from posttrain.models.transformers_private import attention_name, can_set_attent
 _PROBE_LENGTHS = (9, 3, 6)
 _PROBE_STEPS = 3
 _ROUNDING = 5e-2
-"""Of a shallow model in half precision, relative to the largest logit."""
+"""The rounding of a shallow model in half precision, relative to the largest logit."""
 
 
 class Decoder(Protocol):
     """Decodes models of one kind faster than their own forward pass does; asked of `Acceleration.decoder`."""
 
     def rows(self, model: nn.Module, compute: Compute) -> Rows:
-        """Of this model, whose weights are read as they are now."""
+        """The rows that this model decodes, with its weights as they are now."""
         ...
 
     def passes_by(self, model: nn.Module) -> Iterable[nn.Module]:
@@ -58,7 +58,7 @@ class DecodingPath:
     note: str = ""
     """Why rows are padded; empty for slots."""
     decoder: Decoder | None = None
-    """What decodes in place of the model's own forward pass; None where nothing does."""
+    """The decoder that replaces the model's own forward pass; None if there is none."""
 
     def rows(self, model: nn.Module, *, max_rows: int, holds_prompt: bool, compute: Compute = PLAIN) -> Rows:
         """Room for `max_rows` rows. `holds_prompt`: groups may be split for want of room."""
@@ -190,7 +190,7 @@ def _try(model: nn.Module, path: DecodingPath) -> str | None:
     except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
         return f"{type(error).__name__}: {error}"
     same = all(_same(a, b) for a, b in zip(found, _alone(model), strict=True))
-    return None if same else "a row changes when it is decoded beside others"
+    return None if same else "a row changes when other rows are decoded with it"
 
 
 def _largest_error(model: nn.Module, path: DecodingPath) -> float:

@@ -92,8 +92,8 @@ class DeliveryProof:
         if {sampler.version, receipt.version} != {version}:
             stale = next(one for one in (sampler.version, receipt.version) if one != version)
             raise PublishError(
-                given=f"the sampler runs policy version {stale} when it should run {version}",
-                fix="The new weights were not loaded: Sampler.deliver(tensors, version) has to be called.",
+                given=f"the sampler runs policy version {stale}, but should run {version}",
+                fix="The new weights were not loaded: call Sampler.deliver(tensors, version).",
             )
         with torch.no_grad():
             compared = check_receipt(receipt, _tensors_as_in(policy, receipt))
@@ -184,7 +184,8 @@ def check_receipt(receipt: Receipt, trained: Iterable[tuple[str, Tensor]], *, wh
 
 @torch.no_grad()
 def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> Digest:
-    """Of the content, cast to `dtype`, by default that of the tensor. The device and the layout do not matter."""
+    """The digest of the content, cast to `dtype` (by default that of the tensor). The device and the layout do not
+    matter."""
     plain = dense(tensor.detach()).to(dtype or tensor.dtype).cpu().contiguous()
     content = hashlib.sha256(str(list(plain.shape)).encode())
     content.update(plain.reshape(-1).view(torch.uint8).numpy().data)

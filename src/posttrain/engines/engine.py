@@ -65,7 +65,7 @@ class Row:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    """Of the weights that each token was drawn with."""
+    """The version of the weights that drew each token."""
     reason: FinishReason | None = None
     uniforms: UniformStream | None = None
     """Where its random numbers come from, once one was drawn."""

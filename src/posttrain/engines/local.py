@@ -239,7 +239,7 @@ class LocalSampler:
         given = dict(tensors)
         if any(id(tensor) not in own for tensor in given.values()):
             raise PublishError(
-                given="the sampler shares the modules of another model than the one whose weights are published",
+                given="the sampler shares the modules of a different model than the one whose weights are published",
                 allowed="the model that the sampler was built with",
                 fix="Build the sampler with the policy, or with a copy of its weights.",
             )
@@ -253,7 +253,7 @@ class LocalSampler:
         return self.receipt()
 
     def receipt(self, in_place: Mapping[str, Tensor] = MappingProxyType({})) -> Receipt:
-        """Of the tensors that decoding reads now, but for those that are the very ones that were given."""
+        """The receipt for the tensors that decoding reads now, except those that are the given tensors themselves."""
         held = dict(named_tensors(self.model))
         shared = {name for name, tensor in held.items() if tensor is in_place.get(name)}
         digests = {name: digest(tensor) for name, tensor in held.items() if name not in shared}
@@ -312,7 +312,7 @@ class LocalSampler:
             yield from rows_ended
 
     def completion(self, row: Row, stop: StopStrings) -> Completion:
-        """Of a row that has ended. NonFiniteError where its numbers are none."""
+        """The completion of a row that has ended. Raises NonFiniteError if its numbers are not finite."""
         if not all(map(math.isfinite, row.logprobs)):
             index, g = row.request.stream
             raise NonFiniteError(

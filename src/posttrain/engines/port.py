@@ -1,4 +1,4 @@
-"""What an engine outside of the trainer's process is asked and what it answers: one protocol for processes and servers.
+"""The protocol of an engine outside the trainer's process, the same for processes and servers.
 
 Messages hold numbers and text, never tensors: weights go through memory that both sides see (published.py), or however
 a server takes them.
@@ -34,7 +34,7 @@ class Task:
     used: int = 0
     """Random numbers that the row has used before the first of its `drawn_ids`: those of its earlier turns."""
     max_new_tokens: int
-    """Of the whole completion, what is drawn already included."""
+    """The limit of the whole completion, including the tokens drawn so far."""
     temperature: float | None = None
     """In place of the run's, where it is given; 0 takes the likeliest token."""
     top_p: float | None = None
@@ -56,7 +56,7 @@ class Piece:
     reason: FinishReason | None = None
     """Why the row ends with these; None where it goes on."""
     text: str | None = None
-    """Of the whole completion, when it ends."""
+    """The text of the whole completion, when it ends."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,7 +71,7 @@ class Ready:
     """An engine has loaded the model. Its weights are not yet those of the run."""
 
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-    """What it decodes with, by name: precision and shape."""
+    """The tensors that it decodes with, by name: precision and shape."""
     merged: bool
     """Adapters are merged into what it decodes with; else it has adapters of its own."""
     note: str = ""
@@ -84,9 +84,9 @@ class WeightsLoaded:
 
     version: int
     digests: Mapping[str, Digest]
-    """Of what it decodes with now."""
+    """The digests of the tensors that it decodes with now."""
     probe: Sequence[Sequence[float]]
-    """What it says about the tokens of the delivery proof."""
+    """Its answer about the tokens of the delivery proof."""
     seconds: float
     """From one token to the next, so long nothing was drawn."""
 
@@ -109,18 +109,18 @@ class GivenBack:
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What an engine says of itself and of tokens, when it is asked beside its requests."""
+    """An engine's answer about itself and about tokens, when it is asked beside its requests."""
 
     number: int
-    """Of the examination: an answer may come when the next one has begun."""
+    """The number of the examination: an answer may come after the next examination has begun."""
     version: int
     """That it decodes with."""
     digests: Mapping[str, Digest]
-    """Of what it decodes with now."""
+    """The digests of the tensors that it decodes with now."""
     fresh: tuple[float, ...]
-    """Of each token, with nothing in the cache that was read before."""
+    """The log-probability of each token, with nothing in the cache."""
     cached: tuple[float, ...]
-    """Of each token, with what its rows have left in the cache."""
+    """The log-probability of each token, with the cache that its rows have left."""
 
 
 class EngineGone(Exception):
@@ -136,7 +136,7 @@ class EnginePort(Protocol):
     name: str
 
     def fileno(self) -> int:
-        """What becomes readable when there is an answer."""
+        """The objects that become readable when there is an answer."""
         ...
 
     def submit(self, tasks: Sequence[Task]) -> None:
@@ -152,7 +152,7 @@ class EnginePort(Protocol):
         ...
 
     def answers(self) -> list[Answer]:
-        """What has come since the last call. Raises EngineGone when nothing will come any more."""
+        """The messages since the last call. Raises EngineGone if no more can come."""
         ...
 
     def push(self) -> bool:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 HALF = (torch.bfloat16, torch.float16)
 Precision = Callable[[], AbstractContextManager[object]]
-"""Of one call of the sampler: entered around every run of passes, and left before anybody else computes."""
+"""The precision of one call of the sampler: entered around every run of passes, and left before anybody else computes.
+"""
 
 
 def precision_of(model: nn.Module, dtype: torch.dtype | None) -> Precision:

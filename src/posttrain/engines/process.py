@@ -26,7 +26,7 @@ from posttrain.plugins import published
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup:
-    """What an engine is told when it starts, as plain JSON."""
+    """The settings that an engine gets when it starts, as plain JSON."""
 
     model: Mapping[str, Any]
     lora: Mapping[str, Any] | None
@@ -37,7 +37,7 @@ class EngineSetup:
     keep_cache: bool
     threads: int
     url: str = ""
-    """Of the server that it is, or talks to, where the config names one."""
+    """The URL of the server that it is or talks to, if the config names one."""
 
 
 class StartEngine(Protocol):
@@ -58,11 +58,12 @@ class StartEngine(Protocol):
 
 
 def published_engine(name: str) -> StartEngine:
-    """What starts the engines of that name of another package. Raises PluginError, which names the package."""
+    """The function with which another package starts its engines of that name. Raises PluginError, which names the
+    package."""
     plugin = published("engine", ENGINES)[name]
     start: Any = plugin.load()
     if not callable(start):
-        plugin.refuse(f"is {start!r}", "a callable as posttrain.engines.process.StartEngine describes it")
+        plugin.refuse(f"is {start!r}", "a callable as posttrain.engines.process.StartEngine describes")
     return cast("StartEngine", start)
 
 
@@ -131,7 +132,7 @@ class EngineProcess:
         try:
             found = [answer for message in wire.decode(self._incoming) for answer in _answers(message)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EngineGone(f"it said what nobody understands ({type(error).__name__}: {error})") from error
+            raise EngineGone(f"it sent a message that cannot be read ({type(error).__name__}: {error})") from error
         if ended and not found:
             raise EngineGone(self.death())
         return found

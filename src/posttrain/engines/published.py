@@ -112,7 +112,8 @@ def require_all(needed: Iterable[str], given: Collection[str]) -> None:
     """Raise PublishError where an engine decodes with tensors that are not published."""
     if missing := [name for name in needed if name not in given]:
         raise PublishError(
-            given=f"an engine decodes with {missing[0]}, which the trained model has not ({len(missing)} tensors)",
+            given=f"an engine decodes with {missing[0]}, which the trained model does not have ({len(missing)} "
+            "tensors)",
             allowed="engines that load the model that is trained",
             fix="Let every machine load the same folder, with the same versions of transformers and peft.",
         )
@@ -124,9 +125,9 @@ def _make_room(files: Sequence[int], size: int) -> None:
     if len(files) * size > left:
         raise DoesNotFit(
             given=f"{len(files)} copies of the weights, {size / 2**30:.1f} GiB each, do not fit into the "
-            f"{left / 2**30:.1f} GiB of memory that are left",
+            f"remaining {left / 2**30:.1f} GiB of memory",
             allowed="room for two copies beside trainer and engines",
-            fix="Set rollout.engines = 0 to sample in the trainer's process, or take a machine with more memory.",
+            fix="Set rollout.engines = 0 to sample in the trainer's process, or use a machine with more memory.",
         )
     for file in files:
         os.ftruncate(file, size)

@@ -50,7 +50,7 @@ class Reads(TorchDispatchMode):
 
 
 _whole_reads: WeakKeyDictionary[nn.Module, tuple[Set[str], Set[str]]] = WeakKeyDictionary()
-"""Of models whose forward pass was seen to read every parameter: the names of all tensors, and of those it read."""
+"""For models whose forward pass was seen to read every parameter: the names of all tensors, and of those it read."""
 
 
 def read_by_forward(model: nn.Module, ids_T: Sequence[int], *, anew: bool = False) -> Set[str]:
@@ -110,5 +110,5 @@ def check_reads(model: nn.Module, reads: Reads, ids_T: Sequence[int]) -> None:
         raise PublishError(
             given=f"decoding does not read {unread[0]} ({len(unread)} tensors), but the model's forward pass does",
             allowed="a sampler that decodes with the tensors of its receipt",
-            fix="Something computed from older weights is used in their place; drop it when weights are delivered.",
+            fix="It uses something that was computed from older weights; discard that when weights are delivered.",
         )

@@ -1,4 +1,4 @@
-"""What the trainer and the evaluation ask of whatever generates text, in this process or in another."""
+"""The requests of the trainer and the evaluation to any text generator, in this process or another."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def rows_together(sampling: SamplingSettings) -> int:
 
 
 class Digest(NamedTuple):
-    """Of the content of a tensor in the precision in which a sampler holds it."""
+    """The digest of a tensor's content, in the precision in which a sampler holds it."""
 
     dtype: torch.dtype
     sha256: str
-    """Of its shape and its numbers."""
+    """The hash of its shape and its numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What a sampler decodes with, as it found by looking at it; `delivery.py` compares it with what was trained."""
+    """The weights that a sampler really decodes with; `delivery.py` compares them with the trained ones."""
 
     version: int
     digests: Mapping[str, Digest]
-    """Of every tensor that it holds in memory of its own."""
+    """The digests of all tensors that it holds in its own memory."""
     in_place: Set[str] = frozenset()
     """Tensors that it reads from the very memory that it was given: there is one content, and nothing to compare."""
 
@@ -77,7 +77,7 @@ class Window(Protocol):
 
 
 class Answers(Protocol):
-    """What an evaluation asks of whatever answers its prompts."""
+    """The requests of an evaluation to whatever answers its prompts."""
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -87,7 +87,7 @@ class Answers(Protocol):
 
 
 class Judging(Window, Protocol):
-    """What a judge asks of whoever decodes with the policy's weights."""
+    """The requests of a judge to a sampler with the policy's weights."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...

@@ -34,7 +34,7 @@ from posttrain.models.packed_attention import _eager_attention
 
 @dataclass(frozen=True)
 class Pass:
-    """What one forward pass has to know of the slots."""
+    """The facts about the slots that one forward pass needs."""
 
     positions_n: Tensor
     """Column of each row's new token; the columns before it hold its past."""
@@ -59,13 +59,13 @@ def active_pass() -> Pass | None:
 
 @dataclass(frozen=True)
 class SlotMask:
-    """What layers receive in place of a mask. Both parts are added to scores where they are numbers."""
+    """The object that layers receive instead of a mask. Both parts, if they are numbers, are added to scores."""
 
     rows_n11C: Tensor
     prompt: Tensor | None
     """`[1, 1, T, T]` for the longest prompt; None where plain causality is left to the attention function."""
     function: Callable[..., Tensor]
-    """What the model makes its masks of: (batch, head, position of a query, of a key) -> may it look?"""
+    """The source of the model's masks: (batch, head, position of a query, of a key) -> may the query see the key?"""
 
     def of_prompt(self, length: int) -> Tensor | None:
         return None if self.prompt is None else self.prompt[:, :, :length, :length]

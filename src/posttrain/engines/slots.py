@@ -38,10 +38,10 @@ class Writes:
     """Where the keys and values of one forward pass go."""
 
     slots_n: Tensor
-    """Of the rows that get a token."""
+    """The slots of the rows that get a token."""
     positions_n: Tensor
     prompts: Sequence[tuple[slice, Sequence[slice]]]
-    """Of each prompt: its tokens in the sequence, and the runs of slots that get a copy."""
+    """For each prompt: its tokens in the sequence, and the runs of slots that get a copy."""
 
 
 class SlotStorage:
@@ -90,7 +90,7 @@ class SlotStorage:
 
 
 class SlotCache(Cache):
-    """What a model is given as `past_key_values`."""
+    """The cache that a model gets as `past_key_values`."""
 
     def __init__(self, storage: SlotStorage) -> None:
         held = ref(storage)

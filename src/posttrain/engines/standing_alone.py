@@ -50,12 +50,12 @@ _ROUNDS_ONCE = (
     *("bitwise_and", "bitwise_not", "bitwise_or"),
 )
 _OF_POSITIONS = ("cos", "sin")
-"""Of whole positions, by the same vector function for each: no number of a row is among them."""
+"""Operations on whole positions, by the same vector function for each. They use no number of a row."""
 _KEEP_APART = frozenset(f"aten::{name}" for name in (*_MOVES, *_ROUNDS_ONCE, *_OF_POSITIONS))
 _ATTENTION = ("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::scaled_dot_product_attention")
-"""Of a prompt, which attends to itself alone."""
+"""The attention of a prompt to itself."""
 _PROMPTS = ((5, 6, 7), (4, 6))
-"""Of the trial: any ids do."""
+"""The prompts of the trial: any ids do."""
 
 
 class _Watch(TorchDispatchMode):

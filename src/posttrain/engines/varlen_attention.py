@@ -34,7 +34,7 @@ _UNKNOWN = ("softcap", "position_bias", "s_aux", "sliding_window")
 
 @dataclass(frozen=True)
 class Lengths:
-    """What layers receive in place of a mask: where rows and prompts begin, in int32 as the kernel wants it."""
+    """The object that layers receive instead of a mask: the starts of rows and prompts, in int32 for the kernel."""
 
     tokens_n1: Tensor
     """`[n + 1]`: of the rows' tokens among the queries, which are one each."""

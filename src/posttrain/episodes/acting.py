@@ -45,7 +45,7 @@ class Acting:
     sessions: Sessions
     limits: Limits
     history: Literal["auto", "split", "keep"] = "auto"
-    """What to do with a chat template that rewrites it."""
+    """The treatment of a chat template that rewrites it."""
 
     @staticmethod
     def of(asked: Asked, resources: ExitStack) -> Acting | None:
@@ -72,7 +72,7 @@ class Acting:
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
-        """Of the tools, as a chat template writes them."""
+        """The schemas of the tools, as a chat template writes them."""
         return list(self.sessions.schemas)
 
     def around(self, sampler: HasRows, renderer: Renderer, eos_ids: Collection[int]) -> Episodes:

@@ -48,7 +48,7 @@ _SAID = (("", "Two."), ("Two and two.", "Four."))
 
 @dataclass(frozen=True, kw_only=True)
 class Bridge:
-    """What a chat template writes between the turns of a trajectory."""
+    """The text that a chat template writes between the turns of a trajectory."""
 
     renderer: Renderer
     eos_ids: frozenset[int]
@@ -94,8 +94,8 @@ class Bridge:
                 given=f"the chat template rewrites history: {rewritten}",
                 allowed=f"{setting} = split (each turn sees, and is trained with, the history that the "
                 "template writes for it) or keep (each turn sees what was sampled before)",
-                fix=f"Set {setting} = split to train what the model will see when it is served with this "
-                "template; keep is quicker, as history is computed once.",
+                fix=f"Set {setting} = split to train on what the model will see when it is served with this "
+                "template. keep is faster, because it computes the history only once.",
             )
         if rewritten and history != "auto":
             bridge = replace(bridge, history=history)
@@ -145,15 +145,15 @@ class Bridge:
             ids, hostile = self.between(plain, last=last), self.between(injected, last=last)
         except Unusable as refused:
             raise ConfigError(
-                given=f"the chat template writes no message of the role {role} behind an answer: {refused}",
+                given=f"the chat template cannot write a message of the role {role} after an answer: {refused}",
                 allowed="a template that continues conversations" + (" with tools" if role == "tool" else ""),
                 fix="Name another template in model.chat_template.",
             ) from None
         if not (self._fakes_nothing(ids, hostile) and self._spells(ids, rest) and self._spells(hostile, spelled)):
             raise ConfigError(
-                given="text that stands behind an answer would not reach the model as it is: the tokenizer cannot "
-                "spell the names of its own special tokens, or changes what the chat template writes",
-                allowed="a tokenizer whose ids are read back as the text that they were made of",
+                given="text after an answer would not reach the model unchanged: the tokenizer cannot spell the "
+                "names of its own special tokens, or it changes what the chat template writes",
+                allowed="a tokenizer whose ids decode to the same text again",
                 fix="Use the fast tokenizer of the model, or another chat template (model.chat_template).",
             )
 
@@ -245,7 +245,7 @@ class Bridge:
                 yield talk, drawn
 
     def turn_that_calls(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the policy would have to write so that it calls this; without what ends the turn."""
+        """The text with which the policy would make this call, without the end of the turn."""
         asked: Message = {"role": "user", "content": _STANDIN}
         turn = {"role": "assistant", "content": "", "tool_calls": [call(name, arguments, 0)]}
         before, after = self._render([asked], prompted=True), self._render([asked, turn], prompted=False)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TRIED: Mapping[str, Any] = {"at": {"deep": [1, -2.5, True, None, {}]}, "said": "a \"b\" \\ 'c'\n</x> Zürich"}
 """The arguments of the call that a template must write so that it can be read."""
 MOST_CALLS = 16
-"""Of one turn; the others are not made."""
+"""Most calls in one turn; further calls are not made."""
 
 
 class Call(NamedTuple):
@@ -46,7 +46,7 @@ class Said(NamedTuple):
     content: str
     calls: list[Call]
     thinking: str = ""
-    """What stands beside calls in channels that are not the user's (Harmony)."""
+    """Text beside calls in channels that are not the user's (Harmony)."""
 
     @property
     def readable(self) -> bool:
@@ -82,7 +82,7 @@ def recognised(template: str) -> CallFormat:
         if all(mark in template for mark in known.marks):
             return known
     raise ConfigError(
-        given="tools, but the chat template writes calls in no format that is known here",
+        given="tools, but the chat template writes calls in an unknown format",
         allowed=", ".join(FORMATS),
         fix="Name the template of a model that calls tools in model.chat_template.",
     )
@@ -99,7 +99,7 @@ def proven(template: str, bridge: Bridge) -> CallFormat:
         turn, read = str(refused), []
     if read != [(name, _TRIED)]:
         raise ConfigError(
-            given=f"the chat template writes a call that is not read back in the format {found.name}: {turn!r:.300}",
+            given=f"the chat template writes a call that cannot be read back in the format {found.name}: {turn!r:.300}",
             allowed=", ".join(FORMATS),
             fix="Name the template of a model that calls tools in one of these formats in model.chat_template.",
         )

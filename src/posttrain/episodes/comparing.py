@@ -43,4 +43,4 @@ def difference(before: str, after: str) -> str:
         (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
     )
     start = max(0, same - 20)
-    return f"it writes {after[start : start + _SHOWN]!r} where {before[start : start + _SHOWN]!r} had been sampled"
+    return f"it writes {after[start : start + _SHOWN]!r}, but {before[start : start + _SHOWN]!r} had been sampled"

@@ -33,11 +33,11 @@ from typing import Any
 from posttrain.episodes.tools import UNKNOWN, as_text, schema_of
 
 ROLES = ("user", "tool", "system")
-"""Of messages that an environment may return."""
+"""Roles of the messages that an environment may return."""
 
 
 class Conduct:
-    """What a trajectory asks for, one request after the other."""
+    """The requests of a trajectory, one after the other."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Conduct:
         return {"schemas": schemas, "speaks": hasattr(self._environment, "step")}
 
     def reset(self, row: Mapping[str, Any], prompt: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """What follows the prompt, or stands in its place."""
+        """The messages that follow the prompt, or replace it."""
         reset = getattr(self._environment, "reset", None)
         if reset is None:
             return {"messages": []}
@@ -76,7 +76,7 @@ class Conduct:
         return {"messages": as_messages(given)}
 
     def step(self, message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """What came back, whether it is over, and how the calls went; `calls` are (name, arguments, problem)."""
+        """The reply, whether it is over, and how the calls went; `calls` are (name, arguments, problem)."""
         if calls and not self._schemas and self._tools:
             results = [self._result(*call) for call in calls]
             return {"messages": [message for message, _ in results], "errors": [wrong for _, wrong in results]}
@@ -88,7 +88,7 @@ class Conduct:
         return worth | ({"messages": as_messages(answer)} if answer is not None else {"done": True, **self.finish()})
 
     def finish(self) -> dict[str, Any]:
-        """What the whole was worth, and what was measured."""
+        """The reward of the whole, and what was measured."""
         found = self._worth("reward")
         if metrics := self._call(getattr(self._environment, "metrics", None)):
             found["metrics"] = {str(name): float(value) for name, value in metrics.items() if value is not None}
@@ -100,7 +100,7 @@ class Conduct:
             return {}
         reward = float(given)
         if not math.isfinite(reward):
-            raise ValueError(f"{method}() returned {given}, and a reward is a finite number or None")
+            raise ValueError(f"{method}() returned {given}, but a reward must be a finite number or None")
         return {method: reward}
 
     def close(self) -> dict[str, Any]:
@@ -131,7 +131,9 @@ def _offered(environment: Any) -> list[Any]:
     """Its tools: functions, or schemas of calls that its `step` answers."""
     found = list(environment.tools()) if callable(getattr(environment, "tools", None)) else []
     if any(map(callable, found)) and not all(map(callable, found)):
-        raise TypeError("tools() returned functions and schemas: an environment answers all calls itself, or none")
+        raise TypeError(
+            "tools() returned both functions and schemas: an environment must answer all calls itself, or none"
+        )
     return found
 
 
@@ -145,7 +147,7 @@ def _told(message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[st
 
 
 def start_random_numbers(seed: int) -> None:
-    """Of the modules that draw some."""
+    """Seeds the random numbers of the modules that draw some."""
     random.seed(seed)
     if "numpy" in sys.modules:  # the host has imported it where there is one
         sys.modules["numpy"].random.seed(seed % 2**32)
@@ -165,7 +167,7 @@ async def _awaited(found: Any) -> Any:
 
 
 def as_messages(given: Any, roles: Sequence[str] = ROLES) -> list[dict[str, Any]]:
-    """What an environment returned, as messages. TypeError for what is none.
+    """The output of an environment as messages. Raises TypeError if it is not one.
 
     >>> as_messages("warmer"), as_messages(None)
     ([{'role': 'user', 'content': 'warmer'}], [])
@@ -177,7 +179,8 @@ def as_messages(given: Any, roles: Sequence[str] = ROLES) -> list[dict[str, Any]
         message = {"role": "user", "content": one} if isinstance(one, str) else one
         if not isinstance(message, Mapping) or message.get("role") not in roles:
             raise TypeError(
-                f"{one!r:.80} is no message: a text, or a dict with content and a role of {', '.join(roles)}"
+                f"{one!r:.80} is not a message: it must be a text, or a dict with content and a role of "
+                f"{', '.join(roles)}"
             )
         content = message.get("content")
         text = as_text("" if content is None else content, sys.maxsize)

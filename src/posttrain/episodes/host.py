@@ -93,7 +93,7 @@ def _found(
     names = [schema["function"]["name"] for schema in (*schemas, *own["schemas"])]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(
-            given=f"two tools with the name {twice[0]}: the environment offers one, and tools another",
+            given=f"two tools are named {twice[0]}: the environment offers one, and tools another",
             allowed="each name once",
             fix=f"Leave {twice[0]} out of tools, or rename it.",
         )
@@ -107,8 +107,8 @@ def _tried(environment: Callable[..., Any], name: str, settings: Mapping[str, An
         of_trl = missing and callable(getattr(environment, "reset", None))
         raise ConfigError(
             given=f"the environment {name} " + ("has no method step" if missing else "is no class"),
-            allowed="a class with the methods reset(row), step(message), tools(), turn_reward(), reward(), metrics() "
-            "and close(); step or tools alone is needed",
+            allowed="a class with the methods reset(row), step(message), tools(), turn_reward(), reward(), "
+            "metrics() and close(); only step or tools is required",
             fix="Write environment = trl:path/to/file.py:Class for a class of TRL's environment_factory."
             if of_trl
             else "docs/environments.md shows one.",

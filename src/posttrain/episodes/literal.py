@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FIRST = 0xF0000
-"""Of Unicode's supplementary private use area, from which the characters are taken."""
+"""The first character of Unicode's supplementary private use area, which supplies the characters."""
 _FORM = ("role", "type")
 """Keys of a message under which nothing is said."""
 

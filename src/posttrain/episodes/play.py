@@ -26,12 +26,12 @@ class Play:
     """Everything about a trajectory but what its environment remembers."""
 
     place: int
-    """Of its prompt among those that were asked for."""
+    """The place of its prompt among the requested ones."""
     number: int
     """In its group."""
     prompt: Prompt
     seed: int = 0
-    """Of the random numbers of its group."""
+    """The seed of its group's random numbers."""
     max_turn_length: int = sys.maxsize
     """Tokens that the policy may draw in a turn."""
     attempt: int = 1
@@ -46,10 +46,10 @@ class Play:
     outside: list[int] = field(default_factory=list)
     """Places in `messages` of those that the policy did not write."""
     opening: list[Mapping[str, Any]] | None = None
-    """What its environment has put in place of the prompt's messages."""
+    """The messages with which its environment replaced the prompt's."""
     turns: int = 0
     called: list[str] = field(default_factory=list)
-    """What the last turn called, as it named it."""
+    """The calls of the last turn, as it named them."""
     calls: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     text: str = ""
@@ -84,7 +84,7 @@ class Play:
 
     @property
     def world_seed(self) -> int:
-        """What the random numbers of its environment start from."""
+        """The seed of its environment's random numbers."""
         return random.Random(f"{self.seed} {self.prompt.index} {self.number}").getrandbits(63)
 
     def anew(self) -> Play:
@@ -99,7 +99,7 @@ class Play:
         )
 
     def hear(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """What came back, with the identifiers of the calls that it answers."""
+        """The reply, with the identifiers of the calls that it answers."""
         for number, message in enumerate(messages):
             named = {"tool_call_id": call_id(number)} if message["role"] == "tool" else {}
             self.outside.append(len(self.messages))
@@ -129,13 +129,13 @@ class Play:
         self.messages.append(message)
 
     def earn(self, reward: float | None) -> None:
-        """What the environment gave for the last turn."""
+        """The environment's reward for the last turn."""
         if reward is not None:
             self.turn_rewards += [None] * (self.turns - 1 - len(self.turn_rewards))
             self.turn_rewards.append(reward)
 
     def completion(self, failure: str = "", detail: str = "") -> Completion:
-        """What it came to; cut short, it is truncated."""
+        """The finished completion; if it was cut short, it is truncated."""
         return Completion(
             ids=tuple(self.ids),
             logprobs=tuple(self.logprobs),

@@ -114,12 +114,12 @@ def _index(folder: Path) -> Path:
             [held] = made.execute("SELECT count(*) FROM passages").fetchone()
         if not held:
             raise ConfigError(
-                given=f"tools: search:{folder}, and there is no text in that folder",
+                given=f"tools: search:{folder}, but that folder holds no text",
                 allowed=f"a folder with files of text in UTF-8, each of at most {MOST_FILE >> 20} MiB",
             )
         os.replace(draft, path)
     except sqlite3.OperationalError as error:
-        raise ConfigError(given=f"tools: search, and SQLite here cannot search in full text: {error}") from None
+        raise ConfigError(given=f"tools: search, but SQLite on this machine has no full-text search: {error}") from None
     finally:
         Path(draft).unlink(missing_ok=True)
     return path.resolve()

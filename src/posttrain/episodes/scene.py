@@ -1,4 +1,4 @@
-"""What trajectories of a run have in common, whoever draws their turns."""
+"""The common parts of all trajectories of a run, for every source of their turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Limits:
     """How far a trajectory goes."""
 
     max_turns: int
-    """Of the policy."""
+    """Most turns of the policy."""
     max_length: int | None = None
     """Tokens behind the prompt, drawn and given; None: the context window."""
     attempts: int = 3

@@ -44,7 +44,7 @@ class Setup:
     agent: AgentSetup | None = None
     """In place of an environment and tools."""
     most_characters: int = 4000
-    """Of the result of a tool."""
+    """Most characters in the result of a tool."""
     timeout: float = 30.0
     """Seconds for each request."""
 
@@ -68,7 +68,7 @@ class Session:
         self.channel, self.mark, self.seed = channel, mark, seed
         self.pid: int | None = None
         self.reply: Reply | None = None
-        """Of the last request, once it is there."""
+        """The reply to the last request, once it is there."""
         self.asked: float | None = None
         """When the request was made that has no reply yet."""
         self.outgoing, self.incoming = memoryview(b""), bytearray()
@@ -87,7 +87,7 @@ class Sessions:
         self._open: set[Session] = set()
         self._selector = selectors.DefaultSelector()
         self.schemas: list[dict[str, Any]] = []
-        """Of the tools, those of the environment among them."""
+        """The schemas of the tools, including those of the environment."""
         self.speaks = False
         """Does the environment answer turns that call no tool?"""
 
@@ -175,7 +175,7 @@ class Sessions:
             self._kill(session)
 
     def fileno(self) -> int:
-        """What becomes readable when a process has said something."""
+        """The objects that become readable when a process has sent something."""
         return self._selector.fileno()
 
     def poll(self, patience: float = 0.0) -> None:

@@ -44,7 +44,7 @@ class Tool(Target):
 
 
 def find_tool(text: str, folder: Path | None = None) -> Tool:
-    """Of `path/to/file.py:function`, `package.module.function`, or the name of one that is built in."""
+    """The tool named `path/to/file.py:function` or `package.module.function`, or a built-in one by its name."""
     if text == "calculator":
         return Tool(module=__name__, name=text)
     if text == "python":
@@ -66,7 +66,7 @@ def _folder(place: str, beside: Path | None) -> Path:
         if place and (root / place).is_dir():
             return (root / place).resolve()
     raise ConfigError(
-        given=f"tools: search:{place}, and there is no such folder",
+        given=f"tools: search:{place}, but there is no such folder",
         allowed="search:FOLDER, a folder with texts",
         fix="Name the folder relative to the working directory, or by its whole path.",
     )
@@ -81,7 +81,7 @@ def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
     except Exception as error:
         raise ConfigError(
             given=f"the tool {name} cannot be described to the model: {error}",
-            allowed="a function with type hints, and a docstring that has a line for each parameter under Args:",
+            allowed="a function with type hints and a docstring with a line for each parameter under Args:",
             fix='Write def look(place: str) -> str: """Look somewhere.\\n\\nArgs:\\n    place: Where to look.\\n"""',
         ) from None
 
@@ -92,14 +92,15 @@ def require_tools_in_prompt(renderer: Renderer, schemas: Sequence[Mapping[str, A
     left_out = [one["function"]["name"] for one in schemas if one["function"]["name"] not in asked]
     if left_out:
         raise ConfigError(
-            given=f"the chat template leaves the tool {left_out[0]} out of the prompt: the model would not know it",
+            given=f"the chat template leaves the tool {left_out[0]} out of the prompt: the model would not know "
+            "about it",
             allowed="a chat template that writes tools",
             fix="Name the template of a model that calls tools in model.chat_template.",
         )
 
 
 def as_text(value: Any, most: int) -> str:
-    """What a tool gave, as at most so many characters of text that every encoding can write.
+    """The result of a tool, as at most so many characters of text that every encoding can write.
 
     >>> as_text({"a": 1}, 100), as_text(b"\\xff\\x00", 100), as_text("x" * 9, 4)
     ('{"a": 1}', '\\ufffd', 'xxxx [cut: 4 of 9 characters]')
@@ -135,7 +136,7 @@ def calculator(expression: str) -> str:
         The value.
     """
     if len(expression) > MOST_EXPRESSION:
-        raise ValueError(f"the expression has {len(expression)} letters, and at most {MOST_EXPRESSION} are worked out")
+        raise ValueError(f"the expression has {len(expression)} characters; the limit is {MOST_EXPRESSION}")
     try:
         tree = ast.parse(expression.strip().replace("^", "**").replace("×", "*").replace("÷", "/"), mode="eval")
     except SyntaxError:

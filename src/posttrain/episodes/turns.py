@@ -1,4 +1,4 @@
-"""What follows in a trajectory when a turn has ended, or when its environment has answered.
+"""The next step of a trajectory when a turn has ended, or when its environment has answered.
 
 Nothing is drawn and nothing is waited for here: whoever conducts trajectories is told what each needs next. One draws
 them with the sampler of this process, counting who comes back when (episodes.py), another with engines of a run, as
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from posttrain.types import Completion, Prompt
 
 MOST_CHARACTERS = 64
-"""Of each token that a trajectory may have."""
+"""Most characters for each token that a trajectory may have."""
 
 
 class Conductor(Protocol):

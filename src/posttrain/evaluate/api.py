@@ -155,7 +155,7 @@ def _check(subject: Subject) -> None:
     if subject.data is None or subject.rows is None:
         raise ConfigError(
             given=f"no data to evaluate {subject.model.path} on",
-            allowed="data with prompts; only a run folder brings its own",
+            allowed="data with prompts; only a run folder has its own",
             fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
 
@@ -297,7 +297,7 @@ def _reward_set(rewards: Sequence[RewardArgument], folder: Path | None) -> Rewar
     if not rewards:
         raise ConfigError(
             given="no reward to judge the answers by",
-            allowed="at least one; only a run folder brings its own",
+            allowed="at least one; only a run folder has its own",
             fix='Name one: evaluate(model, data, "exact_match"), or --reward exact_match.',
         )
     return build_rewards([Reward(**r) if isinstance(r, Mapping) else r for r in rewards], folder=folder)

@@ -21,7 +21,7 @@ from posttrain.store.fetching import folder_to_read
 from posttrain.types import Prompt
 
 SERVED_TOKENS = 4096
-"""Of a conversation that a server answers: it makes room for the longest one when it starts."""
+"""Tokens of a conversation with a server, which makes room for the longest one when it starts."""
 
 
 class ChatSession:
@@ -52,7 +52,8 @@ class ChatSession:
         model, run = _model_and_run(folder_to_read(model_or_run, checkpoints=True))
         if run is not None and run.has_turns:
             tell(
-                "This model was trained in several turns. A chat has no environment, tools or agent: it answers alone."
+                "This model was trained in several turns. A chat has no environment, tools or agent: the model "
+                "answers alone."
             )
         self.model_path = model.path
         self.seed = seed

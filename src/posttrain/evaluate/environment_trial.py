@@ -37,14 +37,14 @@ SHOWN = 3
 
 @dataclass
 class Game:
-    """What came of one player's turns in one row."""
+    """The result of one player's turns in one row."""
 
     row: Prompt
     heard: list[str] = field(default_factory=list)
     results: list[tuple[str, str, bool]] = field(default_factory=list)
     """(tool, what came back, whether that is an error)."""
     reward: float | None = None
-    """Of its turns and at the end; None where it gave none."""
+    """The reward of its turns and at the end; None if there was none."""
     done: bool = False
     failure: str = ""
     seconds: list[float] = field(default_factory=list)
@@ -146,7 +146,7 @@ def _callers(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[str, Calls]]:
 def try_environment(
     sessions: Sessions, rows: Sequence[Prompt], *, max_turns: int, max_unscored: float
 ) -> list[Finding]:
-    """What speaks against a run with this environment and these tools; `rows` are played, the first ones alone."""
+    """Arguments against a run with this environment and these tools; only the first `rows` are played."""
     rows, turns = rows[:ROWS], min(TURNS, max_turns)
     silent, nonsense = [("", ())] * turns, [("I do not know.", ())] * turns
     has_environment = sessions.setup.environment is not None
@@ -197,7 +197,7 @@ def _ends(games: Sequence[Game], turns: int, max_turns: int) -> Finding:
         ended / len(played) if played else None,
         "some game ends by itself",
         f"{ended} of {len(played)} games ended within {turns} turns",
-        [f"what goes on for ever is cut after {max_turns} turns (sampling.max_turns), and counts as truncated"],
+        [f"endless games are cut after {max_turns} turns (sampling.max_turns) and count as truncated"],
     )
 
 
@@ -224,7 +224,7 @@ def _is_the_same_again(games: Sequence[Game], again: Sequence[Game]) -> Finding:
         "warn" if differ else "ok",
         len(differ) / len(games),
         "the same seed and the same turns give the same answers",
-        f"{len(differ)} of {len(games)} games went otherwise when they were repeated",
+        f"{len(differ)} of {len(games)} games went differently when they were repeated",
         [f"{quote(one.heard[-1:])}, then {quote(other.heard[-1:])}" for one, other in differ],
     )
 
@@ -241,7 +241,7 @@ def _tool(name: str, games: Sequence[Game]) -> Finding:
         status,
         len(errors) / len(results) if results else None,
         "some call brings a result",
-        f"{len(errors)} of {len(results)} calls with made-up arguments came to nothing",
+        f"{len(errors)} of {len(results)} calls with made-up arguments had no effect",
         [*dict.fromkeys(map(quote, [*hung, *in_itself, *errors]))],
     )
 
@@ -254,7 +254,7 @@ def _answers_in_time(games: Sequence[Game]) -> Finding:
         "seconds per answer",
         "ok" if seconds else "skipped",
         mean if seconds else None,
-        "what `posttrain plan --call-seconds` asks for",
+        "the value for `posttrain plan --call-seconds`",
         f"{mean:.3g} on average, {slowest:.3g} at most, of {len(seconds)} turns",
         [],
     )
@@ -283,10 +283,10 @@ def _leaks(games: Sequence[Game], rows: Sequence[Prompt]) -> Finding:
         "answers are kept",
         "skipped" if not known else "fail" if share > SURELY_LEAKS else "warn" if share > LEAKS else "ok",
         share if known else None,
-        f"at most {LEAKS:.0%} of the rows are told their answer by what did not ask for it",
+        f"in at most {LEAKS:.0%} of the rows, replies give the answer away to a player that did not ask for it",
         f"{rows_told:.0%} of the rows were told theirs"
         if known
-        else "no row has an answer that its prompt does not say",
+        else "no row has an answer that its prompt does not already state",
         examples,
     )
 
@@ -312,7 +312,7 @@ def audit_environment(config: RunConfig, progress: Callable[[str], None] = lambd
     with ExitStack() as stack:
         acting = Acting.of(config, stack)
         assert acting is not None, "the config has turns"
-        progress("the environment and the tools: games of players without a mind")
+        progress("the environment and the tools: games of mindless players")
         limits = {"max_turns": config.sampling.max_turns, "max_unscored": config.guards.max_unscored}
         checks = try_environment(acting.sessions, rows, **limits)
         tools = [str(schema["function"]["name"]) for schema in acting.schemas]

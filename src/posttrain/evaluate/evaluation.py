@@ -94,7 +94,7 @@ class Evaluation:
     score_range: tuple[float, float] = (math.nan, math.nan)
     """Lowest and highest score seen: tells a reader whether `accuracy` means something."""
     errors: tuple[str, ...] = ()
-    """What the rewards raised, each message once."""
+    """Errors of the rewards, each message once."""
     records: tuple[Record, ...] = field(default=(), repr=False, compare=False)
     """The answers themselves; not part of `to_json`, see `write_answers`."""
     before: Evaluation | None = field(default=None, repr=False, compare=False)

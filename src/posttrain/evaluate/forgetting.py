@@ -74,7 +74,7 @@ def window_losses(
     compute_dtype: torch.dtype,
     chunk_tokens: int,
 ) -> RowScores:
-    """What the model makes of each window of the texts, cut as `reference_loss` cuts them."""
+    """The model's log-probabilities of each window of the texts, cut as `reference_loss` cuts them."""
     windows = _limited(_windows(texts, tokenizer, window), max_tokens)
     rows = [(ids[:1], ids[1:]) for ids in windows]
     return row_logprobs(model, rows, compute_dtype=compute_dtype, chunk_tokens=chunk_tokens)
@@ -87,7 +87,7 @@ def row_logprobs(
     compute_dtype: torch.dtype,
     chunk_tokens: int,
 ) -> RowScores:
-    """Of each row (given ids, predicted ids): the log-probability of what is predicted, at temperature 1."""
+    """For each row (given ids, predicted ids): the log-probability of the predicted ids at temperature 1."""
     device = computes_on(model)
     narrow, logprobs = compute_dtype != torch.float32, list[float]()
     with torch.no_grad(), evaluating(model), torch.autocast(device.type, dtype=compute_dtype, enabled=narrow):

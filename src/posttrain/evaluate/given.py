@@ -62,7 +62,7 @@ class GivenEvaluation:
     dropped: str = ""
     """Rows that could not be used and why, in a sentence; "" for none."""
     compared: Mapping[str, Any] = field(default_factory=dict)
-    """Of a run on its own rows: its `baseline` and the `difference`, or why they are `lost`."""
+    """For a run on its own rows: its `baseline` and the `difference`, or why they are `lost`."""
 
     def to_json(self) -> dict[str, Any]:
         return {"model": self.model, "kind": self.kind, "dropped": self.dropped, **self.measured, **self.compared}
@@ -134,7 +134,7 @@ def evaluate_given(
     if own is None and data is None:
         raise ConfigError(
             given=f"no data to evaluate {model} on",
-            allowed="data with given answers; only a run folder brings its own",
+            allowed="data with given answers; only a run folder has its own",
             fix="Name some: evaluate_given(model, data), or --data FILE.",
         )
     rows = read_split(own.data, own.seed).heldout if own and data is None else read_rows(str(data), split="eval")

@@ -1,4 +1,4 @@
-"""What a model's own answers say about a run to come: the share of groups from which anything can be learned."""
+"""A forecast from a model's own answers: the share of groups from which a run could learn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModelAnswers:
 
     prompts: int
     completions: int
-    """Of each prompt."""
+    """Completions of each prompt."""
     group_size: int
     reward: Interval
     """Mean over prompts of the mean reward."""
@@ -84,7 +84,7 @@ def sample_answers(
     if count < sampling.group_size:
         raise ConfigError(
             given=f"{count} answers to each prompt, for groups of {sampling.group_size}",
-            allowed="at least sampling.group_size: fewer do not tell how often a group differs",
+            allowed="at least sampling.group_size: fewer answers do not show how often a group differs",
             fix=f"Ask for {sampling.group_size} or more (--samples), or lower sampling.group_size.",
         )
     each = sampler.each(prompts, sampling, group_size=count, seed=seed)
@@ -146,7 +146,7 @@ def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated
         f"{answers.truncated:.0%} of {answers.prompts * answers.completions} answers cut",
     )
     if size < 2:
-        text = "one completion per prompt: nothing is compared within a group"
+        text = "one completion per prompt: no comparison within a group"
         return [truncated, finding("useful groups", "skipped", None, "", text)]
     useful = answers.useful[size]
     if not useful.n:
@@ -202,22 +202,25 @@ def about_right(rewards: RewardSet, prompts: Sequence[Prompt], scores: Scores) -
         if not count:
             text += ": groups differ only by shaping, no answer was right"
         status: Status = "ok" if count else "warn"
-        limit = f"at least one of the model's answers is right by {label}: take easier questions or more of them"
+        limit = f"at least one of the model's answers is right by {label}: use easier questions, or more of them"
         found.append(finding("right answers", status, count / len(given) if given else None, limit, text))
     return found
 
 
 def _advice(answers: ModelAnswers) -> str:
     if answers.too_hard + answers.too_easy > 1:  # some prompts are both: the lowest reward is the highest
-        return "All answers got the same reward: see whether the reward tells anything apart, and what the model said."
+        return (
+            "All answers got the same reward: check whether the reward distinguishes anything, and what the model said."
+        )
     if answers.too_hard >= answers.too_easy:
         return (
-            f"{answers.too_hard:.0%} of the prompts got the lowest reward for every answer: take easier questions, a "
-            "larger sampling.group_size, or teach the form of an answer by a short SFT; see below what the model said."
+            f"{answers.too_hard:.0%} of the prompts got the lowest reward for every answer: use easier questions "
+            "or a larger sampling.group_size, or teach the model the answer format with a short SFT; its answers "
+            "are below."
         )
     return (
-        f"{answers.too_easy:.0%} of the prompts got the highest reward for every answer: take harder questions, or a "
-        "higher sampling.temperature."
+        f"{answers.too_easy:.0%} of the prompts got the highest reward for every answer: use harder questions, or "
+        "a higher sampling.temperature."
     )
 
 

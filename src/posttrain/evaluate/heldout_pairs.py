@@ -1,4 +1,4 @@
-"""What a run on preferences measures about its policy, on held-out pairs and on held-out labelled answers.
+"""The measures of a run on preferences: its policy on held-out pairs and on held-out labelled answers.
 
 S(y) is the summed log-probability of an answer and |y| its trained tokens. The model before training is the one whose
 scores the baseline left on file, so that no second model is loaded:
@@ -116,7 +116,7 @@ class HeldOutLabels:
         }
 
     def measures(self, scores: RowScores) -> Record:
-        """Of one state of the weights."""
+        """The measures of one state of the weights."""
         confidence = self.config.evaluation.confidence
         desirable, undesirable = self._by_label(scores.logprobs)
         return {
@@ -135,7 +135,7 @@ class HeldOutLabels:
 
 
 def pair_measures(chosen: RowScores, rejected: RowScores, confidence: float) -> Record:
-    """Of one state of the weights: row i of both sides is pair i."""
+    """The measures of one state of the weights: row i of both sides is pair i."""
     nll = [-total for total in chosen.logprobs]
     return {
         "pairs": len(nll),

@@ -1,4 +1,4 @@
-"""What a run measures about a model that scores, on held-out pairs and rated answers.
+"""The measures of a run whose model scores, on held-out pairs and rated answers.
 
     pairs     accuracy   share of pairs with r_w > r_l, a tie is wrong       margin   mean of r_w - r_l
     ratings   rmse, pearson, spearman of score and rating, in the units of the data
@@ -39,7 +39,7 @@ from posttrain.types import Batch, Outputs, Pair, RatedExample
 
 Forward = Callable[[Batch], Outputs]
 Scores = dict[str, list[Any]]
-"""What is kept on file of one state of the weights, by name."""
+"""The saved tensors of one state of the weights, by name."""
 Record = dict[str, Any]
 SHARES = (0.0, 1.0)
 HALF_TO_ONE = even_edges(0.5, 1.0)
@@ -158,7 +158,7 @@ class HeldOutRatings:
         }
 
     def changes(self, before: Scores, after: Scores, confidence: float) -> Record:
-        """Of the root: the change of the mean square, answer by answer, over the sum of both roots."""
+        """Changes of the root mean square: those of the mean square, answer by answer, over the sum of both roots."""
         old, new = (self._squares(scores) for scores in (before, after))
         roots = math.sqrt(statistics.fmean(old)) + math.sqrt(statistics.fmean(new))
         change = paired_interval(old, new, confidence)
@@ -208,7 +208,7 @@ def probability_record(
 
 
 def in_words(measured: Record) -> str:
-    """What was found about a scoring model, in a line."""
+    """The findings about a scoring model, in a line."""
     if "ratings" in measured:
         found, n = measured["spearman"], measured["ratings"]
         if found["mean"] is None:
@@ -221,7 +221,7 @@ def in_words(measured: Record) -> str:
 
 
 def sigmoid(x: float) -> float:
-    """Of x >= 0."""
+    """The logistic function, for x >= 0."""
     return 1 / (1 + math.exp(-x))
 
 

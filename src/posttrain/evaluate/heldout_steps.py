@@ -1,4 +1,4 @@
-"""What a run measures about a model that scores steps, on held-out answers in labelled steps.
+"""The measures of a run whose model scores steps, on held-out answers in labelled steps.
 
     accuracy   share of an answer's labelled steps on the right side of 1/2, mean over the answers
     auc        probability that a right step scores above a wrong one

@@ -1,4 +1,4 @@
-"""What a run measures about its model before, during and after training, whichever way it learns."""
+"""The measures of a run before, during and after training, for every kind of learning."""
 
 from __future__ import annotations
 

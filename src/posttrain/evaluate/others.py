@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
 
 PROMPTS = 64
-"""Of the file, that are asked."""
+"""Prompts of the file that the model answers."""
 
 Answers = Sequence[Mapping[str, Any]]
 """Each as {index, prompt, text, ids, ended}."""
@@ -68,7 +68,7 @@ def other_prompts(config: RunConfig, loaded: LoadedModel) -> Sequence[Prompt]:
 
 
 def answer_logprobs(config: RunConfig, loaded: LoadedModel, prompts: Sequence[Prompt], answers: Answers) -> RowScores:
-    """What the present weights make of the answers to these prompts, at temperature 1."""
+    """The present weights' log-probabilities of the answers to these prompts, at temperature 1."""
     rows = [(prompt.ids, answer["ids"]) for prompt, answer in zip(prompts, answers, strict=True)]
     with loaded.compute.scope():
         return row_logprobs(

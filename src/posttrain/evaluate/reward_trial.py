@@ -62,7 +62,7 @@ class Trial:
     rewards: tuple[str, ...]
     rows: int
     of_rows: int
-    """Of so many rows they were drawn at random."""
+    """The number of rows from which they were drawn at random."""
     reads: str | None
     """The form of an answer in which most gold answers are accepted; None where no row has one."""
     findings: tuple[Finding, ...]
@@ -96,7 +96,7 @@ class Trial:
         if not self.ok:
             return "Do not start a run yet."
         if all(f.status == "skipped" for f in self.findings):
-            return "Nothing was tried: neither right answers nor those of a model are known. Add --model."
+            return "Nothing was tested: there are no right answers and no answers of a model. Add --model."
         if any(f.status == "warn" for f in self.findings):
             return "A run can learn, but slowly: see the warnings."
         if self.model is None:
@@ -170,7 +170,7 @@ def _known(
     A completion without a score says nothing about right and wrong: it is counted by itself.
     """
     if not given:
-        text = "no row has a gold answer, or no reward looks at it: nothing is known to be right or wrong"
+        text = "no row has a gold answer, or no reward reads it: right and wrong answers are unknown"
         return None, [finding("gold answers", "skipped", None, "", text)], []
     prompts, golds = [prompt for prompt, _ in given], [gold for _, gold in given]
     is_program = "answer" not in prompts[0].columns and bool(reference_of(prompts[0]))

@@ -1,4 +1,4 @@
-"""What answers the prompts of an evaluation or of a conversation: this process, or vLLM servers."""
+"""The sampler for the prompts of an evaluation or of a conversation: this process, or vLLM servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rollout_of(run: RolloutConfig | None, given: RolloutArgument | None = None) 
     idle = [name for name in given if name != "engine"]
     if rollout.engine == "local" and idle:
         raise ConfigError(
-            given=f"rollout.{idle[0]} = {given[idle[0]]} with rollout.engine = local, where nobody trains",
+            given=f"rollout.{idle[0]} = {given[idle[0]]} with rollout.engine = local, but nothing is trained here",
             allowed="rollout.engine = vllm, or none of its settings",
             fix=f"Set rollout.engine = vllm, or leave rollout.{idle[0]} out: this process answers with all cores.",
         )
@@ -41,5 +41,5 @@ def rollout_of(run: RolloutConfig | None, given: RolloutArgument | None = None) 
 
 
 def tell(text: str) -> None:
-    """What was lost and mended; stdout carries the result."""
+    """Reports losses and repairs; stdout carries the result."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What held-out rows get from the present weights: one sum of log-probabilities and one count of tokens per row."""
+"""The scores of held-out rows under the present weights: a sum of log-probabilities and a count of tokens per row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Score = Callable[[Batch], Outputs]
 
 
 class RowScores(NamedTuple):
-    """Of each row, over its trained tokens."""
+    """The scores of each row, over its trained tokens."""
 
     logprobs: list[float]
     """Sum of the log-probabilities."""
@@ -110,7 +110,7 @@ def refuse_non_finite(values_B: Tensor, what: str) -> None:
     raise NonFiniteError(
         given=f"the {what} of {len(bad)} of {len(values_B)} held-out rows is not finite (row {int(bad[0])} …)",
         allowed="finite numbers",
-        fix="The weights have been driven too far: lower train.learning_rate, and start anew.",
+        fix="The weights have become too large: lower train.learning_rate, and start again.",
     )
 
 

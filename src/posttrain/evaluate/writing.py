@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
 
 MOST_TOKENS = 64
-"""Of an answer that is drawn for this measure."""
+"""Most tokens of an answer that is drawn for this measure."""
 MOST_PROMPT_TOKENS = 1024
 """Prompts that are longer are passed over: to read them would cost more than to answer them."""
 OPENING = 16
@@ -198,7 +198,7 @@ def given_measures(answers: Sequence[Given]) -> dict[str, float]:
 
 
 def writing_measures(written: Written, confidence: float) -> dict[str, Any]:
-    """Of one state of the weights; means with their intervals over prompts, and over stretches of the text."""
+    """The measures of one state of the weights: means with intervals, over prompts and over stretches of the text."""
     columns, found = columns_of(written.answers), dict[str, Any]()
     if written.answers:
         for name, values in columns.items():
@@ -262,7 +262,7 @@ def answer_record(index: int, prompt: str, text: str, ids: Iterable[int], trunca
 
 
 def score_plain_english(config: RunConfig, loaded: LoadedModel) -> tuple[RowScores | None, int]:
-    """What the present weights make of the text, and the number of its bytes."""
+    """The present weights' log-probability of the text, and the number of its bytes."""
     text = TEXT.read_text(encoding="utf-8")
     ids = list(loaded.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
     unknown = ids.count(loaded.tokenizer.unk_token_id) if loaded.tokenizer.unk_token_id is not None else 0

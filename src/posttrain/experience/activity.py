@@ -1,4 +1,4 @@
-"""What engines, and those who wait for them, do in the course of a run: read off the controller, for the timeline."""
+"""The activities of engines and of those who wait for them during a run, read from the controller for the timeline."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def experience_of(
     version: int,
     max_lag: int | None = None,
 ) -> Experience:
-    """What a step learns from; `weights` are those of the rewards, None where nothing is learned from rewards.
+    """The experience of a step; `weights` are those of the rewards, None if nothing is learned from rewards.
 
     A pure function of what a rollout file holds.
     """
@@ -38,7 +38,7 @@ def experience_of(
 def assemble(
     groups: Sequence[Group], *, pad_id: int, version: int | None = None, max_lag: int | None = None
 ) -> Experience:
-    """What the sampler says about its completions; each counts as scored, with reward 0, until `with_rewards`.
+    """The sampler's numbers about its completions; each counts as scored, with reward 0, until `with_rewards`.
 
     Tokens that are older than `max_lag` versions are context: the mask is False on them. A completion keeps its reward,
     which is that of the whole text. Raises ValueError for a token of a version that does not exist yet.
@@ -148,7 +148,7 @@ def is_open_at(scores: Scores, label: str, p: int, g: int) -> bool:
 
 
 def pair_roles(batch: Batch, groups: Sequence[Group]) -> list[str]:
-    """What each completion is in the pairs that were made of its group, for a batch that holds pairs of them.
+    """The role of each completion in the pairs of its group, for a batch that holds pairs.
 
     chosen, rejected, or both of it; tie where the whole group gave no pair; unscored; unused for all others.
     """

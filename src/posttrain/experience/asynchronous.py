@@ -67,8 +67,9 @@ class AsynchronousFeed(PromptFeed):
             self._told, train = True, self.config.train
             self.say(
                 f"step {step}: {float(metrics['staleness/masked']):.1%} of the drawn tokens are more than "
-                f"{self.max_lag} versions old and train nothing; raise train.max_staleness = {train.max_staleness}, or "
-                f"lower train.run_ahead = {train.run_ahead}. staleness/masked has the share of later steps"
+                f"{self.max_lag} versions old and train nothing; raise train.max_staleness = "
+                f"{train.max_staleness}, or lower train.run_ahead = {train.run_ahead}. staleness/masked shows the "
+                "share of later steps"
             )
         in_tools = {} if batch.in_tools is None else {"time/in_tools": batch.in_tools}
         return replace(data, metrics=metrics, seconds={"time/wait_for_groups": batch.waited, **in_tools})

@@ -55,7 +55,7 @@ class Deliveries:
     proof: DeliveryProof
     scores: TrainerScores
     files: Sequence[int] = field(default_factory=new_files)
-    """Of the memory in which publications lie; none where they lie elsewhere."""
+    """Files whose memory holds the publications; none if they are stored elsewhere."""
     place: Callable[[Mapping[str, tuple[str, Sequence[int]]]], Publications] | None = None
     """Makes room for publications of tensors of these precisions and shapes; None: in the memory of `files`."""
     numbers: dict[int, int] = field(default_factory=dict)
@@ -117,9 +117,9 @@ class Deliveries:
         return {"publish/tensors_compared": Min(float(len(digests))), "publish/probe_max_difference": Max(worst)}
 
     def prove(self, loaded: WeightsLoaded) -> str:
-        """What is wrong with what an engine has loaded; empty if it decodes with the weights that were trained."""
+        """The problem of an engine's loaded weights; empty if it decodes with the trained ones."""
         if loaded.version not in self._expected:
-            return f"it says that it loaded version {loaded.version}, which is not published"
+            return f"it says that it loaded version {loaded.version}, which was never published"
         if wrong := self.wrong_weights(loaded.version, loaded.digests):
             return wrong
         _, trained = self._expected[loaded.version]
@@ -130,12 +130,12 @@ class Deliveries:
         return ""
 
     def wrong_weights(self, version: int, held: Mapping[str, Digest]) -> str:
-        """What is wrong with tensors that an engine holds for a version; empty if they are those that were trained."""
+        """The problem of the tensors that an engine holds for a version; empty if they are the trained ones."""
         expected, _ = self._expected[version]
         if more := sorted(held.keys() - expected.keys()):
-            return f"it decodes with {more[0]}, which is not among what is trained ({len(more)} tensors)"
+            return f"it decodes with {more[0]}, which is not trained ({len(more)} tensors)"
         if wrong := [name for name, one in expected.items() if held.get(name) != one]:
-            return f"{wrong[0]} and {len(wrong) - 1} other tensors are not those of version {version}"
+            return f"{wrong[0]} and {len(wrong) - 1} other tensors differ from version {version}"
         return ""
 
     def other_versions(self, version: int) -> dict[int, Iterable[tuple[str, Tensor]]]:

@@ -171,7 +171,7 @@ class Driver:
     trains: Callable[[Group], bool]
     """Whether a scored group is trained, or replaced by another."""
     no_signal: Callable[[Sequence[Group]], BaseException]
-    """What ends the run when too many of these were voided."""
+    """The error that ends the run when too many of these were voided."""
     prove: Prove
     deadline: float
     """Seconds in which an engine has to draw a token, to load weights, or to fall asleep."""
@@ -181,17 +181,17 @@ class Driver:
     """Tells the user what was lost and mended."""
     timeline: Timeline = field(default_factory=Timeline)
     pace: Pace | None = None
-    """What chooses the lead of a run whose lead is chosen for it."""
+    """The part that chooses the lead, if the run chooses it itself."""
     greedy: bool = False
     """Whether the last row of each group takes the likeliest tokens, for an algorithm that compares with them."""
     trajectories: Trajectories | None = None
-    """What becomes of rows that have several turns; None where each is one answer."""
+    """The episodes of rows with several turns; None if each row is one answer."""
 
     def __post_init__(self) -> None:
         self.controller = Controller(self.limits, engines=self.engines)
         self.activity = Activity(self.timeline)
         self.ready: Ready | None = None
-        """What engines decode with, once the first one is there."""
+        """The tensors that engines decode with, known once the first engine is there."""
         self._planned = functools.lru_cache(maxsize=PLANNED)(self.schedule)
         self._ports: dict[str, EnginePort] = {}
         self._joined: set[str] = set()
@@ -200,10 +200,10 @@ class Driver:
         self._groups: dict[int, Group] = {}
         """Scored and not trained."""
         self._greedy: dict[int, Group] = {}
-        """Of the same prompts the greedy completions."""
+        """The greedy completions of the same prompts."""
         self._voided: list[Group] = []
         self._questions: dict[int, Question] = {}
-        """Of an evaluation, by the number of their group, which is below 0."""
+        """The questions of an evaluation, by the number of their group, which is below 0."""
         self._answers: dict[int, list[Completion]] = {}
         self._examined: dict[str, Examined] = {}
         self._examination = 0
@@ -357,7 +357,7 @@ class Driver:
         return called.result()
 
     def state(self) -> dict[str, Any]:
-        """What is waiting and under way, as plain JSON for a checkpoint."""
+        """The waiting and the running work, as plain JSON for a checkpoint."""
         return self.call(self._state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -451,7 +451,7 @@ class Driver:
                 raise self._failure(f"prompt {self._questions[group].prompt.index} of an evaluation: {cause}")
             case GiveUp(group, cause):
                 self._forget(group)
-                self.say(f"group {group} (prompt {self._planned(group).prompt.index}) is given up: {cause}")
+                self.say(f"group {group} (prompt {self._planned(group).prompt.index}) is abandoned: {cause}")
             case Stop(cause, failed):
                 self._stopped = command
                 for name in list(self._ports):
@@ -465,7 +465,8 @@ class Driver:
             given=cause,
             allowed="engines that draw tokens",
             fix="Look into the files engines/*.log of the run. An engine that is only slow needs a larger "
-            f"rollout.deadline (now {self.deadline:g} s). `posttrain resume` goes on from the newest checkpoint.",
+            f"rollout.deadline (now {self.deadline:g} s). `posttrain resume` continues from the newest "
+            "checkpoint.",
         )
 
     def _launch_all(self) -> None:
@@ -486,7 +487,7 @@ class Driver:
             port.kill()
 
     def _lose(self, name: str, cause: str) -> None:
-        self.say(f"{name} is lost: {cause}; its rows go on from the tokens that it delivered")
+        self.say(f"{name} is lost: {cause}; its rows continue from the tokens that it delivered")
         self._handle(Lost(name, cause))
 
     def _hear(self, name: str) -> None:
@@ -577,12 +578,14 @@ class Driver:
         allowed = {"join": self.start_deadline, "load": self.deadline, "sleep": self.deadline, "draw": self.deadline}
         for wait, since in list(self._since.items()):
             if now - since > allowed.get(wait.kind, float("inf")):
-                told = f"nobody has heard of it for {now - since:.0f} s ({wait.kind})"
+                told = f"it has not been heard of for {now - since:.0f} s ({wait.kind})"
                 self.say(f"{wait.owner} is late: {told}; rollout.deadline = {self.deadline:g} s")
                 self._handle(Late(wait))
         for name, starting in list(self._starting.items()):
             if name in self._starting and starting.idle(self._ports[name].work) > self.deadline:
-                self._lose(name, f"it does nothing, {time.monotonic() - starting.began:.0f} s after it was started")
+                self._lose(
+                    name, f"it has done nothing in {time.monotonic() - starting.began:.0f} s since it was started"
+                )
 
     def _task(self, command: Submit) -> Task:
         group = command.row.group
@@ -748,7 +751,7 @@ class Driver:
                 given=f"{len(state['planned'])} groups wait in the checkpoint or were under way, and their numbers "
                 "stand for other prompts now",
                 allowed="the seed, the data and the train.prompts_per_step that they were sampled with",
-                fix="Set seed, data and train.prompts_per_step back to what settings.json of the run says.",
+                fix="Set seed, data and train.prompts_per_step to their values in settings.json of the run.",
             )
         if state["group_size"] != self.limits.group_size or state.get("ends_greedy", False) != self.greedy:
             state = begun_anew(state, self.limits.group_size)

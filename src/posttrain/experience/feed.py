@@ -39,7 +39,7 @@ LOOKED_AT = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class RowName:
-    """What an error calls a row of the step, and what is kept of it as evidence."""
+    """The name of a row of the step in errors, and the content that is kept as evidence."""
 
     name: str
     content: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class RowName:
 
 @dataclass(frozen=True, kw_only=True)
 class StepData:
-    """What one step learns from, and where it came from."""
+    """The data of one step, and its origin."""
 
     experience: Experience | Batch
     version: int
@@ -59,11 +59,11 @@ class StepData:
     greedy: Sequence[Group] = ()
     """One greedy completion of each trained prompt, where the algorithm needs its reward."""
     names: Sequence[RowName] = ()
-    """Of the rows of the experience."""
+    """The names of the rows of the experience."""
     num_tokens: int = 0
     """Prompt and completion tokens of all rows, those included that were sampled and are not trained."""
     metrics: Metrics = field(default_factory=dict)
-    """Of everything that was sampled, trained or not."""
+    """The metrics of everything that was sampled, trained or not."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Where the time has gone before the first gradient; nothing where the data is given.
 
@@ -81,17 +81,17 @@ class StepData:
 
     @property
     def scores(self) -> list[Scores]:
-        """Of all that was scored, the greedy completions too."""
+        """The scores of all scored groups, including the greedy completions."""
         return [group.scores for group in (*self.sampled, *self.greedy) if group.scores is not None]
 
     @property
     def judgements(self) -> list[Judgement]:
-        """What judges said about all that was drawn."""
+        """The judges' verdicts on everything that was drawn."""
         return [judgement for scores in self.scores for judgement in scores.judgements]
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong in the rewards, each with its traceback."""
+        """The failures of the rewards, each with its traceback."""
         return [f"{failure}\n{failure.traceback}" for scores in self.scores for failure in scores.failures]
 
 
@@ -106,7 +106,7 @@ def sampled_step(
     greedy: Sequence[Group] = (),
     sampled: Sequence[Group] | None = None,
 ) -> StepData:
-    """What policy version `version` learns from these groups.
+    """The data that policy version `version` learns from these groups.
 
     `weights` are those of the rewards, None where nothing is learned from them; `sampled` is everything in the order in
     which it was sampled, where that is another order.
@@ -135,7 +135,7 @@ class Feed(Protocol):
         ...
 
     def take(self, step: int, version: int) -> StepData:
-        """What step `step` learns from, at policy version `version`."""
+        """The data of step `step`, at policy version `version`."""
         ...
 
     def describe(self) -> str: ...
@@ -308,7 +308,7 @@ class DatasetFeed:
         )
 
     def longest(self) -> Batch:
-        """Of the records that the run takes."""
+        """The longest records that the run takes."""
         train, records = self.config.train, self.dataset.records
         taken = used_rows(self.config, len(records))
         rows = heapq.nlargest(

@@ -30,7 +30,7 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        """Of all rows, the prompt in each of them."""
+        """The tokens of all rows, with the prompt counted in each of them."""
         return sum(len(self.prompt.ids) + len(completion.ids) for completion in self.completions)
 
     @property
@@ -48,7 +48,7 @@ class Group:
 
     @staticmethod
     def from_json(saved: Mapping[str, Any], prompt: Prompt) -> Group:
-        """What `to_json` gave; `prompt` is the one that it names."""
+        """Reads the output of `to_json`; `prompt` is the one that it names."""
         scores = saved["scores"]
         return Group(
             prompt=prompt,
@@ -110,7 +110,7 @@ class GroupQueue:
         Raises ValueError for a token of a version that does not exist yet, GuardStop for one that is too old.
         """
         if count > len(self):
-            raise ValueError(f"{count} groups are asked for, and {len(self)} wait")
+            raise ValueError(f"{count} groups are requested, but only {len(self)} wait")
         groups = [self._groups.popleft() for _ in range(count)]
         for group in groups:
             self._check(group, version)
@@ -122,14 +122,14 @@ class GroupQueue:
             raise ValueError(f"a token of policy version {max(versions)} cannot exist yet at version {version}")
         if versions and version - min(versions) > self.max_lag:
             raise GuardStop(
-                given=f"a completion of prompt {group.prompt.index} has tokens of policy version {min(versions)}, and "
-                f"version {version} would learn from them",
+                given=f"a completion of prompt {group.prompt.index} has tokens of policy version {min(versions)}, "
+                f"but version {version} would learn from them",
                 allowed=f"tokens of version {version - self.max_lag} or later",
                 fix="Publish the trained weights to the sampler before it samples again.",
             )
 
     def state(self) -> list[dict[str, Any]]:
-        """What waits, as plain JSON for a checkpoint."""
+        """The waiting groups, as plain JSON for a checkpoint."""
         return [group.to_json() for group in self._groups]
 
     def load_state(self, state: Sequence[Mapping[str, Any]], prompts: Mapping[int, Prompt]) -> None:

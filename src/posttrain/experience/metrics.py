@@ -22,7 +22,8 @@ SHOWN_TURNS = 10
 def sampled_metrics(
     sampled: Sequence[Group], trained: Sequence[Group], greedy: Sequence[Group], version: int
 ) -> Metrics:
-    """Of all that was sampled, and how stale what is trained is; `version` is that of the policy that learns."""
+    """The metrics of everything that was sampled, and the staleness of what is trained; `version` is that of the
+    learning policy."""
     metrics = length_metrics(completions_of(sampled)) | turn_metrics(completions_of(sampled))
     metrics |= staleness_metrics(completions_of(trained), version)
     if (scores := scores_of(sampled)) is not None:
@@ -128,7 +129,7 @@ def length_metrics(completions: Sequence[Completion]) -> Metrics:
 
 
 def turn_metrics(completions: Sequence[Completion]) -> Metrics:
-    """Of completions that may have several turns; nothing where they are answers.
+    """The metrics of completions that may have several turns; nothing for plain answers.
 
     turns/mean, turns/max          turns of the policy in a trajectory
     turns/reward/<k>               what turn k earned, mean over the trajectories that have one; of the first ten turns

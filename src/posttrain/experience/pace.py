@@ -85,4 +85,6 @@ class Pace:
     def _take(self, lead: int, why: str) -> None:
         self.lead = lead
         self._begin(settle=lead + 1)
-        self.choose(Lead(lead), f"train.run_ahead = auto: {lead} step{'s' * (lead != 1)} ahead from here on, as {why}")
+        self.choose(
+            Lead(lead), f"train.run_ahead = auto: {lead} step{'s' * (lead != 1)} ahead from here on, because {why}"
+        )

@@ -64,7 +64,7 @@ class Partners:
         if not alone:
             return []
         given = (
-            f"{len(alone)} of the {len(used)} rows that the run takes meet no answer to another prompt that fits into "
+            f"for {len(alone)} of the {len(used)} rows that the run takes, no other prompt's answer fits into "
             f"{self.max_length} tokens with their own prompt"
         )
         per_step, size = config.train.prompts_per_step, len(self.rows)
@@ -75,8 +75,9 @@ class Partners:
                 raise DataError(
                     given=f"{given}, and an update of step {step} could hold nothing else: {config.algorithm.name} "
                     "would have no reference point",
-                    allowed="in every update a row whose prompt can meet the answer of another one",
-                    fix="Use rows with different prompts and shorter ones, or raise train.prompts_per_step.",
+                    allowed="in every update, at least one row whose prompt can be combined with another "
+                    "prompt's answer",
+                    fix="Use rows with different prompts, or shorter rows, or raise train.prompts_per_step.",
                 )
         return [f"{given}; the reference point is that of the others"]
 
@@ -118,7 +119,7 @@ class AddMismatched:
 
 
 def prompt_of(example: Example) -> tuple[int, ...]:
-    """What stands before the first trained token."""
+    """The tokens before the first trained token."""
     return example.input_ids[: example.completion_mask.index(True)]
 
 

@@ -32,9 +32,9 @@ class Recorded(NamedTuple):
     discarded: list[Group]
     greedy: list[Group]
     version: int
-    """Of the policy that learned from it."""
+    """The version of the policy that learned from it."""
     weights: list[float] | None
-    """Of the rewards, None where nothing was learned from them."""
+    """The weights of the rewards; None if nothing was learned from them."""
     rows: list[dict[str, Any]]
     """All columns of the trained rows."""
 
@@ -74,8 +74,8 @@ def _facts(table: pa.Table, path: Path) -> dict[str, Any]:
     facts = json.loads(found) if found else {}
     if facts.get("format") != FORMAT or facts.get("version") is None:
         raise DataError(
-            given=f"{path} does not say what is needed to train from it again: another program wrote it, or another "
-            "version of posttrain",
+            given=f"{path} lacks data that is needed to train from it again: another program or another version "
+            "of posttrain wrote it",
             allowed=f"a rollout file of format {FORMAT}, exactly as the run wrote it",
             fix="Replay a run of this version.",
         )

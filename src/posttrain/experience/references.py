@@ -142,7 +142,7 @@ def _no_room(file: Path, count: int, error: OSError) -> DoesNotFit:
     return DoesNotFit(
         given=f"the reference log-probabilities of {count:,} tokens cannot be written to {file.parent} ({error})",
         allowed=f"a folder that can be written, with {4 * count / 1e6:,.0f} MB of room",
-        fix="Make room, or name another folder for what is kept in the environment variable POSTTRAIN_CACHE.",
+        fix="Free some space, or set the environment variable POSTTRAIN_CACHE to another folder.",
     )
 
 
@@ -229,7 +229,7 @@ def reference_logprobs(
     pad_id: int,
     folder: Path,
 ) -> tuple[References, bool]:
-    """What the model behind `forward` says about the examples at `places`, and whether that was on disk already.
+    """The log-probabilities of the model behind `forward` for the examples at `places`, and whether they were on disk.
 
     `folder` is that of the run, which keeps what it was told.
     """

@@ -82,8 +82,7 @@ def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None
         shown = looked_at(part.prompts)
         if system_prompt is not None and (own := sum(_has_system_turn(one, system_prompt) for one in shown)):
             notes.append(
-                f"{what}: {own} of {len(shown)} prompts bring a system turn of their own, which stands in place of "
-                "data.system_prompt"
+                f"{what}: {own} of {len(shown)} prompts have their own system turn, which replaces data.system_prompt"
             )
     if shared := overlap(train, heldout):
         notes.append(
@@ -146,8 +145,8 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
         shared = _overlap(*rows)
     if shared:
         notes.append(
-            f"{shared} of {len(rows[1])} held-out rows are in the training data word for word: what is measured on "
-            "them does not show what the model learned"
+            f"{shared} of {len(rows[1])} held-out rows are in the training data word for word: measurements on "
+            "them do not show what the model learned"
         )
     return notes
 

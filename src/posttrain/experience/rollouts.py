@@ -27,13 +27,13 @@ from posttrain.rewards import Scores
 from posttrain.types import Completion
 
 VERDICT_COLUMNS = {"reason": pa.string(), "extracted": pa.string(), "seconds": pa.float64()}
-"""What a rollout table keeps of a verdict, beside its score."""
+"""The columns of a verdict in a rollout table, beside its score."""
 NUMBERS = pa.list_(pa.float32())
 VERSIONS = pa.list_(pa.int32())
 TURNS = {"given": pa.list_(pa.list_(pa.int32())), "starts": pa.list_(pa.int32()), "episode": pa.string()}
 """Columns of completions in several turns."""
 EXACT_NUMBERS = pa.list_(pa.float64())
-"""Of what is added up before it is rounded to float32."""
+"""The type of numbers that are added up before they are rounded to float32."""
 FACTS, FORMAT = b"posttrain", 1
 
 

@@ -181,7 +181,8 @@ class Round:
         if not rows or without.total() > self.settings.max_without * len(self.prompts):
             raise DataError(
                 given=f"sampled_pairs: {found}",
-                allowed=f"some pairs, and at most max_without = {self.settings.max_without:.0%} of the prompts without",
+                allowed=f"some pairs, and at most max_without = {self.settings.max_without:.0%} of the prompts "
+                "without one",
                 fix=f"{ADVICE[without.most_common(1)[0][0]]} The answers are kept in {self.folder / FOLDER}: change "
                 f"settings of sampled_pairs in {self.folder / 'config.yaml'} and resume.",
             )
@@ -215,10 +216,10 @@ class Round:
 
 
 ADVICE = {
-    "tie": "Use rewards that tell more answers apart, a higher sampling.temperature or a larger sampling.group_size.",
+    "tie": "Use rewards that distinguish more answers, a higher sampling.temperature or a larger sampling.group_size.",
     "gap below min_gap": "Lower sampled_pairs.min_gap.",
-    "none correct": "Raise sampling.group_size, take easier prompts, or lower sampled_pairs.correct_at.",
-    "all correct": "Take harder prompts, or raise sampled_pairs.correct_at.",
+    "none correct": "Raise sampling.group_size, use easier prompts, or lower sampled_pairs.correct_at.",
+    "all correct": "Use harder prompts, or raise sampled_pairs.correct_at.",
     "fewer than two scored answers": "Look at the rewards: they give most answers no score.",
 }
 """What to do about the commonest reason."""
@@ -238,7 +239,8 @@ def _line(group: Group) -> dict[str, Any]:
 def _answers(prompt: Prompt, line: Mapping[str, Any]) -> AnsweredPrompt:
     if line["prompt_index"] != prompt.index:
         raise DataError(
-            given=f"the answers on file are to row {line['prompt_index']} of the data, where row {prompt.index} is now",
+            given=f"the saved answers are for row {line['prompt_index']} of the data, but row {prompt.index} is "
+            "there now",
             allowed="the data with which the run was started",
             fix="Restore the data, or start a new run.",
         )

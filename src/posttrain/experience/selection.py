@@ -31,12 +31,12 @@ Generate = Callable[[Sequence[int], int], Generated]
 
 @dataclass(frozen=True, kw_only=True)
 class Selected:
-    """What was generated for a step, in one round or in several, and which of it is trained."""
+    """The groups generated for a step, in one round or several, and which of them are trained."""
 
     generated: Generated
     """Everything, in the order in which it was asked for."""
     places: Sequence[int]
-    """Of the groups that are trained, in the order of the batch."""
+    """The places of the trained groups, in the order of the batch."""
     rounds: int = 1
 
     @property
@@ -185,7 +185,7 @@ class DynamicallySelected(Selected):
     """With groups that were sampled and are not trained."""
 
     def metrics(self) -> Metrics:
-        """What dynamic sampling has cost, and on which prompts.
+        """The cost of dynamic sampling, and the prompts that caused it.
 
         data/sampling_rounds            rounds of sampling in the step
         data/generated_per_trained      groups sampled / groups trained

@@ -53,7 +53,7 @@ class Servers:
     longest: int
     """Tokens of the longest row, its prompt included."""
     threads: int
-    """Of each server, on a CPU."""
+    """Threads of each server, on a CPU."""
     device: SharedDevice | None = None
     """The trainer's GPU, where a server shares it."""
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
 
 PROBE_TEXTS, PROBE_TOKENS = 4, 16
-"""Of the proof, where there are no prompts yet."""
+"""Texts and tokens of the proof while there are no prompts yet."""
 SHORTEST = 4
 """Tokens that a row of the proof may have."""
 CHUNK_TOKENS = 1024
@@ -129,8 +129,8 @@ def serving(
         raise EngineError(
             given=error.given,
             allowed=error.allowed,
-            fix=f"Look into {folder}/engines/*.log. A server that is only slow needs a larger rollout.deadline (now "
-            f"{rollout.deadline:g} s); rollout.engine = local answers in this process.",
+            fix=f"Look into {folder}/engines/*.log. A server that is only slow needs a larger rollout.deadline "
+            f"(now {rollout.deadline:g} s). With rollout.engine = local, this process answers.",
         ) from error
     finally:
         if not keep:

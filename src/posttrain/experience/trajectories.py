@@ -72,7 +72,7 @@ class Trajectories:
         return row in self._plays or row in self._completions
 
     def fileno(self) -> int:
-        """What becomes readable when `poll` has something to do; beside that it is asked from time to time."""
+        """The objects that become readable when `poll` has something to do; it is also called from time to time."""
         return self.scene.sessions.fileno()
 
     # --- what the driver asks ----------------------------------------------------------------------------------------

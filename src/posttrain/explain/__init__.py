@@ -1,4 +1,4 @@
-"""What there is to know about an algorithm, read from its class: for `posttrain explain`, and for its page in docs/.
+"""The facts about an algorithm, read from its class: for `posttrain explain`, and for its page in docs/.
 
 Nothing is written down twice: the formula is the docstring of the algorithm's file, settings come from its fields, and
 what a setting makes it need is found by trying.
@@ -44,7 +44,7 @@ OTHER_MODELS: dict[Need, str] = {
     "reference": "reference, frozen (under LoRA the base model itself, no second copy)",
     "teacher": "teacher, frozen",
 }
-"""What a need brings into memory beside the policy, in the order in which it is listed."""
+"""The models that a need brings into memory beside the policy, in the order in which they are listed."""
 NUMBERS_TO_TRY = (0, 0.5, 2)
 """Off, and one value within and one beyond the unit interval: enough to see what a setting switches on."""
 WIDTH = 100
@@ -112,7 +112,7 @@ class Explanation:
 
     @property
     def data(self) -> list[str]:
-        """What the algorithm learns from, in words."""
+        """The data that the algorithm learns from, in words."""
         group = [f"completions per prompt: at least {self.min_group_size}"] if self.data_kind == "prompts" else []
         return [DATA[self.data_kind], *group]
 

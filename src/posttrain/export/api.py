@@ -43,9 +43,9 @@ class Exported:
     dtype: str
     parameters: int
     bytes: int
-    """Of all files."""
+    """The bytes of all files."""
     step: int | None
-    """Of the run's checkpoint."""
+    """The step of the run's checkpoint."""
     replay: Replay
     notes: tuple[str, ...] = ()
 
@@ -53,7 +53,7 @@ class Exported:
         return {**asdict(self), "folder": str(self.folder), "file": None if self.file is None else str(self.file)}
 
     def render(self) -> str:
-        """For people."""
+        """The result as text for people."""
         lines = [
             f"exported   {self.file or self.folder}",
             f"model      {self.parameters:,} parameters, {self.dtype}, {self.bytes / 1e6:.1f} MB",
@@ -204,7 +204,7 @@ def replay(
     device: str,
     max_new_tokens: int,
 ) -> dict[str, Any]:
-    """What the exported model says, from a process that imports transformers and nothing of this library.
+    """The outputs of the exported model, from a process that imports transformers and nothing of this library.
 
     Raises ExportError with the last lines of a process that failed, DoesNotFit for one that was killed for memory.
     """
@@ -235,10 +235,10 @@ def replay(
         if done.returncode == 0:
             return json.loads(answered.read_text(encoding="utf-8"))
     if done.returncode == -9:
-        raise DoesNotFit(given="the replay of the exported model was killed, as happens when memory runs out")
+        raise DoesNotFit(given="the replay of the exported model was killed, probably because memory ran out")
     last = "\n  ".join(done.stderr.strip().splitlines()[-3:])
     raise ExportError(
-        given=f"plain transformers cannot open and run what was exported:\n  {last}\n",
+        given=f"plain transformers cannot open and run the exported model:\n  {last}\n",
         allowed="a folder that from_pretrained opens",
         fix="Nothing was left behind. Report this with the lines above.",
     )

@@ -200,7 +200,7 @@ def results(run: RunRecord, step: int | None) -> str:
     sides = [dict(_intervals(run.evaluation.get(side))) for side in ("baseline", "trained")]
     names = list(dict.fromkeys(name for side in sides for name in side))
     if not names:
-        return "Nothing was held out, so there is no measurement of what training changed."
+        return "Nothing was held out, so the effect of training was not measured."
     found = verdict(run)
     rows = [
         f"| {name} | {_shown(sides[0].get(name))} | {_shown(sides[1].get(name))} | {_count(sides, name)} |"

@@ -186,7 +186,7 @@ def _same_reading(one: Expected, answer: Mapping[str, Any]) -> None:
             raise ExportError(
                 given=f"{probe.name}, which the exported tokenizer {what}: {_part(found)} for {_part(meant)}",
                 allowed="the tokenizer that the model was trained with",
-                fix="This tokenizer cannot be written in that form; export with --to hf.",
+                fix="This tokenizer cannot be written in that format; export with --to hf.",
             )
 
 
@@ -194,7 +194,7 @@ def _same_stop_strings(meant: Sequence[str], found: Sequence[str]) -> None:
     if list(found) != list(meant):
         raise ExportError(
             given=f"the exported model has stop_strings = {_part(list(found))}, the trained one {_part(list(meant))}",
-            allowed="the stop strings that answers ended at in training",
+            allowed="the stop strings that ended answers in training",
             fix=_FIX,
         )
 

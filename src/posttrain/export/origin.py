@@ -1,4 +1,4 @@
-"""What is exported: the checkpoint of a run, a model folder, or LoRA adapters on their base."""
+"""The source of an export: the checkpoint of a run, a model folder, or LoRA adapters on their base."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from posttrain.models.reward_head import load_reward_model, load_step_model
 from posttrain.store.checkpoint import Checkpoint, require_intact, verify
 
 Head = Literal["tokens", "score", "steps"]
-"""What the model says: the next token, a score of the whole row, a score of each step."""
+"""The output of the model: the next token, a score of the whole row, a score of each step."""
 
 _HEADS: Mapping[str, Head] = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
 ADAPTER = "adapter_config.json"
@@ -42,9 +42,9 @@ class Origin:
     """LoRA adapters that are merged into `model`."""
     run: Path | None = None
     config: RunConfig | None = None
-    """Of the run."""
+    """The config of the run."""
     step: int | None = None
-    """Of the run's checkpoint."""
+    """The step of the run's checkpoint."""
 
 
 def find_origin(source: str | PathLike[str], *, step: int | None = None, base: str | None = None) -> Origin:

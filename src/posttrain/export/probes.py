@@ -1,4 +1,4 @@
-"""What is replayed: held-out prompts of the run, prompts from a file, or a few that are built in."""
+"""The texts of a replay: held-out prompts of the run, prompts from a file, or a few built-in ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BUILT_IN = (
     "def add(a, b):",
     "My favourite place is",
 )
-"""For a model without a run, of whose prompts nothing is known."""
+"""Prompts for a model without a run, whose own prompts are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Probe:
     """What an error calls it."""
     ids: tuple[int, ...]
     text: str | None = None
-    """What the ids were made of; None for a part of a text."""
+    """The text behind the ids; None for a part of a text."""
     add_special_tokens: bool = True
     tokens: tuple[int, ...] | None = None
     """All that the tokenizer makes of `text`; a closing EOS is no part of `ids`."""
@@ -57,7 +57,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """What is replayed, and where it comes from."""
+    """The texts of a replay, and their source."""
 
     rows: tuple[Probe, ...]
     source: str
@@ -85,7 +85,7 @@ def find_probes(origin: Origin, loaded: LoadedModel, *, file: str | None, count:
             if found := make.first(read_split(origin.config.data, origin.config.seed).heldout, count):
                 return Probes(rows=found, source="held-out rows of the run")
         except (DataError, OSError) as error:
-            note = f"the run's data cannot be read any more, so built-in prompts were replayed: {error}"
+            note = f"the run's data can no longer be read, so built-in prompts were replayed: {error}"
     rows = [Row(values={"prompt": text}, origin="built-in") for text in BUILT_IN]
     found = make.first(rows, count, kind="prompts", known_only=True)
     if not found:
@@ -206,7 +206,7 @@ class Expected:
 
 
 def answers(loaded: LoadedModel, head: Head, probes: Sequence[Probe], *, max_new_tokens: int) -> list[Expected]:
-    """What the model says, through the code that trained and sampled it."""
+    """The model's outputs, through the code that trained and sampled it."""
     if head == "tokens":
         return _continued(loaded, probes, max_new_tokens)
     return [Expected(probe=probe, score=_score(loaded, head, probe)) for probe in probes]

@@ -1,4 +1,4 @@
-"""What a user of an exported folder would run: plain transformers, in a process that never sees this library.
+"""The code that a user of an exported folder would run: plain transformers, in a process that never sees this library.
 
     python replay.py REQUEST.json REPLY.json
 
@@ -32,11 +32,11 @@ HEADS: dict[str, Any] = {
     "score": AutoModelForSequenceClassification,
     "steps": AutoModelForTokenClassification,
 }
-"""What the model says of a row -> the class that opens it."""
+"""The model's output for a row -> the class that opens the model."""
 
 
 def digest(tensor: Tensor) -> str:
-    """Of every bit of a tensor, its type and its shape."""
+    """A hash over every bit of a tensor, its type and its shape."""
     found = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()

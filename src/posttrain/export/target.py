@@ -128,7 +128,7 @@ def _explained(folder: Path, error: Exception) -> ExportError | DoesNotFit:
     return kind(
         given=f"{folder} could not be written: {error}",
         allowed="a folder on a disk with room for the model",
-        fix="Free some space or name another folder; nothing was left behind.",
+        fix="Free some space or name another folder; no files were left behind.",
     )
 
 
@@ -137,16 +137,16 @@ def _explained(folder: Path, error: Exception) -> ExportError | DoesNotFit:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written, and what whoever opens it must find."""
+    """The written files, and what any reader must find in them."""
 
     dtype: str
     digests: dict[str, str]
-    """Of each weight under the name that transformers gives it."""
+    """The digest of each weight, under its name in transformers."""
     parameters: int
     file: str | None = None
     """The one file that is the model, where it is one."""
     stop_strings: tuple[str, ...] = ()
-    """Of `generation_config.json`."""
+    """The stop strings in `generation_config.json`."""
 
 
 def merged(loaded: LoadedModel) -> LoadedModel:

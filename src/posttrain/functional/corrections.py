@@ -1,4 +1,4 @@
-"""What makes up for the difference between the policy that sampled and the policy that an update starts from.
+"""Corrections for the difference between the policy that sampled and the policy that an update starts from.
 
 mu is the sampler (another engine, other numerics, perhaps older weights), anchor the trainer's own log-probabilities:
 

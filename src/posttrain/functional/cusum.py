@@ -72,7 +72,7 @@ class Drop(NamedTuple):
 
 
 def largest_drop(measured: Sequence[tuple[float, float]], window: int) -> Drop | None:
-    """Of (score, its standard error) in their order; None until two windows fit side by side.
+    """The largest drop among (score, its standard error), in order; None until two windows fit side by side.
 
     Measurements are taken for independent. Those on the same prompts are positively related, so that a drop is more
     certain than z says. The best of many windows is too good by chance: hence a limit of 4 rather than 2.

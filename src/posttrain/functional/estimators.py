@@ -1,4 +1,4 @@
-"""What n sampled answers to one problem say about k answers: pass@k, majority vote, best of k.
+"""Estimates for k answers from n sampled answers to one problem: pass@k, majority vote, best of k.
 
 Everything here describes ONE problem; average over problems afterwards (RULE 51). Counts are exact integers, divided
 once at the end, so that no factorial is ever a floating-point number.

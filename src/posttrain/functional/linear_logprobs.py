@@ -33,7 +33,7 @@ class HeadSettings(NamedTuple):
     chunk_tokens: int
     matmul_dtype: torch.dtype
     kept_bytes: int
-    """Of logits, for the backward pass."""
+    """Bytes of logits that are kept for the backward pass."""
 
 
 class LinearLogprobs(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""What is added to a reward before any statistic is taken over it: penalties and bonuses for length (RULE 50).
+"""Length penalties and bonuses, added to a reward before any statistic is computed over it (RULE 50).
 
 P prompts, G completions per prompt. A length counts the trained tokens of a completion, the closing EOS included, tool
 output not. `scored_PG` is False where no reward could be computed.

@@ -1,4 +1,4 @@
-"""What a sequence of tokens looks like, and how it goes with its reward: numbers without a model.
+"""Statistics of a token sequence, and their relation to its reward. They need no model.
 
 P prompts, G completions each; lists, because groups may differ in size.
 """

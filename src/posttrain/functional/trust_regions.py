@@ -1,4 +1,4 @@
-"""What keeps an update near the policy that sampled, beside the clip of PPO (which is in `ratios`); docs/rules.md.
+"""Trust regions that keep an update near the sampling policy, beside PPO's clip (see `ratios`); docs/rules.md.
 
 Each function is one choice of trust region: `[B, T]` (or `[B, 1]`, per completion) in, the same shape out. A weight
 is a constant for the gradient: the loss is -weight * A * logprobs. A gate is differentiated: the loss is -A * gate. A

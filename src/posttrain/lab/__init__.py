@@ -1,1 +1,1 @@
-"""What helps to decide before a run and between runs: advice, plans, the explorer, many runs, a first project."""
+"""Tools for decisions before and between runs: advice, plans, the explorer, many runs, a first project."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from posttrain.models.packing import Segment
 
 Settings = Mapping[str, Any]
-"""What a layer hands to its attention function beside tensors."""
+"""The arguments that a layer passes to its attention function beside tensors."""
 RowAttention = Callable[["nn.Module", "Tensor", "Tensor", "Tensor", Settings], "Tensor | None"]
 """(layer, queries `[L, H, D]`, keys and values `[L, K, D]`, settings) -> `[L, H, D]`, or None: not this one."""
 Draw = Callable[["Tensor", "Tensor", float], "tuple[Tensor, Tensor]"]
@@ -106,7 +106,7 @@ def register(module: str | None, device: str = "cpu") -> None:
 
 
 def acceleration(device: str = "cpu") -> Acceleration:
-    """What was registered, imported now if it was not before. Where it is not installed, nothing is accelerated."""
+    """The registered acceleration, imported now if it was not before. Without an installed one, nothing changes."""
     if device not in _found:
         _found[device] = _imported(_registered[device]) if device in _registered else Plain()
     return _found[device]

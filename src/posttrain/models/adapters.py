@@ -1,4 +1,4 @@
-"""What is trained: low-rank adapters or all weights; and the reference model that comes with either.
+"""The trained part of a model, low-rank adapters or all weights, and the reference model for either.
 
 With adapters the base model is the reference, so there is no second copy: `reference_scope` switches the adapters off.
 When all weights are trained the reference is a frozen copy.
@@ -58,7 +58,7 @@ def apply_lora(
         except ValueError as error:  # experts, for example, take no dropout
             raise ConfigError(
                 given=f"lora cannot be applied to {type(model).__name__}: {error}",
-                allowed="settings that peft supports for every layer that is adapted",
+                allowed="settings that peft supports for every adapted layer",
                 fix="Set lora.dropout = 0, or name other layers in lora.target_modules.",
             ) from error
     if head is not None:
@@ -81,7 +81,7 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
     for target in targets:
         if any(_is_named(name, target) for name in tied):
             raise ConfigError(
-                given=f"lora.target_modules names the head {target!r}, whose weights are those of the embedding, too",
+                given=f"lora.target_modules names the head {target!r}, which shares its weights with the embedding",
                 allowed=", ".join(name for name in leaves if name != target),
                 fix=f"Leave {target!r} out.",
             )
@@ -97,7 +97,7 @@ def reference_scope(model: nn.Module) -> Iterator[nn.Module]:
     """Inside, `model` is its base model: the adapters are switched off. Raises ModelError for one without adapters."""
     if not isinstance(model, PeftModel):
         raise ModelError(
-            given=f"{type(model).__name__} has no adapters that could be switched off",
+            given=f"{type(model).__name__} has no adapters to switch off",
             allowed="a model from apply_lora",
             fix="When all weights are trained, keep frozen_copy(model) as the reference.",
         )

@@ -1,4 +1,5 @@
-"""What neighbours that divide matrices do while the first rank passes through the model alone: the very same pass.
+"""The pass that neighbours with divided matrices compute while the first rank passes through the model alone: the same
+one.
 
 Ranks with rows of their own keep company with any row, since FSDP brings weights together whatever these multiply.
 Neighbours sum products, so that theirs have to be of the same tokens. The first rank tells them, where its tokens enter

@@ -25,8 +25,8 @@ from posttrain.models.modes import compiled
 from posttrain.models.packed_attention import stay_uncompiled
 from posttrain.models.transformers_private import router_kinds
 
-FIX = "Leave train.compile out; the numbers are the same but for rounding."
-"""Of each error."""
+FIX = "Leave train.compile out; the numbers are the same except for rounding."
+"""The remedy for each error."""
 
 
 def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:
@@ -40,14 +40,14 @@ def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:
     _require_compiler(plain.device)
     if router_kinds(plain):
         raise ConfigError(
-            given=f"train.compile = true, and {type(plain).__name__} is a mixture of experts",
-            allowed="dense models: which expert gets how many tokens is known only when it runs",
+            given=f"train.compile = true, but {type(plain).__name__} is a mixture of experts",
+            allowed="dense models: a mixture only knows at run time how many tokens each expert gets",
             fix=FIX,
         )
     layers = [module for module in plain.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
-            given=f"train.compile = true, and {type(plain).__name__} has no layers that transformers marks as such",
+            given=f"train.compile = true, but {type(plain).__name__} has no layers that transformers marks as such",
             allowed="models whose layers are GradientCheckpointingLayers",
             fix=FIX,
         )
@@ -68,10 +68,10 @@ def _require_compiler(device: torch.device) -> None:
         missing = "" if importlib.util.find_spec("triton") else "Triton, which generates its kernels"
     else:
         compilers = (os.environ.get("CXX", "g++"), "clang++")
-        missing = "" if any(map(shutil.which, compilers)) else "compiler of C++ (g++ or clang++; CXX names another)"
+        missing = "" if any(map(shutil.which, compilers)) else "C++ compiler (g++ or clang++; CXX names another)"
     if missing:
         raise ConfigError(
-            given=f"train.compile = true, and this machine has no {missing}",
+            given=f"train.compile = true, but this machine has no {missing}",
             allowed="machines on which torch.compile can generate code",
             fix=FIX,
         )

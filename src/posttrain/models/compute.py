@@ -43,7 +43,7 @@ class Compute:
     """What was chosen, and why."""
 
     dtype: torch.dtype = torch.float32
-    """Of the computation; the weights that are trained stay float32."""
+    """The precision of the computation; trained weights stay float32."""
     matmul: Literal["plain", "onednn"] = "plain"
     sampler: Literal["shared", "packed"] = "shared"
     kernels: Literal["torch", "compiled"] = "torch"
@@ -61,7 +61,7 @@ class Compute:
         return acceleration().training(self)
 
     def describe(self) -> str:
-        """For the first lines on the screen."""
+        """The choice in words, for the first lines on the screen."""
         products = ", matrix products through oneDNN" if self.matmul == "onednn" else ""
         copy = ", sampling from packed weights" if self.sampler == "packed" else ""
         compiled = ", compiled kernels" if self.kernels == "compiled" else ""
@@ -72,7 +72,7 @@ class Compute:
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Compute:
-        """What `to_json` gave. Raises ValueError, TypeError or KeyError for anything else."""
+        """Reads the output of `to_json`. Raises ValueError, TypeError or KeyError for anything else."""
         found = Compute(**{**saved, "dtype": DTYPES[saved["dtype"]]})
         for name, allowed in _WAYS.items():
             if getattr(found, name) not in allowed:
@@ -84,7 +84,7 @@ class Compute:
 
     @staticmethod
     def read(path: Path) -> Compute | None:
-        """What `write` wrote; None where nothing was written. Raises CheckpointError for anything else."""
+        """Reads the file of `write`; None if there is none. Raises CheckpointError for anything else."""
         if not path.is_file():
             return None
         try:
@@ -92,8 +92,8 @@ class Compute:
         except (ValueError, TypeError, KeyError) as error:  # no text, no JSON, another record, other values
             raise CheckpointError(
                 given=f"{path} is damaged ({type(error).__name__}: {error})",
-                allowed="the choice how products run, as it was written when the run began",
-                fix="Put the file back from a copy of the run folder. Without it the run goes on in plain products.",
+                allowed="the choice of how to compute products, as the run wrote it at its start",
+                fix="Restore the file from a copy of the run folder. Without it the run continues with plain products.",
             ) from error
 
 
@@ -149,7 +149,8 @@ def machine() -> str:
 
 
 def computed_on(device: torch.device) -> dict[str, Any]:
-    """What the last bit of a number may depend on beside the code: processor, PyTorch, and threads that add up."""
+    """The facts beside the code that the last bit of a number may depend on: processor, PyTorch, and the number of
+    threads."""
     if device.type == "cuda":
         return {"machine": f"{torch.cuda.get_device_name(device)}, PyTorch {torch.__version__}"}
     return {"machine": machine(), "threads": torch.get_num_threads()}

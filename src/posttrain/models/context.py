@@ -38,7 +38,7 @@ class RotaryLimit(NamedTuple):
             raise DataError(
                 given=f"a row has {length} tokens in a forward pass",
                 allowed=f"{self.tokens} tokens, its context ({self.reason})",
-                fix="Shorten the rows, or take a model with a longer context.",
+                fix="Shorten the rows, or use a model with a longer context.",
             )
 
 
@@ -66,7 +66,7 @@ def window_note(config: PreTrainedConfig) -> list[str]:
 
 
 def own_window(config: PreTrainedConfig) -> int | None:
-    """What the model declares, whatever its rotary factors do."""
+    """The context that the model declares, regardless of its rotary factors."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 

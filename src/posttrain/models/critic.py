@@ -35,7 +35,7 @@ class Critic:
     kind: str
     head: nn.Linear
     parameters: dict[str, nn.Parameter]
-    """What belongs to the critic alone, by name; a shared trunk does not."""
+    """The critic's own parts, by name; a shared trunk is not one of them."""
     trunk: nn.Module
     """The model whose hidden states the head reads."""
     path: Callable[[], ForwardPath]

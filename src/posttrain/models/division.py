@@ -15,7 +15,7 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is shared out, of a model of the type `kind`."""
+    """The matrices to divide in a model of the type `kind`."""
 
     kind: str
     heads: int
@@ -35,7 +35,7 @@ def refusal(sizes: Sizes, ranks: int, *, given: str) -> ConfigError | None:
     if sizes.kind not in FAMILIES:
         return ConfigError(
             given=f"{given} and a model of type {sizes.kind}",
-            allowed=f"a dense model of one of the types {', '.join(FAMILIES)}: of others nobody has shown it",
+            allowed=f"a dense model of one of the types {', '.join(FAMILIES)}; other types are untested",
             fix="Set train.tensor = 1: train.devices divides the weights of any model.",
         )
     numbers = (sizes.heads, sizes.kv_heads, sizes.mlp_width, sizes.hidden)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Entry(Protocol):
-    """Of a sharded model."""
+    """The entry into a sharded model."""
 
     @property
     def device(self) -> torch.device:
@@ -26,7 +26,7 @@ class Entry(Protocol):
         ...
 
     def run(self, compute: Callable[[], T]) -> T:
-        """What `compute` gives: one pass through each layer, on all ranks."""
+        """The output of `compute`: one pass through each layer, on all ranks."""
         ...
 
     def holds(self, tensor: Tensor) -> bool:

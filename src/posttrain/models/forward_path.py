@@ -51,9 +51,9 @@ class ForwardPath:
     implementation: str
     """The attention implementation in the model's config."""
     shares_prefixes: bool
-    """What rows have in common at their beginning is computed once."""
+    """The common beginning of rows is computed once."""
     manner: Manner = PLAIN_MANNER
-    """Of packed attention."""
+    """The manner of packed attention."""
     rotary_limit: RotaryLimit | None = None
     """The longest row where rotary factors depend on it."""
     note: str = ""
@@ -325,7 +325,7 @@ def require_finite(model: nn.Module) -> None:
             raise NonFiniteError(
                 given=f"{bad} of the {tensor.numel()} numbers of {name} are not finite",
                 allowed="finite weights",
-                fix="Take a checkpoint from before they were damaged, or copy the model again.",
+                fix="Use a checkpoint from before the damage, or copy the model again.",
             )
 
 

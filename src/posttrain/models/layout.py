@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Of all models of a run."""
+    """The layout of all models of a run."""
 
     ranks: Ranks
     group: int
@@ -122,7 +122,7 @@ def corner(tensor: DTensor) -> tuple[int, ...]:
 
 
 def box(tensor: DTensor) -> tuple[slice, ...]:
-    """What this rank holds, as an index of the whole tensor."""
+    """This rank's part, as an index of the whole tensor."""
     return tuple(
         slice(start, start + size) for start, size in zip(corner(tensor), tensor.to_local().shape, strict=True)
     )

@@ -103,7 +103,7 @@ class LoadedModel:
     compute: Compute = field(default_factory=Compute)
     """How products run. As it is loaded a model computes in the plain way; a run chooses, see `choose_compute`."""
     notes: tuple[str, ...] = ()
-    """What was decided for the user and is worth a line in the log."""
+    """Decisions made for the user, each worth a line in the log."""
 
     @staticmethod
     def of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
@@ -115,7 +115,8 @@ class LoadedModel:
         if kinds:
             raise ModelError(
                 given=f"a model with weights of {', '.join(sorted(map(str, kinds)))}",
-                allowed="float32: updates of 1e-6 round to nothing in less, and products run in bfloat16 all the same",
+                allowed="float32: in lower precision, updates of 1e-6 round to nothing. Products run in bfloat16 "
+                "anyway",
                 fix="Load it with dtype=torch.float32, or call model.float().",
             )
         generation = getattr(model, "generation_config", None)
@@ -132,7 +133,7 @@ class LoadedModel:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of the computation under `autocast()`; the weights stay float32."""
+        """The precision of the computation under `autocast()`; the weights stay float32."""
         return self.compute.dtype
 
     @property
@@ -258,7 +259,7 @@ def hold_to_quota() -> list[str]:
         return []
     torch.set_num_threads(usable)
     threads = "1 thread" if usable == 1 else f"{usable} threads"
-    return [f"{threads}, not {seen}: this container may use no more of the processor"]
+    return [f"{threads}, not {seen}: this container may not use more of the processor"]
 
 
 def _attention_note(config: ModelConfig, model: PreTrainedModel) -> list[str]:

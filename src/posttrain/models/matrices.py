@@ -32,7 +32,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from posttrain.models.division import Sizes, refusal
 
 OF_HEADS = ("q_norm", "k_norm")
-"""What is the same for all heads, and sees those of one rank."""
+"""Parameters that are the same for all heads and see only one rank's heads."""
 
 
 def divide(name: str, root: nn.Module, model: PreTrainedModel, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> AtHand:

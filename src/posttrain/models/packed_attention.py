@@ -33,13 +33,13 @@ from posttrain.models.packing import Bucket, Segment, make_buckets
 
 @dataclass(frozen=True)
 class Manner:
-    """What was found out about a model whose rows are packed, by trying it (forward_path.py)."""
+    """The result of trying a model with packed rows (forward_path.py)."""
 
     plain: bool = False
     """In every layer a token sees all that come before it in its row, and itself. Found out on a GPU only: on a CPU
     each pass looks at its own masks."""
     accelerated: bool = True
-    """What is registered as acceleration may be asked."""
+    """Registered accelerations may be used."""
 
 
 PLAIN_MANNER = Manner()
@@ -69,7 +69,8 @@ _active: ContextVar[_Cuts | None] = ContextVar("posttrain_packed_rows", default=
 
 @dataclass(frozen=True)
 class RowMask:
-    """What layers receive in place of a mask: how to cut the sequence, and the mask that each grid needs, if any."""
+    """The object that layers receive instead of a mask: how to cut the sequence, and the mask of each grid that needs
+    one."""
 
     cuts: _Cuts
     make_mask: Callable[[Bucket], Tensor | None]
@@ -97,7 +98,7 @@ def packed_rows(segments: Sequence[Segment], device: torch.device, manner: Manne
 
 
 def rows_of_now() -> tuple[Sequence[Segment], Manner] | None:
-    """What `packed_rows` was given; None where the input is not taken for packed rows."""
+    """The input of `packed_rows`; None if the input is not treated as packed rows."""
     cuts = _active.get()
     return None if cuts is None else (cuts.segments, cuts.manner)
 

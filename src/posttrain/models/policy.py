@@ -84,7 +84,7 @@ class Forward:
     def values(self, batch: Batch) -> Tensor:
         """`[B, T]` the critic's values alone, in a pass of its trunk and no other."""
         assert batch.tokens is not None, "a batch without token ids cannot go through the model"
-        assert self.critic is not None, "values are asked of a forward pass that has a critic"
+        assert self.critic is not None, "values are requested only from a forward pass with a critic"
         with self.computing():
             return self.critic(batch.tokens, batch.completion_mask_BT)
 
@@ -94,7 +94,7 @@ class Forward:
 
     @property
     def shares_prefixes(self) -> bool:
-        """What rows have in common is computed once, by the critic as well where there is one."""
+        """The common beginning of rows is computed once, also by a critic."""
         return shares_prefixes(self.model) and (self.critic is None or self.critic.path().shares_prefixes)
 
     @contextmanager
@@ -181,7 +181,7 @@ def load_frozen(
 
 
 OPEN = "open"
-"""What the first rank announces where it loads a frozen model; the others load the same one."""
+"""The message with which the first rank announces that it loads a frozen model; the others then load the same one."""
 
 
 @torch.no_grad()
@@ -213,8 +213,9 @@ def check_same_tokens(section: str, path: str, student: LoadedModel, frozen: Loa
     token, number = different[0]
     other = (theirs if token in ours and ours[token] == number else ours).get(token)
     raise ConfigError(
-        given=f"{section} = {path}, whose tokenizer is another than the policy's: {len(ours)} and {len(theirs)} tokens;"
-        f" {token!r} is id {number} in one and {'missing' if other is None else f'id {other}'} in the other",
+        given=f"{section} = {path}, whose tokenizer differs from the policy's: {len(ours)} and {len(theirs)} "
+        f"tokens; {token!r} is id {number} in one and {'missing' if other is None else f'id {other}'} in "
+        "the other",
         allowed=f"a {section} with the same vocabulary",
         fix="Choose a model of the same family, which shares its tokenizer.",
     )
@@ -230,8 +231,8 @@ def check_context(section: str, config: RunConfig, student: LoadedModel, frozen:
         return
     room = frozen.context_length - config.sampling.max_completion_length
     raise ConfigError(
-        given=f"the {section}'s context is {frozen.context_length} tokens{frozen.context_reason}, and prompt "
-        f"and completion may have {'any number' if longest is None else longest} together",
+        given=f"the {section}'s context is {frozen.context_length} tokens{frozen.context_reason}, but prompt and "
+        f"completion may have {'any number' if longest is None else longest} together",
         allowed=f"rows that fit the {section}'s context",
         fix=f"Set data.max_prompt_length = {room}."
         if room > 0

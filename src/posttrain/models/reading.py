@@ -163,7 +163,7 @@ def _check_generation_config(file: Path) -> None:
     except (OSError, ValueError) as error:
         raise ModelError(
             given=f"{file} cannot be read: {error}",
-            allowed="a JSON object, or no such file: answers then end at the EOS of the tokenizer alone",
+            allowed="a JSON object, or no such file: answers then end only at the tokenizer's EOS",
             fix="Copy or download this file again.",
         ) from error
     listed = content.get("eos_token_id") if isinstance(content, dict) else None
@@ -189,7 +189,7 @@ def _check_header(file: Path) -> None:
     except OSError as error:
         raise ModelError(
             given=f"{file} cannot be read: {error.strerror}",
-            allowed="weights that you may read, with whatever a link points to",
+            allowed="weights that you may read, including the targets of links",
             fix="Change its permissions, or copy or download this file again.",
         ) from error
     except SafetensorError as error:
@@ -352,14 +352,14 @@ def _explain(config: ModelConfig, source: ModelSource, what: str, error: Excepti
         answer = "the Hugging Face Hub cannot be reached" if offline else f"the Hugging Face Hub says: {reason}"
         return ModelError(
             given=f"model.path = {config.path!r}: there is no such folder, and {answer}",
-            allowed="a folder, or the name of a model on the Hub that can be downloaded or was before",
+            allowed="a folder, or the name of a Hub model that can be downloaded or is in the cache",
             fix=_near(Path(config.path)) or "Download the model where there is a network and give its folder."
             if offline
             else "Correct the name; for a gated model, log in with `hf auth login`.",
         )
     if "does not recognize this architecture" in text:
         return ModelError(
-            given=f"model.path = {config.path!r} is of an architecture that transformers does not know: {reason}",
+            given=f"the architecture of model.path = {config.path!r} is unknown to transformers: {reason}",
             allowed="an architecture of the installed transformers",
             fix="Upgrade transformers, or use another model.",
         )

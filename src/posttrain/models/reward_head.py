@@ -103,7 +103,7 @@ class ScoringFacts:
     target_mean: float = 0.0
     target_std: float = 1.0
     separator: str | None = None
-    """Of a model that scores steps: the text that ends each of them."""
+    """For a model that scores steps: the text that ends each step."""
     aggregate: Aggregate = "min"
     """How the scores of steps become that of an answer."""
 
@@ -114,7 +114,7 @@ class ScoringFacts:
 
     @staticmethod
     def read(folder: Path) -> ScoringFacts:
-        """What the folder says; the defaults for a model that was trained elsewhere."""
+        """The scoring facts in the folder; the defaults for a model that was trained elsewhere."""
         if not (folder / FACTS).is_file():
             return ScoringFacts()
         try:
@@ -229,7 +229,7 @@ def score_head(model: nn.Module) -> nn.Linear:
     if len(beside) == 1 and isinstance(head := beside[0], nn.Linear) and head.out_features == 1:
         return head
     raise ModelError(
-        given=f"{type(plain).__name__} has a head of a form that is not known",
+        given=f"the head of {type(plain).__name__} has an unknown form",
         allowed="one linear layer with one output on the hidden states of a decoder",
         fix="Use a model of a standard decoder architecture.",
     )

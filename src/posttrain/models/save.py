@@ -291,5 +291,5 @@ def _unfaithful(where: str, what: str) -> CheckpointError:
     return CheckpointError(
         given=f"{where} {what}",
         allowed="exactly the weights of the policy",
-        fix="Check the disk and its free space; the run can be resumed from the checkpoint before.",
+        fix="Check the disk and its free space; you can resume the run from the previous checkpoint.",
     )

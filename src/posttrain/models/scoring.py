@@ -42,7 +42,7 @@ class ScoringForward:
 
     @property
     def shares_prefixes(self) -> bool:
-        """What rows have in common is computed once."""
+        """The common beginning of rows is computed once."""
         return shares_prefixes(self.loaded.model)
 
     def __call__(self, batch: Batch) -> Outputs:

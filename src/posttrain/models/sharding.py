@@ -42,7 +42,7 @@ PASS, WHOLE = "pass", "whole"
 
 
 class Root(nn.Module):
-    """What FSDP sees as the root: a model, and heads on its hidden states."""
+    """The root module for FSDP: a model, and heads on its hidden states."""
 
     def __init__(self, model: nn.Module, heads: Iterable[nn.Module] = ()) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ def on_the_host(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def batch_to(batch: Batch, device: torch.device) -> Batch:
-    """What a loss reads of these rows, beside the outputs of the forward pass on `device`.
+    """The tensors of these rows that a loss reads, beside the outputs of the forward pass on `device`.
 
     Token ids stay where they are: rows are packed on the host (packing.py), and losses read numbers.
     """

@@ -38,7 +38,7 @@ def is_expert_parallel(experts: nn.Module) -> bool:
 
 
 class Recipe(NamedTuple):
-    """Of one weight of a model."""
+    """The recipe for one weight of a model."""
 
     names: tuple[str, ...]
     """Under which it, or what it is made of, is in the files."""
@@ -60,7 +60,7 @@ def recipes_for(model: PreTrainedModel, names: Collection[str]) -> dict[str, Rec
         renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         if len(renamings) + len(converters) < len(rules):
-            return "transformers loads it by a rule of a kind that is not known here"
+            return "transformers loads it by an unknown kind of rule"
         converter_of = {pattern: one for one in converters for pattern in one.source_patterns}
         state, prefix = model.state_dict(), model.base_model_prefix
         parts: dict[str, list[tuple[str | None, str]]] = {}
@@ -71,7 +71,7 @@ def recipes_for(model: PreTrainedModel, names: Collection[str]) -> dict[str, Rec
             if target in state:
                 parts.setdefault(target, []).append((pattern, name))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        return f"the installed transformers converts weights in a way that is not known here ({error})"
+        return f"the installed transformers converts weights in an unknown way ({error})"
     found: dict[str, Recipe] = {}
     for target, sources in parts.items():
         pattern, of = sources[-1][0], tuple(name for _, name in sources)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from posttrain.models.reading import ModelSource
 
 ROWS_AT_ONCE = 4096
-"""Of two weights that are compared."""
+"""Rows of two weights that are compared at once."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -53,7 +53,8 @@ class Files:
         return {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118  not a dict
 
     def part(self, name: str, box: tuple[slice, ...] = ()) -> Tensor:
-        """What stands in that box of a weight, in float32 and in main memory: rows, columns and so on; () is all."""
+        """The part of a weight in that box, in float32 and in main memory: rows, columns and so on; () is the whole
+        weight."""
         recipe = self.recipes[name]
         if recipe.convert is None:
             return self._slices[recipe.names[0]][box or ...].to(torch.float32)
@@ -89,7 +90,7 @@ def files_of(path: str, arguments: Mapping[str, Any]) -> tuple[Path, ...]:
 
 
 def names_in(paths: Collection[Path]) -> list[str]:
-    """Of the tensors in those files."""
+    """The names of the tensors in those files."""
     with ExitStack() as opened:
         files = [opened.enter_context(safe_open(path, framework="pt")) for path in paths]
         return [name for file in files for name in file.keys()]  # noqa: SIM118  not a dict
@@ -97,7 +98,7 @@ def names_in(paths: Collection[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class Unread:
-    """What there is to know of such a model until it is filled."""
+    """The facts about such a model that are needed until it is filled."""
 
     files: Files
     device: torch.device
@@ -124,7 +125,7 @@ def open_weights(
             if not reason:
                 return model, missing, []
     model, missing = read(False)
-    told = f"each device reads all of {source.path} before it keeps its part of it: {reason}"
+    told = f"each device reads all of {source.path} before it keeps its part: {reason}"
     return model, missing, [told] if reason else []
 
 
@@ -140,7 +141,7 @@ def leave(model: PreTrainedModel, paths: tuple[Path, ...], device: torch.device,
     known = {*recipes, *made_here}
     for names in _names(model):
         if known.isdisjoint(names):
-            return f"nobody can tell where {names[0]} is in the files"
+            return f"the files do not show where {names[0]} is stored"
     files = Files(paths, recipes)
     _tie(model, files)
     initialise_again(model)
@@ -196,14 +197,14 @@ def fill(model: nn.Module, device: torch.device | None = None) -> None:
         _fill(model, unread, device or unread.device)
     except SafetensorError as error:
         raise ModelError(
-            given=f"{unread.files.paths[0].parent} cannot be read any more: {error}",
-            allowed="files that stay as they are while a run starts",
+            given=f"{unread.files.paths[0].parent} can no longer be read: {error}",
+            allowed="files that do not change while a run starts",
             fix="Start the run again.",
         ) from error
     except torch.OutOfMemoryError as error:
         raise DoesNotFit(
-            given=f"the part of the weights that one device holds needs more memory than there is ({error})",
-            fix="Take more devices (train.devices), or a smaller model.",
+            given=f"one device's part of the weights needs more memory than there is ({error})",
+            fix="Use more devices (train.devices), or a smaller model.",
         ) from error
 
 
@@ -237,7 +238,7 @@ def _read(name: str, parameter: Tensor, files: Files) -> None:
         raise NonFiniteError(
             given=f"{bad} of the {parameter.numel()} numbers of {name} are not finite",
             allowed="finite weights",
-            fix="Take a checkpoint from before they were damaged, or copy the model again.",
+            fix="Use a checkpoint from before the damage, or copy the model again.",
         )
 
 

@@ -35,7 +35,7 @@ from posttrain.store.checkpoint import Checkpoint, verify
 from posttrain.types import Prompt
 
 Makes = Literal["text", "scores", "steps"]
-"""What a model gives: text, a score of a whole answer, or one of each of its steps."""
+"""The output of a model: text, one score for a whole answer, or one for each of its steps."""
 
 _LOAD: Mapping[Makes, Callable[[ModelConfig], LoadedModel]] = {
     "text": load_model,
@@ -51,12 +51,12 @@ class HandOver:
     """What a stage hands over."""
 
     step: int
-    """Of the checkpoint."""
+    """The step of the checkpoint."""
     weights: Mapping[str, str]
     """Name of each weight -> sha256 of its type, shape and bytes, adapters merged."""
     eos_ids: tuple[int, ...]
     chat_template: str
-    """Of the tokenizer; empty without one."""
+    """The chat template of the tokenizer; empty without one."""
     answers: tuple[tuple[int, ...], ...]
     """Greedy answers to the probe; empty for a model that scores."""
     values: tuple[tuple[float, ...], ...]
@@ -192,7 +192,7 @@ def _difference(promised: HandOver, given: HandOver) -> str:
     ours, theirs = promised.weights, given.weights
     changed = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     if changed:
-        return f"{len(changed)} of {len(ours)} weights have another content, {changed[0]} for one"
+        return f"{len(changed)} of {len(ours)} weights have different content, for example {changed[0]}"
     if promised.eos_ids != given.eos_ids:
         return f"answers ended with the token ids {list(promised.eos_ids)} and now with {list(given.eos_ids)}"
     if promised.chat_template != given.chat_template:

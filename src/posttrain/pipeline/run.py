@@ -43,7 +43,7 @@ from posttrain.train.run import Run
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pipeline:
-    """What `train` and `resume` return for a file with stages."""
+    """The result of `train` and `resume` for a file with stages."""
 
     folder: Path
     stages: tuple[StageResult, ...]
@@ -117,7 +117,8 @@ def go_on(
         if around is not None and steps is not None:
             raise ConfigError(
                 given=f"--steps {steps} for {folder}, a stage of the pipeline {around}",
-                allowed="the steps that the pipeline gives it: later stages began with what it had learned by then",
+                allowed="the steps that the pipeline gives it: later stages began with the model that it had "
+                "trained by then",
                 fix=f"Copy {folder} out of {around} and resume the copy; its proofs and reports stay with it.",
             )
         return api.resume(folder, steps=steps, devices=devices, tensor=tensor, functions=functions, view=view)
@@ -254,7 +255,7 @@ def _judge(stage: Stage, config: PipelineConfig, store: PipelineStore, view: Ter
     if config.settings.stop_if_worse:
         raise GuardStop(
             given=text,
-            allowed="no change for the worse beyond the intervals (stop_if_worse)",
+            allowed="no deterioration beyond the intervals (stop_if_worse)",
             fix=f"Change the stage; or set stop_if_worse: false in {store.folder / SETTINGS} and resume.",
         )
     view.event("warning", text)
@@ -292,8 +293,8 @@ def _recording(store: PipelineStore, view: TerminalView) -> Iterator[None]:
             if store.has_begun:
                 with suppress(Exception):  # a page about the failure must not become the failure
                     write_pipeline_report(store.folder)
-                note = f"The pipeline is in {store.folder}; `posttrain resume {store.folder}` goes on with it."
+                note = f"The pipeline is in {store.folder}; `posttrain resume {store.folder}` continues it."
             else:
-                note = f"Nothing was trained; {store.folder} can be used again."
+                note = f"Nothing was trained; you can use {store.folder} again."
             error.add_note(note)
             raise

@@ -39,9 +39,9 @@ class StageResult:
     algorithm: str
     makes: Makes
     folder: Path
-    """Of its run."""
+    """The folder of its run."""
     model_path: Path
-    """What it trained: a folder that transformers opens."""
+    """The trained model: a folder that transformers can open."""
     evaluation: Mapping[str, Any]
     """Its evaluation.json: baseline, trained, and what compares them."""
     received: Mapping[str, Any]
@@ -98,7 +98,7 @@ def train_stage(stage: Stage, store: PipelineStore, view: TerminalView, done: Do
     gc.collect()  # the model and its optimizer, before the next ones are loaded
     store.update(stage, status="finished", model=store.place(checkpoint / "model"))
     if stop_asked:
-        raise KeyboardInterrupt(f"stopped after stage {stage.name}, which is done")
+        raise KeyboardInterrupt(f"stopped after stage {stage.name}, which is complete")
     return _result(stage, folder, checkpoint, evaluation, received)
 
 
@@ -143,8 +143,8 @@ def _check_unchanged(stage: Stage, now: Resolved, store: PipelineStore, done: Do
             given=f"stage {stage.name} has begun with other settings: {', '.join(sorted(changed))} of {file} and of "
             f"{store.folder / SETTINGS} differ",
             allowed=f"the same in both{'; train.steps may grow' if may_grow else ', since the stage is done'}",
-            fix=f"Edit one of the two files so that they agree; or remove the folder {store.folder / stage.folder} and "
-            "those of the stages that go on from it, and resume, to train them again.",
+            fix="Edit one of the two files so that they agree; or, to train these stages again, remove the "
+            f"folder {store.folder / stage.folder} and those of the stages that build on it, and resume.",
         )
 
 
@@ -164,7 +164,7 @@ def _receive(stage: Stage, store: PipelineStore, view: TerminalView, done: Done)
         giver = done[name]
         checkpoint = giver.model_path.parent
         promised = HandOver.read(store.handover(giver.folder.name))
-        who = f"stage {stage.name} does not get the model that stage {name} has trained"
+        who = f"stage {stage.name} does not receive the model that stage {name} has trained"
         proof = receive(checkpoint, promised, stage.config.model, makes=giver.makes, who=who)
         proofs[name] = {"stage": name, "checkpoint": store.place(checkpoint), **proof}
         shown = f"{proof['weights_compared']} weights equal, largest difference {proof['largest_difference']:.2g}"

@@ -28,7 +28,7 @@ class PipelineStore:
         if begun or (folder / "config.yaml").exists():
             what = "pipeline" if begun else "run"
             raise ConfigError(
-                given=f"output = {folder}, which holds a {what} already",
+                given=f"output = {folder}, which already holds a {what}",
                 allowed="a folder that does not exist yet, or an empty one",
                 fix=f"`posttrain resume {folder}` continues it; set output to another folder for a new one.",
             )

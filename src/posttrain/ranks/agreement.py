@@ -1,4 +1,4 @@
-"""What the ranks of a training job agree on. A job of one process is the identity.
+"""Agreement among the ranks of a training job. In a job of one process every function returns its input.
 
 The first rank leads. It alone reads data, samples, scores, measures and writes; whatever takes the weights of the model
 it announces, and all ranks do it together. Inside of what was announced every rank has the same whole batch in main
@@ -38,7 +38,7 @@ class Company(Protocol):
     def size(self) -> int: ...
 
     def gather(self, value: T) -> list[T]:
-        """What each of them gives, in the order of the ranks."""
+        """The values that all ranks give, in the order of the ranks."""
         ...
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:

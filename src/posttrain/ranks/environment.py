@@ -25,14 +25,14 @@ _FORMS = {
     _TORCHRUN: "LOCAL_WORLD_SIZE",
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"): "SLURM_STEP_TASKS_PER_NODE",
 }
-"""What says which rank a process is: what says how many are beside it."""
+"""A variable with the rank of a process -> the variable with the number of processes."""
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
 """Where ranks meet; PyTorch reads both."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Of a process in its job."""
+    """The place of a process in its job."""
 
     rank: int
     size: int
@@ -88,7 +88,7 @@ def leave(code: int) -> NoReturn:
 
 
 def told_to(place: Place, address: str, port: int) -> dict[str, str]:
-    """What a rank is told in its environment; `address` and `port` are of the first rank.
+    """The environment variables of a rank; `address` and `port` are those of the first rank.
 
     >>> place = Place(rank=1, size=4, local=1, beside=2)
     >>> place_of_process(told_to(place, "10.0.0.1", 29_500)) == place

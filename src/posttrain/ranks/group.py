@@ -28,7 +28,7 @@ from posttrain.ranks.environment import MEETING, Place, meeting_of_slurm
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=30)
-"""Of those who follow, between two announcements; the end of the leader's process ends the wait at once."""
+"""Seconds that followers wait between two announcements; the end of the leader's process ends the wait at once."""
 _LOST = ("Timed out", "timed out", "Connection closed", "Connection reset", "Broken pipe", "Connection refused", "NCCL")
 
 
@@ -139,7 +139,7 @@ def own_group(lines: list[list[int]], timeout: timedelta, backend: str | None = 
 
 @contextmanager
 def lost_ranks(deadline: float) -> Iterator[None]:
-    """What PyTorch raises where another rank is gone becomes RankLost."""
+    """Turns PyTorch's errors about a missing rank into RankLost."""
     try:
         yield
     except RuntimeError as error:

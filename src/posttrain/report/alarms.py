@@ -34,7 +34,7 @@ NAMES = {
     "kl": "the KL to the reference jumped",
     "failures": "more answers cannot be scored",
     "no_signal": "groups lost their signal without profit",
-    "mismatch": "the engine's log-probabilities are not the trainer's",
+    "mismatch": "the engine's log-probabilities differ from the trainer's",
 }
 
 
@@ -73,7 +73,7 @@ def is_watched(run: RunRecord) -> bool:
 
 
 def alarms_html(run: RunRecord) -> str:
-    """What the alarms said, with answers; "" for a run that is not watched."""
+    """The alarms' messages, with answers; "" for a run that is not watched."""
     alarms = alarms_of(run)
     of_engines = "".join(_alarm_html(run, alarm) for alarm in alarms if alarm.kind == "mismatch")
     if of_engines:
@@ -83,11 +83,11 @@ def alarms_html(run: RunRecord) -> str:
         return of_engines
     told = "".join(_alarm_html(run, alarm) for alarm in alarms)
     told = told or f"<p>No {'other ' if of_engines else ''}alarm fired.</p>"
-    lead = "An independent check, which training never sees, looks at a sample of what the reward accepts."
+    lead = "An independent check, which training never sees, examines a sample of the answers that the reward accepts."
     if run.setting("check") and not run.series("check/accepted"):
-        lead = "An independent check, which training never sees, looks at held-out answers."
+        lead = "An independent check, which training never sees, examines held-out answers."
     if not run.setting("check"):
-        lead = "Alarms for what a run looks like whose reward pays for the wrong thing."
+        lead = "These alarms fire if a run shows signs of a reward that pays for the wrong thing."
         told += (
             f'<p class="hint">{UNCHECKED}: the alarms look at lengths and texts alone, and cannot see an answer that '
             "the reward takes for right and that is wrong. Give the run a check (docs/alarms.md).</p>"
@@ -168,7 +168,10 @@ def _against_check(run: RunRecord) -> Chart | None:
             dots=True,
         ),
     ]
-    hint = "In an honest run what the check says rises with the reward, and it goes on to accept what is accepted."
+    hint = (
+        "In an honest run, the check's score rises with the reward, and the check keeps accepting the answers "
+        "that the reward accepts."
+    )
     names = [f"check/{name}" for name in ("accepted", "checked", "rejected", "rejected_prompts", "unscored")]
     drawn = [line for line in lines if line.points]
     return draw("Reward against the check", drawn, percent, hint, names=[*names, "check/disagreement"])
@@ -190,7 +193,7 @@ def _cusum(run: RunRecord) -> Chart | None:
     if not points:
         return None
     limit = number(run.setting("alarms.cusum_limit"))
-    hint = "How much more likely the rejections are in a gamed run than in an honest one, in nats, since they began."
+    hint = "The log-likelihood ratio of a gamed run to an honest one, in nats, since the rejections began."
     mark = None if limit is None else (limit, "limit")
     ends = (0.0, None if limit is None or max(y for _, y in points) > limit else 1.1 * limit)
     line = Series(name="cumulative sum", points=points)
@@ -204,7 +207,7 @@ def _texts(run: RunRecord) -> list[Chart | None]:
             run,
             "Reward and length",
             {"text/length_correlation": "rank correlation"},
-            "Among the answers to one prompt. Towards 1, longer answers are the better paid ones.",
+            "Among the answers to one prompt. Near 1, longer answers get higher rewards.",
             low=None,
         ),
         _lines(

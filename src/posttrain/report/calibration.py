@@ -18,9 +18,13 @@ from posttrain.report.text import escaped
 SIDES = (("before training", "baseline", 6), ("after", "trained", 1))
 """Name, key in evaluation.json, colour."""
 PLOTTED = {
-    "pairs": ("Of pairs that the model is so sure of, this share is in the right order.", percent, (0.5, 1.0)),
-    "steps": ("Of steps that the model thinks right with this probability, so many are.", percent, (0.0, 1.0)),
-    "ratings": ("Of answers with this predicted rating, the mean of the given ones.", compact, None),
+    "pairs": ("Of the pairs about which the model is this sure, the share in the right order.", percent, (0.5, 1.0)),
+    "steps": (
+        "Of the steps that the model thinks right with this probability, the share that is right.",
+        percent,
+        (0.0, 1.0),
+    ),
+    "ratings": ("Of the answers with this predicted rating, the mean of their given ratings.", compact, None),
 }
 """By what was counted: how to read the plot, how its numbers are written, and between what shares predictions lie."""
 
@@ -49,7 +53,7 @@ def calibration_section(run: RunRecord) -> str:
 
 
 def calibration_sentences(measured: Mapping[str, Any]) -> list[str]:
-    """What evaluation.json says beyond the headline about a model that scores."""
+    """Further numbers from evaluation.json about a model that scores, beyond the headline."""
     sentences = []
     pearson, spearman, auc = (span(measured.get(name)) for name in ("pearson", "spearman", "auc"))
     if pearson is not None and spearman is not None:

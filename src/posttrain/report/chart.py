@@ -20,12 +20,13 @@ Form = Callable[[float], str]
 FORMS: Mapping[Form, str] = {percent: "percent", compact: "compact", seconds: "seconds"}
 """How values are written, and what the page's script calls it (assets/plot.js has the same three)."""
 MOST_POINTS = 1000
-"""Of a line on a page. Of longer ones the script gets the extremes of each stretch; metrics.jsonl has them all."""
+"""Most points of a line on a page. For longer lines the script gets the extremes of each stretch; metrics.jsonl has all
+points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """What to draw: metric name -> legend, and how."""
+    """The lines of a chart and how to draw them: metric name -> legend."""
 
     title: str
     metrics: Mapping[str, str]
@@ -49,7 +50,7 @@ def plots() -> tuple[Plot, ...]:
 
 
 class Values(NamedTuple):
-    """What a table says of one line, written for people."""
+    """A row of a table about one line, written for people."""
 
     name: str
     first: str
@@ -69,14 +70,14 @@ class Chart:
     form: Form = compact
     hint: str = ""
     y_range: tuple[float | None, float | None] = (0.0, None)
-    """What the y axis reaches at least; None: whatever the values need."""
+    """The least extent of the y axis; None: as large as the values need."""
     log: bool = False
     mark: tuple[float, str] | None = None
     """A limit with its name."""
     names: Sequence[str] = ()
     """The metrics drawn here; the rest is drawn under "more metrics"."""
     x_name: str = "step"
-    """What x counts. Of steps the page can make tokens and seconds."""
+    """The unit of x. The page can turn steps into tokens and seconds."""
     x_form: Form = "{:g}".format
     stacked: bool = False
     """Lines are parts of a whole, drawn on top of each other; all have the same x."""
@@ -131,7 +132,7 @@ class Chart:
         return found
 
     def data(self) -> dict[str, Any]:
-        """What the script of a page draws: numbers of six digits."""
+        """The numbers that the script of a page draws, with six digits."""
         found = {
             "title": visible(self.title),
             "x": self.x_name,

@@ -217,8 +217,8 @@ def _time_chart(run: RunRecord) -> Chart | None:
     elif waits is not None:
         hint = (
             f"The trainer waits {percent(waits.samples)} of the time for samples and {percent(waits.rewards)} for "
-            f"rewards that are not there yet, the sampler {percent(waits.update)} for the update"
-            f"{' and the check' if PHASES['check'] in names else ''}."
+            f"late rewards; the sampler waits {percent(waits.update)} for the "
+            f"update{' and the check' if PHASES['check'] in names else ''}."
         )
     return Chart(
         title="Time per step",
@@ -266,13 +266,13 @@ def parts_chart(run: RunRecord) -> Chart | None:
         "Reward by component",
         lines,
         compact,
-        "Before weighting; where one was not applicable it is left out.",
+        "Before weighting. A reward that does not apply to an answer is left out.",
         names=[*names, *deviations],
     )
 
 
 def reason_charts(run: RunRecord) -> list[Chart]:
-    """Of each reward that gives reasons: the share of the answers with each of them, step by step."""
+    """For each reward that gives reasons: the share of the answers with each reason, step by step."""
     names: dict[str, list[str]] = {}
     for name in run.names("rewards/"):
         label, found, _ = name.removeprefix("rewards/").partition("/reason/")

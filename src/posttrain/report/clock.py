@@ -1,4 +1,4 @@
-"""What a step is in tokens and in seconds: the other two things that plots of a run can be drawn over."""
+"""The tokens and the seconds of each step: the two other x axes for plots of a run."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def table_of(head: Sequence[str], rows: str) -> str:
 
 
 def cell(html: str, title: str = "", kind: str = "") -> str:
-    """Of a table whose rows are blocks on a phone: HTML with the title of its column."""
+    """A cell of a table whose rows become blocks on a phone: HTML with the title of its column."""
     named = f' data-title="{escaped(title)}"' if title else ""
     styled = f' class="{kind}"' if kind else ""
     return f"<td{styled}{named}>{html}</td>"

@@ -1,4 +1,4 @@
-"""What was measured on held-out data, and how it is said: by the names in `evaluation.json`, not by the algorithm's.
+"""The measurements on held-out data and their wording: by the names in `evaluation.json`, not by the algorithm's.
 
 answers   sampled and scored            pairs     ranked by a policy (`ranked_by`) or by a reward model
 loss      of given answers              labels    desirable answers told from undesirable ones
@@ -33,7 +33,9 @@ class Words(NamedTuple):
 WORDS: dict[Kind, Words] = {
     "answers": Words("of greedy answers", "prompts", "prompts", "greedy"),
     "loss": Words("loss (nats per token, lower is better)", "examples", "prompts", "loss"),
-    "policy pairs": Words("pair accuracy (chosen answer likelier than rejected one)", "pairs", "pairs", "pairs"),
+    "policy pairs": Words(
+        "pair accuracy (the chosen answer is likelier than the rejected one)", "pairs", "pairs", "pairs"
+    ),
     "scored pairs": Words("accuracy: how often the chosen answer of a pair scored higher", "pairs", "pairs", "pairs"),
     "labels": Words(
         "AUC (how often a desirable answer is likelier per token than an undesirable one)", "answers", "answers", "AUC"
@@ -53,7 +55,7 @@ _TOLD_BY: tuple[tuple[str, Kind], ...] = (
 
 
 def kind_of(*evaluations: Mapping[str, Any]) -> Kind:
-    """What was measured; `answers` where nothing says otherwise."""
+    """The kind of measurement; `answers` by default."""
     for key, kind in _TOLD_BY:
         if any(key in found for found in evaluations):
             return kind

@@ -1,4 +1,4 @@
-"""What a careful reader would notice about a run that learns from given answers, compared or imitated."""
+"""Notes of a careful reader about a run that learns from given answers, compared or imitated."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ GROWN = 1.5
 MEMORISED = 0.1
 """Share of pairs by which training data is ranked better than held-out data before that is called memorising."""
 CURES = (
-    "Losses that hold it: dpop (a penalty for the fall), rpo and cpo (a likelihood term on the chosen answers); "
-    "a larger beta and a lower train.learning_rate move less of it."
+    "Losses that prevent this: dpop (a penalty for the fall), rpo and cpo (a likelihood term on the chosen "
+    "answers). A larger beta and a lower train.learning_rate reduce it."
 )
 
 
@@ -48,8 +48,8 @@ def displacement(run: RunRecord) -> Note | None:
     return Note(
         "warn",
         "The chosen answers became less likely",
-        f"{text}. The loss asks for a difference only, and got it by pushing both down: the likelihood has gone to "
-        f"answers that nobody compared. {CURES}",
+        f"{text}. The loss only asks for a difference, and achieved it by lowering both: the probability went to "
+        f"answers that were not in the comparison. {CURES}",
     )
 
 
@@ -65,12 +65,15 @@ def memorising(run: RunRecord) -> Note | None:
     after = mapping(run.evaluation.get("trained"))
     held_out = span(mapping(after.get("implicit")).get("accuracy")) or span(after.get("accuracy"))
     text = (
-        f"{percent(in_order)} in the last fifth, with margins that still grew from {compact(middle)} to "
-        f"{compact(last)}: nothing is left to learn from the order, and the model moves on"
+        f"{percent(in_order)} in the last fifth, while the margins still grew from {compact(middle)} to "
+        f"{compact(last)}: the order has nothing left to teach, but the model keeps moving"
     )
     if held_out is not None and held_out.mean < in_order - MEMORISED:
-        text += f". On held-out pairs it is {percent(held_out.mean)}: the pairs are being learned by heart"
-    advice = "Fewer steps, a larger beta or a lower train.learning_rate stop here; ipo and cdpo aim at a finite margin."
+        text += f". On held-out pairs it is {percent(held_out.mean)}: the model is memorising the pairs"
+    advice = (
+        "Stop earlier with fewer steps, a larger beta or a lower train.learning_rate; ipo and cdpo aim at a "
+        "finite margin."
+    )
     return Note("warn", "All training pairs are in order and the margins grow on", f"{text}. {advice}")
 
 
@@ -85,8 +88,9 @@ def overfitting(run: RunRecord) -> Note | None:
     return Note(
         "warn",
         "The held-out loss rose while the training loss fell",
-        f"By {signed('loss', change.mean)} nats per token, against {compact(first)} → {compact(last)} in training: the "
-        "answers are being learned by heart. Fewer steps, a lower train.learning_rate or more data help.",
+        f"By {signed('loss', change.mean)} nats per token, against {compact(first)} → {compact(last)} in "
+        "training: the model is memorising the answers. Fewer steps, a lower train.learning_rate or more data "
+        "help.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What an observation is, and what several of them look at."""
+"""The record of an observation, and values that several observations read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a careful reader would notice in the metrics of a run, in sentences that say what to change."""
+"""Notes of a careful reader about the metrics of a run, in sentences that say what to change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISMATCH_IS_LARGE = 0.05
 
 
 def observations(run: RunRecord) -> list[Note]:
-    """What there is to notice, most serious first."""
+    """The notes, most serious first."""
     finders = (
         _reward, _signal, _truncation, _unscored, _entropy, _mismatch, _clipping, _spikes, _length, _loss,
         displacement, memorising, overfitting, staleness_note, waiting_note,
@@ -40,11 +40,12 @@ def _reward(run: RunRecord) -> Note | None:
         return Note(
             "warn",
             f"Every answer in all {len(values)} steps got reward 0",
-            "There was nothing to learn from. Read the samples: are the answers in the form that the reward expects? "
-            "If they are, take easier prompts, a short supervised warm-up, or a reward with partial credit.",
+            "There was nothing to learn from. Read the samples: do the answers have the form that the reward "
+            "expects? If they do, use easier prompts, a short supervised warm-up, or a reward with partial "
+            "credit.",
         )
     if max(values) == min(values):
-        text = f"It was {compact(values[0])} at every step: the reward does not tell good answers from bad ones."
+        text = f"It was {compact(values[0])} at every step: the reward does not distinguish good answers from bad ones."
         return Note("warn", "The reward never changed", text)
     first, last = fifths(points)
     course = f"{compact(first)} in the first fifth of the run, {compact(last)} in the last"
@@ -78,7 +79,7 @@ def _signal(run: RunRecord) -> Note | None:
         return Note(
             "warn",
             "Few groups had a signal",
-            f"In {percent(dead)} of the groups all answers got the same reward, and such a group moves no weight. "
+            f"In {percent(dead)} of the groups all answers got the same reward; such a group changes no weight. "
             f"At a mean reward of {compact(level)} the likely reason is that {reason}. More answers per prompt "
             "(sampling.group_size), a higher sampling.temperature or other prompts help.",
         )
@@ -102,9 +103,9 @@ def _truncation(run: RunRecord) -> Note | None:
     return Note(
         "warn" if last > 0.2 else "info",
         "Answers were cut off",
-        f"{percent(first)} ran into {limit} tokens in the first fifth of the run, {percent(last)} in the last. "
-        "An answer that is cut usually lacks its result and is scored as wrong. "
-        "Raise sampling.max_completion_length, or set train.mask_truncated.",
+        f"{percent(first)} reached the limit of {limit} tokens in the first fifth of the run, {percent(last)} in "
+        "the last. A truncated answer usually lacks its result and is scored as wrong. Raise "
+        "sampling.max_completion_length, or set train.mask_truncated.",
     )
 
 
@@ -117,8 +118,8 @@ def _unscored(run: RunRecord) -> Note | None:
     return Note(
         "warn" if share > 0.02 else "info",
         "Some answers could not be scored",
-        f"{percent(share)} on average, {percent(worst)} at step {step}. They were left out of the statistics and of "
-        "the loss, never counted as 0. The events below say what the reward raised.",
+        f"{percent(share)} on average, {percent(worst)} at step {step}. They were left out of the statistics and "
+        "of the loss, and never counted as 0. The events below show the reward's errors.",
     )
 
 
@@ -197,7 +198,7 @@ def _length(run: RunRecord) -> Note | None:
     if not first > 0 or first / 1.5 <= last <= 1.5 * first or abs(last - first) < FEW_TOKENS:
         return None
     paid = "length" if last > first else "brevity"
-    text = f"From {compact(first)} to {compact(last)} tokens on average. Is it {paid} that the reward pays for?"
+    text = f"From {compact(first)} to {compact(last)} tokens on average. Does the reward pay for {paid}?"
     return Note("info", f"Answers became {'longer' if last > first else 'shorter'}", text)
 
 
@@ -212,8 +213,9 @@ def _loss(run: RunRecord) -> Note | None:
     return Note(
         "ok",
         "The loss is about 0",
-        f"It never left ±{compact(largest)}, as it should be: the advantages of a group sum to 0, so the loss of an "
-        "on-policy step is about 0 whatever is learned. Its gradient is not. Read reward and held-out score instead.",
+        f"It never left ±{compact(largest)}, which is as expected: the advantages of a group sum to 0, so the "
+        "loss of an on-policy step is about 0 even if the model learns. Its gradient is not. Read reward and "
+        "held-out score instead.",
     )
 
 

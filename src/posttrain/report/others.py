@@ -1,4 +1,4 @@
-"""What a run measured of its model's answers to other prompts, in words, and whether it forgot."""
+"""The model's answers to other prompts before and after a run, in words, and whether it forgot."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def forgot(evaluation: Mapping[str, Any]) -> list[str]:
     found = []
     if drift is not None and bound is not None and drift.mean > bound:
         found.append(
-            f"its former answers to other prompts became less likely by {_nats(drift)}, which is above the bound of "
-            f"{bound:g}"
+            f"its former answers to other prompts became less likely by {_nats(drift)}, which exceeds the bound "
+            f"of {bound:g}"
         )
     alike = span(mapping(others.get("difference")).get("same"))
     if alike is not None and alike.low > 0 and alike.mean >= MORE_ALIKE:

@@ -187,8 +187,9 @@ def _side_by_side(charts: Sequence[Chart]) -> str:
     if not charts:
         return ""
     lead = (
-        "Engines sample while the model trains: how old their tokens are when they are trained, and who waits for "
-        "whom. Perfetto and chrome://tracing open timeline.json of the run, which has it second by second."
+        "Engines sample while the model trains: this section shows how old their tokens are when they are "
+        "trained, and who waits for whom. Perfetto and chrome://tracing open timeline.json of the run, which has "
+        "it second by second."
     )
     return f'<h2>Side by side</h2><p class="lead">{lead}</p>{cards(charts)}'
 
@@ -201,7 +202,7 @@ def _other_prompts(run: RunRecord) -> str:
     answers = before_and_after_html(run, "others")
     if not answers:
         return ""
-    lead = "Greedy answers to prompts that have nothing to do with the training, before and after, cut at 64 tokens."
+    lead = "Greedy answers to prompts unrelated to the training, before and after, cut at 64 tokens."
     return f'<h2>Other prompts</h2><p class="lead">{lead}</p>{answers}'
 
 
@@ -211,9 +212,7 @@ def _samples_of_training(run: RunRecord) -> str:
         answers = writing_samples_html(run)
         lead = "Greedy answers to the same prompts, before and after training, cut at 64 tokens."
         return f'<h2>Samples</h2><p class="lead">{lead}</p>{answers}' if answers else ""
-    lead = (
-        "What the model wrote, by prompt. Colour is the advantage of a token: what this step made more or less likely."
-    )
+    lead = "The model's samples, by prompt. Colour is the advantage of a token: this step made it more or less likely."
     return f'<h2>Samples</h2><p class="lead">{lead}</p>{shown}'
 
 
@@ -224,7 +223,7 @@ def _proofs(run: RunRecord) -> str:
         f"{cell(escaped(cut(proof.evidence, 600)[0]), 'evidence', 'wide')}</tr>"
         for proof in proofs(run)
     )
-    lead = "What this run has to show for the promises of the library."
+    lead = "The run's evidence for the promises of the library."
     shown = table_of(("claim", "in this run", "evidence"), rows)
     return f'<h2>Proofs</h2><p class="lead">{lead}</p>{shown}'
 
@@ -235,7 +234,7 @@ def _events(run: RunRecord) -> str:
     shown = [event for event in run.events if event.get("kind") in _EVENT_KINDS]
     hidden = len(run.events) - len(shown)
     rows = "".join(_event_row(event) for event in shown[:_MAX_EVENTS])
-    routine = f"{hidden} routine events (publishes, checkpoints) are left out here; events.jsonl has them."
+    routine = f"{hidden} routine events (publishes, checkpoints) are not shown here; events.jsonl has them."
     more = f'<p class="hint">{routine}</p>' if hidden else ""
     if len(shown) > _MAX_EVENTS:
         more += f'<p class="hint">The first {_MAX_EVENTS} of {len(shown)} are shown.</p>'

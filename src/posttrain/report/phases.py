@@ -75,7 +75,7 @@ ENGINES_IDLE = "queue/engines_idle"
 
 
 def who_waited(record: Mapping[str, Any]) -> str:
-    """Of a step, in a few words; empty where nothing is sampled.
+    """Who waited in a step, in a few words; empty if nothing is sampled.
 
     In turns the sampler waits while the trainer works. Side by side, engines wait only where they have nothing to draw:
     the share of their time since the step before is on file.

@@ -34,7 +34,7 @@ class StageRow:
     folder: str
     status: str
     measure: str
-    """What was measured on held-out data; empty where nothing was."""
+    """The measurements on held-out data; empty if there are none."""
     baseline: str
     """With its interval, as is `trained`."""
     trained: str
@@ -42,12 +42,12 @@ class StageRow:
     model: str
     """Folder of the model, within that of the pipeline."""
     received: str
-    """What was proven of the models that it got."""
+    """The proofs about the models that it received."""
     warnings: tuple[str, ...] = ()
 
 
 def stage_rows(folder: Path | str) -> list[StageRow]:
-    """What pipeline.json and the runs say; empty where there is no such file."""
+    """The content of pipeline.json and of the runs; empty if there is no such file."""
     folder = Path(folder)
     stages = _progress(folder).get("stages")
     return [_row(folder, mapping(entry)) for entry in (stages if isinstance(stages, list) else [])]
@@ -100,8 +100,8 @@ def _stages_html(progress: Mapping[str, Any], rows: Sequence[StageRow], folder: 
     body = "".join(_html_row(row, folder) for row in rows)
     exported = f"<p>Exported to {escaped(progress['export'])}.</p>" if progress.get("export") else ""
     lead = (
-        "What each stage measured on held-out data before and after it, with intervals. Each name leads to the report "
-        "of that run."
+        "The measurements of each stage on held-out data before and after it, with intervals. Each name links to "
+        "the report of that run."
     )
     return f'<h2>Stages</h2><p class="lead">{lead}</p>{table_of(_HEAD, body)}{exported}'
 

@@ -1,4 +1,4 @@
-"""What a run has proved about itself, read back from its files: the claim, the evidence, and whether it held."""
+"""The proofs of a run, read back from its files: the claim, the evidence, and whether it held."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _agreed(run: RunRecord) -> Iterator[Proof]:
         state = "yes" if level <= MISMATCH_IS_LARGE and alarm is None else "no"
         evidence = f"their log-probabilities differ by {compact(level)} nats per token on average"
         evidence += f"; {alarm.message}" if alarm else ""
-        yield Proof("Sampler and trainer mean the same by a log-probability", state, evidence)
+        yield Proof("Sampler and trainer agree on log-probabilities", state, evidence)
 
 
 def _scored(run: RunRecord) -> Iterator[Proof]:

@@ -130,7 +130,7 @@ def _step_html(step: int, rows: Sequence[dict[str, Any]], decode: Decode | None,
 
 
 def largest_advantage(groups: Sequence[Group]) -> float:
-    """Of any token of theirs: what the deepest colour stands for."""
+    """The largest advantage of any of their tokens, which the deepest colour stands for."""
     return max((abs(a) for group in groups for row in group.rows for a in _advantages(row)), default=0.0)
 
 

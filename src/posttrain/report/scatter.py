@@ -128,7 +128,7 @@ class Spot:
     x: float
     y: float
     interval: tuple[float, float]
-    """Of y."""
+    """The interval of y."""
     colour: int = 1
     steady: bool = True
     """Drawn full; hollow where something about it went wrong."""

@@ -1,4 +1,4 @@
-"""What a report shows of a run whose engines sample while it trains: how old tokens are, and who waits for whom."""
+"""The report of a run whose engines sample while it trains: how old tokens are, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _waits_chart(run: RunRecord) -> Chart:
         Series(name="trainer, for groups", points=trainer, colour=1),
         Series(name="engines, for something to draw", points=run.series(ENGINES_IDLE), colour=2),
     ]
-    hint = "Shares of their time. Engines that load weights or start draw nothing either."
+    hint = "Shares of their time. Engines that load weights or start up draw nothing either."
     return draw("Who waits", lines, percent, hint, y_range=(0.0, 1.0), names=[ENGINES_IDLE])
 
 
@@ -69,7 +69,7 @@ def waiting_note(run: RunRecord) -> Note | None:
     if trainer <= MUCH_WAITING:
         return None
     if engines > MUCH_WAITING:
-        advice = "Both wait, so more should be under way: raise train.run_ahead."
+        advice = "Both wait, so more groups should be in progress: raise train.run_ahead."
     else:
         advice = "The engines have no time left: raise rollout.engines, or sample fewer or shorter answers."
     text = f"Engines drew nothing in {percent(engines)} of their time. {advice}"

@@ -25,7 +25,7 @@ from posttrain.files import MOST_BYTES, Damaged, Missing, names_inside, open_ins
 Status = Literal["finished", "failed", "unfinished"]
 
 LARGEST = 1e100
-"""Of a number that is shown: squares and sums of larger ones are infinite."""
+"""The largest number that is shown: squares and sums of larger ones are infinite."""
 MOST_CONFIG, MOST_ROWS, MOST_ROLLOUTS = 300_000, 20_000, 128_000_000
 """Bytes of config.yaml, and rows and bytes of one rollouts file, that are read."""
 MOST_NESTED = 50

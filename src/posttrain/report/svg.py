@@ -147,7 +147,7 @@ def stacked_chart(
 def agreement_chart(
     series: Sequence[Series], *, label: str, form: Format, across: tuple[float, float], up: tuple[float, float]
 ) -> str:
-    """What was found over what was predicted, with the diagonal on which both agree, and both axes named."""
+    """A plot of found against predicted values, with named axes and the diagonal on which both agree."""
     x_axis = linear_axis(*across, LEFT, WIDTH - RIGHT, ticks=5)
     y_axis = linear_axis(*up, HEIGHT - BOTTOM, TOP)
     low, high = max(x_axis.low, y_axis.low), min(x_axis.high, y_axis.high)

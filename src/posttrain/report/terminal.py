@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one quiet block on a terminal, one complete line per step anywhere else.
+"""The view of a run in progress: one quiet block on a terminal, one complete line per step anywhere else.
 
 A pure consumer: it reads what it is told and can stop nothing. The first exception in here ends the display with one
 warning, and the run goes on. Text of models and errors is made visible first, so no escape sequence reaches a terminal.
@@ -39,7 +39,7 @@ _SHOWN = 600
 _RECENT = 20
 """Steps whose median time gives the estimate of the time left."""
 _STYLES = {"warning": "yellow", "guard": "yellow", "alarm": "bold red"}
-"""What is said even by a quiet run, and how."""
+"""Messages that even a quiet run prints, and their form."""
 _GIVEN_ANSWERS: list[tuple[str, str, Callable[[float], str]]] = [
     ("loss", "loss", compact),
     ("margin", "rewards/margins", compact),
@@ -50,12 +50,12 @@ _GIVEN_ANSWERS: list[tuple[str, str, Callable[[float], str]]] = [
     ("grad", "grad_norm", compact),
     ("tokens", "num_tokens", compact),
 ]
-"""What a step of a run that learns from given answers shows: label, metric, form."""
+"""The numbers shown for a step that learns from given answers: label, metric, form."""
 _SIDE_BY_SIDE: list[tuple[str, str, Callable[[float], str]]] = [
     ("age", "staleness/mean", lambda value: f"{value:.1f}"),
     ("masked", "staleness/masked", percent),
 ]
-"""What it shows besides where engines sample while it trains."""
+"""Further numbers if engines sample while the run trains."""
 _NOT_WORTH_A_WORD = (("unscored", "0%"), ("masked", "0%"))
 
 
@@ -69,7 +69,7 @@ def _never_stops_a_run(method: Callable[..., None]) -> Callable[..., None]:
         except Exception as reason:  # whatever it is: a display has no say in whether a run goes on
             self.broken = True
             self._stop_live()
-            message = f"the terminal output stopped ({type(reason).__name__}: {reason}); the run goes on"
+            message = f"the terminal output stopped ({type(reason).__name__}: {reason}); the run continues"
             warnings.warn(message, stacklevel=2)
 
     return guarded
@@ -99,7 +99,7 @@ class TerminalView:
 
     @_never_stops_a_run
     def started(self, summary: str | Mapping[str, Any]) -> None:
-        """What is about to run: a text, or names and values."""
+        """The announcement of a run: a text, or names and values."""
         lines = [summary] if isinstance(summary, str) else [f"{name:<10} {value}" for name, value in summary.items()]
         self._say("\n".join(lines))
         if not self.quiet and self._is_terminal():

@@ -63,7 +63,7 @@ def verdict(run: RunRecord) -> Verdict:
 
 
 def measured_verdict(run: RunRecord) -> Verdict:
-    """What the held-out measurements say by themselves, how the model writes, and what became of other prompts."""
+    """The verdict of the held-out measurements alone, then how the model writes and answers other prompts."""
     found = held_out_verdict(run)
     more = [*writing_sentences(run.evaluation), *others_sentences(run.evaluation)]
     found = replace(found, sentences=[*found.sentences, *more])
@@ -97,7 +97,7 @@ def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
 
 
 def held_out_verdict(run: RunRecord) -> Verdict:
-    """What the held-out measurements say by themselves."""
+    """The verdict of the held-out measurements alone."""
     before, after = mapping(run.evaluation.get("baseline")), mapping(run.evaluation.get("trained"))
     measure = measure_of(before, after)
     baseline, trained = headline_span(before, measure), headline_span(after, measure)
@@ -178,8 +178,8 @@ def _reward_model_sentence(evaluation: Mapping[str, Any]) -> list[str]:
     else:
         return []
     return [
-        f"The reward is learned: its model {does}, which says nothing yet about answers that training finds. The check "
-        "tells."
+        f"The reward is a learned model: it {does}, which says nothing yet about answers that training finds. The "
+        "check decides."
     ]
 
 
@@ -216,7 +216,9 @@ def _forgetting_sentence(evaluation: Mapping[str, Any]) -> list[str]:
 def _one_class_sentences(evaluation: Mapping[str, Any], only: str) -> list[str]:
     """What labelled answers of one kind do show."""
     count = number(mapping(evaluation.get("trained")).get("answers"), 0)
-    text = f"All {count:.0f} held-out answers are {only}: how well the two kinds are told apart is not measured."
+    text = (
+        f"All {count:.0f} held-out answers are {only}: how well the model distinguishes the two kinds is not measured."
+    )
     moved = span(mapping(evaluation.get("difference")).get(f"logps_{only}"))
     if moved is None or not moved.finite:
         return [text]

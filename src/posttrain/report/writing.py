@@ -1,4 +1,4 @@
-"""What a run measured of how its model writes, in words, and whether that got worse."""
+"""How the model writes before and after a run, in words, and whether its writing got worse."""
 
 from __future__ import annotations
 

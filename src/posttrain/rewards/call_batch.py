@@ -35,7 +35,7 @@ class CallBatch:
         self._outcomes = [component.decide(call) for call in calls]
         self.judgements: tuple[Judgement, ...] = ()
         self.asked: Sequence[Outcome] = ()
-        """Of the calls that were not decided at once."""
+        """The outcomes of the calls that were not decided at once."""
 
     @property
     def open(self) -> list[int]:
@@ -121,8 +121,8 @@ class Read:
     values: list[float | None]
     """None where not applicable or failed."""
     tokens: list[list[float] | None] = field(default_factory=list)
-    """Of a reward that gives each token a number: those numbers, whose sum is the value; None where it gave one for
-    the whole."""
+    """For a reward that gives each token a number: those numbers, whose sum is the value; None if it gave one number
+    for the whole."""
     verdicts: list[Verdict | None]
     """None where the reward gave a number without a reason."""
     failures: list[tuple[int, Failure]]
@@ -137,7 +137,7 @@ class Read:
 
 
 def read_all(parts: Iterable[tuple[Sequence[Row], CallBatch]]) -> Read:
-    """What several batches of one component say about all their rows, numbered through."""
+    """The results of several batches of one component as one batch, with rows numbered through."""
     whole = Read(values=[], verdicts=[], failures=[])
     for rows, batch in parts:
         read, first = batch.read(rows), len(whole.values)
@@ -169,11 +169,11 @@ def check_scale(label: str, values: Sequence[float | None], rows: Sequence[Row])
         return
     row = rows[place]
     raise RewardError(
-        given=f'reward "{label}" returned {values[place]:g} for {_which(row)}, and half of this step\'s rewards are '
-        f"within {usual:g} of 0",
-        allowed=f"values up to {LARGEST:g} times the usual one, and to {LARGEST**2:g}: beside a larger one the others "
-        "count for nothing",
-        fix="Bound the reward, for example min(max(value, -1), 1), or return None where it has nothing to say.",
+        given=f'reward "{label}" returned {values[place]:g} for {_which(row)}, but half of this step\'s rewards '
+        f"are within {usual:g} of 0",
+        allowed=f"values up to {LARGEST:g} times the usual one, and up to {LARGEST**2:g}: beside a larger one, "
+        "the others count for nothing",
+        fix="Bound the reward, for example min(max(value, -1), 1), or return None if the reward does not apply.",
     )
 
 

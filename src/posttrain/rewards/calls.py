@@ -29,7 +29,7 @@ ASYNC_GRACE = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What a reward function takes, read from its parameter names."""
+    """The arguments of a reward function, read from its parameter names."""
 
     batch: bool
     """TRL's form `f(prompts, completions, **columns) -> list`; otherwise `f(prompt, completion, **row) -> float`."""
@@ -60,9 +60,9 @@ class Signature:
         batch, sample = bool(names & {"prompts", "completions"}), bool(names & {"prompt", "completion"})
         if batch == sample or any(p.kind is p.POSITIONAL_ONLY for p in parameters):
             raise ConfigError(
-                given=f"{name}{inspect.signature(function)} has none of the two forms of a reward function",
+                given=f"{name}{inspect.signature(function)} matches neither form of a reward function",
                 allowed="f(prompts, completions, **columns) -> list, or f(prompt, completion, **row) -> float",
-                fix="Name the parameters so; of the two, the one for completions is enough.",
+                fix="Name the parameters like this. Of the two, only the one for completions is required.",
             )
         call = getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         return Signature(
@@ -104,7 +104,7 @@ class Outcome:
 
 
 class Abandoned(Exception):
-    """What was asked for is not wanted any more."""
+    """The result is no longer wanted."""
 
 
 class Runner(Protocol):
@@ -126,7 +126,7 @@ class Runner(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the user should be warned of in each run, in sentences."""
+        """Warnings to show the user in each run, in sentences."""
         ...
 
     @property

@@ -106,7 +106,7 @@ class Component:
 
     @property
     def unit(self) -> Unit:
-        """What has to be there before it can be scored.
+        """Columns and options that a completion needs before it can be scored.
 
         A list function is asked about all rows in one call, unless it says that it does not compare prompts with one
         another. What computes in this process gets all of its work at once: models, and functions that wait together.
@@ -173,7 +173,7 @@ class Component:
         ]
 
     def decide(self, call: Mapping[str, Any]) -> Outcome | None:
-        """What a built-in decides here and now; None when the call has to go to a worker."""
+        """The verdict of a built-in that is decided here and now; None if the call has to go to a worker."""
         if self.builtin is None or self.builtin.quick is None:
             return None
         outcome = run_call(self.builtin.quick, call, self.settings)
@@ -181,7 +181,7 @@ class Component:
         return None if undecided else outcome
 
     def trial(self) -> dict[str, Any]:
-        """What a call for one short completion gets from the rollout."""
+        """The arguments of a call for one short completion."""
         one: dict[str, Any] = {"completion": "\\boxed{0}", "completion_ids": [0], "truncated": False, "groups": 0}
         one |= {"environment_reward": None, "environment_token_rewards": None, GATE_STATE: True}
         if self.signature.batch:

@@ -40,7 +40,7 @@ def format_tags(
     last = spans[sections[-1]]
     content = None if last is None else text[last[1] : last[2]].strip()
     rules = {f"<{name}> exactly once, and closed": span is not None for name, span in spans.items()}
-    rules["the sections in order and nothing beside them"] = _covered(text, list(spans.values()))
+    rules["the sections in order, and nothing else"] = _covered(text, list(spans.values()))
     rules["something in the last section"] = content is not None and any(letter.isalnum() for letter in content)
     broken = [rule for rule, holds in rules.items() if not holds]
     share = 1 - len(broken) / len(rules)
@@ -159,7 +159,7 @@ def _validator(text: str) -> Callable[[Any], str | None]:
     try:
         kind.check_schema(schema)
     except SchemaError as error:
-        raise ConfigError(given=f"the schema is none: {error.json_path}: {error.message}") from None
+        raise ConfigError(given=f"the schema is invalid: {error.json_path}: {error.message}") from None
     validator = kind(schema, registry=Registry())  # an empty registry: nothing is fetched
 
     def problem(value: Any) -> str | None:

@@ -26,7 +26,7 @@ All but `unicode` are the normalisation of SQuAD (arXiv:1606.05250).
 SQUAD: tuple[Step, ...] = ("case", "punctuation", "articles", "whitespace")
 Measure = Literal["token_f1", "edit"]
 MAX_CHARACTERS = 20_000
-"""Of a text to be compared by its edits; a comparison of two such texts takes about half a second."""
+"""Most characters of a text that is compared by its edits; comparing two such texts takes about half a second."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -50,8 +50,8 @@ def fuzzy_match(
     golds = [normalized(gold, normalize) for gold in alternatives(answer)]
     if not all(golds):
         raise DataError(
-            given=f"of the gold answer {answer!r} nothing is left after {', '.join(normalize)}",
-            fix="Take steps away from settings.normalize, or drop the row.",
+            given=f"nothing is left of the gold answer {answer!r} after {', '.join(normalize)}",
+            fix="Remove steps from settings.normalize, or drop the row.",
         )
     given = normalized(after_reasoning(completion), normalize)
     if not given:
@@ -68,7 +68,7 @@ def fuzzy_match(
 def fuzzy_match_quick(
     completion: str, answer: Any, *, measure: Measure = "token_f1", **settings: Any
 ) -> Verdict | None:
-    """What takes a few milliseconds at most; None for a comparison of edits, and for a flood."""
+    """A comparison that takes a few milliseconds at most; None for a comparison of edits, and for a very long text."""
     if measure == "edit" or len(completion) > MAX_CHARACTERS:
         return None
     return fuzzy_match(completion, answer, measure=measure, **settings)
@@ -151,7 +151,7 @@ def alternatives(answer: Any) -> list[str]:
 
 
 def after_reasoning(completion: str) -> str:
-    """What follows the last </think>; nothing where the reasoning never ends.
+    """The text after the last </think>; nothing if the reasoning never ends.
 
     >>> after_reasoning("<think>4?</think> 5"), after_reasoning("<think>4"), after_reasoning("5")
     ('5', '', '5')

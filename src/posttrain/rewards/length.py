@@ -72,7 +72,7 @@ def cosine(
     wrong_short: float = -1.0,
     wrong_long: float = -0.5,
 ) -> Verdict:
-    """Of a right answer short is better, of a wrong one long, so that thinking on is worth it when it is wrong.
+    """For a right answer short is better, for a wrong one long, so that it pays to think on when the answer is wrong.
 
     lo + (hi - lo)(1 + cos(pi min(n / max_length, 1))) / 2, hi for n = 0 and lo from `max_length` on.
 

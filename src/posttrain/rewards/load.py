@@ -43,7 +43,7 @@ def given_function(text: str) -> Callable[..., Any]:
         return GIVEN[text]
     name = text.removeprefix(IN_MEMORY)
     raise ConfigError(
-        given=f"the reward function {name} was given as a Python object, and no file defines it",
+        given=f"the reward function {name} was given as a Python object that no file defines",
         allowed="the function itself, once more",
         fix=f"Resume in Python: posttrain.resume(folder, functions={{{name!r}: {name}}}); a function in a module of "
         "its own is found again without that.",
@@ -110,9 +110,9 @@ def find_named(name: str) -> Target:
     known = sorted({*_builtins(), *found})
     meant = f"; here it is {ELSEWHERE[name]!r}" if name in ELSEWHERE else suggestion(name, known)
     raise ConfigError(
-        given=f"rewards.name = {name!r}, and there is no such reward{meant}",
+        given=f"rewards.name = {name!r}, but there is no such reward{meant}",
         allowed=", ".join(known) + f", or the name of an entry point of group {ENTRY_POINTS}",
-        fix="Your own function is given with `function: path/to/file.py:name`.",
+        fix="For your own function, write `function: path/to/file.py:name`.",
     )
 
 

@@ -21,7 +21,7 @@ from posttrain.rewards.threads import ThreadRunner
 from posttrain.rewards.verifiers import BUILTINS, BY_TURN
 
 MODEL_LABEL, JUDGE_LABEL = "reward_model", "judge"
-"""What a reward model and a judge are called in metrics and messages, without a label of their own."""
+"""Names of a reward model and a judge in metrics and messages, if they have no label of their own."""
 
 
 def make_component(
@@ -160,9 +160,9 @@ def _check_settings(component: Component) -> None:
             )
         if GATE_STATE in signature.required and not component.receives_gate:
             raise ConfigError(
-                given=f'reward "{label}" has to know which completions are correct',
+                given=f'reward "{label}" needs to know which completions are correct',
                 allowed="an entry of rewards with a gate; checks have none",
-                fix="Name the reward that says so: gate: math.",
+                fix="Name the reward that decides this: gate: math.",
             )
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the records import torch, which a reward worker does not ne
     from posttrain.types import Prompt
 
 HELD_OUT = "held-out data"
-"""What the prompts are called that a run measures itself with."""
+"""The name of the prompts that a run uses for its own measurements."""
 
 
 def columns_known(prompts: Iterable[Prompt]) -> tuple[str, ...]:
@@ -24,14 +24,14 @@ def missing_column(needs: str, name: str, available: Sequence[str], *, what: str
     """`needs` says who needs the column, `what` names the rows ("" where nobody knows), `ways` are those out of it.
 
     >>> print(missing_column("judge \\"j\\" asks for", "who", ["answer"], what=HELD_OUT, ways=["rename it"]))
-    held-out data: judge "j" asks for the column 'who', which the data does not have; allowed: the columns answer.
+    held-out data: judge "j" asks for the column 'who', but the data does not have it; allowed: the columns answer.
       Add the column to the held-out data (data.eval), or rename it.
     """
     where = f"{what}: " if what else ""
     ways = ["add the column to the held-out data (data.eval)", *ways] if what == HELD_OUT else ways
     fix = ", or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
     return ConfigError(
-        given=f"{where}{needs} the column {name!r}, which the data does not have{suggestion(name, available)}",
+        given=f"{where}{needs} the column {name!r}, but the data does not have it{suggestion(name, available)}",
         allowed=f"the columns {', '.join(available)}" if available else "none: the rows hold only prompts",
         fix=f"{fix[0].upper()}{fix[1:]}.",
     )

@@ -92,7 +92,7 @@ class ModelReward:
         mean, low, high = self.facts.accuracy
         return [
             f"ranks {mean:.0%} of its held-out pairs right ({low:.0%} to {high:.0%}), which cannot be told from "
-            "guessing: a policy that is trained on it learns its errors. Train it longer or on more pairs first"
+            "guessing: a policy trained on it learns its errors. Train it longer or on more pairs first"
         ]
 
     def check(self, prompts: Sequence[Prompt]) -> None:
@@ -121,7 +121,7 @@ class ModelReward:
         return score_in_parts(self.loaded, rows, scores_of)
 
     def read(self, prompt: Prompt, completion: Completion) -> Solution | Outcome:
-        """What the model reads, and at which place; or why there is nothing to score."""
+        """The ids that the model reads and the place of the score; or the reason why there is nothing to score."""
         ids = self.ids(prompt, completion.text, truncated=completion.truncated)
         return Solution(ids, (len(ids) - 1,))
 
@@ -214,15 +214,16 @@ def asked_by(prompt: Prompt, renderer: Renderer) -> tuple[Text, Renderer]:
 def _scale(facts: ScoringFacts) -> tuple[float, float]:
     if facts.mean is None or not facts.std:
         raise ConfigError(
-            given="settings.normalize = true, but the reward model's folder does not say how its scores lie",
-            allowed="a reward model that was trained here, with held-out pairs",
+            given="settings.normalize = true, but the reward model's folder does not record the distribution of "
+            "its scores",
+            allowed="a reward model that was trained with posttrain and held-out pairs",
             fix="Leave normalize out, or train it with data.eval or data.eval_fraction.",
         )
     return facts.mean, facts.std
 
 
 SEPARATOR = "\n"
-"""Of a model that was not trained here."""
+"""The separator of a model that was not trained here."""
 
 
 def load_model_reward(
@@ -254,7 +255,7 @@ class StepModelReward(ModelReward):
         if wants_normalized(settings):
             raise ConfigError(
                 given="settings.normalize of a model that scores steps",
-                allowed="normalize for models that score whole answers: probabilities have their scale",
+                allowed="normalize for models that score whole answers: probabilities already have a fixed scale",
                 fix="Leave normalize out.",
             )
         return StepModelReward(open_model(load_step_model, place, device), replace(facts, aggregate=how))

@@ -264,8 +264,8 @@ class WorkerPool:
             raise RewardError(
                 given=f"no reward worker could be started: {end}",
                 allowed="at least one",
-                fix="Look at the nodes of the cluster, or set cluster.reward_workers = 0: rewards are then computed "
-                "beside the trainer.",
+                fix="Check the nodes of the cluster, or set cluster.reward_workers = 0: rewards are then "
+                "computed beside the trainer.",
             )
 
     def _starting(self) -> bool:

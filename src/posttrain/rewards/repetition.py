@@ -39,5 +39,5 @@ def repetition(
     return Verdict(
         -penalty * repeated / len(grams),
         "repeated" if repeated else "varied",
-        detail=f"{repeated} of {len(grams)} {n}-grams stand there before",
+        detail=f"{repeated} of {len(grams)} {n}-grams occurred before",
     )

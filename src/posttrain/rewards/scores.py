@@ -1,4 +1,4 @@
-"""What scoring a step's completions came to, and the limit on how many may stay without a reward.
+"""The scores of a step's completions, and the limit on how many may stay without a reward.
 
 Shapes: P prompts, G completions of each; lists of lists, because groups may differ in size.
 """
@@ -203,7 +203,7 @@ class Scores:
 
 
 def behind_gate(value: float | None, is_open: bool | None) -> float | None:
-    """What a component contributes: itself, 0 where its gate is shut, None where nobody knows whether it is.
+    """The contribution of a component: its value, 0 if its gate is shut, None if the state of the gate is unknown.
 
     >>> behind_gate(0.7, True), behind_gate(0.7, False), behind_gate(0.7, None), behind_gate(None, False)
     (0.7, 0.0, None, None)

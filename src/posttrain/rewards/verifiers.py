@@ -70,7 +70,7 @@ def regex(completion: str, *, pattern: str, whole: bool = True, ignore_case: boo
 
 
 def environment(completion: str, environment_reward: float | None) -> Verdict:
-    """What the environment of a trajectory gave for it; not applicable where it gave nothing."""
+    """The reward that the environment of a trajectory gave; not applicable if it gave none."""
     if environment_reward is None:
         return Verdict(None, "not_applicable")
     reason = "correct" if environment_reward >= 1 else "partial" if environment_reward > 0 else "wrong"
@@ -193,7 +193,7 @@ BY_TURN: Mapping[str, Builtin] = {
         function=environment_by_turn, target=f"{_HERE}:environment_by_turn", quick=environment_by_turn
     )
 }
-"""What judges in place of a built-in where turns have rewards of their own."""
+"""The built-in's replacement as judge if turns have rewards of their own."""
 
 
 def _compile(pattern: str, setting: str, flags: int = re.DOTALL) -> re.Pattern[str]:

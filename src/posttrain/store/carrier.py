@@ -43,7 +43,7 @@ _CHECKPOINT = re.compile(r"(?P<folder>(?:.+/)?checkpoints)/step-(?P<step>\d{6,})
 _OWN = re.compile(
     r"\.lock|\.launcher|.*\.tmp|\.carried\.json|tracking/wandb/.*|\.job-.*|\.writers/.*|(.*/)?step-\d+\.tmp-.*|(.*/)?\.lock"
 )
-"""What belongs to this machine, or is not whole yet."""
+"""Files that belong to this machine, or that are not complete yet."""
 
 
 class Changing(StorageError):
@@ -89,7 +89,7 @@ class Carrier:
         self.url, self._claim, self._new = self.remote.url, wanted, new
         known = {} if kept is None or kept.url != self.url else kept.files
         self._there: dict[str, Stamp | None] = {name: known.get(name) for name in there if not claim.is_of_claims(name)}
-        """What is behind the URL; None where nobody knows whether it is the same."""
+        """The content of the URL; None if it may have changed."""
         self._sent: dict[str, float] = {}
         self._num_put = 0
         self._carrying: int | None = None
@@ -126,7 +126,7 @@ class Carrier:
         if not self.is_open:
             return
         if interrupted and not self._abandoned:
-            self._say(f"sending what is left to {self.url}; Ctrl-C leaves it in {self.folder}")
+            self._say(f"sending the remaining files to {self.url}; Ctrl-C leaves them in {self.folder}")
         try:
             self._finish()
         except KeyboardInterrupt:
@@ -159,10 +159,10 @@ class Carrier:
     ) -> StorageError:
         """What `finish` raises, or would have."""
         return StorageError(
-            given=f"not everything could be carried to {self.url}: {cause}",
+            given=f"not everything could be sent to {self.url}: {cause}",
             allowed=allowed,
-            fix=f"Nothing is lost: all of it is in {self.folder}, and `posttrain resume {self.folder}` "
-            "carries the rest.",
+            fix=f"Nothing is lost: everything is in {self.folder}, and `posttrain resume {self.folder}` sends the "
+            "rest.",
         )
 
     def close(self, *, begun: bool) -> None:
@@ -206,7 +206,7 @@ class Carrier:
                 pause = min(2 * pause, LONGEST)
                 cause = error.given if isinstance(error, PosttrainError) else cause_of(error)
                 if not failed:
-                    self._say(f"nothing is carried to {self.url} now, and it is tried again: {cause}")
+                    self._say(f"sending to {self.url} is suspended and will be tried again: {cause}")
                 failed = cause
             else:
                 if failed:
@@ -291,8 +291,8 @@ class Carrier:
                 self._num_put += 1
                 return
         raise Changing(
-            given=f"{self.folder / name} was written each of {SENDS} times while it was sent to {self.url}",
-            allowed="files that stay as they are for as long as that takes",
+            given=f"{self.folder / name} changed during each of {SENDS} attempts to send it to {self.url}",
+            allowed="files that do not change while they are sent",
         )
 
     def _remove_pruned(self) -> None:
@@ -345,7 +345,8 @@ class Carrier:
         if last is None or last.writer != writer:
             by = "something else" if last is None else last.by
             raise ConfigError(
-                given=f"{self.folder} is not the newest state of its run: {self.remote.url} was written by {by} since",
+                given=f"{self.folder} is not the newest state of its run: {self.remote.url} has been written by "
+                f"{by} since",
                 allowed="the folder that has written last, or the URL",
                 fix=f"`posttrain resume {self.remote.url}`",
             )

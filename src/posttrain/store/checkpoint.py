@@ -62,11 +62,11 @@ class Checkpoint:
     path: Path
     step: int
     facts: Mapping[str, Any]
-    """What the caller wanted to know about this step without opening a tensor."""
+    """Facts about this step that the caller can read without opening a tensor."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of posttrain, torch and transformers when it was written."""
+    """The versions of posttrain, torch and transformers when it was written."""
     skipped: tuple[Damage, ...] = ()
-    """What is wrong with the newer checkpoints that were passed over."""
+    """The damage of newer checkpoints that were skipped."""
 
     @property
     def model(self) -> Path:
@@ -174,7 +174,7 @@ class Checkpoints:
         return max((number for number, _ in self._steps() if number < step), default=None)
 
     def steps(self) -> list[int]:
-        """Of all checkpoints that are there, by their names, oldest first."""
+        """The steps of all existing checkpoints, by their names, oldest first."""
         return [step for step, _ in self._steps()]
 
     def of(self, step: int) -> Checkpoint:
@@ -252,9 +252,9 @@ class SavePolicy:
         if required:
             raise error
         if self.misses < self.allowed:
-            return f"no checkpoint was saved ({self.misses} of {self.allowed} misses in a row): {error}"
+            return f"no checkpoint was saved ({self.misses} of {self.allowed} failures in a row): {error}"
         raise type(error)(
-            given=f"{self.misses} checkpoints in a row could not be saved; the last: {error.given}",
+            given=f"{self.misses} checkpoints in a row could not be saved; the last one: {error.given}",
             allowed=error.allowed,
             fix=error.fix,
         ) from error
@@ -323,7 +323,7 @@ def save_state(folder: Path, tensors: Mapping[str, Any], plain: Any) -> None:
 
 
 def load_state(folder: Path) -> tuple[dict[str, Any], Any]:
-    """What `save_state` wrote, on the CPU: (tree of tensors, plain).
+    """Reads the file of `save_state` to the CPU: (tree of tensors, plain).
 
     The tensors are copies: those that safetensors maps from the file start at any multiple of 4 bytes, and the order in
     which a matrix product adds up, hence its last bit, may depend on the alignment.
@@ -414,7 +414,7 @@ def _compare(path: Path, files: Mapping[str, Path], listed: Mapping[str, Any]) -
         elif (size := files[name].stat().st_size) != written["bytes"]:
             damages.append(Damage(path, name, f"has {size} bytes, but {written['bytes']} were written"))
         elif _sha256(files[name]) != written["sha256"]:
-            damages.append(Damage(path, name, "has other content than was written (sha256 differs)"))
+            damages.append(Damage(path, name, "has different content than was written (sha256 differs)"))
     return damages
 
 
@@ -463,7 +463,7 @@ def _require_json(value: Any, where: str) -> None:
         for index, item in enumerate(value):
             _require_json(item, f"{where}[{index}]")
     elif type(value) not in (str, int, float, bool, type(None)):
-        raise TypeError(f"{where}: a {type(value).__name__} would not come back as what it was")
+        raise TypeError(f"{where}: a {type(value).__name__} would not be read back as the same value")
 
 
 def _seal_line(manifest: bytes) -> str:

@@ -66,7 +66,7 @@ class Claim:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Of a new run. Raises ConfigError where the URL holds something."""
+        """Claims the URL for a new run. Raises ConfigError if it is not empty."""
         self._refuse_used()
         self.take()
         try:
@@ -76,7 +76,7 @@ class Claim:
             raise
 
     def take(self) -> None:
-        """Of a run that goes on. Raises ConfigError where another process writes it."""
+        """Claims the URL for a resumed run. Raises ConfigError if another process writes to it."""
         before = newest(self.remote)
         if before is not None and before.writer != self.writer:
             _await_end(self.remote, before)
@@ -98,7 +98,7 @@ class Claim:
         raise ConfigError(
             given=f"{self.remote.url} is being written by another process ({'unknown' if found is None else found.by})",
             allowed="one process per run",
-            fix=f"`posttrain resume {self.remote.url}` goes on from there, once that process has ended.",
+            fix=f"`posttrain resume {self.remote.url}` continues from there once that process has ended.",
         )
 
     def end(self, *, remove: bool = False) -> None:
@@ -148,7 +148,7 @@ class Claim:
         if found:
             what = "a run" if "config.yaml" in found else "files"
             raise ConfigError(
-                given=f"output = {self.remote.url}, which holds {what} already",
+                given=f"output = {self.remote.url}, which already holds {what}",
                 allowed="a URL below which there is nothing yet",
                 fix=f"`posttrain resume {self.remote.url}` continues a run; set output to another URL for a new one.",
             )
@@ -202,7 +202,7 @@ def _await_end(remote: RemoteFolder, before: Writer) -> None:
             raise ConfigError(
                 given=f"{remote.url} is being written by another process ({now.by})",
                 allowed="one process per run",
-                fix="Wait until it has ended, or end it; set output to another URL for a run beside it.",
+                fix="Wait until it has ended, or end it; to run beside it, set output to another URL.",
             )
         before = now  # a lower number: the claim was given back
 

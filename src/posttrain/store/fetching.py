@@ -52,7 +52,7 @@ def folder_to_resume(run: str | PathLike[str], say: Say = lambda text: None) -> 
             if folder.exists():
                 aside = _free(folder, "before")
                 os.rename(folder, aside)
-                say(f"{folder} is older than {remote.url}, and is {aside} now")
+                say(f"{folder} is older than {remote.url}, and was renamed to {aside}")
     except BaseException:
         mine.give_back()
         raise
@@ -136,7 +136,7 @@ def _fetch(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool) -
         found = verify(folder / checkpoint)
         if isinstance(found, Checkpoint):
             return
-        say(f"{remote.url}: passed over a damaged checkpoint: " + "; ".join(map(str, found)))
+        say(f"{remote.url}: skipped a damaged checkpoint: " + "; ".join(map(str, found)))
 
 
 def _is_plain(name: str) -> bool:

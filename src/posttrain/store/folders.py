@@ -1,4 +1,4 @@
-"""What to give in place of the folder of a run, or of a pipeline of runs, where one of a model is needed.
+"""The folder to name instead, if a user names the folder of a run or of a pipeline where a model's is needed.
 
 Reads names and pipeline.json only; whether a checkpoint is intact is found where it is read.
 """
@@ -48,7 +48,7 @@ def last_stage(pipeline: Path) -> Path:
     which = "its last stage" if stages else "no stage of it"
     raise ModelError(
         given=f"{pipeline} is the folder of a pipeline, and {which} has {'not ' if stages else ''}finished yet",
-        allowed="a model folder, the folder of a run, or of a pipeline that is finished",
+        allowed="a model folder, or the folder of a run or of a finished pipeline",
         fix=f"Give that of a finished stage: {' or '.join(stages)}; or `posttrain resume {pipeline}`."
         if stages
         else f"`posttrain resume {pipeline}` continues it.",

@@ -1,4 +1,4 @@
-"""What a working folder knows of the URL of its run: whose it is, and which of its files are there as they are here."""
+"""A working folder's knowledge of its run's URL: who owns it, and which of its files equal the local ones."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class RemoteFolder:
         except ImportError as error:
             package = PACKAGES[self.protocol]
             raise ConfigError(
-                given=f"{self.url}, and {package} is not installed ({error})",
+                given=f"{self.url}, but {package} is not installed ({error})",
                 allowed=f"{package}, which opens {self.protocol}:// for fsspec",
                 fix="pip install 'posttrain[s3]'" if self.protocol == "s3" else f"pip install {package}",
             ) from error
@@ -125,7 +125,7 @@ class RemoteFolder:
                 kind = Gone
             raise kind(
                 given=f"{self.url}{'/' if name else ''}{name}: {cause_of(error)}",
-                allowed="storage that answers, with room, and credentials that may list, read, write and delete there",
+                allowed="storage that responds and has room, and credentials to list, read, write and delete there",
             ) from None
 
 

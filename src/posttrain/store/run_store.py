@@ -92,9 +92,9 @@ class RunStore:
     def __init__(self, folder: Path, lock: RunLock) -> None:
         self.folder, self._lock = folder, lock
         self.timeline = Timeline()
-        """Of a run whose engines are processes; of others it is never opened."""
+        """The timeline of a run whose engines are processes; other runs never open it."""
         self.carrier = Carrier(folder)
-        """Of a run whose output is a URL; of others it is never opened."""
+        """The carrier of a run whose output is a URL; other runs never open it."""
 
     @classmethod
     def create(cls, folder: Path, config: str) -> RunStore:
@@ -138,12 +138,12 @@ class RunStore:
 
     @classmethod
     def aside(cls, folder: Path) -> RunStore:
-        """What is computed beside a run goes into a folder of its own, which is no run: it has no config.yaml."""
+        """Results computed beside a run go into a folder of their own. It is not a run: it has no config.yaml."""
         with _explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
                 raise ConfigError(
-                    given=f"output = {folder}, which holds something already",
+                    given=f"output = {folder}, which is not empty",
                     allowed="a folder that does not exist yet, or an empty one",
                     fix="Name another folder, or leave output out.",
                 )
@@ -210,7 +210,8 @@ class RunStore:
         return self.folder / name
 
     def read_record(self, name: str) -> dict[str, Any] | None:
-        """What `record` wrote; None where nothing is on file, as of an earlier version. A damaged file is a warning."""
+        """Reads the file of `record`; None if there is none, as in a run of an earlier version. A damaged file is a
+        warning."""
         try:
             found = read_sealed_json(self.folder, name)
         except Missing:
@@ -221,7 +222,7 @@ class RunStore:
             fault = f"{name} is no JSON object"
         if isinstance(found, dict):
             return found
-        self.event("warning", f"{fault}: whether it is still the same as at the start is not known", about=name)
+        self.event("warning", f"{fault}: it cannot be checked whether it is still the same as at the start", about=name)
         return None
 
     def plan(self, content: Mapping[str, Any]) -> Path:
@@ -279,7 +280,7 @@ class RunStore:
         return ({} if baseline is None else {"baseline": baseline}), fault
 
     def read_evaluation_of(self, name: str) -> dict[str, Any] | None:
-        """What the last event about the evaluation of this name says; None where it was not made yet."""
+        """The last event about the evaluation of this name; None if there was none yet."""
         about = [event for event in self.read_events("evaluation") if event.get("message") == name]
         found = about[-1].get("evaluation") if about else None
         return found if isinstance(found, dict) else None
@@ -381,7 +382,7 @@ class RunLock:
                 raise ConfigError(
                     given=f"{self.path.parent} is being written by another process ({owner or 'unknown'})",
                     allowed="one process per run folder",
-                    fix="Wait until it has ended, or end it; set output to another folder for a run beside it.",
+                    fix="Wait until it has ended, or end it; to run beside it, set output to another folder.",
                 ) from None
             self.path.unlink(missing_ok=True)
             return self._acquire(wait)
@@ -454,7 +455,7 @@ def require_unused(folder: Path) -> None:
     """Raise ConfigError for a folder that holds a run; one that never began is none."""
     if not never_began(folder) and any((folder / mark).exists() for mark in _MARKS):
         raise ConfigError(
-            given=f"output = {folder}, which holds a run already",
+            given=f"output = {folder}, which already holds a run",
             allowed="a folder that does not exist yet, or an empty one",
             fix=f"`posttrain resume {folder}` continues that run; set output to another folder for a new one.",
         )

@@ -33,7 +33,7 @@ class Part(NamedTuple):
     corner: tuple[int, ...]
     """Number of its first row, of its first column and so on; () for a tensor without a dimension."""
     shape: list[int]
-    """Of the whole tensor."""
+    """The shape of the whole tensor."""
 
 
 def file_of(rank: int) -> str:
@@ -145,7 +145,7 @@ def _joined(parts: list[tuple[list[int], Tensor]], shape: list[int]) -> Tensor:
     whole = parts[0][1].new_empty(shape)
     boxes = [_box(corner, values, shape) for corner, values in parts]
     if sum(values.numel() for _, values in parts) != whole.numel() or any(starmap(_meet, combinations(boxes, 2))):
-        raise ValueError(f"of its {shape} numbers some are in no file, or in two")
+        raise ValueError(f"of its {shape} numbers, some are in no file or in two")
     for box, (_, values) in zip(boxes, parts, strict=True):
         whole[box] = values
     return whole

@@ -22,7 +22,7 @@ from typing import Any
 
 FILE, PREVIOUS = "timeline.json", "timeline.previous.json"
 MOST_EVENTS = 100_000
-"""Of a file: some 10 MB, which the viewers open in seconds."""
+"""Most events of a file: some 10 MB, which viewers open in seconds."""
 
 
 class Timeline:
@@ -59,7 +59,7 @@ class Timeline:
         self._put("E", track)
 
     def switch(self, track: str, name: str = "", **args: Any) -> None:
-        """What a track does from now on, in place of what it did; without a name nothing."""
+        """Begins a new activity on a track and ends the earlier one; without a name the track is idle."""
         with self._lock:
             self.end(track)
             if name:

@@ -1,4 +1,4 @@
-"""What a task is: problems without end, each with one right answer, in two splits that can never share a prompt."""
+"""The definition of a task: unlimited problems, each with one right answer, in two splits that never share a prompt."""
 
 from __future__ import annotations
 

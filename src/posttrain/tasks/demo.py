@@ -56,7 +56,7 @@ def demo_config(
 
 
 def verdict(evaluation: Mapping[str, Any]) -> str:
-    """What the demonstration shows, in two lines: `evaluation` is the content of evaluation.json."""
+    """The result of the demonstration in two lines: `evaluation` is the content of evaluation.json."""
     baseline, trained = (_accuracy(evaluation[name]) for name in ("baseline", "trained"))
     lines = [
         f"Held-out words sorted correctly: {_show(baseline)} before, {_show(trained)} after.",

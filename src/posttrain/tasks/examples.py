@@ -1,4 +1,4 @@
-"""What a model may imitate of a built-in task: right answers, those that were preferred, judgements of answers."""
+"""Examples of a built-in task: right answers to imitate, preferred ones, and judged ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posttrain.sources import RowSource
 from posttrain.tasks.preferences import PreferenceTask
 
 POINTS = 5
-"""Of the right answer."""
+"""Points of the right answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def algorithm_checks(algorithm: type[Algorithm] | Algorithm, *, seeds: int = SEE
 
 
 Invariance = Callable[[Any, random.Random], None]
-"""Of a step, and dice to split or to order it with."""
+"""The function of an invariance: it gets a step, and dice to split or to order it with."""
 
 
 def _invariances(algorithm: Algorithm) -> dict[str, Invariance]:

@@ -10,7 +10,7 @@ Check = Callable[[], None]
 
 
 class ChecksFailed(AssertionError):
-    """What an algorithm or a reward does that would make a run wrong; `failed` has each check and what it found."""
+    """A flaw of an algorithm or a reward that would make a run wrong; `failed` has each check and its finding."""
 
     def __init__(self, subject: str, failed: Mapping[str, str], of: int) -> None:
         self.failed = dict(failed)

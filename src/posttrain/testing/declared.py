@@ -1,4 +1,4 @@
-"""What an algorithm says about itself, and whether that is true: settings, card, needs, metrics."""
+"""An algorithm's declarations and whether they are true: settings, card, needs, metrics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def the_card_is_complete(algorithm: Algorithm) -> None:
 
 
 def each_metric_has_a_formula(algorithm: Algorithm) -> None:
-    """What the loss logs is told in the card, or by the base."""
+    """The card or the base explains each metric that the loss logs."""
     cls = type(algorithm)
     known = {*cls.card.metrics, *cls.shared_metrics, *cls.metrics, *SHARED_METRICS, *RATIO_METRICS, *clip_formulas()}
     unknown = sorted(Tried(algorithm, raw_step(algorithm)).metrics.keys() - known)

@@ -1,4 +1,4 @@
-"""What must not matter to an algorithm, as functions that raise AssertionError where it does.
+"""Invariances of an algorithm, as functions that raise AssertionError if one is broken.
 
 The tests of posttrain's own algorithms call them on drawn examples; `check_algorithm` calls them for any algorithm.
 """

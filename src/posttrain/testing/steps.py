@@ -108,7 +108,7 @@ def make_outputs(raw: Raw, *, scores: bool = False) -> Outputs:
 
 
 def make_batch(algorithm: Algorithm, raw: Raw) -> Batch:
-    """What the algorithm makes of the step, prepared: what couples its rows is computed."""
+    """The algorithm's result for the step, after the parts that couple rows are computed."""
     if isinstance(raw, Batch):
         return algorithm.prepare(raw)
     batch = Batch.from_experience(raw)

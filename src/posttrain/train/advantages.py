@@ -49,7 +49,7 @@ class Remembering:
 
 
 class OfExperience(Remembering):
-    """For sampled answers: old and reference log-probabilities, values, then the algorithm's advantages."""
+    """The way of sampled answers: old and reference log-probabilities, values, then the algorithm's advantages."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class OfExperience(Remembering):
         return without_truncated(batch, experience) if self.mask_truncated else batch
 
     def metrics(self) -> Metrics:
-        """What the algorithm says of the last step as a whole, and the state with which it began it."""
+        """The algorithm's metrics for the whole last step, and the state with which the step began."""
         return self.seen
 
 

@@ -195,7 +195,7 @@ def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, 
             same_rewards.point_out(run)
             same_settings.point_out(run)
             for damage in checkpoint.skipped:
-                run.warn("checkpoint", f"passed over a damaged checkpoint: {damage}")
+                run.warn("checkpoint", f"skipped a damaged checkpoint: {damage}")
         if changes:
             store.config(changes.written_into((store.folder / "config.yaml").read_text(encoding="utf-8")))
         view.started(run.describe())
@@ -203,12 +203,12 @@ def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, 
             more = "" if pipeline_around(store.folder) else f"; `posttrain resume {store.folder} --steps N` trains on"
             run.warn("resume", f"all {run.step} steps are done{more}")
         elif run.reached:
-            run.warn("resume", f"nothing is left to train: {run.reached} was reached in step {run.step}")
+            run.warn("resume", f"nothing is left to train: step {run.step} reached {run.reached}")
         return carry_out(run, restored=checkpoint is not None)
 
 
 def look_ahead(config: RunConfig, folder: Path) -> None:
-    """What can be wrong about the run itself is found before its reward model is trained: data, and own functions."""
+    """Finds errors in the data and in the user's functions before the run's reward model is trained."""
     if config.reward_model is not None:
         read_inputs(config, folder)
 
@@ -289,7 +289,7 @@ def resumable(store: RunStore, changes: Changes) -> tuple[Resolved, Checkpoint |
         raise ConfigError(
             given=f"train.steps = {resolved.config.train.steps}, but the run has done {checkpoint.step} steps",
             allowed=f"at least {checkpoint.step}",
-            fix=f"Resume with more than {checkpoint.step} steps to train further.",
+            fix=f"Set --steps to more than {checkpoint.step} to train further.",
         )
     return resolved, checkpoint
 
@@ -332,7 +332,7 @@ def carry_out(run: Run, *, restored: bool = False) -> Run:
                 )
             if not last and due(config.evaluation.every, run.step):
                 run.measure_model(f"step {run.step}")
-        run.view.begins("measuring what was trained on held-out rows")
+        run.view.begins("measuring the trained model on held-out rows")
         run.measure_model("trained")
         run.stop_asked = interrupted()
     limit = "" if run.reached == "train.steps" else f": {run.reached} is reached"
@@ -377,7 +377,9 @@ def one_step(run: Run) -> None:
         log.add(trainer.publish(step))
     if (rejected := log.reduce().get("is/masked_fraction", 0.0)) > MOSTLY_REJECTED:
         share = f"{rejected:.0%} of the trained tokens"
-        run.warn("correction", f"step {step}: algorithm.correction rejects {share}, which then teach nothing")
+        run.warn(
+            "correction", f"step {step}: algorithm.correction rejects {share}; the model learns nothing from these"
+        )
     run.step = step
     run.num_tokens += data.num_tokens
     log.add(data.metrics)
@@ -431,7 +433,7 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
     """The last words of a run that failed."""
     folder = store.folder
     if not store.has_begun:
-        return f"Nothing was trained; {folder} has the details in error.json and can be used again."
+        return f"Nothing was trained. {folder}/error.json has the details; you can use the folder again."
     if isinstance(error, CheckpointError | StorageError):  # says itself what to do
         return f"The run is in {folder}."
     change = ", in which they can be changed" if isinstance(error, GuardStop) else ""
@@ -452,7 +454,7 @@ def finishing_steps(run: Run) -> Iterator[Any]:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        run.view.event("warning", "Stopping after this step, with a checkpoint; once more to stop at once.")
+        run.view.event("warning", "Stopping after this step, with a checkpoint. Press Ctrl-C again to stop at once.")
 
     try:
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,4 +1,4 @@
-"""What is asked before a run begins, and before the first stage of a pipeline: nothing, unless somebody fills it in.
+"""A hook that runs before a run begins, and before the first stage of a pipeline; empty unless somebody fills it.
 
 `posttrain/__init__.py` fills it with the planner, which stands above training and which training never imports.
 """
@@ -29,11 +29,11 @@ class Before:
     """Each raises a `PosttrainError` for what must not begin."""
 
     run: Callable[[RunConfig, RunStore, TerminalView], None] = ask_nothing
-    """Of a run whose folder exists; nothing is loaded yet."""
+    """Called for a run whose folder exists, before anything is loaded."""
     sizes: Callable[[RunConfig], Mapping[str, int]] = _chosen_by_nobody
     """Numbers for the settings that a config leaves to the run (sizes.py); empty where it has those of a CPU."""
     stages: Callable[[Mapping[str, RunConfig], Path], None] = ask_nothing
-    """Of the stages of a pipeline in their order, and the folder of all."""
+    """Called with the stages of a pipeline in their order, and the folder of all."""
 
 
 BEFORE = Before()

@@ -34,8 +34,8 @@ def refuse_several_machines(output: str | None, place: Place) -> None:
         raise ConfigError(
             given=f"output = {output} with {place.size} ranks, of which {place.beside or 'an unknown number'} are on "
             "this machine: ranks write one checkpoint together before it goes to its URL",
-            allowed="ranks of one machine, or a folder that all machines see",
-            fix="Set output to a folder of a common file system, or train on one machine.",
+            allowed="ranks of one machine, or a folder that all machines can reach",
+            fix="Set output to a folder on a shared file system, or train on one machine.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What `resume` changes of a run's settings: in the config that it goes on with, and in the run's config.yaml."""
+"""Changes that `resume` makes to a run's settings: in the config that it uses, and in the run's config.yaml."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Changes:
 
     @staticmethod
     def of(folder: Path, steps: int | None, devices: int | None, tensor: int | None = None) -> Changes:
-        """Of the run in this folder. Raises ConfigError for a config.yaml that cannot be read."""
+        """The changes to the run in this folder. Raises ConfigError for a config.yaml that cannot be read."""
         leaves = False
         if devices == 1:
             config = load_config(folder / "config.yaml").config

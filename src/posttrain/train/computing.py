@@ -33,8 +33,8 @@ def _moved(saved: Compute | None, chosen: Compute) -> list[str]:
         return []
     there, here = _where(saved), _where(chosen) or "where nothing is measured"
     return [
-        f"the run computed in {saved.describe()} on {there}, and goes on in {chosen.describe()} on {here}: "
-        "not bit by bit as it would have there"
+        f"the run computed in {saved.describe()} on {there} and continues in {chosen.describe()} on {here}: its "
+        "numbers will not be bit for bit those of the first machine"
     ]
 
 
@@ -43,7 +43,7 @@ def _where(compute: Compute) -> str:
 
 
 def compute_facts(loaded: LoadedModel) -> list[str]:
-    """What was measured or compiled, for the user; nothing where nothing was."""
+    """A note for the user about measurements and compilation; empty if there were none."""
     chosen = loaded.compute
     measured = [f"{chosen.describe()} ({chosen.why})"] if chosen.why else []
     layers = layers_compiled(loaded.model)

@@ -36,7 +36,7 @@ TIMES_FASTER = 10
 def build_critic(
     config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, folder: Path, *, in_parts: bool = False
 ) -> Critic | None:
-    """What the section `critic` says, or its defaults; None where the algorithm has no critic.
+    """The settings of the section `critic`, or its defaults; None if the algorithm has no critic.
 
     `folder` is that of the run, in which its reward model lies where it trains one first. `in_parts`: a model of its
     own stays in its files until it is sharded.
@@ -70,8 +70,8 @@ def load_critic(
         )
     if scoring.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ConfigError(
-            given=f"critic.path = {settings.path}, whose tokenizer is another than the policy's",
-            allowed="a model with the vocabulary of the policy: the critic reads the very ids that were sampled",
+            given=f"critic.path = {settings.path}, whose tokenizer differs from the policy's",
+            allowed="a model with the policy's vocabulary: the critic reads the sampled token ids themselves",
             fix="Train a reward model from the policy's model, or leave critic.path out.",
         )
     if config.train.gradient_checkpointing:

@@ -1,4 +1,4 @@
-"""What a replay computed beside what the run recorded, bit by bit."""
+"""The results of a replay beside the records of the run, bit by bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Compared:
     steps: int = 0
     metrics: int = 0
     rows: int = 0
-    """Of completions, by their advantages or by their roles in pairs."""
+    """The compared rows of completions, by their advantages or by their roles in pairs."""
     tensors: int = 0
     checkpoints: list[int] = field(default_factory=list)
     """The steps whose checkpoints were compared."""

@@ -16,7 +16,7 @@ from torchao.optim import AdamW8bit
 from torchao.optim.subclass_8bit import OptimState8bit
 
 PARTS = ("codes", "scale", "qmap")
-"""Of a moment in 8 bits; `exp_avg.codes` and so on in a checkpoint."""
+"""The parts of a moment in 8 bits; `exp_avg.codes` and so on in a checkpoint."""
 
 
 class EightBitAdamW(AdamW8bit):

@@ -1,4 +1,4 @@
-"""What a run is about to learn from, as the model reads it: shown before the first step, and kept as `samples.txt`.
+"""The first rows of a run as the model reads them: shown before the first step, and saved as `samples.txt`.
 
 Also looked at: whether answers end with an EOS that is trained. A model that is never shown where an answer ends does
 not end its own.
@@ -52,7 +52,7 @@ def as_text(shown: Iterable[tuple[str, Parts]]) -> str:
 
 
 def eos_notes(rows: Iterable[NamedRow], eos_ids: Collection[int]) -> list[str]:
-    """What is missing at the end of answers, in a sentence."""
+    """A sentence about answers without a proper end."""
     answers = [example for name, example in rows if name not in NOT_IMITATED and any(example.completion_mask)]
     without = sum(not trains_eos(example, eos_ids) for example in answers)
     if not without:
@@ -60,11 +60,12 @@ def eos_notes(rows: Iterable[NamedRow], eos_ids: Collection[int]) -> list[str]:
     fix = "check the chat template and the tokenizer's EOS with `posttrain data check`"
     if without == len(answers):
         return [
-            f"no answer of the training data has a trained EOS ({len(answers)} looked at): the model does not learn to "
-            f"stop, and its answers will run on to sampling.max_completion_length; {fix}"
+            f"no answer in the training data ends with a trained EOS ({len(answers)} checked): the model does not "
+            f"learn to stop, and its answers will run on to sampling.max_completion_length; {fix}"
         ]
     return [
-        f"{without} of {len(answers)} answers of the training data have no trained EOS, which teaches to run on; {fix}"
+        f"{without} of {len(answers)} answers in the training data have no trained EOS, which teaches the model "
+        f"to run on; {fix}"
     ]
 
 

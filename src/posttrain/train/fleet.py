@@ -91,7 +91,7 @@ class Fleet:
 
     @property
     def deliveries(self) -> Deliveries:
-        """What publishes to the engines, once the feed is made."""
+        """The part that publishes to the engines, once the feed is made."""
         return self._deliveries
 
     @property

@@ -1,4 +1,4 @@
-"""What a rank does that another one leads: it makes the same trainer, and takes part in whatever is announced.
+"""The part of a follower rank: it builds the same trainer as the leader, and takes part in every announced operation.
 
 It reads no data, samples nothing, measures nothing and writes nothing but its part of a checkpoint. It ends when the
 first rank says so, and at once when that one is gone.
@@ -34,12 +34,12 @@ class Follower:
     """One rank of a run, in the order in which the first rank builds and uses its own."""
 
     config: RunConfig
-    """Of the run, as the first rank says; with the sizes that it has chosen."""
+    """The config of the run as the first rank announces it, with the sizes that it has chosen."""
 
     def __init__(self, ranks: ProcessRanks) -> None:
         self.ranks = ranks
         self.folder: Path | None = None
-        """Of the run, once the first rank has said it."""
+        """The folder of the run, once the first rank has announced it."""
         self.commands: Mapping[str, Callable[..., object]] = {
             POLICY: self.make_policy,
             OPEN: self.open,

@@ -59,7 +59,7 @@ class NonFinite:
         self.names: Sequence[RowName] = ()
 
     def watch(self, names: Sequence[RowName]) -> None:
-        """What the rows of the coming step are called, in the order of the experience."""
+        """The names of the rows of the coming step, in the order of the experience."""
         self.names = names
 
     def observe_loss(self, loss: Tensor, outputs: Outputs, batch: Batch, step: int) -> None:
@@ -95,7 +95,7 @@ class NonFinite:
             return "no row has a trained token"
         worst = f"{self._name(rows[0], batch).name} ({rows[0]})"
         if math.isfinite(rows[0].value):
-            return f"each number behind it is finite, the largest is in {worst}"
+            return f"each number behind it is finite; the largest is in {worst}"
         return f"worst row: {worst}"
 
     def _name(self, row: BadRow, batch: Batch) -> RowName:
@@ -167,7 +167,7 @@ def _scores(outputs: Outputs | None, batch: Batch) -> Tensor | None:
 
 def _advice(rows: Sequence[BadRow]) -> str:
     if rows and rows[0].what in ("advantage", "return"):
-        return "Look at the rewards of this prompt: one of them is far too large, or not a number."
+        return "Look at the rewards of this prompt: one of them is far too large, or is not a number."
     return "Lower train.learning_rate, or set model.precision = float32; then `posttrain resume` the run."
 
 
@@ -199,7 +199,7 @@ class NoSignal:
         self.lowest, self.highest = min([self.lowest, *rewards]), max([self.highest, *rewards])
         if self.streak >= self.steps:
             raise GuardStop(
-                given=f"step {step}: {self._finding(group_size)}: there is nothing to learn from",
+                given=f"step {step}: {self._finding(group_size)}: the model can learn nothing from this",
                 allowed=f"fewer than guards.no_signal_steps = {self.steps} such steps in a row",
                 fix=self._advice(),
             )
@@ -231,10 +231,11 @@ class NoSignal:
     def _advice(self) -> str:
         more = "A larger sampling.group_size or sampling.temperature makes answers to the same prompt differ more."
         if self.lowest > 0:
-            return f"The questions are too easy for this model: take harder ones (data.train). {more}"
+            return f"The questions are too easy for this model: use harder ones (data.train). {more}"
         return (
-            "Look into rollouts/ first: does the reward recognise a right answer? If so, the questions are too hard "
-            f"for this model: take easier ones (data.train), or teach it the form of an answer by a short SFT. {more}"
+            "Look into rollouts/ first: does the reward recognise a right answer? If it does, the questions are "
+            "too hard for this model: use easier ones (data.train), or teach the model the answer format with a "
+            f"short SFT. {more}"
         )
 
 
@@ -257,20 +258,20 @@ class Unmoved:
             return None
         self.streak += 1
         finding = (
-            "no answer was trained on: each was left out of the loss"
+            "no answer was trained on: the loss left out every one"
             if grad_norm is None
-            else "the gradient is exactly 0: nothing follows from what was sampled and scored"
+            else "the gradient is exactly 0: the sampled and scored answers teach nothing"
         )
         if self.streak >= self.steps:
             raise GuardStop(
-                given=f"step {step}: {finding}; so it was in {self.streak} steps in a row",
+                given=f"step {step}: {finding}; this is step {self.streak} of this kind in a row",
                 allowed=f"fewer than guards.no_signal_steps = {self.steps} such steps in a row",
-                fix="Cut answers are left out by train.mask_truncated: raise sampling.max_completion_length. "
-                "metrics.jsonl counts those without a reward (unscored_fraction) and those too far from their sampler "
-                "(is/masked_fraction)."
+                fix="train.mask_truncated leaves out truncated answers: raise sampling.max_completion_length. "
+                "metrics.jsonl counts answers without a reward (unscored_fraction) and answers too far from "
+                "their sampler (is/masked_fraction)."
                 if grad_norm is None
-                else "Look at the rewards in rollouts/: an algorithm that tells right answers from wrong ones "
-                "(algorithm.correct_at) learns nothing where none, or every one, reaches that mark.",
+                else "Look at the rewards in rollouts/: an algorithm that separates right from wrong answers "
+                "(algorithm.correct_at) learns nothing if no answer, or every answer, reaches that score.",
             )
         if self.warned or told:
             return None
@@ -354,13 +355,13 @@ class Unscored:
             raise RewardError(
                 given=finding,
                 allowed=f"at most guards.max_unscored = {self.max_unscored:g}",
-                fix="Mend the reward function, give it more time (rewards.timeout), or return 0.0 for answers that "
-                "cannot be judged." + "".join(f"\n    {line}" for line in trace.splitlines()),
+                fix="Fix the reward function, give it more time (rewards.timeout), or return 0.0 for answers "
+                "that cannot be judged." + "".join(f"\n    {line}" for line in trace.splitlines()),
             )
         if self.warned:
             return None
         self.warned = True
-        return f"{finding}. They are left out of the loss, and counted in unscored_fraction"
+        return f"{finding}. The loss leaves them out, and unscored_fraction counts them"
 
     def state(self) -> dict[str, Any]:
         return {"warned": self.warned}
@@ -412,7 +413,7 @@ class Guards:
         return [warning for warning in warnings if warning is not None]
 
     def observe_update(self, step: int, grad_norm: float | None) -> list[str]:
-        """What came of the step; `grad_norm` None: no optimizer step was taken."""
+        """The result of the step; `grad_norm` None: no optimizer step was taken."""
         warning = self.unmoved.observe(step, grad_norm, told=self.no_signal.streak > 0)
         return [] if warning is None else [warning]
 

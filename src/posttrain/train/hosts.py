@@ -101,7 +101,7 @@ def require_ray(given: str) -> None:
     if found is None or found.origin is None:  # the second: a folder of that name
         raise ConfigError(
             given=f"{given}, and the package ray is not installed",
-            allowed="an environment with Ray, of the version that the cluster has",
+            allowed="an environment with the same version of Ray as the cluster",
             fix="pip install 'posttrain[ray]'",
         )
 

@@ -51,7 +51,7 @@ def join(config: RunConfig) -> Ranks:
         raise ConfigError(
             given=f"train.devices = {config.train.devices} in a job of {place.size} processes",
             allowed=f"{place.size}, or auto",
-            fix="Set train.devices = auto, which takes those that there are.",
+            fix="Set train.devices = auto, which uses all processes of the job.",
         )
     check_over(config, place.size)
     refuse_several_machines(config.output, place)
@@ -77,8 +77,8 @@ def refuse_neighbours_apart(tensor: int, machines: Sequence[str]) -> None:
             counts = Counter(machines)
             allowed, told = math.gcd(*counts.values()), ", ".join(f"{n} on {name}" for name, n in counts.items())
             raise ConfigError(
-                given=f"train.tensor = {tensor}, and of the neighbours {first} to {first + tensor - 1} some are on "
-                f"{here[0]} and some on {here[-1]} (ranks: {told})",
+                given=f"train.tensor = {tensor}, but of the neighbours {first} to {first + tensor - 1} some are "
+                f"on {here[0]} and some on {here[-1]} (ranks: {told})",
                 allowed=f"a divisor of the ranks of each machine ({allowed}): matrices are divided inside a machine",
                 fix=f"Set train.tensor = {math.gcd(allowed, tensor)}.",
             )
@@ -134,7 +134,7 @@ def launch(
     if in_memory:
         raise ConfigError(
             given=f"{in_memory[0]} is a function that no file defines, and train.devices = {config.train.devices}",
-            allowed="functions of a module or a file, which each process can import",
+            allowed="functions in a module or file, which each process can import",
             fix="Put it into a file, and name it as path.py:function.",
         )
     with _machines(config, folder, view) as (ranks, place):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 ALONE = (
-    "the first rank samples by itself, from a whole copy of the model, while the others wait; with rollout.engines = N "
-    "engines do"
+    "the first rank samples alone, from a whole copy of the model, while the others wait; with rollout.engines = "
+    "N, engines sample instead"
 )
 
 
@@ -104,15 +104,15 @@ class Judges(NamedTuple):
         given = [] if self.rewards is None else [c.label for c in self.rewards.components if c.signature.per_token]
         if given and run_ahead:
             raise ConfigError(
-                given=f'reward "{given[0]}" gives each token a reward, and train.run_ahead = {run_ahead} may leave '
-                "tokens out of the loss",
+                given=f'reward "{given[0]}" gives each token a reward, but train.run_ahead = {run_ahead} may '
+                "leave tokens out of the loss",
                 allowed="rewards of whole completions, or train.run_ahead = 0",
                 fix="Set train.run_ahead = 0, or let the reward return one number per completion.",
             )
         if given and not algorithm.reads_token_rewards and not by_turn:
             able = [key for key, cls in ALGORITHMS.that_load() if cls.reads_token_rewards is True]
             raise ConfigError(
-                given=f'reward "{given[0]}" gives each token a reward, and {algorithm.key} has one advantage per '
+                given=f'reward "{given[0]}" gives each token a reward, but {algorithm.key} has one advantage per '
                 "completion",
                 allowed=f"{', '.join(able)}, or policy_gradient with baseline = optimal_token, critic, greedy, none, "
                 "batch_mean or moving_average",

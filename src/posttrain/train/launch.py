@@ -55,7 +55,7 @@ def devices_of(config: RunConfig) -> int:
         return max(1, cards)
     if 0 < cards < asked:
         raise ConfigError(
-            given=f"train.devices = {asked}, and {cards} GPU(s)",
+            given=f"train.devices = {asked}, but there are {cards} GPU(s)",
             allowed=f"1 to {cards}, or auto",
             fix=f"Set train.devices = {cards}, or start the job with torchrun on more machines.",
         )
@@ -84,7 +84,7 @@ def most_ranks(config: RunConfig, room: int) -> int:
             return size
     assert refusal is not None, "there is room for one rank at least"
     raise DoesNotFit(
-        given=f"there is room for {room} rank(s), and the settings allow no such number: {refusal.given}",
+        given=f"there is room for {room} rank(s), but the settings do not allow that number: {refusal.given}",
         allowed=refusal.allowed,
         fix="Add machines, then `posttrain resume RUN`, or change that setting in config.yaml of the run.",
     )
@@ -102,14 +102,14 @@ class Job:
     """A folder that all ranks see: in it are the settings of the run (`CONFIG`), and what a new run is to have in its
     folder from the start (`GIVEN`)."""
     folder: Path
-    """Of the run."""
+    """The folder of the run."""
     size: int
     """Ranks."""
     ranks: RankHosts
     restarts: int
     view: TerminalView | None
     resumed: Mapping[str, Any] | None
-    """Of a run that is resumed: which settings change. None for a new one."""
+    """For a resumed run: the settings that change. None for a new run."""
 
     def run(self) -> None:
         """Until the run is over. Raises what the first rank raised, or RankLost after the last restart."""
@@ -120,13 +120,13 @@ class Job:
                 if not reason:
                     return
                 if left:
-                    again = f"the job starts again from its newest checkpoint ({left} of {self.restarts} left)"
+                    again = f"the job restarts from its newest checkpoint ({left} of {self.restarts} restarts left)"
                     self._say(f"{reason}; {again}")
                     resumes = (self.folder / "config.yaml").is_file()
         raise RankLost(
             given=f"{reason}, after {self.restarts} restarts",
             allowed="ranks that live as long as the run",
-            fix=f"`posttrain resume {self.folder}` goes on from the newest checkpoint.",
+            fix=f"`posttrain resume {self.folder}` continues from the newest checkpoint.",
         )
 
     def _once(self, resumes: bool, reason: str, signals: _Signals) -> str:
@@ -137,8 +137,8 @@ class Job:
         room = self.ranks.room(self.size)
         if room < self.size:
             size = most_ranks(self.config, room)
-            taken = "" if size == room else f", of which its settings allow {size}"
-            self._say(f"there is room for {room} of {self.size} ranks{taken}: the job goes on with them")
+            taken = "" if size == room else f", of which the settings allow {size}"
+            self._say(f"there is room for {room} of {self.size} ranks{taken}: the job continues with them")
             fewer = f"with {room} of {self.size} ranks left{taken}"
             reason = f"{reason}, {fewer}" if reason else f"it was resumed {fewer}"
             self.size, self.resumed = size, {**(self.resumed or {}), "devices": size}
@@ -267,8 +267,8 @@ def _stopped(message: str, code: int) -> KeyboardInterrupt:
 def _error_of(folder: Path, code: int, meeting: Path) -> BaseException:
     """What ended the run, as the first rank that knows it has said."""
     if code in (130, 143):
-        return _stopped(f"stopped, with a checkpoint; `posttrain resume {folder}` goes on", code)
-    message = "a rank has ended with an error, which it has printed"
+        return _stopped(f"stopped, with a checkpoint; `posttrain resume {folder}` continues the run", code)
+    message = "a rank ended with an error and has printed it"
     for file in sorted(meeting.glob("error-*.json")):
         with suppress(OSError, ValueError, LookupError):
             message = str(json.loads(file.read_text(encoding="utf-8"))["message"])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 STEP = "step"
-"""What the first rank announces; the others take the same step, each with its part of the rows."""
+"""The announcement of the first rank; the others take the same step, each with its part of the rows."""
 
 
 def train_step(trainer: Trainer, experience: Experience | Batch, step: int) -> tuple[Batch, MetricLog]:

@@ -54,8 +54,9 @@ class Room:
             self.tokens //= 2
             if len(plan(self.tokens)) != len(micros):
                 self.say(
-                    f"out of memory with micro-batches of {before} tokens ({reason}): the step is computed again, "
-                    f"and from now on with train.tokens_per_microbatch = {self.tokens}; no result depends on it"
+                    f"out of memory with micro-batches of {before} tokens ({reason}): the step is computed again "
+                    f"with train.tokens_per_microbatch = {self.tokens}, and so are all later ones; no result "
+                    "depends on this setting"
                 )
                 return
         tokens, rows = max(((tokens_of(micro), len(micro.completion_mask_BT)) for micro in micros), default=(0, 0))

@@ -113,11 +113,11 @@ class Examiner:
                 try:
                     found, reason = tried(partial(self._cause, groups, version, level, engines, copies=copies))
                 except Exception as error:
-                    return Cause(kind="unknown", text=f"asking failed: {type(error).__name__}: {reason_of(error)}")
+                    return Cause(kind="unknown", text=f"the request failed: {type(error).__name__}: {reason_of(error)}")
                 if found is not None:
                     return found[0]
                 free_memory()
-        return Cause(kind="unknown", text=f"there was no memory to ask ({reason})")
+        return Cause(kind="unknown", text=f"there was not enough memory for the request ({reason})")
 
     def _cause(
         self,
@@ -131,7 +131,7 @@ class Examiner:
         """`copies`: ask what needs a second model, too."""
         rows = self._rows(groups, version)
         if not rows:
-            return Cause(kind="unknown", text=f"no token of version {version} is there to be examined")
+            return Cause(kind="unknown", text=f"there is no token of version {version} to examine")
         asked = tuple(
             ((*row.prompt_ids, *row.ids[:place]), row.ids[place])
             for row in rows[: ASKED // 4]

@@ -29,7 +29,7 @@ PARTS = ("train", "eval", "auxiliary")
 START = "start"
 """The folder of a run that has the model which it was given."""
 Content = bytes | Callable[[Path], object]
-"""Of a file, or what writes the folder of a model."""
+"""The content of a file, or the function that writes the folder of a model."""
 
 
 class Given(NamedTuple):

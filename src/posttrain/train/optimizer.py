@@ -75,7 +75,7 @@ class CriticUpdates:
 
 
 class Updater:
-    """What happens to the gradients of one optimizer step: measured, clipped, applied at the rate of the step.
+    """The gradients of one optimizer step: measured, clipped, and applied at the rate of the step.
 
     One AdamW. A critic is clipped by itself: how wrong it is must not decide how far the policy moves.
     """
@@ -128,7 +128,7 @@ class Updater:
         ]
 
     def bytes_to_come(self) -> int:
-        """Of that memory."""
+        """Bytes of the moments that the first step will make."""
         return sum(map(self._moment_bytes, self._without_moments()))
 
     def memory_of_a_step(self) -> Tensor:
@@ -295,7 +295,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str,
                 given=f"the saved optimizer state does not fit parameter {number} of {len(parameters)}"
                 + (f", of shape {list(shape)}" if shape is not None else ""),
                 allowed="the state of a run with the same model and the same LoRA settings",
-                fix="Resume with the config that the run was started with.",
+                fix="Resume with the config with which the run was started.",
             )
         taken[int(number)] = {name: part_of(value, parameters[int(number)]) for name, value in state.items()}
     in_codes = any(name.endswith(".codes") for state in taken.values() for name in state)
@@ -303,8 +303,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str,
     if may_be and in_codes == isinstance(optimizer, torch.optim.AdamW):
         saved, asked = ("adamw_8bit", "adamw") if in_codes else ("adamw", "adamw_8bit")
         raise CheckpointError(
-            given=f"the checkpoint has the moments of train.optimizer = {saved}, and the config asks for {asked}",
-            allowed="the optimizer that the run was started with",
-            fix=f"Resume with train.optimizer = {saved}, or start a run from the checkpoint's model folder.",
+            given=f"the checkpoint has the moments of train.optimizer = {saved}, but the config asks for {asked}",
+            allowed="the optimizer with which the run was started",
+            fix=f"Resume with train.optimizer = {saved}, or start a new run from the checkpoint's model folder.",
         )
     optimizer.load_state_dict({"state": taken, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -28,7 +28,7 @@ class Fill(Protocol):
 
 
 class Refresh(Protocol):
-    """What an update needs to know of the policy as it is right before that update."""
+    """The facts about the policy right before an update that the update needs."""
 
     def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
         """`moved`: has an earlier update on this batch changed the policy since its advantages were computed?"""

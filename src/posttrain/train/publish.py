@@ -43,7 +43,7 @@ class Publisher:
 
 
 FINITE = "finite"
-"""What the first rank announces; each looks at its part of the weights."""
+"""The announcement of the first rank; each rank looks at its part of the weights."""
 
 
 class FiniteWeights:
@@ -63,7 +63,7 @@ class FiniteWeights:
             bad = int((~finite).sum())
             first = next(name for name, fine in zip(self.trained, finite.tolist(), strict=True) if not fine)
             raise NonFiniteError(
-                given=f"step {step}: the update made {bad} of {len(finite)} trained tensors not finite ({first})",
+                given=f"step {step}: after the update, {bad} of {len(finite)} trained tensors are not finite ({first})",
                 allowed="finite weights",
                 fix="They are not saved. Lower train.learning_rate; then `posttrain resume` the run.",
             )

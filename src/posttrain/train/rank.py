@@ -44,7 +44,7 @@ def main(file: str) -> int:
 
 
 def given_files(folder: Path) -> dict[str, Any]:
-    """What `train` was given as objects, by its place in the folder of the run."""
+    """The objects that `train` was given, by their places in the folder of the run."""
 
     def copied(source: Path) -> Any:
         return source.read_bytes() if source.is_file() else lambda place: shutil.copytree(source, place)

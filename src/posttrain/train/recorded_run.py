@@ -1,4 +1,4 @@
-"""What the folder of a run holds for whoever trains its steps again: settings, steps, checkpoints and metrics.
+"""The content of a run's folder that a replay needs: settings, steps, checkpoints and metrics.
 
 It is read and never written.
 """
@@ -49,8 +49,8 @@ class RecordedRun:
         if is_pipeline(folder) or not (folder / "config.yaml").is_file():
             inside = ", the folder of a pipeline" if is_pipeline(folder) else " (it has no config.yaml)"
             raise ConfigError(
-                given=f"{folder} is not the folder of one run{inside}",
-                allowed="the folder of a run; of a pipeline, that of one of its stages",
+                given=f"{folder} is not the folder of a single run{inside}",
+                allowed="the folder of a run, or of one stage of a pipeline",
                 fix="Name the folder that the run printed when it started.",
             )
         run = RecordedRun(folder, changes)
@@ -64,18 +64,19 @@ class RecordedRun:
             name = dotted(path).replace("-", "_")
             if name not in STILL_READ and any(f"{name}.".startswith(f"{one}.") for one in idle):
                 raise ConfigError(
-                    given=f"{name} decides nothing in a replay, which trains on what the run recorded",
+                    given=f"{name} has no effect in a replay, which trains on what the run recorded",
                     allowed="settings of algorithm, train, model, lora, critic, reference and teacher",
-                    fix="Leave it out; `posttrain train` starts a new run with other data or rewards.",
+                    fix="Leave it out. To train on other data or rewards, start a new run with `posttrain train`.",
                 )
 
     def _require_same_kind(self) -> None:
         before, now = (self._load(self.settings, changes).algorithm.build() for changes in ({}, self.changes))
         if now.data_kind != before.data_kind:
             raise ConfigError(
-                given=f"algorithm = {now.key}, which learns from {now.data_kind}; the run recorded {before.data_kind}",
+                given=f"algorithm = {now.key}, which learns from {now.data_kind}, but the run recorded "
+                f"{before.data_kind}",
                 allowed=f"an algorithm that learns from {before.data_kind}, as {before.key} does",
-                fix="Choose one of those; `posttrain explain ALGORITHM` says from what it learns.",
+                fix="Choose one of those; `posttrain explain ALGORITHM` says what it learns from.",
             )
 
     # --- its settings ------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class RecordedRun:
             return {}
 
     def config(self, step: int, *, changed: bool = True) -> RunConfig:
-        """What trained `step`; with the changes, unless not `changed`."""
+        """The settings that trained `step`; with the changes, unless not `changed`."""
         tree, now = self.settings, same_settings.facts_of(self._load(self.settings, {}))
         before = self.held.get(max((first for first in self.held if first < step), default=-1), now)
         if before != now:  # the run was resumed with other settings
@@ -174,10 +175,10 @@ class RecordedRun:
         end = last if last is not None else self.steps[-1]
         if begin not in starts:
             raise ConfigError(
-                given=f"--from {begin}, and there is no checkpoint of step {begin - 1} to start from",
+                given=f"--from {begin}, but there is no checkpoint of step {begin - 1} to start from",
                 allowed=f"--from {' or '.join(map(str, starts))}",
-                fix="1 starts from the model of the run, the others from a checkpoint that is there; checkpoint.keep "
-                "decides how many are kept.",
+                fix="1 starts from the run's first model, any other step from an existing checkpoint; "
+                "checkpoint.keep decides how many are kept.",
             )
         missing = sorted({*range(begin, end + 1)} - {*self.steps})
         if end < begin or missing:
@@ -203,7 +204,7 @@ class RecordedRun:
             raise ConfigError(
                 given=f"{self.folder}: {damage}",
                 allowed="the file as the run wrote it",
-                fix="Restore it from a copy. Without it nobody knows whether the run can be repeated.",
+                fix="Restore it from a copy. Without it nothing can show whether the run can be repeated.",
             ) from damage
 
 

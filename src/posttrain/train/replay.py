@@ -50,7 +50,7 @@ from posttrain.types import Batch
 
 FILE = "replay.json"
 TAKEN_OVER = (COMPUTE, "references", PAIRS, "sampled/summary.json")
-"""What the run decided before its first step, and a replay reads in a folder of its own."""
+"""Decisions of the run before its first step, which a replay reads in its own folder."""
 
 
 def replay(
@@ -179,7 +179,7 @@ class _Replaying:
         return trainer, feed
 
     def one_step(self, store: RunStore, trainer: Trainer, feed: Feed, step: int) -> None:
-        """What the loop of a run does, with neither sampling nor publishing; then every number is compared."""
+        """The loop of a run without sampling and publishing; afterwards every number is compared."""
         data = feed.take(step, step - 1)
         trainer.numbers.watch(data.names)
         batch, log = train_step(trainer, data.experience, step)
@@ -229,10 +229,9 @@ class _Replaying:
         before = self.run.record(same_model.FILE)
         if role and before is not None and before.get("sha256") != same_model.start_key(trainer.loaded.model):
             raise ModelError(
-                given=f"model.path = {config.model.path!r} holds another model than the one with which the run was "
-                f"started, {role}",
-                allowed="the same weights, wherever they lie",
-                fix=f"Restore that model, or name its place in {self.run.folder}/config.yaml.",
+                given=f"model.path = {config.model.path!r} holds another model than the run started with, {role}",
+                allowed="the same weights, in any folder",
+                fix=f"Restore that model, or write its new path into {self.run.folder}/config.yaml.",
             )
 
     def require_same_place(self, trainer: Trainer, start: Checkpoint | None) -> None:
@@ -251,12 +250,13 @@ class _Replaying:
             ]
         saved, chosen = Compute.read(self.run.folder / COMPUTE), trainer.loaded.compute
         if saved is not None and replace(saved, why="") != replace(chosen, why=""):
-            found.append(f"how products run: {saved.describe()} there, {chosen.describe()} here")
+            found.append(f"how matrix products are computed: {saved.describe()} there, {chosen.describe()} here")
         if found and not self.what_if:
             raise ConfigError(
-                given=f"the run was computed otherwise: {'; '.join(dict.fromkeys(found))}",
-                allowed="the same versions, processor, threads and choice of products, for the same bits",
-                fix="Replay it there; or give a setting, such as its seed: that is a what-if, which claims nothing.",
+                given=f"the run was computed differently: {'; '.join(dict.fromkeys(found))}",
+                allowed="the same versions, processor, threads and choice of products, for bit-identical numbers",
+                fix="Replay it there. Or change a setting, such as its seed: the replay is then a what-if and "
+                "claims nothing.",
             )
         self.notes += [note for note in dict.fromkeys(found) if note not in self.notes]
 
@@ -266,7 +266,7 @@ class _Replaying:
             plain = {**plain, "algorithm": trainer.advantages.state_dict()}
         own = trainer.tensors(0)
         if ("critic" in own) != ("critic" in tensors):
-            self.notes.append("the critic is not that of the run, and the optimizer starts without moments")
+            self.notes.append("the critic is not the run's critic, and the optimizer starts without moments")
             critic = {"critic": own["critic"]} if "critic" in own else {}
             tensors = {"policy": tensors["policy"], "optimizer": {}, **critic}
         return tensors, plain

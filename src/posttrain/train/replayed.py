@@ -1,4 +1,4 @@
-"""What came of a replay, as a record and in words."""
+"""The result of a replay, as a record and in words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOLD = ("loss", "grad_norm", "entropy")
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What came of it; `replay.json` in its folder holds the same."""
+    """The result of a replay; `replay.json` in its folder holds the same."""
 
     run: Path
     folder: Path
@@ -115,7 +115,7 @@ class Replay:
         width = max(map(len, TOLD)) + 9
         lines = [
             f"What if: steps {self.first} to {self.last} of {self.run} with {changed}.",
-            "It trains on what the run sampled and scored; nothing is claimed to be equal.",
+            "It trains on what the run sampled and scored; it claims no equality with the run.",
             "",
             "  step" + "".join(f"{name + ' (run)':>{width}}{'what-if':>12}" for name in told),
         ]
@@ -128,8 +128,8 @@ class Replay:
         lines.append("")
         for step, share in self.apart.items():
             lines.append(
-                f"weights    after step {step}: the distance to the run's is {share:.2f} times the way that the run's "
-                f"went since step {self.first - 1}"
+                f"weights after step {step}: their distance to the run's weights is {share:.2f} times as far as "
+                f"the run's weights moved since step {self.first - 1}"
             )
         if not self.apart:
             lines.append("weights    not compared, as the run has no checkpoint of these steps")

@@ -33,13 +33,13 @@ def respond(run: Run, alarms: Sequence[Alarm], *, is_over: bool = False) -> None
         run.save(required=True)
         raise AlarmStop(
             given=f"paused after step {run.step}: {in_words(alarms)}",
-            allowed=f"{wanted(alarms)}; alarms.on_alarm = warn goes on by itself",
-            fix=f"{advice(run, alarms)} `posttrain resume {run.folder}` takes these alarms as seen and goes on.",
+            allowed=f"{wanted(alarms)}; alarms.on_alarm = warn lets the run continue",
+            fix=f"{advice(run, alarms)} `posttrain resume {run.folder}` treats these alarms as seen and continues.",
         )
     if run.config.alarms.on_alarm == "stop":
         raise AlarmStop(
             given=f"stopped after step {run.step}: {in_words(alarms)}",
-            allowed=f"{wanted(alarms)}; alarms.on_alarm = warn goes on",
+            allowed=f"{wanted(alarms)}; alarms.on_alarm = warn lets the run continue",
             fix=advice(run, alarms, mend=True),
         )
 
@@ -77,15 +77,15 @@ def tell(run: Run, alarm: Alarm) -> None:
 def wanted(alarms: Sequence[Alarm]) -> str:
     if all(alarm.kind in ABOUT_NO_ANSWER for alarm in alarms):
         return "engines whose log-probabilities are the trainer's"
-    return "a reward that pays for what is meant"
+    return "a reward that pays for the behaviour you mean"
 
 
 def advice(run: Run, alarms: Sequence[Alarm], *, mend: bool = False) -> str:
-    """What the alarms know to do themselves, and what to do about the reward."""
+    """The alarms' own advice, and advice about the reward."""
     known = [alarm.fix for alarm in alarms if alarm.fix]
     if all(alarm.kind in ABOUT_NO_ANSWER for alarm in alarms):
         return " ".join(known)
-    audit = " and mend the reward (`posttrain reward audit` finds how it can be gamed)" if mend else ""
+    audit = " and fix the reward (`posttrain reward audit` finds how it can be gamed)" if mend else ""
     return " ".join([*known, f"Read {run.folder}/alarms{audit}."])
 
 

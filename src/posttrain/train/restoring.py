@@ -18,7 +18,7 @@ def detached(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
 
 
 _SAME = "the weights of a run with the same model, the same critic and the same LoRA settings"
-_AS_STARTED = "Resume with the config that the run was started with."
+_AS_STARTED = "Resume with the config with which the run was started."
 
 
 @torch.no_grad()

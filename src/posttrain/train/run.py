@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class Run:
-    """What `train` and `resume` return; while training, what the loop works with."""
+    """The result of `train` and `resume`; during training, the object that the loop works with."""
 
     resolved: Resolved
     store: RunStore
@@ -122,7 +122,7 @@ class Run:
         return run_html(read_run(self.folder))
 
     def describe(self) -> dict[str, Any]:
-        """What is about to run, for the first lines on the screen."""
+        """A description of the run, for the first lines on the screen."""
         config = self.config
         trainer = self.trainer
         trained = sum(p.numel() for p in trainer.trained_parameters().values())
@@ -199,9 +199,9 @@ class Run:
             self.view.event("evaluation", sentence)
         if measured and not name.startswith("step"):
             if name in measured and name == "trained" and "baseline" not in self.evaluation:
-                measured.setdefault("lost", "the measurement before training is not on file")
+                measured.setdefault("lost", "the measurement before training is missing")
             if "lost" in measured:
-                self.warn("evaluation", f"{measured['lost']}: what training changed is not measured row by row")
+                self.warn("evaluation", f"{measured['lost']}: the change from training is not measured row by row")
             self.evaluation = {**self.evaluation, **measured}
             self.store.record(EVALUATION, self.evaluation)
         if name in measured:
@@ -261,7 +261,7 @@ class Run:
             self.store.record(EVALUATION, self.evaluation)
             self.warn("evaluation", f"{fault}: the measurement before training is taken from events.jsonl")
         else:
-            self.warn("evaluation", f"{fault}: the measurement before training is lost, and nothing replaces it")
+            self.warn("evaluation", f"{fault}: the measurement before training is lost and cannot be replaced")
 
 
 class Phases:

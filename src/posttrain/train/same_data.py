@@ -64,7 +64,8 @@ def require_same(before: Facts, feed: Feed, measure: Measure, data: DataConfig, 
     different = [f"{what}: {_difference(before[what], now[what])}" for what in known if before[what] != now[what]]
     if different:
         raise DataError(
-            given=f"the data is not the one with which the run was started ({_places(data)}): " + "; ".join(different),
+            given=f"the data differs from the data with which the run was started ({_places(data)}): "
+            + "; ".join(different),
             allowed="the same rows in the same order, read by the same tokenizer and template",
             fix=f"Restore the data and the settings in {folder}/config.yaml; or train a new run on the new data, "
             "with the model folder of the newest checkpoint as model.path.",
@@ -158,8 +159,8 @@ def _joined(hashes: Sequence[str]) -> str:
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     counts = [facts["rows"] for facts in (before, now)]
     if counts[0] != counts[1]:
-        return f"{counts[1]:,} rows, and there were {counts[0]:,}"
-    return f"{counts[0]:,} rows as before, but others, or in another order"
+        return f"{counts[1]:,} rows, but there were {counts[0]:,}"
+    return f"{counts[0]:,} rows as before, but different ones, or in another order"
 
 
 def _places(data: DataConfig) -> str:

@@ -44,16 +44,15 @@ def check_same(run: Run) -> None:
     role = role_of_start(run.config, run.trainer.algorithm)
     if role and before.get("sha256") != start_key(run.trainer.loaded.model):
         raise ModelError(
-            given=f"model.path = {run.config.model.path!r} holds another model than the one with which the run was "
-            f"started, {role}",
-            allowed="the same weights, wherever they lie",
-            fix=f"Restore that model, or name its place in {run.folder}/config.yaml; or train a new run with the model "
-            "folder of the newest checkpoint as model.path.",
+            given=f"model.path = {run.config.model.path!r} holds another model than the run started with, {role}",
+            allowed="the same weights, in any folder",
+            fix=f"Restore that model, or write its new path into {run.folder}/config.yaml; or train a new run "
+            "with the model folder of the newest checkpoint as model.path.",
         )
 
 
 def role_of_start(config: RunConfig, algorithm: Algorithm) -> str:
-    """What the model at the start is to later steps; empty where all of it comes from the checkpoint."""
+    """The role of the first model in later steps; empty if everything comes from the checkpoint."""
     if config.lora is not None:
         return "on which its adapters stand"
     return "which is its reference" if "reference" in algorithm.needs and config.reference is None else ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FILE = "settings.json"
 ELSEWHERE = ("rewards", "check", "output")
-"""What decides nothing, and what is told elsewhere."""
+"""Settings that change no result, or that are reported elsewhere."""
 SHOWN = 12
 
 
@@ -42,7 +42,7 @@ def point_out(run: Run) -> None:
         return
     told = [f"{name} = {show(now.get(name))} (was {show(before.get(name))})" for name in changed[:SHOWN]]
     more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-    run.warn("settings", f"other settings than up to step {run.step}: {', '.join(told)}{more}")
+    run.warn("settings", f"the settings changed after step {run.step}: {', '.join(told)}{more}")
     kept = {step: settings for step, settings in held.items() if int(step) < max(run.step, 1)}
     run.store.record(FILE, {**kept, str(run.step): now})
 

@@ -1,4 +1,4 @@
-"""What differs in a run whose model scores answers instead of writing them."""
+"""The differences of a run whose model scores answers instead of writing them."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from posttrain.types import Metrics
 
 POLICY, TRAINER, SCORER = "policy", "trainer", "scorer"
-"""What the first rank announces when it makes these; the others make theirs."""
+"""Announcements of the first rank when it makes these; the others make theirs."""
 FEW_HELDOUT = 30
 """Rows, below which a held-out score says little."""
 
@@ -126,9 +126,9 @@ def few_heldout_notes(config: RunConfig, rows: Rows) -> list[str]:
         return []
     are = "is" if held == 1 else "are"
     return [
-        f"only {held} of {held + len(rows.train)} rows {are} held out: a score of so few may be off by "
-        f"{100 * half_width(held):.0f} points by chance alone, and says little about what was learned; name held-out "
-        "rows in data.eval, or raise data.eval_fraction"
+        f"only {held} of {held + len(rows.train)} rows {are} held out: their score may be off by "
+        f"{100 * half_width(held):.0f} points by chance alone, and says little about what the model learned; name "
+        "held-out rows in data.eval, or raise data.eval_fraction"
     ]
 
 
@@ -216,7 +216,7 @@ def policy_trainer(
 def watch_of(
     config: RunConfig, judges: Judges, source: Source, policy: Policy, fleet: Fleet | None
 ) -> tuple[Watch, Sequence[str]]:
-    """What watches sampled answers, and what the user should know of it; nothing where none are."""
+    """The watch on sampled answers, and notes about it for the user; nothing if no answers are sampled."""
     if not source.prompts:
         return nothing_to_watch(), []
     watch, notes = Watch.of(config, judges.check, source.prompts, policy.loaded.compute_dtype)
@@ -299,7 +299,7 @@ def measure_of(config: RunConfig, loaded: LoadedModel, samplers: Samplers, sourc
 def advantages_of(
     config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, rows: Company = ONE
 ) -> Advantages:
-    """What happens to experience before the loss sees it: once per step, and before each update.
+    """The steps between experience and loss: once per step, and before each update.
 
     `rows` are the ranks with other rows than this one."""
     split, present = Split(forward, config.train.microbatch_tokens, rows), forward.under(loaded.model)
@@ -361,7 +361,7 @@ def forgetting_loss(config: RunConfig, loaded: LoadedModel) -> float:
 
 
 def auxiliary(config: RunConfig, rows: Sequence[Row], policy: Policy, ranks: Company) -> tuple[AddGradient, list[str]]:
-    """What is added to the gradient of each update, and what the user should know about it."""
+    """The term added to the gradient of each update, and a note about it for the user."""
     algorithm, loaded, forward = policy.algorithm, policy.loaded, policy.forward
     if "auxiliary" not in algorithm.needs:
         return nothing_else, []

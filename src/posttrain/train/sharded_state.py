@@ -98,6 +98,6 @@ def _require_alike(repeated: Sequence[Mapping[tuple[str, tuple[int, ...]], str]]
                 raise GuardStop(
                     given=f"step {step}: ranks {first} and {rank} hold the same part of {part[0]}, and its bits differ",
                     allowed="copies that stay equal: each rank takes the same sums of gradients, and computes the same",
-                    fix="Nothing was saved: `posttrain resume` goes on from the checkpoint before. If it comes again, "
-                    "a device or a kernel does not compute the same twice.",
+                    fix="Nothing was saved: `posttrain resume` continues from the previous checkpoint. If this "
+                    "happens again, a device or a kernel is not deterministic.",
                 )

@@ -1,4 +1,4 @@
-"""What a run learns from and is measured by: the part of its set-up that depends on the kind of its data."""
+"""The sources of training and measurement: the part of a run's set-up that depends on the kind of its data."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a run draws its steps from, and what it is measured by."""
+    """The source of a run's steps, and of its measurements."""
 
     feed: Feed
     measure: Measure
     asked: Asked
-    """What shows how the model writes, before and after."""
+    """Prompts that show how the model writes, before and after."""
     prompts: Sequence[Prompt] = ()
     """Those that are answered in training; none where the data is given."""
     notes: Sequence[str] = ()
-    """What the user should know about the data, in sentences."""
+    """Notes for the user about the data, in sentences."""
     facts: Sequence[str] = ()
-    """What was done for the run before its first step."""
+    """Notes about work that was done before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What there is of a run whose model writes, when its data is looked at."""
+    """The parts of a run whose model writes, at the time when its data is read."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -130,13 +130,14 @@ class Inputs:
         return DatasetFeed(self.config, dataset)
 
     def asked(self, heldout: Sequence[Any], train: Sequence[Any]) -> Asked:
-        """What the model answers before and after: prompts of these rows."""
+        """The prompts of these rows that the model answers before and after."""
         return Asked.of_rows(self.config, self.loaded, heldout, train)
 
     def references(
         self, examples: Sequence[Example], places: Sequence[int], what: str = "answers"
     ) -> tuple[References | None, list[str]]:
-        """What the reference says about the examples at `places`, where the algorithm asks for it, and a line on it."""
+        """The reference's log-probabilities of the examples at `places`, if the algorithm needs them, and a line about
+        them."""
         if "reference" not in self.algorithm.needs:
             return None, []
         started, reference = time.perf_counter(), start_forward(self.config, self.loaded, self.forward)
@@ -197,9 +198,9 @@ def mark_notes(config: RunConfig, algorithm: Algorithm) -> list[str]:
     if not asks or len(config.rewards) < 2:
         return []
     return [
-        f"{algorithm.key} decides by the weighted sum of {len(config.rewards)} rewards which answers are right "
-        f"({', '.join(asks)}): a reward for length or format makes groups of wrong answers look informative; prefer "
-        "one reward for correctness, and shape lengths by the algorithm's own settings"
+        f"{algorithm.key} uses the weighted sum of {len(config.rewards)} rewards to decide which answers are "
+        f"right ({', '.join(asks)}): a reward for length or format makes groups of wrong answers look "
+        "informative; use a single reward for correctness, and shape lengths with the algorithm's own settings"
     ]
 
 
@@ -211,8 +212,9 @@ def update_notes(config: RunConfig, algorithm: Algorithm) -> list[str]:
     clip = " and ".join(f"algorithm.{name}" for name in algorithm.clip_settings)
     way_out = f"{clip}, or " if clip else ""
     return [
-        f"{algorithm.key} has no importance ratio as configured, but each batch is used for {updates} updates: "
-        f"from the second on the gradient is biased; set {way_out}train.minibatches = 1 and train.epochs = 1"
+        f"{algorithm.key} with these settings has no importance ratio, but uses each batch for {updates} updates: "
+        f"from the second update on the gradient is biased; set {way_out}train.minibatches = 1 and train.epochs = "
+        "1"
     ]
 
 
@@ -289,8 +291,8 @@ def class_notes(heldout: LabelledSet | None) -> list[str]:
     if not heldout or not only:
         return []
     return [
-        f"held-out data: all {len(heldout)} answers are {only}; how well the model tells the two kinds apart is not "
-        f"measured without answers with label {str(only != 'desirable').lower()}"
+        f"held-out data: all {len(heldout)} answers are {only}; without answers with label "
+        f"{str(only != 'desirable').lower()}, the run cannot measure how well the model tells the two kinds apart"
     ]
 
 
@@ -303,7 +305,7 @@ SOURCES = {"prompts": online, "examples": supervised, "pairs": preferences, "lab
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredSource:
-    """What a model that scores learns from, and what is measured of its scores."""
+    """The training data of a model that scores, and the measures of its scores."""
 
     feed: DatasetFeed
     heldout: Subject
@@ -314,7 +316,7 @@ class ScoredSource:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringInputs:
-    """What there is of a run whose model scores, when its data is looked at."""
+    """The parts of a run whose model scores, at the time when its data is read."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -356,7 +358,7 @@ def margin_notes(pairs: Sequence[Any], algorithm: Algorithm) -> list[str]:
     known, asked = int((~np.isnan(np.asarray(numbers_of(pairs)))).sum()), "margins" in algorithm.needs
     if asked and known < len(pairs):
         raise DataError(
-            given=f"{len(pairs) - known} of {len(pairs)} pairs have no margin, which {algorithm.key} is set to read",
+            given=f"{len(pairs) - known} of {len(pairs)} pairs have no margin, but {algorithm.key} is set to read it",
             allowed="a number in the column margin of each row",
             fix="Set algorithm.margin = 0, or complete the column.",
         )
@@ -383,8 +385,8 @@ def scale_of(ratings: Sequence[float], needs: Collection[str]) -> Scale:
     if "unit_interval" in needs and (outside := [y for y in ratings if not 0 <= y <= 1]):
         raise DataError(
             given=f"{len(outside)} of {len(ratings)} ratings are not between 0 and 1; the first is {outside[0]:g}",
-            allowed="ratings from 0 to 1, as regress = logistic learns their logits",
-            fix="Set algorithm.regress = standardized, or divide the ratings by the largest that can be given.",
+            allowed="ratings from 0 to 1, because regress = logistic learns their logits",
+            fix="Set algorithm.regress = standardized, or divide all ratings by the largest possible one.",
         )
     if len(set(ratings)) < 2:
         raise DataError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from posttrain.report.terminal import TerminalView
 
 LAST_SECONDS = 60.0
-"""What they may take after the run to send the rest."""
+"""Seconds that trackers may take after the run to send the rest."""
 
 
 @contextmanager
@@ -55,13 +55,13 @@ def _end(follower: subprocess.Popen[bytes], deadline: float, log: Path) -> str:
     try:
         status = follower.wait(timeout=max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return f"still sends after {LAST_SECONDS:.0f} seconds, and is left to it"
+        return f"is still sending after {LAST_SECONDS:.0f} seconds and is left to finish alone"
     except KeyboardInterrupt:
         return "still sends"
     if status == 0:
         return ""
     if status < 0:
-        return f"it was ended by {signal.Signals(-status).name}"
+        return f"signal {signal.Signals(-status).name} ended it"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     last = next((line.strip() for line in reversed(lines) if line.strip()), f"exit status {status}")
     return f"it failed ({last})"

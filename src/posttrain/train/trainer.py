@@ -1,4 +1,4 @@
-"""What one rank owns of a training job: the model and everything that changes it.
+"""One rank's part of a training job: the model and everything that changes it.
 
     advantages(experience)   what the algorithm asked for is computed, then its advantages
     update(minibatch)        one optimizer step
@@ -76,15 +76,15 @@ class Trainer:
     advantages: Advantages
     optimizer: Updater
     numbers: NonFinite
-    """What refuses a loss or a gradient that is not finite."""
+    """The check that refuses a loss or a gradient that is not finite."""
     publish: Callable[[int], Metrics]
     """Hands the weights of a version to whoever samples."""
     add_gradient: AddGradient = nothing_else
     """What else each update learns from."""
     critic: Critic | None = None
-    """What predicts rewards, where the algorithm has one."""
+    """The critic, which predicts rewards, if the algorithm has one."""
     held: HeldWeights | None = None
-    """What the sampler decodes with, where that is a copy."""
+    """The copy of the weights that the sampler decodes with, if there is one."""
     write: Callable[[LoadedModel, Path], object] = write_language_model
     """Writes the folder that transformers opens."""
     ranks: Ranks = ONE

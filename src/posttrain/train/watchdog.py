@@ -82,8 +82,8 @@ class Watchdog:
             os.close(file)
         error = GuardStop(
             given=f"no progress for {idle / 60:.3g} minutes; the last activity: {doing}",
-            allowed=f"at most guards.stalled_minutes = {self.limit / 60:.3g} without a token, a micro-batch, a reward "
-            "or anything on file",
+            allowed=f"at most guards.stalled_minutes = {self.limit / 60:.3g} without a token, a micro-batch, a "
+            "reward or a new line in a file",
             fix=f"{path} has the stack of each thread. `posttrain resume {self.store.folder}` continues the run from "
             "its newest checkpoint.",
         )

@@ -1,4 +1,4 @@
-"""What a verifier says about one completion: not a bare number, but a number with its reason.
+"""The verdict of a verifier on one completion: a number together with its reason.
 
 >>> verdict = Verdict(1.0, "correct", extracted="18")
 >>> verdict == 1.0, verdict.reason, 0.5 * verdict
@@ -117,7 +117,7 @@ class Verdict(float):
         if self.score is None:  # nan counts as true: `if math(...)` would pay for a verifier that failed
             raise RewardError(
                 given=f"a verdict without a score ({self.reason}) is asked whether it is true",
-                fix="Return it as it is, or ask `verdict.score is None` first.",
+                fix="Return it unchanged, or test `verdict.score is None` first.",
             )
         return super().__bool__()
 

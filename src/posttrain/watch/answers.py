@@ -1,4 +1,4 @@
-"""What the answers of a step look like: the numbers that the alarms about length and text compare."""
+"""Statistics of the answers in a step: the numbers that the alarms about length and text compare."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ NUMBER = re.compile(r"[+-]?\d{1,30}(\.\d{0,30}|/0*[1-9]\d{0,29})?", re.ASCII)
 
 
 def spelled(text: str) -> str:
-    """What a text says: the right side of an equation, a number by its value; space and case make no other one.
+    """The value that a text states: the right side of an equation, a number by its value; space and case do not matter.
 
     >>> {spelled(text) for text in ("1", "1.00", " 2/2 ", "12 - 10 = 1", "x=1", "$1$")}
     {'1'}

@@ -45,7 +45,7 @@ class Row:
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """What the engine said of each when it drew it."""
+    """The engine's log-probability of each token when it drew it."""
     places: tuple[int, ...]
     """Those of `ids` that the present weights drew."""
 
@@ -74,11 +74,11 @@ class Trainer:
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """What an engine answers when it is asked, beside its requests."""
+    """The answer of an engine that is asked beside its requests."""
 
     engine: str
     wrong_weights: str = ""
-    """What is wrong with the tensors that it holds now; empty if nothing is."""
+    """The problem of the tensors that it holds now; empty if there is none."""
     fresh: tuple[float, ...] = ()
     """What it says of tokens that it drew, each asked for as rows are, with a cache salt that nobody has used."""
     cached: tuple[float, ...] = ()
@@ -105,7 +105,7 @@ def find_cause(rows: Sequence[Row], trainer: Trainer, engines: Sequence[Answered
     if (proof := _proof(engines, level.p99)) is not None:
         return proof
     if not touched:
-        return Cause(kind="none", text="the engine says of these tokens what the trainer says")
+        return Cause(kind="none", text="for these tokens the engine gives the trainer's numbers")
     found = whole if len(touched) == len(rows) else _Differences.of([rows[row] for row in touched], trainer)
     laws = list(_laws(found, trainer))
     holding = [law for law in laws if _explains(law.residual_N, found.nats_N, level.p99)]
@@ -130,14 +130,16 @@ def find_cause(rows: Sequence[Row], trainer: Trainer, engines: Sequence[Answered
             kind="precision",
             text=f"the differences go both ways and have the size of rounding: {evidence['mean_abs']:.2g} nats, and "
             f"another precision moves the trainer's own numbers by {evidence['rounding']:.2g}",
-            fix="Let engine and trainer compute in one precision, weights, keys and values alike; with a correction "
-            "(algorithm.correction = auto) rounding of this size does no harm.",
+            fix="Let engine and trainer compute in the same precision, for weights, keys and values. With a "
+            "correction (algorithm.correction = auto), rounding of this size does no harm.",
             evidence=evidence,
         )
     return Cause(kind="unknown", text=_unexplained(evidence, engines), fix=UNKNOWN, evidence=evidence)
 
 
-UNKNOWN = "Compare the engine's options with those that the run would start it with, and ask it for a row by itself."
+UNKNOWN = (
+    "Compare the engine's options with those of an engine that the run starts itself, and ask it for a single row."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +175,7 @@ class _Differences:
         return [number for number, nats_n in enumerate(own) if nats_n.mean() > level.mean or nats_n.max() > level.p99]
 
     def rounding(self, trainer: Trainer) -> Tensor | None:
-        """What another precision adds to the trainer's numbers."""
+        """The changes that another precision makes to the trainer's numbers."""
         if trainer.rounded is None:
             return None
         return at_temperature(trainer.rounded(self.rows), self.tokens_N, trainer.temperature) - self.trainer_N
@@ -185,17 +187,17 @@ def _proof(engines: Sequence[Answered], tolerance: float) -> Cause | None:
         if one.wrong_weights:
             return Cause(
                 kind="weights",
-                text=f"{one.engine} does not hold the weights that were trained: {one.wrong_weights}",
-                fix="Something wrote to its weights after they were loaded: who else publishes to it?",
+                text=f"{one.engine} does not hold the trained weights: {one.wrong_weights}",
+                fix="Something wrote to its weights after they were loaded: does another program publish to it?",
             )
     for one in engines:
         apart = [abs(old - new) for old, new in zip(one.cached, one.fresh, strict=True)]
         if sum(nats > tolerance for nats in apart) > (1 - MOST) * len(apart):
             return Cause(
                 kind="cache",
-                text=f"{one.engine} says something else of a prompt that it has read before: the log-probability of a "
-                f"token moves by up to {max(apart):.3g} nats with the salt of its cache",
-                fix="Keys and values of other weights are used again: start the server without prefix caching, and "
+                text=f"{one.engine} gives other numbers for a prompt that it has read before: the log-probability "
+                f"of a token moves by up to {max(apart):.3g} nats with the salt of its cache",
+                fix="It reuses keys and values of other weights: start the server without prefix caching, and "
                 "leave rollout.keep_cache off.",
                 evidence={"largest": max(apart)},
             )
@@ -238,30 +240,29 @@ def _in_words(law: Law, trainer: Trainer) -> tuple[CauseKind, str, str]:
         raw = abs(law.value - 1) < 0.005 and trainer.temperature != 1
         return (
             "temperature",
-            f"the numbers are those of temperature {law.value:.3g}, and the run draws at {run}",
+            f"the numbers belong to temperature {law.value:.3g}, but the run draws at {run}",
             "Start the server with --logprobs-mode processed_logprobs."
             if raw
-            else "Let nothing between run and engine change sampling.temperature: a default of the server, a "
-            "generation_config.json, a proxy.",
+            else "Make sure that nothing between run and engine changes sampling.temperature: a default of the "
+            "server, a generation_config.json, a proxy.",
         )
     if law.name in ("top_k", "top_p", "min_p"):
         return (
             "truncation",
-            f"the numbers are those of {law.name} = {law.value:.3g}, and the run draws from the whole distribution",
+            f"the numbers belong to {law.name} = {law.value:.3g}, but the run draws from the whole distribution",
             "Start the server with --generation-config vllm, so that no default of the model truncates.",
         )
     if law.name == "version":
         return (
             "versions",
-            f"the numbers are those of version {law.value:.0f}, which was published before",
-            "The engine says that newer weights drew these tokens: it computes with older ones, or with keys and "
-            "values that they have left.",
+            f"the numbers belong to version {law.value:.0f}, which was published earlier",
+            "The engine reports that newer weights drew these tokens, but it computes with older ones, or with "
+            "their keys and values.",
         )
     return (
         "template",
-        f"the numbers are those of prompts that are read {law.name}",
-        "The engine has to read the ids that it is sent, as they are: no template, no special token, no second "
-        "tokenizer.",
+        f"the numbers belong to prompts that are read {law.name}",
+        "The engine must read exactly the ids that it is sent: no template, no special token, no second tokenizer.",
     )
 
 

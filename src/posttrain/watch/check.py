@@ -29,7 +29,7 @@ SAMPLE_STREAM = 7_368_787
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What the check says about a sample of the accepted answers of a step."""
+    """The check's verdict on a sample of the accepted answers of a step."""
 
     accepted: int = 0
     """Answers that the reward accepts."""
@@ -39,9 +39,9 @@ class Checked:
     """Does the check accept the answer as well? Answers without a score are missing."""
     seconds: float = 0.0
     judgements: tuple[Judgement, ...] = ()
-    """What language models among the checks were asked and said; their label is check/<label>."""
+    """Questions to language models among the checks, and their answers; their label is check/<label>."""
     failure: str = ""
-    """What went wrong first, where the check failed."""
+    """The first error, if the check failed."""
 
     @property
     def rejected(self) -> int:
@@ -86,7 +86,7 @@ class IndependentCheck:
 
     @property
     def in_evaluations(self) -> RewardSet:
-        """What scores held-out answers, of which nothing is learned."""
+        """The part that scores held-out answers, of which nothing is learned."""
         return self._judges
 
     @property
@@ -95,7 +95,7 @@ class IndependentCheck:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should be warned of, and how it judges (`facts`): sentences, never a score."""
+        """Warnings for the user, and how the check judges (`facts`): sentences, never a score."""
         return self._judges.notes
 
     @property

@@ -22,7 +22,7 @@ class Course:
         self.last: list[float] = []
 
     def add(self, value: float) -> None:
-        """What is not a finite number says nothing and is left out."""
+        """Numbers that are not finite are left out."""
         if not math.isfinite(value):
             return
         if len(self.first) < self.size:

@@ -1,4 +1,4 @@
-"""What held-out answers say: before training about what is normal, later about what was lost."""
+"""The held-out answers: before training they show what is normal, later what was lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ABOVE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLook:
-    """What the held-out answers of the start model say."""
+    """The facts from the start model's held-out answers."""
 
     accepted_at: float
     """Total reward from which on an answer counts as accepted."""
@@ -77,7 +77,7 @@ def are_marks(scores: list[float]) -> bool:
 
 
 def held_out(step: int, measured: Mapping[str, Any], *, independent: bool) -> HeldOut | None:
-    """What the alarms read of an evaluation (`Evaluation.to_json`); None where it has no score of greedy answers.
+    """The part of an evaluation that the alarms read (`Evaluation.to_json`); None if it has no score of greedy answers.
 
     `independent`: is there a check? Of several the lowest counts.
     """

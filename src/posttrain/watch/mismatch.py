@@ -80,9 +80,9 @@ class Mismatch:
             kind="mismatch",
             step=number,
             change_point=since,
-            message=f"since step {since} the engine's log-probabilities are not the trainer's: they differ by "
-            f"{mean:.2g} nats on average{share} (rounding explains "
-            f"{self.level.p99:g}{start}). Cause: {cause.kind}: {cause.text}",
+            message=f"since step {since} the engine's log-probabilities differ from the trainer's by {mean:.2g} "
+            f"nats on average{share} (rounding explains {self.level.p99:g}{start}). Cause: {cause.kind}: "
+            f"{cause.text}",
             evidence={
                 "cause": cause.kind,
                 "mean": mean,

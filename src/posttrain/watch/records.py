@@ -34,9 +34,9 @@ class Step:
     metrics: Mapping[str, float]
     """The metrics of the step; what was not measured is missing or nan."""
     reward: Movement = "unknown"
-    """What the training reward has done since the start."""
+    """The change of the training reward since the start."""
     heldout: Movement = "unknown"
-    """What the held-out score has done since before training; that of the independent check where there is one."""
+    """The change of the held-out score since before training; that of the independent check if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Alarm:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind the message."""
     fix: str = ""
-    """What to do about it, where the alarm knows; else the reward is to be mended."""
+    """Advice, if the alarm has some; else: fix the reward."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("kind", "step", "change_point", "message", "fix")} | {

@@ -42,7 +42,7 @@ MUCH_UNSCORED = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """What was found out about the answers of a step, after the update."""
+    """The findings about the answers of a step, after the update."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     columns: Mapping[str, list[float | None]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Watch:
             try:
                 check.require(prompts, "training data")
             except ConfigError as error:
-                notes.append(f"the check sees held-out answers only, and none of training: {error.given}")
+                notes.append(f"the check sees only held-out answers and none from training: {error.given}")
                 watch.check = None
         return watch, notes
 
@@ -149,7 +149,7 @@ class Watch:
         return self.check.look_at(groups, chosen, accepted=len(accepted), accepts_at=self.config.check_accepts_at)
 
     def observe(self, number: int, metrics: Mapping[str, float]) -> tuple[list[Alarm], dict[str, float]]:
-        """What fires at this step, and where the cumulative sum stands."""
+        """The alarms that fire at this step, and the state of the cumulative sum."""
         self.reward.add(metrics.get("reward", float("nan")))
         step = Step(number=number, metrics=metrics, reward=self.reward.movement(), heldout=self._proof(metrics))
         found = [alarm for one in self.step_alarms.values() if (alarm := one.observe(step)) is not None]
@@ -174,7 +174,7 @@ class Watch:
     # --- evaluations -------------------------------------------------------------------------------------------------
 
     def before_training(self, answers: Path) -> str | None:
-        """What counts as accepted, and how often the check disagrees, by the held-out answers of the start model.
+        """The threshold of acceptance and the rate of disagreement, from the start model's held-out answers.
 
         Returns a warning where the two disagree so much already that a rise could not be told."""
         look = first_look(answers, accepted_at=self.config.accepted_at, check_accepts_at=self.config.check_accepts_at)
@@ -187,11 +187,11 @@ class Watch:
             return None
         return (
             f"before training the check rejects {look.rejected} of the {look.accepted} held-out answers that the "
-            "reward accepts: one of the two does not measure what is meant, or alarms.accepted_at is too low"
+            "reward accepts: one of the two does not measure what you mean, or alarms.accepted_at is too low"
         )
 
     def evaluated(self, step: int, measured: Mapping[str, Any]) -> list[Alarm]:
-        """What an evaluation of the weights of this step sets off (`measured` is what evaluation.json says of it)."""
+        """The alarms that an evaluation of this step sets off (`measured` is the content of evaluation.json)."""
         found = held_out(step, measured, independent=self.independent) if self.config.enabled else None
         if found is None or self.heldout.has_seen(step):
             return []

@@ -99,12 +99,12 @@ def test_what_has_to_be_done_first(facts, before):
 @pytest.mark.parametrize(
     ("facts", "heading"),
     [
-        ({"data": "verifier", "base_score": 0}, "Only after what stands under First (too-hard)"),
-        ({"data": "verifier", "base_score": "99%"}, "Only after what stands under First (too-easy)"),
+        ({"data": "verifier", "base_score": 0}, "Only after the steps under First (too-hard)"),
+        ({"data": "verifier", "base_score": "99%"}, "Only after the steps under First (too-easy)"),
         ({"data": "verifier", "base_score": 0.4}, ""),
         (
             {"data": "verifier", "turns": "tools", "calls_tools": False},
-            "Only after what stands under First (never-calls)",
+            "Only after the steps under First (never-calls)",
         ),
         ({"data": "verifier,demonstrations", "base_score": 0}, ""),
     ],
@@ -181,7 +181,7 @@ def test_runners_up_come_with_the_reason_against_them():
     assert told["dpo"].score is None
     assert told["grpo"].rule == "no-sampling"
     close = {entry.algorithm: entry for entry in advise(data="verifier").runners_up}
-    assert "less speaks for it than for grpo" in close["reinforce_plus_plus_baseline"].why_not
+    assert "there are fewer reasons for it than for grpo" in close["reinforce_plus_plus_baseline"].why_not
 
 
 def test_what_would_change_the_answer_does_so():

@@ -127,7 +127,11 @@ EXPECTED = {
 }  # fmt: skip
 LEFT = {
     "ppo_sentiment.py": ["rewards is empty"],
-    "rloo.py": ["learning_rate = options.learning_rate: only running the script would tell"],
+    "grpo_dr.py": ["line 8: the script changes the rows (map)"],
+    "rloo.py": [
+        "line 17, learning_rate = options.learning_rate: only running the script would reveal it",
+        "line 23: importing this file trains",
+    ],
     "reinforce_plus_plus.sh": ["A reward function of verl takes"],
 }
 """What cannot be known from the file; all others can be used as they are."""
@@ -343,7 +347,7 @@ def test_names_are_followed_and_those_that_go_in_a_circle_are_said(tmp_path):
     conversion = convert(path)
     assert conversion.settings["train"]["learning_rate"] == 2e-6
     assert conversion.settings["train"]["steps"] == 6
-    assert any("line 6, beta = A: only running the script would tell" in text for text in conversion.open)
+    assert any("line 6, beta = A: only running the script would reveal it" in text for text in conversion.open)
 
 
 def test_the_order_of_settings_changes_nothing(tmp_path):

@@ -49,7 +49,7 @@ def test_a_run_that_cannot_be_meant_says_why(tmp_path: Path):
         (0, ""),
         (-9, "its process was ended by SIGKILL (the kernel does so when memory is out)"),
         (-11, "its process was ended by SIGSEGV"),
-        (1, "its process ended with exit code 1; the log says more"),
+        (1, "its process ended with exit code 1; see the log"),
     ],
 )
 def test_a_child_that_said_nothing_is_known_by_its_exit_code(code: int, reason: str):

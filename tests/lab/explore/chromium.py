@@ -39,8 +39,8 @@ class Chromium:
         to_browser, self._writes = _pipe()
         self._reads, from_browser = _pipe()
         log = os.open(profile / "chromium.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        files = [(os.POSIX_SPAWN_DUP2, to_browser, 3), (os.POSIX_SPAWN_DUP2, from_browser, 4)]
-        files += [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+        files = [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]  # first: the log may be file 3 or 4
+        files += [(os.POSIX_SPAWN_DUP2, to_browser, 3), (os.POSIX_SPAWN_DUP2, from_browser, 4)]
         command = [PROGRAM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self._process = os.posix_spawn(PROGRAM, command, os.environ, file_actions=files, setsid=True)
         for end in (to_browser, from_browser, log):

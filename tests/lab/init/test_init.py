@@ -139,7 +139,7 @@ def test_a_folder_with_other_files_is_welcome(tmp_path):
         ({"data": "pair"}, r"--data pair; allowed: answers, function, .*\n  Did you mean pairs\?"),
         ({"goal": "fame"}, r"--goal fame; allowed: balance, quality, stability, speed, memory"),
         ({"where": "cloud"}, r"--where cloud; allowed: auto, cpu, gpu"),
-        ({"model": "./nowhere"}, r"--model ./nowhere: there is no such folder.*\n  Take --model tiny"),
+        ({"model": "./nowhere"}, r"--model ./nowhere: there is no such folder.*\n  Use --model tiny"),
     ],
 )
 def test_an_answer_that_cannot_be_meant_is_named(answers, message):

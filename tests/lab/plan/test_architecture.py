@@ -111,12 +111,12 @@ def test_architectures_that_cannot_be_counted_are_named() -> None:
 def test_a_model_that_was_trained_further_has_the_shape_of_the_model() -> None:
     for name in ("Qwen/Qwen2.5-7B-Instruct", "qwen/qwen2.5-7b-it"):
         assert read_architecture(name).counts == read_architecture("7b").counts
-    with pytest.raises(ConfigError, match="no model that is known by name"):
+    with pytest.raises(ConfigError, match="nor a known model's name"):
         read_architecture("Qwen/Qwen2.5-7B-Coder")
 
 
 def test_a_name_that_says_nothing_is_answered_with_the_size_classes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'6\.9b' is no folder.*0.5b, .*7b.*30b-a3b"):
+    with pytest.raises(ConfigError, match=r"'6\.9b' is neither a folder.*0.5b, .*7b.*30b-a3b"):
         read_architecture("6.9b")
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match="holds no settings"):

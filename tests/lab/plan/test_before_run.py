@@ -106,7 +106,9 @@ def test_long_answers_that_may_not_come_are_warned_of_and_not_refused(tmp_path, 
 
 def test_beyond_the_error_at_the_very_least_it_is_refused_with_what_would_make_it_fit(tmp_path, monkeypatch):
     with_memory(monkeypatch, 40.0)
-    with pytest.raises(DoesNotFit, match=r"at the very least, and .* are there.*the estimate being off by at most 25%"):
+    with pytest.raises(
+        DoesNotFit, match=r"at the very least, but only .* are available.*even if the estimate is off by 25%"
+    ):
         plan_into(tmp_path / "run", config_with())
 
 
@@ -153,7 +155,7 @@ def test_what_is_not_known_of_a_stage_is_left_to_its_beginning(tmp_path):
 
 def test_a_model_that_the_hub_does_not_give_is_left_to_whoever_loads_it(tmp_path):
     said = plan_into(tmp_path / "run", config_with(**{"model.path": "nobody/has-this-model-of-3b"}))
-    assert said.startswith("plan: cannot tell whether it fits: model 'nobody/has-this-model-of-3b' is no folder")
+    assert said.startswith("plan: cannot tell whether it fits: model 'nobody/has-this-model-of-3b' is neither a folder")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

@@ -63,7 +63,7 @@ def test_a_plan_counts_the_rows_that_there_are_and_says_so(tmp_path):
     elsewhere = make_plan(load_config(made, {"data.train": "no-such-file.jsonl"}).config)
     assert elsewhere.step.tokens > 10 * plan.step.tokens
     assert elsewhere.step_seconds > plan.step_seconds
-    assert "since the data or the tokenizer is not on this machine" in elsewhere.render()
+    assert "because the data or the tokenizer is not on this machine" in elsewhere.render()
 
 
 def test_what_is_dropped_counts_for_nothing(tmp_path):

@@ -107,7 +107,7 @@ def test_hybrid_sharding_needs_as_much_as_one_machine():
         ("64xh100", {"tensor": 16}, r"tensor = 16 \(--tensor\) for 64 devices, 8 in a machine"),
         ("64xh100", {"tensor": 3}, "allowed: a divisor of both"),
         ("8xh100", {"sharding": "hybrid"}, "Set --sharding full, or take 16 devices"),
-        ("12xh100", {"sharding": "hybrid"}, "two whole machines or more"),
+        ("12xh100", {"sharding": "hybrid"}, "two or more whole machines"),
         ("8xh100", {"engine": "separate", "engine_ranks": 12}, r"12 devices of engines \(--engine-gpus\), 8 each"),
         ("8xh100", {"network": 0.0}, r"network = 0.0 \(--network\); allowed: 0.1 or more"),
     ],

@@ -72,7 +72,7 @@ def test_what_is_drawn_shorter_takes_less_time_and_the_same_memory():
         ({"config": CONFIG, "price": -3.0}, r"price = -3.0 \(--price\); allowed: 0 or more"),
         ({"config": CONFIG, "engine_ranks": 0}, "engine_ranks = 0 .*allowed: 1 or more"),
         ({"config": CONFIG, "mean_completion_tokens": 13}, "allowed: 1 to 12, which is sampling.max_completion_length"),
-        ({"config": CONFIG, "model": "7b"}, "a model or an algorithm beside it"),
+        ({"config": CONFIG, "model": "7b"}, "together with a model or an algorithm"),
         ({"model": "no/such-model-8b", "algorithm": "grpo", "gpus": "h100"}, "nearest size class"),
     ],
 )
@@ -157,7 +157,7 @@ def test_the_verb_plans_from_flags_and_from_a_file(tmp_path, capsys):
     ("arguments", "message"),
     [
         (("--gpus", "8xH100"), "--probe and --gpus 8xH100; allowed: --probe without --gpus"),
-        ((), "which has stages; allowed: --probe with the configuration of one run"),
+        ((), "which has stages; allowed: --probe with the configuration of a single run"),
     ],
 )
 def test_a_probe_says_what_it_cannot_measure(tmp_path, capsys, arguments, message):

@@ -168,7 +168,7 @@ def test_the_numbers_game_is_audited_by_solutions_that_were_searched_for():
     assert report.kind == "exact"
     assert [finding.status for finding in report.checks] == ["ok", "ok", "ok"], report.render()
     assert report.reads
-    with pytest.raises(DataError, match="no row has a target that its numbers reach; its columns are target, nums"):
+    with pytest.raises(DataError, match="no row has a target that its numbers can reach; its columns are target, nums"):
         audit("countdown", [row | {"target": -1000} for row in games()])
 
 
@@ -278,7 +278,10 @@ def test_an_audit_without_time_for_any_check_is_no_pass():
     late = Finding(check="noise", status="skipped", measured=None, limit="-", text="out of time")
     report = AuditReport(reward="r", kind="exact", why="declared", rows=50, reads=("GOLD",), checks=[late])
     assert not report.ok
-    assert "Do not train on this reward yet, and 1 checks were not made: give more time" in report.render()
+    assert (
+        "Do not train on this reward yet, and there was no time for 1 checks: give the audit more time"
+        in report.render()
+    )
 
 
 def test_a_reward_that_hangs_is_no_audit_that_hangs():

@@ -180,7 +180,10 @@ def test_without_a_verdict_the_answers_are_unscored_and_counted(score, server):
     server.rule = lambda texts: "Hard to say."
     scores = score(PAIR)
     assert scores.scored_PG == [[False, False]]
-    assert "gave no verdict, asked twice; its reply ends with 'Hard to say. Hard to say.'" in scores.failures[0].message
+    assert (
+        "gave no verdict when asked twice; its reply ends with 'Hard to say. Hard to say.'"
+        in scores.failures[0].message
+    )
     assert float(judge_metrics(scores.judgements)["judge/unparsable"]) == 1.0
     assert len(server.requests) == 4
 
@@ -231,7 +234,7 @@ def test_a_server_that_repeats_the_key_with_status_200_does_not_bring_it_to_disk
 
 def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(judged, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "sk-secret\nsecond")
-    with pytest.raises(ConfigError, match="something that no header can carry") as caught:
+    with pytest.raises(ConfigError, match="value cannot be sent in a header") as caught:
         judged(api_key_env="JUDGE_KEY")
     assert "secret" not in str(caught.value)
 

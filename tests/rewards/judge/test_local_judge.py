@@ -126,7 +126,7 @@ def test_a_policy_that_says_verdicts_gives_scores(loaded, monkeypatch):
 
 
 def test_a_policy_that_is_not_there_is_an_error():
-    with pytest.raises(ConfigError, match=r"judge.model = policy, but nothing is being trained or evaluated"):
+    with pytest.raises(ConfigError, match=r"judge.model = policy, but no policy is being trained or evaluated"):
         score(["one"], model="policy")
 
 
@@ -138,7 +138,7 @@ def test_a_folder_that_is_no_model_is_named_as_the_judge(tmp_path):
 def test_a_question_that_does_not_fit_is_unscored_and_the_others_are_answered(folder):
     scores = score(["x" * 3000, "y"], model=str(folder))
     assert "the question has" in scores.failures[0].message
-    assert "in the judge's context of 2048" in scores.failures[0].message
+    assert "too many for the judge's context of 2048" in scores.failures[0].message
     assert len(said(scores)) == 2
     assert said(scores)[1]
 

@@ -115,7 +115,7 @@ def test_a_rubric_that_nothing_would_show_is_refused(template):
 def test_a_template_is_found_beside_the_config_or_missed(template, tmp_path):
     template("{prompt} {first} {second}")
     assert Template.of("pairwise", path="judge.txt", folder=tmp_path).text.startswith("{prompt}")
-    with pytest.raises(ConfigError, match=r"judge.template = 'judge.txt', and there is no such file"):
+    with pytest.raises(ConfigError, match=r"judge.template = 'judge.txt', but there is no such file"):
         Template.of("pairwise", path="judge.txt")
 
 

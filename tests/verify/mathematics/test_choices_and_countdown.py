@@ -107,7 +107,7 @@ def test_every_expression_is_worked_out_exactly(numbers, data):
 @catalogue("row", [(None, [1]), (5, []), (5, None), ("x", [1]), (5, ["a"]), (True, [1]), (5, [1.5])])
 def test_a_row_that_is_no_game_is_an_error_of_the_data(row):
     target, numbers = row
-    with pytest.raises(DataError, match="is no numbers game"):
+    with pytest.raises(DataError, match="is not a numbers game"):
         countdown("<answer>1</answer>", target, numbers)
 
 

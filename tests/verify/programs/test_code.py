@@ -41,7 +41,7 @@ def judged(program: str, **row: Any):
         ("def f(n):\n", 0.0, "error", "raised IndentationError"),
         ("def g(n):\n    return 2 * n\n", 0.0, "error", "raised NameError: name 'f' is not defined"),
         ("def f(n):\n    while True: pass\n", 0.0, "timeout", "test 1 of 3: the program was stopped after"),
-        ("def f(n):\n    return object()\n", 0.0, "error", "a value of type object, which is no plain data"),
+        ("def f(n):\n    return object()\n", 0.0, "error", "a value of type object, which is not plain data"),
         ("import os\nos.abort()\n", 0.0, "error", "died of signal 6"),
         ("class Solution:\n    def f(self, n):\n        return 2 * n\n", 1.0, "correct", ""),
     ],

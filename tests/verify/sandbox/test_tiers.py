@@ -139,7 +139,7 @@ def test_a_cache_folder_that_cannot_be_written_is_no_obstacle(monkeypatch, landl
 
 def test_unsafe_has_to_be_typed_and_warns_each_time():
     for _ in range(2):
-        with pytest.warns(UserWarning, match="runs what a model wrote with all that this user may do"):
+        with pytest.warns(UserWarning, match="runs the model's programs with all rights of this user"):
             box = open_sandbox("unsafe", size=1)
         with box:
             assert box.tier == "unsafe"
@@ -150,7 +150,9 @@ def test_unsafe_has_to_be_typed_and_warns_each_time():
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_other_systems_are_refused_in_words(monkeypatch, platform):
     monkeypatch.setattr(sandbox.sys, "platform", platform)
-    with pytest.raises(SandboxUnavailable, match=f"on Linux only, and this is {platform}\n.*virtual machine"):
+    with pytest.raises(
+        SandboxUnavailable, match=f"only be confined on Linux, but this is {platform}\n.*virtual machine"
+    ):
         open_sandbox()
 
 

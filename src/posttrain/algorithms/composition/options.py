@@ -1,4 +1,5 @@
-"""What the choices of `policy_gradient` are made of: each is a name in a table, with a function and what it reads."""
+"""The building blocks of `policy_gradient`: each choice is a name in a table, with a function and the settings that it
+reads."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Scored:
     scale_PG: Tensor | float
     """Divides what comes from the rewards."""
     penalty_BT: Tensor | None
-    """What is added to the reward of each token: the KL."""
+    """The KL that is added to the reward of each token."""
 
     @property
     def rewards_B(self) -> Tensor:
@@ -42,7 +43,7 @@ class Scored:
 
     @property
     def rewards_BT(self) -> Tensor:
-        """Of the completion on its last token, beside those of single tokens."""
+        """The rewards per token: single tokens' rewards, and the completion's reward on its last token."""
         experience = self.experience
         return place_on_last_token(self.rewards_B, experience.scored_mask_BT, experience.token_rewards_BT)
 

@@ -62,7 +62,7 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """What a trust region makes of the policy's part of the loss, each `[B, T]` or `[B, 1]`."""
+    """The policy's part of the loss under each trust region, `[B, T]` or `[B, 1]`."""
 
     policy: Tensor
     """Weighted by an off-policy correction."""

@@ -13,7 +13,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class Row(PolicyGradient):
-    """What it computes is what `policy_gradient` computes with its row and its settings."""
+    """It computes the same as `policy_gradient` with its row and its settings."""
 
     @property
     def composed(self) -> ComposedPolicyGradient:

@@ -35,7 +35,7 @@ class Anchor(NamedTuple):
     center_BT: Tensor | None
     """Where the ratio of the algorithm is centred; None: at the policy itself."""
     corrected_BT: Tensor
-    """What the weight leads to: it is exp(corrected - sampler)."""
+    """The corrected log-probabilities: the weight is exp(corrected - sampler)."""
 
 
 def _at_trainer(now_BT: Tensor, batch: Batch) -> Anchor:

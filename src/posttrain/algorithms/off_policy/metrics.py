@@ -1,4 +1,4 @@
-"""What a correction tells of a step: mismatch of sampler and trainer, weights, rejected tokens."""
+"""The metrics of a correction: mismatch of sampler and trainer, weights, rejected tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ CORRECTION_METRICS = MISMATCH_METRICS | WEIGHT_METRICS
 
 @without_gradient
 def correction_metrics(correction: Correction | None, outputs: Outputs, batch: Batch) -> Metrics:
-    """Of the rows that train something, rejected tokens included; nothing without the sampler's log-probabilities."""
+    """Metrics over the rows that train something, rejected tokens included; nothing without the sampler's
+    log-probabilities."""
     mask_BT = batch.completion_mask_BT
     if batch.correction_BT is not None:
         mask_BT = mask_BT | (batch.correction_BT == 0)
@@ -75,7 +76,7 @@ def mismatch_metrics(before_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor) ->
 
 
 def weight_metrics(correction: Correction, delta_BT: Tensor, weight_BT: Tensor, mask_BT: Tensor) -> Metrics:
-    """Of the weights that were applied; one per token, or one per completion."""
+    """Metrics of the applied weights: one weight per token, or one per completion."""
     raw = LEVELS[correction.level](delta_BT, mask_BT)
     applied, counted = weight_BT, mask_BT
     if raw.shape[-1] == 1 and mask_BT.shape[-1] != 1:

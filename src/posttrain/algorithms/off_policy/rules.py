@@ -19,7 +19,7 @@ Score = Literal[
 
 @settings
 class Rule:
-    """Of several that all have to hold: what a token or a completion must keep to, or be rejected."""
+    """A bound that a token or a completion must meet, or be rejected. If there are several rules, all must hold."""
 
     key: ClassVar[str] = "correction.reject"
 

@@ -1,4 +1,4 @@
-"""What a vLLM server is asked over HTTP, call by call."""
+"""The HTTP requests to a vLLM server, call by call."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Client:
         return answer.json() if answer.content else None
 
     async def rpc(self, method: str, **arguments: Any) -> list[Any]:
-        """What each worker of the server answers to a method of our extension."""
+        """The answer of each of the server's workers to a method of our extension."""
         answer = await self.call("/collective_rpc", {"method": method, "kwargs": arguments})
         return answer["results"]
 
@@ -104,7 +104,7 @@ class Client:
 
 
 def drawn_by(message: Mapping[str, Any], url: str) -> list[Drawn]:
-    """What one message of a stream says of its only completion."""
+    """The content of one message of a stream about its only completion."""
     if "choices" not in message:
         raise ServerError(f"{GENERATE} at {url}: {json.dumps(message)[:LONGEST_ERROR]}")
     found = list[Drawn]()

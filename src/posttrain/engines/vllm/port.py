@@ -70,7 +70,7 @@ ROWS_FOR_EACH = 2
 ENDING = 5.0
 """Seconds that the end of an engine waits for its thread, which waits for nobody."""
 NO_NUMBER = -9999.0
-"""What vLLM writes in place of a log-probability that is not finite, or that it does not have."""
+"""vLLM's placeholder for a log-probability that is missing or not finite."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 """A number that a machine has from one start to the next."""
 TICK = 0.2
@@ -85,7 +85,7 @@ class ServerSetup:
     """How its server is started; None where `url` is one that is there already."""
     url: str = ""
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-    """What the server decodes with, by name: precision and shape."""
+    """The tensors that the server decodes with, by name: precision and shape."""
     sampling: SamplingSettings
     tokenizer: PreTrainedTokenizerBase
     eos_ids: Sequence[int]
@@ -97,7 +97,7 @@ class ServerSetup:
     patience: float
     """How long a server that is not started here may be away."""
     shape: Mapping[str, Any] = field(default_factory=dict)
-    """What of the model's configuration decides what it computes."""
+    """The parts of the model's configuration that decide what it computes."""
     device: SharedDevice | None = None
     """The trainer's GPU, where the server shares it."""
 
@@ -278,30 +278,33 @@ class VllmEngine:
         """What is wrong with a server's settings; empty if nothing is."""
         if facts["logprobs_mode"] != "processed_logprobs":
             return (
-                f"it reports {facts['logprobs_mode']}, which leave temperature and truncation out: start it with "
+                f"it reports {facts['logprobs_mode']}, which ignore temperature and truncation: start it with "
                 "--logprobs-mode processed_logprobs"
             )
         if facts["vocabulary"] != self.setup.vocabulary:
-            return f"its model has {facts['vocabulary']} tokens and the trained one {self.setup.vocabulary}"
+            return f"its model has {facts['vocabulary']} tokens, but the trained one has {self.setup.vocabulary}"
         precision = next(iter(self.setup.tensors.values()))[0]
         if facts["dtype"] != precision:
-            return f"it computes in {facts['dtype']} and the run in {precision}: start it with --dtype {precision}"
+            return f"it computes in {facts['dtype']}, but the run in {precision}: start it with --dtype {precision}"
         if facts["max_model_len"] < self.setup.longest:
             return (
-                f"it takes rows of {facts['max_model_len']} tokens and the run needs {self.setup.longest}: start it "
-                f"with --max-model-len {self.setup.longest}"
+                f"it takes rows of {facts['max_model_len']} tokens, but the run needs {self.setup.longest}: start "
+                f"it with --max-model-len {self.setup.longest}"
             )
         shape = {name: value for name, value in facts["shape"].items() if name in self.setup.shape}
         if other := [name for name, value in shape.items() if value != self.setup.shape[name]]:
-            return f"its model has {other[0]} = {shape[other[0]]} and the trained one {self.setup.shape[other[0]]}"
+            return f"its model has {other[0]} = {shape[other[0]]}, but the trained one has {self.setup.shape[other[0]]}"
         if facts["machine"] != machine():
-            return "it runs on another machine: weights go through memory that both have to see"
+            return "it runs on another machine, but weights are handed over in memory that both must share"
         if self.setup.device and facts["device"] != self.setup.device.name:
-            return f"it is on {facts['device']} and the trainer on {self.setup.device.name}: rollout.placement = beside"
+            return (
+                f"it is on {facts['device']}, but the trainer is on {self.setup.device.name}: set "
+                "rollout.placement = beside"
+            )
         if self.setup.device and not facts["sleeps"]:
             return "it shares the trainer's GPU and cannot sleep: start it with --enable-sleep-mode"
         if facts["workers"] != 1:
-            return f"it has {facts['workers']} workers: how it splits tensors among them is not checked yet"
+            return f"it has {facts['workers']} workers, and posttrain cannot check yet how it splits tensors among them"
         return ""
 
     async def _watch(self, server: Server) -> None:
@@ -360,7 +363,7 @@ class VllmEngine:
         if wrong := self._wrong_in(spans, len(ids), version):
             raise ServerError(wrong)
         if ended is None and reason != "abort":
-            raise ServerError(f"a row ended ({reason}) after {len(ids)} tokens, of which none may end it")
+            raise ServerError(f"a row ended ({reason}) after {len(ids)} tokens, but none of them may end it")
         self._pass_on(flight, version, ids, logprobs, ended)
         flight.request = ""
         return ended is not None
@@ -368,9 +371,12 @@ class VllmEngine:
     def _wrong_in(self, spans: Sequence[tuple[str, int, int]], count: int, version: int) -> str:
         """What is wrong with what the server says of which weights drew these tokens; empty if nothing is."""
         if other := [label for label, _, _ in spans if label != self._label(version)]:
-            return f"tokens were drawn by weights {other[0]!r}, while version {version} is loaded: who else loads some?"
+            return (
+                f"weights {other[0]!r} drew some tokens, while version {version} is loaded: does another "
+                "program load weights?"
+            )
         said = sum(end - start for _, start, end in spans)
-        return f"tokens were drawn by no version: {said} of {count} are labelled" if said < count else ""
+        return f"some tokens carry no version: {said} of {count} are labelled" if said < count else ""
 
     def _label(self, version: int) -> str:
         return f"{self._own}:{version}"
@@ -481,7 +487,7 @@ class VllmEngine:
     async def _sleep(self) -> None:
         """Rows that are submitted meanwhile wait here, as before an update. The server would keep their requests, and
         draw them with whatever weights it has when it wakes."""
-        assert self._sleeper, "only a server on the trainer's GPU is told to sleep"
+        assert self._sleeper, "only a server on the trainer's GPU can be told to sleep"
         async with self._changing_weights():
             self._open.clear()
             await self._all_have_left()
@@ -580,12 +586,12 @@ class VllmEngine:
         request |= ({"cache_salt": salt} if salt else {}) | ({"request_id": name} if name else {})
         answer = await self._client.call(GENERATE, request)
         if [len(drawn.ids) for drawn in drawn_by(answer, self._client.url)] != [1]:
-            raise ServerError(f"{GENERATE} was asked for one token, and answers {str(answer)[:LONGEST_ERROR]}")
+            raise ServerError(f"{GENERATE} was asked for one token, but answered {str(answer)[:LONGEST_ERROR]}")
         content = answer["choices"][0]["logprobs"]["content"][0]
         for one in (content, *content.get("top_logprobs", ())):
             if one["token_id"] == token:
                 return number_of(one["logprob"])
-        raise ServerError(f"{GENERATE} says nothing of token {token}, which it was asked for")
+        raise ServerError(f"{GENERATE} says nothing about the requested token {token}")
 
     # --- small things ------------------------------------------------------------------------------------------------
 

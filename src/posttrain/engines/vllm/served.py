@@ -1,4 +1,4 @@
-"""What is asked of vLLM servers of a model, and the folder that they are started with."""
+"""The settings of vLLM servers for a model, and the folder that they start with."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def server_setup(
     threads: int,
     device: SharedDevice | None = None,
 ) -> ServerSetup:
-    """Of server number `place`. `folder` takes what it is started with, `longest` is in tokens of a whole row. `device`
-    is the trainer's GPU, where the server shares it.
+    """The setup of server number `place`. `folder` takes the files that it starts with, `longest` counts the tokens of
+    a whole row, and `device` is the trainer's GPU if the server shares it.
 
     Raises ConfigError where vLLM is not installed, ModelError for a model that it cannot serve here, and DoesNotFit
     where a GPU has no room for it.
@@ -118,7 +118,7 @@ def on_card(
     rows: int,
     device: SharedDevice | None,
 ) -> dict[str, Any]:
-    """What of `Launch` says on which GPU a server is, and how much of it is for it; nothing on a CPU.
+    """The settings of `Launch` that choose a server's GPU and its share of it; nothing on a CPU.
 
     Servers that share `device` take what the trainer leaves. Of others each gets one of the next GPUs; those for which
     none is left have equal parts of what is free of this one. Raises DoesNotFit where that is too little.
@@ -185,7 +185,7 @@ def write_served(loaded: LoadedModel, folder: Path) -> Path:
 
 
 def tensors_of(loaded: LoadedModel) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """What a server decodes with: every parameter of the plain model, adapters merged."""
+    """The tensors that a server decodes with: every parameter of the plain model, adapters merged."""
     buffers = {name for name, _ in base_model(loaded.model).named_buffers()}
     with torch.no_grad():
         return {

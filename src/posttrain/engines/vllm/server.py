@@ -46,14 +46,14 @@ class Launch:
     threads: int
     device: str
     cache_gib: float = 1.0
-    """Of keys and values, on a CPU."""
+    """GiB for keys and values, on a CPU."""
     card: str = ""
     """The GPU that it is on, as CUDA_VISIBLE_DEVICES names it."""
     shares: ServerMemory | None = None
     """What it takes of the trainer's GPU while it is awake, where it shares that. Of one of its own it takes what vLLM
     takes."""
     card_bytes: int = 0
-    """Of that GPU, all of it."""
+    """The whole memory of that GPU."""
 
 
 class Server:
@@ -111,7 +111,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def arguments(launch: Launch, port: int) -> Sequence[str]:
-    """What the server is told on its command line."""
+    """The command line of the server."""
     given = {
         "model": str(launch.model),
         "host": "127.0.0.1",  # the calls of development mode ask for no password

@@ -47,19 +47,20 @@ class Sleeper:
         before, free = await self._held(), self.device.free()
         if before < self.weights:
             raise ServerError(
-                f"it could give {gib(before)} of the GPU back, and its weights alone are {gib(self.weights)}: "
-                "start it with --enable-sleep-mode"
+                f"it could give back only {gib(before)} of the GPU, but its weights alone take "
+                f"{gib(self.weights)}: start it with --enable-sleep-mode"
             )
         await self.client.call("/sleep", level="2", mode="abort")
         if not await self._sleeps():
-            raise ServerError("it answers /sleep with 200, and does not sleep")
+            raise ServerError("it answers /sleep with 200, but does not sleep")
         after, risen = await self._held(), self.device.free() - free
         if after > SLACK:
-            raise ServerError(f"it sleeps, and says itself that it holds {gib(after)} of {gib(before)}")
+            raise ServerError(f"it sleeps, but reports that it holds {gib(after)} of {gib(before)}")
         if before - risen > SLACK:
             raise ServerError(
-                f"it sleeps, and {gib(before - risen)} of the {gib(before)} that it says it gave back are not free "
-                f"on the GPU ({gib(self.device.free())} are): it holds them still, or somebody else took them"
+                f"it sleeps, but {gib(before - risen)} of the {gib(before)} that it claims to have given back are "
+                f"not free on the GPU ({gib(self.device.free())} are): it still holds them, or another process "
+                "took them"
             )
         self.asleep, self.gives = True, before
 

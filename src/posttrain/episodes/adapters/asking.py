@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _FULL = "This model's maximum context length is reached"
-"""What clients of OpenAI's recognise as the end of the context."""
+"""The message that OpenAI's clients recognise as the end of the context."""
 _MOST_BODY = 1 << 28
 
 
@@ -32,7 +32,7 @@ class Request:
     messages: list[dict[str, Any]]
     """The whole conversation."""
     new: list[dict[str, Any]]
-    """Of it what the policy has not seen yet."""
+    """The messages that the policy has not seen yet."""
     tools: list[dict[str, Any]]
     """Schemas."""
 
@@ -200,7 +200,7 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         others = [part.get("type") for part in content if part.get("type") != "text"]
         if others:
-            raise ValueError(f"a message holds {others[0]}, and only text reaches the policy")
+            raise ValueError(f"a message holds {others[0]}, but only text reaches the policy")
         content = "".join(part["text"] for part in content)
     found = {"role": message.get("role"), "content": content or ""}
     if message.get("tool_calls"):
@@ -215,12 +215,13 @@ def _behind(said: Sequence[Mapping[str, Any]], asked: Sequence[dict[str, Any]]) 
         now = asked[place] if place < len(asked) else None
         if now is None or _same(before) != _same(now):
             raise Rewritten(
-                f"the environment asks about another conversation: message {place + 1} was {_same(before)!s:.200} and "
-                f"is {None if now is None else _same(now)!s:.200}. What the policy has said and seen cannot be changed"
+                f"the environment asks about a different conversation: message {place + 1} was "
+                f"{_same(before)!s:.200} and is {None if now is None else _same(now)!s:.200}. It cannot change "
+                "what the policy has said and seen"
             )
     new = list(asked[len(said) :])
     if said and any(message["role"] == "assistant" for message in new):
-        raise Rewritten("the environment has put words into the policy's mouth: a message of the role assistant")
+        raise Rewritten("the environment wrote a message of the role assistant, which only the policy may write")
     return new
 
 

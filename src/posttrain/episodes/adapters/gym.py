@@ -36,14 +36,14 @@ def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callabl
     except ConfigError as error:
         raise ConfigError(
             given=f"gymnasium.make({target.name!r}) raised {error.given}",
-            allowed="an environment that is registered, and arguments that it takes under environment.settings.make",
-            fix="print(gymnasium.registry.keys()) lists the environments. Name a package that registers its own before "
-            "a colon: gymnasium:my_package:MyEnv-v0.",
+            allowed="a registered environment, and arguments that it accepts under environment.settings.make",
+            fix="print(gymnasium.registry.keys()) lists the environments. To use a package that registers its "
+            "own, name it before a colon: gymnasium:my_package:MyEnv-v0.",
         ) from None
     if kind not in ("Discrete", "Text"):
         raise ConfigError(
-            given=f"{target.name} acts in a space {kind}, which no word names",
-            allowed="environments with a discrete space of actions, or one of texts",
+            given=f"{target.name} acts in a space {kind}, which words cannot express",
+            allowed="environments with a discrete action space, or with texts as actions",
             fix="Wrap it in an environment whose actions are words, and register that one.",
         )
     return type("Gymnasium", (FromGymnasium,), {"name": target.name})
@@ -64,7 +64,7 @@ class FromGymnasium:
     ) -> None:
         gymnasium = _imported()
         if show not in ("observation", "text"):
-            raise ValueError(f"show is {show!r}, and observation and text are allowed")
+            raise ValueError(f"show is {show!r}, but only observation and text are allowed")
         drawn = {"render_mode": "ansi"} if show == "text" else {}
         self._own = gymnasium.make(self.name, **drawn, **(make or {}))
         self._words = self._named(self._own.action_space, actions)
@@ -83,7 +83,7 @@ class FromGymnasium:
         if action is None:
             self._last = self._misread
             allowed = f"one of: {', '.join(self._words)}" if self._words else "a text that the environment accepts"
-            return f"That names no action. Answer with {allowed}."
+            return f"This is not an action. Answer with {allowed}."
         observation, reward, terminated, truncated, _ = self._own.step(action)
         self._last = float(reward)
         self._steps += 1
@@ -110,7 +110,7 @@ class FromGymnasium:
         words = [str(number) for number in numbers] if actions is None else [word.lower() for word in actions]
         if len(words) != len(numbers) or len(set(words)) != len(words):
             raise ValueError(
-                f"actions has {len(set(words))} different words, and {self.name} has {len(numbers)} actions"
+                f"actions has {len(set(words))} different words, but {self.name} has {len(numbers)} actions"
             )
         return dict(zip(words, numbers, strict=True))
 

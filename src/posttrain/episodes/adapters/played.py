@@ -1,4 +1,4 @@
-"""What is asked of an environment of verifiers, whichever version it is of."""
+"""The requests to an environment of verifiers, of any version."""
 
 from __future__ import annotations
 

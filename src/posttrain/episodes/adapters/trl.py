@@ -22,7 +22,7 @@ _NOT_TOOLS = ("reset", "get_reward")
 
 
 def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callable[[], Any]], Any]) -> type:
-    """Of the class, or of a function that returns such an object. ConfigError where it has no `reset`."""
+    """An object of the class, or the result of a function that returns one. Raises ConfigError if it has no `reset`."""
     factory = load(target)
     if isinstance(factory, type) and not callable(getattr(factory, "reset", None)):
         raise ConfigError(
@@ -54,7 +54,7 @@ class FromTRL:
         if said is None:
             return None
         if not isinstance(said, str):
-            raise TypeError(f"reset returned {type(said).__name__}: only text is appended to a prompt here")
+            raise TypeError(f"reset returned {type(said).__name__}, but only text can be appended to a prompt")
         return {"prompt": [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + said}]}
 
     async def reward(self) -> float | None:

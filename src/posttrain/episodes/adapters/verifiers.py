@@ -63,8 +63,8 @@ def _refused(name: str) -> Iterator[None]:
         raise ConfigError(
             given=f"the environment verifiers:{name} cannot be made: {type(error).__name__}: {error}",
             allowed="an installed package with a Taskset (verifiers 0.4) or with load_environment (up to 0.3)",
-            fix="Install it (`prime env install`, or pip), or put its folder on PYTHONPATH; correct "
-            "environment.settings where they are refused.",
+            fix="Install it (`prime env install`, or pip), or put its folder on PYTHONPATH; if "
+            "environment.settings were refused, correct them.",
         ) from error
 
 
@@ -107,7 +107,7 @@ class FromVerifiers:
         self._loop = AgentLoop(_with_key(self.played, row))
         asked = await self._loop.begin()
         if asked is None:
-            raise RuntimeError("the environment was done before it asked anything")
+            raise RuntimeError("the environment was done before it asked for an answer")
         return {"prompt": asked.messages}
 
     async def step(self, message: Mapping[str, Any]) -> list[dict[str, Any]] | None:

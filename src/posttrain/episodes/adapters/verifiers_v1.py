@@ -101,8 +101,8 @@ def _seat(seats: list[str], trains: str | None, settings: Mapping[str, Any]) -> 
     for seat in seats:
         if seat != chosen and "client" not in dict(settings.get(seat, {})):
             raise ConfigError(
-                given=f"the environment has the seats {', '.join(seats)}; {chosen} is trained, and {seat} has no model",
-                allowed="one seat that is trained, and a model for each of the others",
+                given=f"the environment has the seats {', '.join(seats)}; {chosen} is trained, but {seat} has no model",
+                allowed="one trained seat, and a model for each of the others",
                 fix=f"Set environment.settings.{seat} = {{model: ..., client: {{base_url: ...}}}}, or name the trained "
                 "seat in environment.settings.trains.",
             )

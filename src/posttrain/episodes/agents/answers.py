@@ -23,7 +23,7 @@ class Answer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     version: int = 0
-    """Of the policy."""
+    """The version of the policy."""
     logprobs: Sequence[tuple[str, float]] = ()
     """(token, log-probability) of everything that was drawn but an EOS at the end."""
 

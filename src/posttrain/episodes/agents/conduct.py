@@ -50,7 +50,7 @@ def prepare(setup: AgentSetup) -> None:
     if setup.function is None:
         if shutil.which(setup.command[0]) is None:
             raise ConfigError(
-                given=f"agent.command = {setup.command[0]}, and there is no such program",
+                given=f"agent.command = {setup.command[0]}, but there is no such program",
                 allowed="a program and its arguments",
                 fix="Set agent.command = [python, my_agent.py], for example.",
             )
@@ -61,13 +61,14 @@ def prepare(setup: AgentSetup) -> None:
     except TypeError as error:
         raise ConfigError(
             given=f"the agent {setup.function.name} cannot be called with a row and agent.settings: {error}",
-            allowed="a function of the row, and of the settings; base_url, api_key and seed are given to whoever asks",
+            allowed="a function of the row, and of the settings if there are any; any function may also ask for "
+            "base_url, api_key and seed",
             fix="Write def run(row): ..., or correct agent.settings.",
         ) from None
 
 
 class AgentConduct:
-    """What the trainer asks for, one request after the other."""
+    """The agent's requests, one after the other."""
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup, self._seed = setup, 0
@@ -131,7 +132,7 @@ class AgentConduct:
     # --- for the agent -----------------------------------------------------------------------------------------------
 
     def answer(self, asked: Asked) -> Answer:
-        """Of the trainer, once it has drawn it. Raises `Refused`."""
+        """The trainer's answer, once it has been drawn. Raises `Refused`."""
         pending = _Pending(asked)
         with self._changed:
             self._waiting.append(pending)
@@ -228,7 +229,7 @@ def _command(command: Sequence[str], row: Mapping[str, Any]) -> Any:
     try:
         return json.loads(lines[-1]) if lines else None
     except ValueError:
-        raise ValueError(f"the last line of its output is no JSON: {lines[-1]!r:.200}") from None
+        raise ValueError(f"the last line of its output is not JSON: {lines[-1]!r:.200}") from None
 
 
 def _worth(found: Any) -> dict[str, Any]:
@@ -242,7 +243,7 @@ def _worth(found: Any) -> dict[str, Any]:
     if isinstance(found, list | tuple):
         messages = [one.model_dump(exclude_none=True) if hasattr(one, "model_dump") else one for one in found]
         if not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in messages):
-            raise TypeError(f"the agent returned {found!r:.80}, and a list is one of messages")
+            raise TypeError(f"the agent returned {found!r:.80}, but a list must hold messages")
         try:
             texts = [text_of(one.get("content"), f"message {place}") for place, one in enumerate(messages)]
         except Refused as refused:
@@ -256,5 +257,5 @@ def _worth(found: Any) -> dict[str, Any]:
     except (TypeError, ValueError):
         raise TypeError(f"the agent returned {found!r:.80}: a reward, messages, or None") from None
     if not math.isfinite(reward):
-        raise ValueError(f"the agent returned {found}, and a reward is a finite number")
+        raise ValueError(f"the agent returned {found}, but a reward must be a finite number")
     return {"done": True, "reward": reward}

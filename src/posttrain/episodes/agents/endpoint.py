@@ -40,9 +40,9 @@ class Endpoint:
             self._http = _Server((host, 0), _Handler)
         except OSError as error:
             raise ConfigError(
-                given=f"agent.host = {host}, where nothing can listen: {error}",
+                given=f"agent.host = {host} cannot be listened on: {error}",
                 allowed="an address of this machine",
-                fix="Leave agent.host out: agents of this machine reach 127.0.0.1.",
+                fix="Leave agent.host out: agents on this machine reach 127.0.0.1.",
             ) from None
         self._http.endpoint = self
         self.url = f"http://{host}:{self._http.server_port}/v1"
@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "0")
         if not length.isdecimal() or int(length) > LONGEST_BODY or "Transfer-Encoding" in self.headers:
             self.close_connection = True
-            raise Refused(f"a body has a Content-Length of at most {LONGEST_BODY} bytes", status=413)
+            raise Refused(f"a body must have a Content-Length of at most {LONGEST_BODY} bytes", status=413)
         return self.rfile.read(int(length))
 
     def _models(self, body: bytes) -> None:

@@ -97,13 +97,14 @@ def _require_plain(given: Mapping[str, Any], sampling: Mapping[str, Any], *, ign
         if name in sampling:
             if not ignores and not _same(value, sampling[name]):
                 raise Refused(
-                    f"{name} = {value!r:.80}, but the run draws with {sampling[name]!r}: a policy is trained with the "
-                    "distribution that it is sampled from. Leave it out, or set agent.sampling = ignore in the config.",
+                    f"{name} = {value!r:.80}, but the run samples with {sampling[name]!r}, and a policy must be "
+                    "trained with the distribution that it is sampled from. Leave it out, or set agent.sampling "
+                    "= ignore in the config.",
                     param=name,
                 )
         elif name in PLAIN:
             if not _same(value, PLAIN[name]):
-                raise Refused(f"{name} = {value!r:.80} is not supported, but {PLAIN[name]!r} is", param=name)
+                raise Refused(f"{name} = {value!r:.80} is not supported; only {PLAIN[name]!r} is", param=name)
         elif name not in (*READ, *SHOWN, *OF_NO_ACCOUNT):
             raise Refused(f"the parameter {name!r:.80} is not supported", param=name)
 
@@ -120,19 +121,19 @@ def _most_tokens(given: Mapping[str, Any]) -> int | None:
     name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
     most = given.get(name)
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise Refused(f"{name} = {most!r:.80}, and it is an integer of at least 1", param=name)
+        raise Refused(f"{name} = {most!r:.80}, but it must be an integer of at least 1", param=name)
     return most
 
 
 def _tools(given: Any, choice: Any) -> list[dict[str, Any]]:
     if choice not in ("auto", "none"):
-        raise Refused(f"tool_choice = {choice!r:.80} is not supported, but auto and none are", param="tool_choice")
+        raise Refused(f"tool_choice = {choice!r:.80} is not supported; only auto and none are", param="tool_choice")
     if not isinstance(given, list):
         raise Refused("tools is no list", param="tools")
     for tool in given:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise Refused(f"{tool!r:.80} is no tool of the type function with a name", param="tools")
+            raise Refused(f"{tool!r:.80} is not a tool of the type function with a name", param="tools")
     return [] if choice == "none" else [dict(tool) for tool in given]
 
 
@@ -143,7 +144,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
     for place, message in enumerate(given):
         where = f"messages[{place}]"
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-            raise Refused(f"{where} has no role of {', '.join(ROLES)}", param=where)
+            raise Refused(f"{where} has none of the roles {', '.join(ROLES)}", param=where)
         role = "system" if message["role"] == "developer" else message["role"]
         own: dict[str, Any] = {"role": role, "content": text_of(message.get("content"), where)}
         if role == "assistant" and message.get("tool_calls"):
@@ -163,7 +164,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Of a text, of parts that are texts, or of nothing. Raises `Refused`."""
+    """The text of a text, of parts that are texts, or of nothing. Raises `Refused`."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""What the process of a trajectory is told of its agent."""
+"""The facts about its agent that a trajectory's process is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was asked and answered in a session, and from which ids a request goes on."""
+"""The questions and answers of a session, and the ids from which a request continues."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Point:
 
     messages: tuple[Message, ...]
     tools: str
-    """Of the request, as JSON: a template writes them into the context."""
+    """The tools of the request, as JSON: a template writes them into the context."""
     ids: tuple[int, ...]
-    """What the policy has seen, and drawn, up to here."""
+    """The ids that the policy has seen and drawn so far."""
     answered: bool
 
 

@@ -37,7 +37,7 @@ ASKED_FOR = "max_tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class AgentScene(Scene):
-    """What trajectories have in common whose turns agents ask for."""
+    """The common parts of trajectories whose turns agents ask for."""
 
     with_tools: Bridge | ConfigError
     """For requests that bring tools; what is wrong with the chat template where it takes none."""
@@ -120,7 +120,7 @@ class AgentTurns(Turns):
             _take(play, reply.value)
             self._complete(play)
         else:
-            self._failed(play, "exception", "the agent ended without an answer of its endpoint")
+            self._failed(play, "exception", "the agent ended without requesting an answer from its endpoint")
 
     def _request(self, play: Play, messages: Sequence[Message], **asked: Any) -> None:
         """Draw what answers these messages; `asked` are fields of `Talk`."""

@@ -20,7 +20,7 @@ class Architecture:
     """A decoder that llama.cpp computes and transformers reads back."""
 
     name: str
-    """Of llama.cpp."""
+    """The name in llama.cpp."""
     requires: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Setting of the config -> the values that the file can hold."""
     permutes: bool = False
@@ -93,7 +93,7 @@ def metadata(config: PreTrainedConfig, found: Architecture) -> dict[str, int | f
 
 def _unknown(config: PreTrainedConfig, given: str, allowed: str) -> ModelError:
     return ModelError(
-        given=f"this {config.model_type} model has {given}, which its GGUF form cannot say",
+        given=f"this {config.model_type} model has {given}, which the GGUF format cannot express",
         allowed=allowed,
         fix="Export with --to hf.",
     )

@@ -39,7 +39,7 @@ class Vocabulary:
     types: Sequence[int]
     merges: Sequence[str]
     scores: Sequence[float] | None = None
-    """Of "llama": pieces of higher score are merged first."""
+    """For "llama": pieces with a higher score are merged first."""
     add_space_prefix: bool | None = None
 
 
@@ -145,7 +145,7 @@ def _has(part: Any, kind: str) -> bool:
 
 def _no_form(what: str) -> ModelError:
     return ModelError(
-        given=f"the tokenizer has {what}, which a GGUF file cannot say",
+        given=f"the tokenizer has {what}, which a GGUF file cannot express",
         allowed="byte-level BPE with a known rule of splitting, BPE with byte fallback, or ASCII characters",
         fix="Export with --to hf.",
     )

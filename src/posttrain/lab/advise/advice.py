@@ -1,4 +1,4 @@
-"""What the advisor says: records for programs, and text for people."""
+"""The advisor's answer: records for programs, and text for people."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from posttrain.lab.plan.verdict import size
 WIDTH = 100
 NOTHING = "No algorithm: there is nothing to learn from yet.\n"
 MORE = (
-    "With --details 1: what it needs, how it goes wrong, what else was considered, where guides disagree, what would\n"
-    "change the answer, and the sources.\n"
+    "With --details 1: what it needs, how it fails, the alternatives, where guides disagree, what would change\n"
+    "the answer, and the sources.\n"
 )
 
 
@@ -60,7 +60,7 @@ class Recommendation:
     failures: tuple[str, ...]
     avoid_when: str
     settings: dict[str, Any]
-    """Of the algorithm, where the situation asks for others than its defaults, or others are usual in it."""
+    """Settings of the algorithm, if the situation needs others than its defaults, or others are usual in it."""
     config: str
     """YAML for `posttrain train`, with the names of your own files to fill in."""
 
@@ -75,7 +75,7 @@ class RunnerUp:
     """None where it is ruled out."""
     why_not: str
     rule: str | None
-    """Of that reason; None where it only has less that speaks for it."""
+    """The rule behind that reason; None if it only has fewer reasons in its favour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Point:
     text: str
     sources: tuple[str, ...]
     blocks: bool = False
-    """Of what has to be done first: is learning from rewards in vain until it is done?"""
+    """For a first step: is learning from rewards in vain until it is done?"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class Advice:
         """A heading where the first recommendation would learn nothing as things are."""
         blocking = [point.id for point in self.before if point.blocks]
         learns = self.best is not None and from_rewards(ALGORITHMS[self.best.algorithm])
-        return f"Only after what stands under First ({', '.join(blocking)})\n" if blocking and learns else ""
+        return f"Only after the steps under First ({', '.join(blocking)})\n" if blocking and learns else ""
 
     def _repr_markdown_(self) -> str:
         return f"```text\n{self.render()}```"

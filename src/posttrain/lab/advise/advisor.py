@@ -156,7 +156,7 @@ def _runners_up(
 def _runner_up(standing: Standing, first: Standing | None) -> RunnerUp:
     worst = next(iter((*standing.vetoes, *standing.speaks_against)), None)
     if worst is None and first is not None:
-        why = f"less speaks for it than for {first.algorithm}: {standing.score:g} of {first.score:g} points"
+        why = f"there are fewer reasons for it than for {first.algorithm}: {standing.score:g} of {first.score:g} points"
     else:
         why = worst.text if worst else "nothing in these facts speaks for it"
     return RunnerUp(

@@ -1,4 +1,4 @@
-"""What the advisor is told: the data, the reward, the model, the machine, and what matters most.
+"""The advisor's input: the data, the reward, the model, the machine, and the user's priorities.
 
 Everything may be left out. What follows from something else is filled in by `assumed`, and said with the advice.
 """

@@ -115,7 +115,7 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What speaks for or against algorithms in a situation."""
+    """A reason for or against algorithms in a situation."""
 
     id: str
     when: Condition
@@ -159,7 +159,7 @@ class Entry:
     source: tuple[str, ...]
     """Keys of `Guides.sources`; none where the text names them itself."""
     blocks: bool = False
-    """Of what has to be done first: is learning from rewards in vain until it is done?"""
+    """For a first step: is learning from rewards in vain until it is done?"""
     told: Mapping[str, Any]
     """As guides.yaml has it."""
 
@@ -175,7 +175,7 @@ class Guides:
     disagreements: tuple[Entry, ...]
     before: tuple[Entry, ...]
     well_known: tuple[str, ...]
-    """Of those that are ruled out, the algorithms that people ask about."""
+    """Among the algorithms that are ruled out, those that people ask about."""
     assumptions: tuple[Mapping[str, Any], ...]
     """What is taken to be so, in this order: when, then (facts), and how that is said."""
     samples: Mapping[str, tuple[Any, ...]]

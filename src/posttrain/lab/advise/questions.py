@@ -60,7 +60,7 @@ class Question:
     fact: str
     """That it is about: what is known of it already is not asked."""
     read: Callable[[str], Any] = str
-    """Of the line that was typed: the value of the fact, or several facts by their names."""
+    """Reads a typed line: the value of the fact, or several facts by their names."""
     when: Condition = field(default_factory=dict)
 
 

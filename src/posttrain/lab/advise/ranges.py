@@ -82,7 +82,7 @@ class Remark:
 
 
 def remarks(config: RunConfig) -> list[Remark]:
-    """What stands outside of the published ranges, in their order. Nothing is loaded, and nothing is refused."""
+    """The settings outside the published ranges, in the order of the ranges. Nothing is loaded and nothing refused."""
     if config.algorithm.name not in ALGORITHMS:  # one of the user's own, about which nothing was published
         return []
     known, tree = facts_of(config), config.model_dump()
@@ -114,7 +114,7 @@ def ranges() -> tuple[Condition, tuple[Range, ...]]:
 
 
 def facts_of(config: RunConfig) -> dict[str, Any]:
-    """What conditions can ask of a configuration."""
+    """The facts about a configuration that conditions can refer to."""
     algorithm, train = config.algorithm.build(), config.train
     online = algorithm.data_kind == "prompts"
     parameters = parameters_of(config.model.path)

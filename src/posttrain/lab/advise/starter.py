@@ -56,9 +56,9 @@ TURNS: Mapping[str, Mapping[str, Any]] = {
     "environment": {"environment": {"function": "environment.py:World", "history": "split"}},
     "agent": {"agent": {"function": "agent.py:run", "history": "split"}},
 }
-"""What stands between the turns, by the names of files of one's own."""
+"""The part between the turns, by the names of the user's own files."""
 SCORES_ITSELF = ("environment", "agent")
-"""What also says what a trajectory was worth: the reward of that name."""
+"""A reward of that name also scores the trajectory."""
 OF_TURNS = {
     "environment.history": "as the chat template writes it, if it rewrites any",
     "agent.history": "as the chat template writes it, if it rewrites any",
@@ -91,7 +91,7 @@ def wants_lora(facts: Facts) -> bool:
 
 
 def settings_for(kind: type[Algorithm], facts: Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What the situation asks for, and the usual value of each setting whose default is not usual here."""
+    """The settings that the situation requires, and the usual value of each setting whose default is unusual here."""
     usual = usual_values(_known(kind, facts, asked))
     unusual = {name: usual[f"algorithm.{name}"].usual for name in defaults_of(kind) if _differs(kind, name, usual)}
     return {**unusual, **asked}
@@ -246,7 +246,7 @@ SAME_RESULT = ("train.", "model.", "sampling.max_batch_rows")
 
 
 def cost_of(key: str, facts: Facts, settings: Mapping[str, Any], config: str) -> Cost:
-    """Of the algorithm with this configuration; bytes only where the model or its size is told."""
+    """The cost of the algorithm with this configuration; bytes only if the model or its size is given."""
     roles = list(roles_of(ALGORITHMS[key](**settings), facts, lora=wants_lora(facts)))
     models, told = sum(role.counts for role in roles), tuple(map(str, roles))
     memory = None if facts.model is None and facts.size is None else _counted(config, facts)

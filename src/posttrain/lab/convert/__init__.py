@@ -25,7 +25,7 @@ from posttrain.lab.convert.records import FORMS, Source
 from posttrain.lab.convert.sources import read_source
 
 ORDER = ("preset", *RunConfig.model_fields)
-"""Of the sections in the file."""
+"""The order of the sections in the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Conversion:
     notes: tuple[str, ...]
     """What has no counterpart, line by line."""
     open: tuple[str, ...]
-    """What has to be decided before the config can be used; empty where it can."""
+    """Decisions to make before the config can be used; empty if there are none."""
 
     def summary(self, to: Path | None = None) -> str:
         """In a line or two: what was read, and what is left to do."""
@@ -78,7 +78,8 @@ def convert(
     refused = _refused(tree)
     if any(text.startswith("train.steps = ") for text in meaning.open):
         refused = [text for text in refused if not text.startswith("train.steps is missing")]
-    undecided = [*meaning.open, *refused]
+    to_do = [f"line {line}: {text}." for line, text in sorted(source.to_do)]
+    undecided = [*meaning.open, *to_do, *refused]
     return Conversion(
         project=source.project,
         form=source.form,

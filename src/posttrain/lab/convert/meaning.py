@@ -1,4 +1,4 @@
-"""What the settings of another library are here: by names.yaml, by forms.yaml where a form means something of its own,
+"""Translates the settings of another library: by names.yaml, by forms.yaml if a form gives them a meaning of their own,
 and by the arithmetic of sizes.py."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Meaning:
     comments: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
-    """What has to be decided before the config can be used."""
+    """Decisions to make before the config can be used."""
 
 
 def meaning_of(source: Source, *, rows: int | None = None, devices: int = 1) -> Meaning:
@@ -65,6 +65,7 @@ class _Translation:
 
     def run(self) -> Meaning:
         self._put(self.form.get("sets", {}), "")
+        self.meaning.comments |= self.form.get("why", {})
         self._choose()
         preset = PRESETS.get(self.meaning.settings.get("preset", ""), {}).get("algorithm", {})
         self.algorithm = self.meaning.settings.get("algorithm.name", preset.get("name"))
@@ -90,7 +91,7 @@ class _Translation:
             value = "+".join(map(str, given.value)) if isinstance(given.value, list) else given.value
             if not _hashable(value) or value not in values:
                 allowed = ", ".join(map(str, values))
-                self._open(name, given, f"has no counterpart here; one of {allowed} has. Set algorithm yourself")
+                self._open(name, given, f"has no counterpart here; {allowed} have one. Set algorithm yourself")
                 continue
             told = dict(values[value])
             self.entries |= told.pop("with", {})
@@ -115,15 +116,15 @@ class _Translation:
         try:
             sizes = SIZES[self.form["sizes"]](get, self.devices)
         except (TypeError, ZeroDivisionError, ValueError):
-            self.meaning.open.append("Sizes that are no positive numbers: set train.prompts_per_step and train.steps.")
+            self.meaning.open.append("The sizes are not positive numbers: set train.prompts_per_step and train.steps.")
             return None
         settings = self.meaning.settings
         settings["train.prompts_per_step"] = ceil(sizes.prompts)
         self.meaning.comments["train.prompts_per_step"] = sizes.origin
         if sizes.prompts.denominator > 1 or sizes.minibatches.denominator > 1:
             self.meaning.open.append(
-                f"A step would have {float(sizes.prompts):g} prompts in {float(sizes.minibatches):g} updates: say how "
-                "many processes the other library was started with (--devices), or set both yourself."
+                f"A step would have {float(sizes.prompts):g} prompts in {float(sizes.minibatches):g} updates: "
+                "give the number of processes of the other library (--devices), or set both yourself."
             )
         settings |= {"train.minibatches": ceil(sizes.minibatches), "train.epochs": sizes.epochs}
         for name in sorted(unread.intersection(sizes.used)):
@@ -136,8 +137,8 @@ class _Translation:
             self.meaning.comments["train.steps"] = by_rows or by_updates
         elif sizes.passes is not None:
             self.meaning.open.append(
-                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}: the file counts passes over the rows; "
-                "posttrain convert --rows N works it out."
+                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}: the file counts passes over the "
+                "rows; posttrain convert --rows N computes the steps."
             )
         return sizes
 
@@ -160,10 +161,10 @@ class _Translation:
             return self._note(name, given, "it is not known here")
         if isinstance(given.value, Unread) and not isinstance(told, Nothing):
             key = told if isinstance(told, str) else told.key if isinstance(told, Ours) else "its counterpart"
-            return self._open(name, given, f"only running the script would tell; set {key} yourself")
+            return self._open(name, given, f"only running the script would reveal it; set {key} yourself")
         if isinstance(told, Mapping):
             if "if" in told and not self._holds(told["if"]):
-                return self._note(name, given, f"{self.source.project} reads it beside {told['if']} alone")
+                return self._note(name, given, f"{self.source.project} reads it only together with {told['if']}")
             if "as" in told or ("values" in told and not {"is", "near"} & {*told}):
                 return self._special(name, given, told)
             told = read_entry(told)

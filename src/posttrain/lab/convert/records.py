@@ -1,4 +1,4 @@
-"""What the readers of foreign files hand over."""
+"""The records that the readers of foreign files return."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Given:
-    """What a setting was given as; line 0 is that of nobody: a default of the other library."""
+    """The given value of a setting; line 0 marks a default of the other library."""
 
     value: Any
     line: int = 0
@@ -48,6 +48,8 @@ class Source:
     """Other records that the file holds: LoraConfig."""
     remarks: list[tuple[int, str]] = field(default_factory=list)
     """(line, what was seen there beside settings)."""
+    to_do: list[tuple[int, str]] = field(default_factory=list)
+    """(line, what has to be done before the config can be used)."""
     devices: int = 1
     """Processes that the command starts."""
 

@@ -41,9 +41,10 @@ def of_script(text: str, path: Path) -> Source:
     for trainer in script.calls:
         if re.fullmatch(r"\w*Trainer", script.called(trainer)):
             source.settings = script.given_to(trainer, source) | source.settings
-            if not script.guarded and any(f"{path}:" in str(g.value) for g in source.settings.values()):
-                told = "importing this file trains: move its rewards to a file of their own, and name that in rewards"
-                source.remarks.append((trainer.lineno, told))
+            if any(f"{path}:" in str(g.value) for g in source.settings.values()):
+                why = "imports TRL" if script.guarded else "trains"
+                told = f"importing this file {why}: move its rewards to a file of their own, and name that in rewards"
+                (source.remarks if script.guarded else source.to_do).append((trainer.lineno, told))
     sampled = script.names.get("generation_kwargs")
     if isinstance(sampled, ast.Dict) and isinstance(given := script.value(sampled), dict):
         source.settings = {name: Given(value, sampled.lineno) for name, value in given.items()} | source.settings
@@ -115,7 +116,7 @@ class _Script:
             return Unread(ast.unparse(node))
 
     def given_to(self, trainer: ast.Call, source: Source) -> dict[str, Given]:
-        """What a trainer is given beside its config: models, data and rewards."""
+        """The arguments of a trainer beside its config: models, data and rewards."""
         given: dict[str, Given] = {}
         for keyword in trainer.keywords:
             name, node, line = keyword.arg or "", keyword.value, keyword.value.lineno
@@ -166,7 +167,7 @@ class _Script:
         changes = [self.called(call) for call in calls if call not in (load, halved)]
         if changes:
             told = f"the script changes the rows ({', '.join(changes)}); do so in a file, and name that in data.train"
-            source.remarks.append((load.lineno, told))
+            source.to_do.append((load.lineno, told))
         arguments = self.arguments(load)
         named = [self.value(argument) for argument in load.args[:2]]
         path = arguments.get("data_files", Given(":".join(map(str, named)) or Unread(ast.unparse(load))))

@@ -15,12 +15,12 @@ from math import ceil
 from typing import Any
 
 Get = Callable[[str], Any]
-"""What a setting of the other library was given as, or its default; None where it has none."""
+"""The value of a setting in the other library, or its default; None if it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the sizes of another library come to."""
+    """The sizes of another library as ours."""
 
     prompts: Fraction
     """Prompts, or given rows, of a step."""
@@ -29,7 +29,7 @@ class Sizes:
     minibatches: Fraction = Fraction(1)
     epochs: int = 1
     counted: int = 1
-    """What the other library counts as steps for one of ours: its optimizer steps, or 1 where it counts as we do."""
+    """Steps of the other library in one of ours: its optimizer steps, or 1 if it counts as we do."""
     limit: int | None = None
     """Steps as the other library counts them."""
     passes: float | None = None

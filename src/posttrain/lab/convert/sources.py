@@ -1,4 +1,4 @@
-"""What a file of another library says: a Python script is parsed and never run, YAML and command lines are read."""
+"""Reads a file of another library: parses a Python script without running it, and reads YAML and command lines."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from typing import Any
 from posttrain.files import write_atomically
 
 CHILD = "posttrain.cli.child"
-"""What its process runs, with the arguments PARENT SETTINGS FOLDER [STEPS]."""
+"""The module that its process runs, with the arguments PARENT SETTINGS FOLDER [STEPS]."""
 WATCHED_EVERY = 0.5
 """Seconds between two looks of a child for whoever started it."""
 
@@ -55,7 +55,7 @@ class ChildResult:
             name = signal.Signals(-self.exit_code).name
             hint = " (the kernel does so when memory is out)" if name == "SIGKILL" else ""
             return f"its process was ended by {name}{hint}"
-        return f"its process ended with exit code {self.exit_code}; the log says more"
+        return f"its process ended with exit code {self.exit_code}; see the log"
 
 
 class Child:

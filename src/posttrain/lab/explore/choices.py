@@ -1,4 +1,4 @@
-"""What can be chosen on the page beside the algorithms: each choice with its values, in words."""
+"""The choices on the page beside the algorithms: each with its values, in words."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Choice:
     name: str
     label: str
     values: Mapping[str, str]
-    """What stands in the address of the page -> what is read."""
+    """A name in the page's address -> the choice that it sets."""
     start: str
     said: str = "{}"
     """How the sentence that sums a selection up speaks of a value."""
     switch: bool = False
     """Drawn as buttons side by side instead of a list."""
     online: bool = False
-    """Of no meaning where nothing is sampled."""
+    """It has no meaning if nothing is sampled."""
     hardware: bool = False
     """Stands with the hardware in the form."""
 
@@ -133,7 +133,7 @@ def fixed_settings(kind: type[Algorithm]) -> Settings:
 
 
 def settings_of(key: str, chosen: Selection) -> dict[str, Any]:
-    """What a selection sets beside model and algorithm, as `posttrain plan` takes it."""
+    """The settings of a selection beside model and algorithm, as `posttrain plan` takes them."""
     told = dict(fixed_settings(ALGORITHMS[key]))
     for choice, values in settings_by_value(ALGORITHMS[key]).items():
         told |= values.get(chosen[choice], {})

@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked where `when` is met by the facts so far."""
+    """The next question, asked if the facts so far meet `when`."""
 
     text: str
     when: Condition

@@ -104,17 +104,18 @@ def _json_lines(rows: Sequence[Row] | Sequence[Mapping[str, Any]]) -> str:
 
 
 _REAL = (
-    "So few rows show that everything works, for which `train.steps=2 train.warmup_steps=0` is enough; they do not\n"
-    "make a better model. Put your own data in before you judge what it learns."
+    "So few rows only show that everything works; `train.steps=2 train.warmup_steps=0` is enough for that. They\n"
+    "do not make a better model: put in your own data before you judge what it learns."
 )
 _TESTS = (
-    "`reward test` shows that the reward tells\nright from wrong, and whether this model will learn anything from it. "
+    "`reward test` shows whether the reward separates\n"
+    "right from wrong, and whether this model can learn anything from it. "
 )
-_MEMORY = "`posttrain plan config.yaml` says beforehand whether it fits and what it will take.\n"
+_MEMORY = "`posttrain plan config.yaml` says in advance whether the run fits and how long it takes.\n"
 
 
 def commands_of(answers: Answers) -> tuple[str, ...]:
-    """What to type in the project's folder, in its order."""
+    """The commands to type in the project's folder, in order."""
     tried = ("posttrain reward test config.yaml",) if answers.data in SAMPLED else ()
     return ("posttrain data check train.jsonl", *tried, "posttrain train config.yaml")
 

@@ -84,7 +84,7 @@ def find_model(name: str) -> str:
     if HUB_NAME.fullmatch(name) and not name.startswith("."):
         return name
     raise ConfigError(
-        given=f"--model {name}: there is no such folder, and it is no name of the Hugging Face Hub",
+        given=f"--model {name}: there is no such folder, and it is not a name on the Hugging Face Hub",
         allowed="a folder, a name such as Qwen/Qwen3-0.6B, or tiny",
-        fix="Take --model tiny to see a whole run at once, and put another one into config.yaml later.",
+        fix="Use --model tiny to see a whole run at once, and put another model into config.yaml later.",
     )

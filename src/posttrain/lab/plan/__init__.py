@@ -1,1 +1,1 @@
-"""What a step needs: memory per phase and role, arithmetic, time, money and disk."""
+"""The needs of a step: memory per phase and role, arithmetic, time, money and disk."""

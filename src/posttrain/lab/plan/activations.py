@@ -77,7 +77,7 @@ class Pass:
 
     @property
     def saved(self) -> int:
-        """Of all layers, of what comes before and after them, until the backward pass."""
+        """Bytes kept until the backward pass, for all layers and for the parts before and after them."""
         layers = sum(number * self.saved_by(block) for number, block in self.architecture.blocks)
         return layers + self.around
 
@@ -198,7 +198,8 @@ class Pass:
 
     @property
     def widest_mlp(self) -> int:
-        """Of what a token passes: the experts chosen for it, or the MLP of every token, which run one after another."""
+        """The width of the MLP that a token passes: the experts chosen for it, or every token's MLP, which run one
+        after another."""
         return max(max(_mlp_width(block), _experts_width(block)) for _, block in self.architecture.blocks)
 
 

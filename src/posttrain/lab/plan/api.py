@@ -46,7 +46,7 @@ ERROR = {"cpu": 0.25, "cuda": 0.25}
 SHARED_BY = (2, 4, 8, 16, 32, 64)
 """Numbers of devices to try."""
 DEFAULT_STEPS = 200
-"""Of a run that is planned without a config."""
+"""Steps of a run that is planned without a config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +59,19 @@ class Plan:
     memory: MemoryPlan
     cost: StepCost
     evaluation_seconds: float
-    """Of one held-out evaluation."""
+    """Seconds of one held-out evaluation."""
     evaluations: int
     disk: DiskPlan
     changes: tuple[Change, ...] = ()
-    """What would make it fit, where it does not."""
+    """Changes that would make the run fit, if it does not."""
     elsewhere: tuple[str, ...] = ()
     """Hardware on which it fits as it is, where it does not fit on this."""
     remarks: tuple[Remark, ...] = ()
     """Settings outside of published ranges."""
     placements: tuple[Placed, ...] = ()
-    """Of a run with a vLLM server on GPUs: where it may be, and which one the run takes."""
+    """For a run with a vLLM server on GPUs: its possible placements, and the one that the run takes."""
     beside: SideBySide | None = None
-    """Of a run whose engines sample while it trains, where it was simulated."""
+    """For a run whose engines sample while it trains, if it was simulated."""
 
     @property
     def hardware(self) -> Hardware:
@@ -95,7 +95,8 @@ class Plan:
 
     @cached_property
     def main_memory(self) -> Verdict | None:
-        """Of a machine whose ranks keep weights there; None where they do not, or nobody knows what the machine has."""
+        """The main memory of a machine whose ranks keep weights there; None if they do not, or if the machine's memory
+        is unknown."""
         return main_memory_verdict(self.workload, self.target)
 
     @property
@@ -116,7 +117,7 @@ class Plan:
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """What the run asks its cluster for, if it has one."""
+        """The resources that the run requests from its cluster, if it has one."""
         return bundles_of(self.config, on_gpu=self.workload.device == "cuda", ranks=ranks_of(self.config))
 
     @property
@@ -126,7 +127,7 @@ class Plan:
 
     @cached_property
     def on_one_device(self) -> Verdict | None:
-        """Of the run on one device, where `train.devices` uses no more; None where one is all there is."""
+        """The run on one device, if `train.devices` uses only one; None if there is only one."""
         if self.workload.ranks == 1 or self.config.train.devices != 1:
             return None
         one = replace(self.target, tensor=None, sharding=None, hardware=replace(self.hardware, count=1))
@@ -157,22 +158,22 @@ class Plan:
 
     @property
     def dollars(self) -> tuple[float, float] | None:
-        """Of the run, by the cheapest and the dearest usual offer; None where nothing is rented or timed."""
+        """The cost of the run, by the cheapest and the most expensive offer; None if nothing is rented or timed."""
         hourly, seconds = replace(self.hardware, count=self.devices).price(self.target.price), self.run_seconds
         if hourly is None or seconds is None:
             return None
         return hourly[0] * seconds / 3600, hourly[1] * seconds / 3600
 
     def line(self) -> str:
-        """What `posttrain train` says before it loads anything."""
+        """The lines that `posttrain train` prints before it loads anything."""
         return words.line(self)
 
     def render(self) -> str:
-        """For a terminal."""
+        """The plan as text for a terminal."""
         return words.render(self)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs, and for plan.json of a run."""
+        """The plan for programs, and for plan.json of a run."""
         return words.to_json(self)
 
 
@@ -195,9 +196,9 @@ def make_plan(
         config = from_flags(model, algorithm)
     elif model is not None or algorithm is not None:
         raise ConfigError(
-            given="a configuration, and a model or an algorithm beside it",
+            given="a configuration together with a model or an algorithm",
             allowed="one of the two",
-            fix="Change the configuration by its settings: model=7b, algorithm.name=ppo.",
+            fix="Change the configuration with settings: model=7b, algorithm.name=ppo.",
         )
     resolved = load_config(config, overrides).config
     check(resolved)
@@ -346,7 +347,8 @@ def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
 
 
 def main_memory_verdict(workload: Workload, target: Target) -> Verdict | None:
-    """Of one machine: what its ranks keep there, against what is free. What a GPU copies from is never swapped."""
+    """The main memory of one machine: the ranks' part against the free memory. Memory that a GPU copies from is never
+    swapped."""
     available = target.main_memory_bytes
     if not workload.cpu_offload or available is None:
         return None
@@ -425,7 +427,7 @@ class PipelinePlan:
 
     @property
     def dollars(self) -> tuple[float, float] | None:
-        """Of all stages; None where nothing is rented."""
+        """The cost of all stages; None if nothing is rented."""
         parts = [plan.dollars for plan in self.stages.values() if plan.dollars is not None]
         return (sum(low for low, _ in parts), sum(high for _, high in parts)) if parts else None
 

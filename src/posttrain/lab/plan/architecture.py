@@ -40,7 +40,8 @@ TRAINED_FURTHER = re.compile(r"-(instruct|chat|base|it)$")
 
 
 def read_architecture(model: str) -> Architecture:
-    """Of a folder or a config.json, of a size class such as "7b", or of a model that `sizes.yaml` knows by its name.
+    """The architecture of a folder or a config.json, of a size class such as "7b", or of a model that `sizes.yaml`
+    knows by name.
 
     A name may end in -Instruct, -Chat, -Base or -it.
 
@@ -61,21 +62,21 @@ def read_architecture(model: str) -> Architecture:
         if kin == known["model"].lower():
             return architecture_of(known["config"], name=model)
     raise ConfigError(
-        given=f"model {model!r} is no folder with a config.json, no size class and no model that is known by name",
+        given=f"model {model!r} is neither a folder with a config.json, nor a size class, nor a known model's name",
         allowed=f"a folder, a config.json, a model in the local cache of the Hub, or {', '.join(size_classes())}",
-        fix="Download its config.json, a file of a few kilobytes, and give its path; or take the nearest size class.",
+        fix="Download its config.json, a file of a few kilobytes, and give its path; or use the nearest size class.",
     )
 
 
 def architecture_of(config: Mapping[str, Any], *, name: str = "") -> Architecture:
-    """From the content of a config.json; raises ModelError for an architecture that cannot be counted."""
+    """The architecture in a config.json; raises ModelError if its parameters cannot be counted."""
     kind, config = _text_part(config)
     family = families().get(kind)
     if family is None:
         raise ModelError(
             given=f"{name or 'the model'} is of type {kind!r}, whose parameters the planner cannot count",
             allowed=", ".join(sorted(families())),
-            fix="Plan with a model of a similar size and shape that is of one of these types.",
+            fix="Plan with a model of one of these types that has a similar size and shape.",
         )
     read = _Reader(name or kind, family, config)
     hidden, heads = read.number("hidden_size"), read.number("num_attention_heads")

@@ -74,7 +74,7 @@ def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
 
 
 def sizes_here(config: RunConfig) -> dict[str, int]:
-    """What a GPU of this machine has room for (sizes.py), by setting; empty on a CPU, and where no plan can be made."""
+    """The sizes that this machine's GPU has room for (sizes.py), by setting; empty on a CPU, or without a plan."""
     if choose_device(config.model.device).type != "cuda":
         return {}
     try:
@@ -139,7 +139,7 @@ def _hardware(device: torch.device) -> Hardware:
 
 
 def least_verdict(plan: Plan) -> Verdict:
-    """Of the run at its most frugal: the shortest rows, and of the ways of computing the one that needs least."""
+    """The verdict on the run at its most frugal: the shortest rows, computed in the way that needs least memory."""
     verdicts = (verdict_on(predict(workload), plan.target) for workload in _frugal(plan.workload))
     return min(verdicts, key=lambda verdict: verdict.needed)
 
@@ -161,31 +161,31 @@ def refuse(plan: Plan, least: Verdict, folder: Path) -> None:
     if least.refused:
         roles = "; ".join(f"{role} {size(needed)}" for role, needed in plan.memory.peak.by_role.items() if needed)
         raise DoesNotFit(
-            given=f"the run needs {size(plan.verdict.needed)} of memory ({roles}), {size(least.needed)} at the very "
-            f"least, and {size(least.available)} are there",
-            allowed=f"what fits, the estimate being off by at most {least.error:.0%}",
+            given=f"the run needs {size(plan.verdict.needed)} of memory ({roles}), {size(least.needed)} at the "
+            f"very least, but only {size(least.available)} are available",
+            allowed=f"a run that fits, even if the estimate is off by {least.error:.0%}",
             fix=_way_out(plan),
         )
     main = plan.main_memory
     if main is not None and main.refused:
         raise DoesNotFit(
-            given=f"with train.cpu_offload the ranks of a machine keep {size(main.needed)} in main memory, and "
-            f"{size(main.available)} are free",
-            allowed=f"what fits, the estimate being off by at most {main.error:.0%}",
+            given=f"with train.cpu_offload the ranks of a machine keep {size(main.needed)} in main memory, but "
+            f"only {size(main.available)} are free",
+            allowed=f"a run that fits, even if the estimate is off by {main.error:.0%}",
             fix=_way_out(plan),
         )
     if plan.too_large_to_start:
         raise DoesNotFit(
-            given=f"the first rank samples from a copy of the model: {size(plan.start_bytes)} in float32 while it is "
-            f"read, and a device has {size(plan.verdict.available)}",
-            allowed="a model of which one device has room for a copy, or engines that sample",
-            fix="Set rollout.engines: engines are processes of their own, and no rank has a copy then.",
+            given=f"the first rank samples from a copy of the model: {size(plan.start_bytes)} in float32 while it "
+            f"is read, but a device has only {size(plan.verdict.available)}",
+            allowed="a model whose copy fits on one device, or engines that sample",
+            fix="Set rollout.engines: engines are separate processes, and then no rank holds a copy.",
         )
     first, free = plan.disk.first_save, plan.disk.free
     if free is not None and first * (1 - DISK_ERROR) > free:
         raise DoesNotFit(
-            given=f"a checkpoint needs {size(first)}, and {folder} has {size(free)} free",
-            allowed="room for one at least, since the run saves one before its first step",
+            given=f"a checkpoint needs {size(first)}, but {folder} has {size(free)} free",
+            allowed="room for at least one, because the run saves one before its first step",
             fix="Free some space, train adapters (lora = {}), or set output to a folder on another disk.",
         )
 
@@ -194,7 +194,7 @@ def _way_out(plan: Plan) -> str:
     more = "`posttrain plan CONFIG` shows where the memory goes."
     if not plan.changes:
         elsewhere = f"; as it is, it fits on {', or '.join(plan.elsewhere)}" if plan.elsewhere else ""
-        return f"No settings make it fit here: take a smaller model, or a machine with more memory{elsewhere}. {more}"
+        return f"No settings make it fit here: use a smaller model, or a machine with more memory{elsewhere}. {more}"
     commands = ", or ".join(change.command for change in plan.changes)
     return f"It {_how_surely(plan)}fits with {commands}. {more}"
 
@@ -205,7 +205,7 @@ def _how_surely(plan: Plan) -> str:
 
 
 def warnings(plan: Plan, least: Verdict) -> Iterator[str]:
-    """What may go wrong, and is no reason to refuse."""
+    """Warnings that are no reason to refuse the run."""
     verdict = plan.verdict
     if verdict.answer != "yes":
         fits = f"; it {_how_surely(plan)}fits with {plan.changes[0].command}" if plan.changes else ""
@@ -217,6 +217,6 @@ def warnings(plan: Plan, least: Verdict) -> Iterator[str]:
         yield f"main memory may not suffice for train.cpu_offload: {plan.main_memory.sentence()} on each machine"
     if plan.disk.fits is False:
         yield (
-            f"the disk may fill up: {size(plan.disk.total)} for {plan.disk.checkpoints} checkpoints and the answers of "
-            f"all steps, and {size(plan.disk.free or 0)} are free; lower checkpoint.keep"
+            f"the disk may fill up: {size(plan.disk.total)} for {plan.disk.checkpoints} checkpoints and the "
+            f"answers of all steps, but only {size(plan.disk.free or 0)} are free; lower checkpoint.keep"
         )

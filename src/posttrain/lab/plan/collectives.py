@@ -34,7 +34,7 @@ class Collective:
 
     kind: Kind
     bytes: float
-    """Of the whole that is gathered, summed or sent, each time."""
+    """Bytes of the whole that is gathered, summed or sent, each time."""
     group: Group
     times: float = 1.0
     hidden: bool = False

@@ -23,7 +23,7 @@ from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.layout import Step
 
 MASTER_BYTES = 4
-"""Of a weight: the trainer keeps float32."""
+"""Bytes of a weight: the trainer keeps float32."""
 ADAM_TOUCHES = 10
 """Numbers read or written for each trained weight in an update: gradient (norm, scaling, use), weight, two moments."""
 PREFILL_TOKENS = 16384
@@ -32,11 +32,11 @@ PREFILL_TOKENS = 16384
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one device does in a phase, whichever kind it is of."""
+    """The work of one device in a phase of any kind."""
 
     flops: float = 0.0
     bytes: float = 0.0
-    """Of memory, read and written."""
+    """Bytes of memory, read and written."""
     layer_calls: float = 0.0
     """Layers that are started, one after another."""
     messages: tuple[Collective, ...] = ()
@@ -60,7 +60,7 @@ class Work:
 
     @property
     def network_bytes(self) -> float:
-        """Of these, what comes from other machines."""
+        """The bytes that come from other machines."""
         return sum(one.across for one in self.messages)
 
     def seconds(self, hardware: Hardware, precision: str) -> float:
@@ -86,34 +86,34 @@ class Trained:
 
     trained_parameters: int
     adapter_parameters: int = 0
-    """Of LoRA; the base is then frozen, and gets no gradients of its own."""
+    """The parameters of LoRA; the base is then frozen, and gets no gradients."""
     recomputes: bool = False
     """Gradient checkpointing: the layers run forward a second time."""
     optimizer_bytes: int = MASTER_BYTES
-    """Of each of the two moments."""
+    """Bytes of each of the two moments."""
     ranks: int = 1
     """Devices that divide the moments, and with them the update."""
 
 
 def linear_flops(model: Architecture, adapters: int = 0) -> float:
-    """Of one token through all layers: two for each weight that it meets, and no attention."""
+    """Operations of one token through all layers: two for each weight that it meets, without attention."""
     counts = model.counts
     return 2.0 * (counts.attention + counts.mlp + counts.active_experts + adapters)
 
 
 def attention_flops(model: Architecture, context: float) -> float:
-    """Of one token that attends to `context` tokens, over all layers."""
+    """Operations of attention for one token over `context` tokens, in all layers."""
     seen = min(context, model.sliding_window or context)
     return 2.0 * model.layers * model.heads * (model.key_width + model.value_width) * seen
 
 
 def head_flops(model: Architecture) -> float:
-    """Of the logits of one token."""
+    """Operations for the logits of one token."""
     return 2.0 * model.hidden * model.vocabulary
 
 
 def weight_bytes(model: Architecture, precision: str, tokens: float | None = None) -> float:
-    """Of the weights that a pass reads; `tokens` in it meet so many experts, None: all of them.
+    """Bytes of the weights that a pass reads; its `tokens` meet so many experts, None: all of them.
 
     k of E experts for each of n tokens are on average E (1 - (1 - k/E)^n) experts.
     """
@@ -127,7 +127,7 @@ def weight_bytes(model: Architecture, precision: str, tokens: float | None = Non
 
 
 def bytes_of(precision: str) -> int:
-    """Of a number.
+    """The bytes of a number.
 
     >>> bytes_of("bfloat16"), bytes_of("float32")
     (2, 4)

@@ -111,7 +111,7 @@ def _change(steps: Sequence[Step], found: Found) -> Change:
 
 
 def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
-    """What can be changed about this run, the cheapest first."""
+    """Possible changes to this run, the cheapest first."""
     yield from _slower(config, workload)
     if config.model.precision == "float32" and workload.device == "cuda":
         yield Step(settings={"model.precision": "bfloat16"}, costs="computes in bfloat16")
@@ -125,7 +125,7 @@ def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
     if workload.lora is None:
         yield Step(
             settings={"lora.rank": 16, **({"critic.kind": "lora"} if workload.critic == "separate" else {})},
-            costs="trains adapters alone, and wants about ten times the learning rate",
+            costs="trains only adapters, and needs about ten times the learning rate",
         )
     elif config.lora is not None and config.lora.rank > 8:
         yield Step(settings={"lora.rank": 8}, costs="smaller adapters")

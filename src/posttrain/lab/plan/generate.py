@@ -65,7 +65,7 @@ def has_plain_decoder(workload: Workload) -> bool:
 
 
 def keys_and_values(workload: Workload) -> int:
-    """Of all rows in flight when they are longest."""
+    """The keys and values of all rows in flight when they are longest."""
     a, rows = workload.architecture, rows_in_flight(workload)
     prompt, answer = workload.prompt_tokens, max(1, workload.completion_tokens - 1)  # the last token is not fed again
     if has_plain_decoder(workload):

@@ -1,4 +1,4 @@
-"""What accelerators can do (hardware.yaml), what this machine is, and how much memory a run may use here.
+"""The abilities of accelerators (hardware.yaml), this machine, and the memory that a run may use here.
 
 Peaks are those of data sheets; a plan multiplies them by the stated shares of `Efficiency`, or replaces the product by
 what a probe has measured. The processor of this machine is in no table: a short measurement stands for its peak.
@@ -50,7 +50,7 @@ class Device:
     source: str
 
     def peak(self, precision: str) -> float:
-        """Of products in this precision; float32 where the device has no bfloat16."""
+        """The peak of products in this precision; that of float32 if the device has no bfloat16."""
         return self.bfloat16 if precision == "bfloat16" and self.bfloat16 else self.float32
 
 
@@ -69,7 +69,7 @@ class Efficiency:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What a run is planned for: some devices of one kind, and how well they are used."""
+    """The hardware of a plan: some devices of one kind, and how well they are used."""
 
     device: Device
     count: int = 1
@@ -166,7 +166,7 @@ def find_hardware(text: str) -> Hardware:
         raise ConfigError(
             given=f"gpus = {text!r}",
             allowed=f"a count and one of {', '.join(devices())}",
-            fix=f"{_nearest(name, count)} Without it, a plan is made for this machine.",
+            fix=f"{_nearest(name, count)} Without it, the plan is for this machine.",
         )
     return Hardware(device=devices()[key], count=count, efficiency=assumed_efficiency())
 
@@ -246,7 +246,7 @@ def this_processor(
 
 @functools.cache
 def processor_facts(file: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
-    """What the kernel says of the first core; empty where it says nothing."""
+    """The kernel's description of the first core; empty if there is none."""
     told: dict[str, str] = {}
     try:
         for line in file.read_text(encoding="utf-8").splitlines():

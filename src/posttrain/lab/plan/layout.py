@@ -37,7 +37,7 @@ class Layout:
 
     rows: int
     row_tokens: int
-    """Of the padded record of its rows."""
+    """Tokens of the padded record of its rows."""
     tokens: int
     """That go through the model."""
     scored: int
@@ -58,7 +58,7 @@ class Microbatches(NamedTuple):
 
 
 def microbatches(workload: Workload) -> Microbatches:
-    """Of the training passes of this workload."""
+    """The micro-batches of this workload's training passes."""
     shares = shares_prompts(workload)
     rows = ceil(workload.rows / workload.minibatches)
     alike = _rows_alike(workload) if shares else 1
@@ -85,7 +85,7 @@ def shares_prompts(workload: Workload) -> bool:
 
 
 def lay_out(row_tokens: int, scored: int, families: Sequence[int], prefix: int) -> Layout:
-    """Of families with so many rows each: a trunk is a whole row, a branch what follows the prefix."""
+    """The layout of families with so many rows each: a trunk is a whole row, a branch is the part after the prefix."""
     own = row_tokens - 1
     trunks, branches = [Grid(len(families), own)], [Grid(n - 1, own - prefix, prefix) for n in families if n > 1]
     grids = tuple(trunks + branches) if prefix else (Grid(sum(families), own),)
@@ -133,9 +133,9 @@ class Step:
     shares_prompts: bool = True
     """Rows of one prompt compute it once, as far as they are in one micro-batch."""
     turns: Turns | None = None
-    """Of an answer; None: it is one."""
+    """The turns of an answer; None: there is one."""
     drawn_tokens: int | None = None
-    """Of an answer, those that its turns drew; None: all."""
+    """The drawn tokens of an answer; None: all."""
 
     @property
     def rows(self) -> int:
@@ -152,7 +152,7 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        """Of all rows, prompts included, as `num_tokens` in the metrics counts them."""
+        """The tokens of all rows, prompts included, as `num_tokens` in the metrics counts them."""
         return self.rows * self.row_tokens
 
     @property

@@ -26,7 +26,7 @@ class Group:
 
     ranks: int
     inside: int
-    """Of them on one machine."""
+    """Ranks of the group on one machine."""
 
     @property
     def machines(self) -> int:
@@ -92,7 +92,7 @@ def check_groups(workload: Workload) -> None:
     if workload.sharding == "hybrid" and workload.shard is None and (ranks % node or ranks == node):
         raise ConfigError(
             given=f"sharding = hybrid (--sharding) for {ranks} devices, {node} in a machine",
-            allowed="two whole machines or more: weights are divided inside each of them",
+            allowed="two or more whole machines: weights are divided inside each of them",
             fix=f"Set --sharding full, or take {2 * node} devices.",
         )
     if workload.sharding == "hybrid" and data_group(workload).ranks % shard_group(workload).ranks:
@@ -126,7 +126,7 @@ NARROWED = {"q": "outputs", "k": "outputs", "v": "outputs", "gate": "outputs", "
 
 
 def of_one_rank(workload: Workload) -> Workload:
-    """What one rank of a tensor group has of it: narrower models, and as many ranks as there are such groups."""
+    """One rank's part of a tensor group: narrower models, and as many ranks as there are such groups."""
     t = workload.tensor
     if t == 1:
         return workload

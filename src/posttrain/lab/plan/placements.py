@@ -37,7 +37,7 @@ class Placed:
     server: ServerMemory
     memory: MemoryPlan
     verdict: Verdict
-    """Of the GPU that needs most."""
+    """The verdict on the GPU that needs most."""
     steps_per_hour: float
 
     def to_json(self) -> dict[str, Any]:

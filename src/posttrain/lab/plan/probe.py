@@ -1,4 +1,4 @@
-"""What this machine really reaches: products, memory, and a real step of a small model with random weights.
+"""The real performance of this machine: products, memory, and a real step of a small model with random weights.
 
     calibration = probe(config)      measures and saves it; later plans on this machine use it
 
@@ -56,7 +56,7 @@ class Probed:
     after: Plan
     calibration: Calibration
     predicted: Mapping[str, float]
-    """Of the small step: seconds of generate and train, bytes."""
+    """The prediction for the small step: seconds of generate and train, bytes."""
     measured: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Probed:
         }
 
     def render(self) -> str:
-        """What was measured, then the corrected plan."""
+        """The measurements, then the corrected plan."""
         told, found = self.predicted, self.measured
         c = self.calibration
         half = f", bfloat16 {compact(c.bfloat16)}FLOP/s" if c.bfloat16 else ""
@@ -153,13 +153,13 @@ def _median_seconds(work: Callable[[], object], device: torch.device, tries: int
 
 @dataclass(frozen=True, kw_only=True)
 class SmallStep:
-    """What was measured of a step with random weights."""
+    """The measurements of a step with random weights."""
 
     workload: Workload
     seconds: Mapping[str, float]
-    """Of generate and train."""
+    """Seconds of generate and train."""
     bytes: int
-    """Of tensors at the worst moment."""
+    """Bytes of tensors at the worst moment."""
 
 
 def _small_step(config: RunConfig, device: torch.device) -> SmallStep:

@@ -1,4 +1,4 @@
-"""What a plan is made from and what it says: a workload, and the bytes of each part in each phase.
+"""The input and the result of a plan: a workload, and the bytes of each part in each phase.
 
 Counts of tokens are those of one row, sizes are in bytes.
 """
@@ -37,7 +37,7 @@ class Adapters:
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """Of completions in which tools or an environment answer. Means are for the time, the others for memory."""
+    """The turns of completions in which tools or an environment answer. Means are for time, the others for memory."""
 
     number: int
     """At most."""
@@ -90,7 +90,7 @@ class Workload:
     algorithm: str
     """Key of `ALGORITHMS`."""
     needs: frozenset[str]
-    """What the algorithm asks for with these settings: `Algorithm.needs`."""
+    """The inputs that the algorithm needs with these settings: `Algorithm.needs`."""
     data_kind: DataKind = "prompts"
     """Prompts are answered by a sampler; everything else is given."""
     old_pass: bool = False
@@ -100,15 +100,15 @@ class Workload:
     group_size: int = 8
     """Completions per prompt; 1 where nothing is sampled."""
     prompt_tokens: int = 256
-    """Of the longest prompt."""
+    """Tokens of the longest prompt."""
     completion_tokens: int = 256
-    """Of the longest completion."""
+    """Tokens of the longest completion."""
     mean_completion_tokens: int | None = None
-    """Of all completions; None: as the longest one. Time depends on it, memory does not."""
+    """Mean tokens of all completions; None: as many as the longest. Time depends on it, memory does not."""
     mean_prompt_tokens: int | None = None
     """The same of all prompts."""
     turns: Turns | None = None
-    """Of a completion; None: it is one."""
+    """The turns of a completion; None: there is one."""
     minibatches: int = 1
     epochs: int = 1
     tokens_per_microbatch: int = 2048
@@ -119,7 +119,7 @@ class Workload:
 
     device: Literal["cpu", "cuda"] = "cpu"
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation; weights that are trained are float32."""
+    """The precision of the computation; trained weights are float32."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     packed_sampler: bool = False
     """The copy that decodes holds its weights packed (on a CPU)."""
@@ -128,14 +128,14 @@ class Workload:
     gradient_checkpointing: bool = False
     lora: Adapters | None = None
     optimizer_bits: Literal[32, 8] = 32
-    """Of each of AdamW's two moments. 8: in blocks with a scale each."""
+    """Bits of each of AdamW's two moments. 8: in blocks with a scale each."""
 
     critic: CriticKind = "none"
     critic_architecture: Architecture | None = None
-    """Of a separate critic; None: as the policy."""
+    """The architecture of a separate critic; None: the policy's."""
     critic_rank: int = 16
     reference: Architecture | None = None
-    """Of a reference model of its own; None: the policy's start."""
+    """A separate reference model; None: the policy's start."""
     teacher: Architecture | None = None
     reward_models: tuple[Architecture, ...] = ()
 
@@ -167,7 +167,7 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Of a step: completions, or given rows, of which a pair has two."""
+        """The rows of a step: completions, or given rows (two for a pair)."""
         per_prompt = self.group_size if self.data_kind == "prompts" else 2 if self.data_kind == "pairs" else 1
         return self.prompts_per_step * per_prompt
 
@@ -183,12 +183,12 @@ class Workload:
 
     @property
     def row_tokens(self) -> int:
-        """Of the longest row."""
+        """Tokens of the longest row."""
         return self.prompt_tokens + self.completion_tokens
 
     @property
     def scored_tokens(self) -> int:
-        """Of the longest completion those that the policy drew; others are context."""
+        """The tokens of the longest completion that the policy drew; the others are context."""
         return self.completion_tokens if self.turns is None else min(self.completion_tokens, self.turns.drawn)
 
 
@@ -203,7 +203,7 @@ class Part:
     why: str = ""
     """The arithmetic in words."""
     stays: bool = False
-    """From one phase to the next."""
+    """Does it stay from one phase to the next?"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +236,7 @@ class MemoryPlan:
     workload: Workload
     phases: tuple[Phase, ...]
     notes: tuple[str, ...] = field(default=())
-    """What was computed from papers and not measured, and what could not be known."""
+    """Numbers that were computed from papers and not measured, and facts that could not be known."""
 
     @property
     def peak(self) -> Phase:

@@ -212,7 +212,7 @@ def _changes(plan: Plan) -> list[str]:
         return []
     elsewhere = [f"as it is, it fits on {', or '.join(plan.elsewhere)}"] if plan.elsewhere else []
     if not plan.changes:
-        return ["no settings make it fit here: take a smaller model, or more memory", *elsewhere]
+        return ["no settings make it fit here: use a smaller model, or more memory", *elsewhere]
     told = [f"{c.command}: {size(c.bytes)}{_a_step(c)}; {', '.join(c.costs)}" for c in plan.changes]
     surely = all(change.bytes <= plan.verdict.surely for change in plan.changes)
     makes = "makes it fit" if surely else "probably makes it fit"
@@ -228,8 +228,8 @@ def _a_step(change: Change) -> str:
 def _time(plan: Plan) -> list[str]:
     if plan.step_seconds is None or plan.run_seconds is None:
         return [
-            "not computed with train.cpu_offload: nobody has timed copies to and from main memory, or AdamW on the "
-            "processor"
+            "not computed with train.cpu_offload: copies to and from main memory, and AdamW on the processor, "
+            "have not been timed"
         ]
     phases = [(name, plan.cost.of(name)) for name in ("generate", "score", "train")]
     parts = ", ".join(f"{name} {duration(spent)}" for name, spent in phases if spent)
@@ -254,7 +254,9 @@ def _at_most(plan: Plan) -> str:
     if turns is None:
         return "at most, with every answer as long as it may be: "
     return (
-        "" if told.mean_turns is not None else "at most, with as many turns as there may be, each as long as it may: "
+        ""
+        if told.mean_turns is not None
+        else ("at most, with the largest number of turns, each of the largest length: ")
     )
 
 
@@ -313,9 +315,12 @@ def _cluster(plan: Plan) -> list[str]:
     has_ranks = any(one.holds == RANK for one in plan.bundles)
     how = "on as few nodes as possible" if has_ranks else "spread over nodes"
     trainer = (
-        "the command itself only watches the ranks: it needs no GPU, and sees the folder of the run as all nodes do"
+        (
+            "the command itself only watches the ranks: it needs no GPU, but must see the folder of the run like all "
+            "nodes"
+        )
         if has_ranks
-        else "the trainer is where the command runs: with `posttrain submit` on a node, with its --cpus and --gpus"
+        else ("the trainer runs where the command runs: with `posttrain submit` on a node, with its --cpus and --gpus")
     )
     asked = f"one placement group, {how}: {'; '.join(in_words(plan.bundles))}"
     return [f"{asked}; {amounts(totals(plan.bundles))} in all", trainer]
@@ -349,7 +354,7 @@ def _wasted(plan: Plan) -> list[str]:
         return []
     kind = "prompts" if w.data_kind == "prompts" else "pairs" if w.data_kind == "pairs" else "rows"
     given = f"with {w.prompts_per_step:,} {kind} a step {all_devices} devices compute as long as {useful} would"
-    return [f"{given}: raise train.prompts_per_step, or take fewer devices"]
+    return [f"{given}: raise train.prompts_per_step, or use fewer devices"]
 
 
 def _money(plan: Plan) -> list[str]:
@@ -398,7 +403,7 @@ def _turns_assumed(plan: Plan) -> list[str]:
         return []
     told = []
     if not turns.given and turns.number > 1:
-        told.append("nothing stands between two turns: --given-length, or sampling.max_trajectory_length")
+        told.append("nothing is appended between two turns: --given-length, or sampling.max_trajectory_length")
     if not turns.seconds:
         told.append("tools and environments answer at once: --call-seconds, which `posttrain reward test` measures")
     else:
@@ -406,9 +411,9 @@ def _turns_assumed(plan: Plan) -> list[str]:
             f"tools and environments answer within {duration(turns.seconds)} (--call-seconds), side by side for half "
             "of the trajectories that are open"
         )
-    told.append("whoever comes back is computed from its first token again, in every turn")
+    told.append("a trajectory that comes back is computed from its first token again, in every turn")
     if plan.config.environment.history == "split" or plan.config.agent.history == "split":
-        told.append("history is counted once, though split computes it again in every turn")
+        told.append("history is counted once, although split computes it again in every turn")
     return told
 
 
@@ -456,7 +461,7 @@ def _rows_assumed(plan: Plan) -> str:
     if getattr(plan.config.data, known) is not None or plan.target.prompt_tokens is not None:
         return "rows as long as the settings allow"
     of = f"prompts of {w.prompt_tokens:,}" if w.data_kind == "prompts" else f"rows of {w.row_tokens:,}"
-    return f"{of} tokens, since the data or the tokenizer is not on this machine"
+    return f"{of} tokens, because the data or the tokenizer is not on this machine"
 
 
 # --- units -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What each role keeps from step to step: weights, moments of the optimizer, a copy for the sampler.
+"""The memory that each role keeps from step to step: weights, optimizer moments, a copy for the sampler.
 
     policy        4 bytes per parameter: master weights are float32; with adapters they are frozen, those are beside,
                   and on a GPU the linear layers are in the run's precision (models.footprint.holds_base)
@@ -55,7 +55,7 @@ def trained_parameters(workload: Workload) -> dict[Role, int]:
 
 
 def policy_parameters(workload: Workload) -> int:
-    """Of the model that is trained; one that scores has a head of one number."""
+    """Parameters of the trained model; one that scores has a head of one number."""
     a = workload.architecture
     return a.trunk_parameters + a.hidden if workload.scores else a.parameters
 
@@ -200,7 +200,7 @@ def gathered(workload: Workload) -> list[Part]:
 
 
 def gathered_layer(workload: Workload, model: Architecture, *, frozen: bool) -> int:
-    """Of one layer that comes together, with its adapters; 0 without FSDP."""
+    """Bytes of one gathered layer, with its adapters; 0 without FSDP."""
     if not comes_together(workload):
         return 0
     adapters = MASTER * _adapters(workload, model) // model.layers if frozen else 0
@@ -257,7 +257,7 @@ def _sums(workload: Workload) -> bool:
 
 
 def layer_parameters(model: Architecture) -> int:
-    """Of one layer, on average."""
+    """Parameters of one layer, on average."""
     counts = model.counts
     return (counts.total - counts.embeddings - counts.head) // model.layers
 

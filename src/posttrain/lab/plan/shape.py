@@ -1,4 +1,4 @@
-"""What a language model consists of, as far as memory and arithmetic go: its layers, their matrices, their parameters.
+"""The parts of a language model that matter for memory and arithmetic: its layers, their matrices, their parameters.
 
 D width of the hidden state, V vocabulary, H heads for queries, K for keys and values, F width of an MLP, E experts.
 """
@@ -22,7 +22,7 @@ class Experts:
     per_token: str = "num_experts_per_tok"
     width: str = "moe_intermediate_size"
     shared_width: str = ""
-    """Of the MLP that every token passes beside its experts."""
+    """The width of the MLP that every token passes beside its experts."""
     shared_number: str = ""
     """Where that width is given as a number of experts."""
     shared_gate: bool = False
@@ -98,7 +98,7 @@ class Mixture(NamedTuple):
 
     @property
     def expert_parameters(self) -> int:
-        """Of one expert: gate, up and down."""
+        """Parameters of one expert: gate, up and down."""
         return 3 * self.hidden * self.width + self.biases * (2 * self.width + self.hidden)
 
     @property
@@ -120,7 +120,7 @@ class Block:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """What adapters sit on; experts are parameters, not layers."""
+        """The layers that carry adapters; experts are parameters, not layers."""
         return (*self.attention, *self.mlp)
 
 
@@ -128,7 +128,7 @@ class Counts(NamedTuple):
     """Parameters by part."""
 
     embeddings: int
-    """Of tokens, and of positions where they are learned."""
+    """Embeddings of tokens, and of positions if they are learned."""
     head: int
     """0 where it is the embedding."""
     attention: int
@@ -146,7 +146,7 @@ class Counts(NamedTuple):
 
     @property
     def active(self) -> int:
-        """What one token passes, its row of the embedding counted as the whole table."""
+        """The parameters that one token passes; its row of the embedding counts as the whole table."""
         return self.total - self.experts + self.active_experts
 
 
@@ -163,7 +163,7 @@ class Architecture:
     heads: int
     kv_heads: int
     key_width: int
-    """Of queries and keys in one head."""
+    """The width of queries and keys in one head."""
     value_width: int
     mlp_width: int
     blocks: tuple[tuple[int, Block], ...]
@@ -218,7 +218,8 @@ class Architecture:
         return self.counts.total - self.counts.head
 
     def lora_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
-        """Of adapters on every linear layer but the head, or on those named: rank * (inputs + outputs) each."""
+        """Parameters of adapters on every linear layer but the head, or on the named ones: rank * (inputs + outputs)
+        each."""
         chosen = [
             number * (linear.inputs + linear.outputs)
             for number, block in self.blocks

@@ -1,4 +1,4 @@
-"""What sampling while training comes to, before a run: steps per hour, ages of tokens, and who waits.
+"""A forecast for sampling while training: steps per hour, ages of tokens, and who waits.
 
 The controller of real runs decides here as well, in virtual time (`controller/simulate.py`). How long engines and the
 trainer take is what the plan says of their work; how long answers are is assumed: log-normal, with a mean and a spread
@@ -22,19 +22,20 @@ from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.timing import cost_of_step, sampling_work
 
 STEPS, ROWS = 60, 32
-"""Of a simulation at most: larger steps are drawn to scale, with fewer prompts, fewer slots and slower rows."""
+"""Most steps and rows of a simulation: larger steps are scaled down, with fewer prompts, fewer slots and slower rows.
+"""
 MOST_AHEAD = 8
 NO_BOUND = 1 << 30
 MEAN_SHARE = 4
 """Where nobody says how long answers are, their mean is taken to be this part of the limit."""
 SPREAD = 1.0
 NEARLY = 0.95
-"""Of the steps per hour that the furthest lead gives."""
+"""The sufficient share of the steps per hour that the furthest lead gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideBySide:
-    """Of a run whose engines sample while it trains."""
+    """The forecast of a run whose engines sample while it trains."""
 
     engines: int
     steps_per_hour: float
@@ -43,7 +44,7 @@ class SideBySide:
     mean_age: float
     p95_age: int
     oldest: int
-    """Of the tokens that are trained, in versions."""
+    """The age of the oldest trained token, in versions."""
     masked: float
     """Share of the tokens that are older than train.max_staleness."""
     trainer_idle: float
@@ -59,7 +60,7 @@ class SideBySide:
     steps: int
     """That were simulated."""
     threads: tuple[int, int] | None
-    """Of the trainer and of each engine, where they share a processor."""
+    """Threads of the trainer and of each engine, if they share a processor."""
 
 
 def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spread: float | None) -> SideBySide | None:

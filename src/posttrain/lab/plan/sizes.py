@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
 TOKENS = (32_768, 16_384, 8192, 4096, 2048, 1024, 512, 256)
-"""Of a micro-batch. Beyond, products are no faster, and a step has few micro-batches to spread."""
+"""Tokens of a micro-batch. Beyond this, products are no faster, and a step has few micro-batches to spread."""
 ROWS = (512, 256, 128, 64)
 """That are decoded together."""
 Fits = Callable[[Workload], bool]

@@ -28,7 +28,7 @@ class Size:
     """Tokens."""
     answer: int
     prompts: int
-    """Of a step."""
+    """Prompts of a step."""
     group: int
     microbatch: int
     """Tokens, at most."""

@@ -88,7 +88,7 @@ def corrected(memory: MemoryPlan, factor: float) -> int:
 
 
 def saved(machine: str) -> Calibration | None:
-    """What was measured on it before, else on another one of that name."""
+    """Its earlier measurements, or else those of another device of that name."""
     return _entries(_file()).get(machine) or _entries(MEASURED).get(machine)
 
 
@@ -147,7 +147,7 @@ class Available:
 
 
 def available_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> Available:
-    """Of main memory: what the machine, its control groups and the limit of this process leave, the least of them."""
+    """Available main memory: the least of what the machine, its control groups and the limit of this process leave."""
     free = psutil.virtual_memory().available
     limits = [(free, "what the machine has free")]
     limits += [(left, "the limit of the control group") for left in memory_left(groups, own)]
@@ -165,7 +165,8 @@ def free_disk(folder: Path) -> int:
 
 
 def this_machine(device: str = "auto") -> Hardware:
-    """What a run with `model.device` would use here: the first GPU that the driver reports, else the processor."""
+    """The device that a run with `model.device` would use here: the first GPU that the driver reports, else the
+    processor."""
     gpus = [] if device == "cpu" else _reported_gpus()
     return gpu_here(*gpus[0]) if gpus else processor_here()
 
@@ -216,9 +217,9 @@ class Target:
     mean_completion_tokens: int | None = None
     prompt_tokens: int | None = None
     mean_turns: float | None = None
-    """Of a trajectory."""
+    """Mean turns of a trajectory."""
     given_tokens: int | None = None
-    """Of an answer of tools or an environment, on average."""
+    """Tokens of a reply from tools or an environment, on average."""
     call_seconds: float | None = None
     """Until it is there."""
     price: float | None = None
@@ -228,7 +229,7 @@ class Target:
     main_memory: float | None = None
     """GiB that a machine has free beside its devices; None: what this one has, and of others nothing is known."""
     lengths: RowLengths | None = None
-    """Of the data, where it is on this machine."""
+    """Row lengths of the data, if it is on this machine."""
 
     @property
     def answering(self) -> Answering:
@@ -307,7 +308,7 @@ def _check_target(config: RunConfig, given: Mapping[str, Any]) -> None:
     }
     if not config.has_turns and (alone := next((name for name in OF_TURNS if name in given), None)):
         raise ConfigError(
-            given=f"{within[alone][0]} of a run whose answers have one turn",
+            given=f"{within[alone][0]} of a run whose answers have a single turn",
             allowed="that of a run with tools, an environment or an agent",
             fix="Leave it out, or add tools: [...] or environment: ... to the configuration (docs/environments.md).",
         )

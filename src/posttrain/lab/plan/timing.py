@@ -1,4 +1,4 @@
-"""What a step and a run take: the work of each phase for a workload, in seconds on given hardware.
+"""The time of a step and of a run: the work of each phase for a workload, in seconds on given hardware.
 
 Phases follow one another, as in the loop: generate, score, train, publish. Not counted are reward functions of your
 own, judges, reading data and writing checkpoints. The prompts of a step are dealt out among the devices that train, and
@@ -35,12 +35,12 @@ class TimedWork:
     phase: PhaseName
     what: str
     work: Work
-    """Of all devices."""
+    """The work of all devices."""
     seconds: float
     waiting: float = 0.0
-    """Of these, the seconds in which devices wait for each other's messages."""
+    """The seconds in which devices wait for each other's messages."""
     messages: tuple[Collective, ...] = ()
-    """Of one device."""
+    """The messages of one device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,8 @@ def useful_devices(workload: Workload) -> int:
 
 
 def evaluation_seconds(workload: Workload, hardware: Hardware, *, prompts: int, samples: int, tokens: int) -> float:
-    """Of one held-out evaluation: a greedy answer and so many samples of each prompt, or a pass over given rows."""
+    """Seconds of one held-out evaluation: a greedy answer and so many samples of each prompt, or a pass over given
+    rows."""
     if workload.data_kind == "prompts":
         work = drawing_work(workload, prompts=prompts, per_prompt=1 + samples, answer_tokens=tokens)
         waits = _waits(workload, prompts, 1 + samples)

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other in a step, and which of it they wait for.
+"""The traffic between the ranks of a run in a step, and the part of it that they wait for.
 
 With the weights divided (FSDP2, arXiv:2304.11277), of L layers, each micro-batch has, per rank:
 

@@ -26,15 +26,15 @@ OPEN = 2
 
 
 class Answering(NamedTuple):
-    """What a plan is told of tools and environments, beside the configuration."""
+    """The facts about tools and environments that a plan is given beside the configuration."""
 
     given_tokens: int | None = None
-    """Of an answer, on average."""
+    """Tokens of a reply, on average."""
     call_seconds: float = 0.0
     """Until it is there."""
     mean_turns: float | None = None
     mean_tokens: int | None = None
-    """Of a turn."""
+    """Mean tokens of a turn."""
 
 
 UNTOLD = Answering()
@@ -74,7 +74,7 @@ class Request(NamedTuple):
     """Tokens between the prompt and it."""
     tokens: int
     share: float
-    """Of the trajectories that come so far."""
+    """The share of trajectories that come so far."""
 
 
 def requests(turns: Turns, room: int) -> Iterator[Request]:
@@ -123,7 +123,7 @@ def is_counted(workload: Workload) -> bool:
 
 
 def waiting_seconds(turns: Turns | None, rows: int, drawn_together: int, *, counted: bool) -> float:
-    """For tools and environments, of so many trajectories.
+    """Seconds of waiting for tools and environments, in so many trajectories.
 
     64 trajectories of 5 turns and an environment of half a second, which all wait side by side, or 32 of them:
 

@@ -65,7 +65,7 @@ class Trained:
 
     @property
     def first_layer(self) -> int:
-        """What is left when the first layer is reached."""
+        """The memory still in use when the backward pass reaches the first layer."""
         return self.body.around + self.body.saved_by(self.body.architecture.blocks[0][1]) + self.body.backward_moment
 
     @property

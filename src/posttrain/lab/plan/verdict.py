@@ -38,7 +38,7 @@ class Verdict:
     error: float
     """Share by which the need may be off in either direction."""
     swap: int = 0
-    """What a machine can page out: slow, but it fits."""
+    """The memory that a machine can page out: the run is slow, but it fits."""
 
     @property
     def answer(self) -> Answer:
@@ -85,7 +85,7 @@ def size(number: float) -> str:
 
 
 ROLLOUT_BYTES = 16
-"""Of a sampled token in rollouts/: text, id, log-probability and advantage, compressed."""
+"""Bytes of a sampled token in rollouts/: text, id, log-probability and advantage, compressed."""
 WEIGHT = 4
 """Bytes: checkpoints are exact."""
 
@@ -95,13 +95,13 @@ class DiskPlan:
     """Bytes on disk."""
 
     model: int
-    """Of one checkpoint."""
+    """Bytes of the model in one checkpoint."""
     state: int
-    """Of one checkpoint."""
+    """Bytes of the state in one checkpoint."""
     checkpoints: int
     """How many there are at once, at most."""
     rollouts: int
-    """Of all steps."""
+    """Bytes of the rollouts of all steps."""
     free: int | None = None
     """Where the run folder would be; None for another machine."""
 
@@ -115,7 +115,8 @@ class DiskPlan:
 
     @property
     def first_save(self) -> int:
-        """What the run needs before its first step: a checkpoint that proves that one can be written."""
+        """The disk space that the run needs before its first step: room for a checkpoint, to prove that it can write
+        one."""
         return self.checkpoint
 
     @property

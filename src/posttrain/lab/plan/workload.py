@@ -205,7 +205,7 @@ class RowLengths:
     heldout: int | None
     """Rows that are held out; None where not all were read."""
     prompt: int
-    """Of the longest row, where it has the longest completion."""
+    """Prompt tokens of the longest row, if it has the longest completion."""
     completion: int
     mean_prompt: int
     mean_completion: int

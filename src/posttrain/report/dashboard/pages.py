@@ -1,4 +1,5 @@
-"""What `posttrain dash` shows beside the report of a run: all runs, several on the same plots, what a step sampled."""
+"""The pages of `posttrain dash` beside the report of a run: all runs, several runs in the same plots, the samples of a
+step."""
 
 from __future__ import annotations
 
@@ -64,10 +65,10 @@ def overview(folder: Path, place: Place, found: Sequence[Standing], seen: str = 
     running = sum(run.state == "running" for run in found)
     facts = f"{len(found)} run{'' if len(found) == 1 else 's'}, {running} running"
     if not place.complete:
-        facts += f"; there are more, of which nothing is shown: look at a part, `posttrain dash {folder}/PART`"
+        facts += f"; there are more, which are not shown: open a subfolder with `posttrain dash {folder}/PART`"
     title = f'<header class="title"><h1 dir="auto">{escaped(folder)}</h1><p>{escaped(facts)}</p></header>'
     sections = [("runs", "Runs", _runs_html(newest)), ("pages", "Comparisons", _pages_html(place.pages))]
-    footer = "Read from the files of the runs, which nothing here writes to."
+    footer = "Read from the files of the runs. This page writes nothing to them."
     return document("Runs", title, sections, [], footer=footer, asks=True, live=live([], seen))
 
 
@@ -163,7 +164,7 @@ def _pages_html(pages: Mapping[str, Path]) -> str:
     if not pages:
         return ""
     items = "".join(f'<li><a href="{escaped(run_address(name))}">{escaped(name)}</a></li>' for name in pages)
-    lead = "Pages of comparisons, sweeps and pipelines, as they were written."
+    lead = "Pages of comparisons, sweeps and pipelines, in their last written state."
     return f'<h2>Comparisons</h2><p class="lead">{lead}</p><ul>{items}</ul>'
 
 
@@ -270,7 +271,7 @@ class Asked:
 
     @staticmethod
     def of(query: Mapping[str, str], steps: Sequence[int]) -> Asked:
-        """What the address says; anything else is the last step, its first page, everything."""
+        """The view that the address asks for; any other address means the last step, its first page, everything."""
         step, page = _whole(query.get("step", ""), -1), _whole(query.get("page", ""), 1)
         return Asked(
             step=step if step in steps else steps[-1] if steps else 0,

@@ -31,7 +31,7 @@ _NOT_INSIDE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What lies below the folder: names are paths relative to it."""
+    """The runs below the folder: names are paths relative to it."""
 
     runs: dict[str, Path]
     pages: dict[str, Path]
@@ -79,7 +79,7 @@ class Standing:
     """Seconds since its files changed."""
     brief: Brief
     marks: tuple[tuple[int, int], ...] = ()
-    """Of the files that were read."""
+    """The marks of the files that were read."""
 
 
 def find_runs(folder: Path) -> Place:
@@ -141,7 +141,7 @@ def marks_of(folder: Path) -> tuple[tuple[int, int], ...]:
 
 
 def as_json(found: Standing) -> dict[str, Any]:
-    """For programs: what the page of all runs shows."""
+    """The content of the page of all runs, for programs."""
     brief = {name: value for name, value in vars(found.brief).items() if name not in ("status", "interrupted")}
     spans = {name: None if brief[name] is None else brief[name]._asdict() for name in ("baseline", "newest")}
     place = {"name": found.name, "folder": str(found.folder), "state": found.state}

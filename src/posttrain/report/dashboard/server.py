@@ -235,7 +235,7 @@ def _rollouts(folder: Path, request: Request) -> Response:
 def _overlay(folder: Path, request: Request) -> Response:
     place, names = find_runs(folder), list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(names) <= pages.MOST_OVERLAID:
-        words = f"{len(names)} runs were chosen. Choose from two to {pages.MOST_OVERLAID}."
+        words = f"{len(names)} runs were chosen. Choose two to {pages.MOST_OVERLAID}."
         return HTMLResponse(pages.failure(words), 400)
     runs = {name: _run(place, name) for name in names}
     seen = state_of_runs(list(runs.values()))
@@ -280,7 +280,7 @@ def _state(folder: Path) -> str:
 
 
 READER = Reader()
-"""Of this process: what it shows of a run comes from there."""
+"""The reader of this process: everything shown of a run comes from it."""
 
 
 def _brief(path: Path) -> Brief:

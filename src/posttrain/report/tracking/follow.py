@@ -27,7 +27,7 @@ from posttrain.report.tracking.trackers import TRACKERS, Subject, Tracker
 TOLD = ("alarm", "guard", "error")
 """Events that a reader should not miss."""
 SETTINGS = {"samples", "confidence", "temperature", "top_p", "max_completion_length", "seed", "n"}
-"""What an evaluation says about how it was made: no measurement."""
+"""Entries of an evaluation about how it was made; they are no measurements."""
 POLL_SECONDS = 10.0
 ROWS = 50
 """After so many it is noted what was sent."""
@@ -35,7 +35,7 @@ ROWS = 50
 
 @dataclass(kw_only=True)
 class Sent:
-    """What a tracker has been told of a run. `file` holds it."""
+    """The data about a run that a tracker has received so far. `file` holds it."""
 
     file: Path
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -185,7 +185,7 @@ def _alone(lock: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = lock.read_text(encoding="utf-8").strip()
-            told = f"waiting for process {holder}, which still sends to {lock.stem}; `kill {holder}` ends it"
+            told = f"waiting for process {holder}, which is still sending to {lock.stem}; `kill {holder}` ends it"
             print(told, file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)

@@ -32,7 +32,7 @@ class Subject:
 
     @property
     def group(self) -> str:
-        """What runs of one sweep or comparison have in common."""
+        """Facts that the runs of one sweep or comparison share."""
         return self.folder.resolve().parent.name
 
 
@@ -149,7 +149,7 @@ class WeightsAndBiases:
             self._run = start(asked or (None if wandb.login(prompt=False) else "offline"))
         except wandb.Error as error:
             if asked:
-                fix = "Log in with `wandb login`, set WANDB_API_KEY, or leave WANDB_MODE away: files are written then."
+                fix = "Log in with `wandb login`, or set WANDB_API_KEY; or unset WANDB_MODE: files are then written."
                 raise ConfigError(given=f"WANDB_MODE = {asked}, and {error}", fix=fix) from error
             print(f"wandb: {error}; written to files instead")
             self._run = start("offline")
@@ -182,7 +182,7 @@ def require(names: Sequence[str]) -> None:
         raise ConfigError(
             given=f"report_to = [{', '.join(names)}], and {' and '.join(missing)} cannot be imported here",
             allowed="trackers that are installed",
-            fix='pip install "posttrain[track]"; or leave report_to away: `posttrain track RUN` sends the run later.',
+            fix='pip install "posttrain[track]"; or leave report_to out: `posttrain track RUN` sends the run later.',
         )
 
 

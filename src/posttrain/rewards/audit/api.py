@@ -47,18 +47,19 @@ ASKED_ROWS = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What an audit is told about a reward, and how it is done."""
+    """The input of an audit: facts about the reward, and how to audit it."""
 
     kind: Kind | None = None
-    """What the reward is meant to reward: exact, literal, judge, code, format or length. None: it is inferred."""
+    """The purpose of the reward: exact, literal, judge, code, format or length. None: it is inferred."""
     stochastic: bool = False
-    """Scores of the same completion vary, and are meant to: how much is measured instead of refused."""
+    """The reward is meant to score the same completion differently at times: the audit then measures how much, instead
+    of refusing it."""
     form: str | None = None
     """How completions state an answer, around the word GOLD: "<final>GOLD</final>". None: the usual forms are tried."""
     completions: Sequence[Sequence[str]] | None = None
     """Groups of completions of a model, one group for each of the first rows: for the share without signal."""
     model: str | None = None
-    """A model, by its folder or name, that gives such completions."""
+    """The folder or name of a model that gives such completions."""
     completions_per_step: int = 256
     """That a training step scores."""
     step_seconds: float = 60.0
@@ -66,9 +67,9 @@ class Options:
     only: Sequence[str] = ()
     """Names of the checks to run; none: all."""
     seconds: float = 120.0
-    """That the audit of one reward may take: checks that do not fit are skipped."""
+    """Seconds that the audit of one reward may take; checks that do not fit are skipped."""
     progress: Callable[[str], None] = lambda what: None
-    """Told what is being done, as it begins."""
+    """Called with each step as it begins."""
 
     def __post_init__(self) -> None:
         known = [check.name for check in CHECKS]
@@ -252,7 +253,7 @@ def _enough(prompts: Sequence[Prompt]) -> None:
     if len(prompts) < LEAST_ROWS:
         raise DataError(
             given=f"an audit of {len(prompts)} usable rows",
-            allowed=f"at least {LEAST_ROWS}: with fewer, a share of 2 % cannot be told from none",
+            allowed=f"at least {LEAST_ROWS}: with fewer rows, a share of 2 % cannot be told from none",
             fix="Give more rows of the data that the reward will be trained on.",
         )
 

@@ -1,4 +1,4 @@
-"""What a check is, and how its measure is held against its limits. `checks.yaml` has the table of them."""
+"""The checks of an audit, and how a measure is compared with its limits. `checks.yaml` lists them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Check:
             return Measured(text=str(late))
 
     def status(self, measured: Measured, kind: str) -> Status:
-        """What a measure comes to for a kind of reward; without a measure the check was skipped."""
+        """The result of a measure for a kind of reward; without a measure the check was skipped."""
         if measured.value is None:
             return "skipped"
         fail = self.judges_fail if kind == "judge" and self.judges_fail is not None else self.fail

@@ -1,4 +1,4 @@
-"""What a reward does beside scoring: an audit hook of the interpreter watches its calls. Runs in a probe."""
+"""Side effects of a reward: an audit hook of the interpreter watches its calls. Runs in a probe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIGNALS = tuple(getattr(signal, name) for name in ("SIGALRM", "SIGINT", "SIGTER
 
 
 def probe(calling: Calling) -> dict[str, Any]:
-    """What the calls did, by sort, in words. The first call is made unwatched: what it imports is not its doing."""
+    """The side effects of the calls, by sort, in words. The first call is not watched, because of its imports."""
     seen: dict[str, dict[str, None]] = {}
     watching = False
 

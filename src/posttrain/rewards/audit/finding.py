@@ -1,4 +1,4 @@
-"""What an audit reports: one finding per check, and the sum of them."""
+"""The report of an audit: one finding per check, and their sum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Status = Literal["ok", "warn", "fail", "skipped"]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a check saw, before it is held against its limit."""
+    """The observation of a check, before it is compared with its limit."""
 
     value: float | None = None
     """In the unit of the check; None: nothing could be measured, `text` says why."""
@@ -21,9 +21,9 @@ class Measured:
     examples: tuple[str, ...] = ()
     """The worst cases, as they can be tried by hand."""
     at_most: Literal["ok", "warn", "fail"] = "fail"
-    """What the finding can come to at worst; a check that is not sure of its own measure says "warn"."""
+    """The worst possible status; a check that is not sure of its own measure says "warn"."""
     at_least: Literal["ok", "warn"] = "ok"
-    """What it comes to at best: "warn" where a part of the check could not be made."""
+    """The best possible status: "warn" if a part of the check could not run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class AuditReport:
 
     reward: str
     kind: str
-    """What the reward was taken for: see `posttrain.rewards.audit.subject.Kind`."""
+    """The kind that the reward was taken for: see `posttrain.rewards.audit.subject.Kind`."""
     why: str
     """How that was decided."""
     rows: int
@@ -102,7 +102,7 @@ class AuditReport:
         numbers = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         verdict = "Do not train on this reward yet" if not self.ok else "Nothing failed"
         if late := sum("out of time" in finding.text for finding in self.checks):
-            verdict += f", and {late} checks were not made: give more time (--seconds)"
+            verdict += f", and there was no time for {late} checks: give the audit more time (--seconds)"
         return f"{verdict}: {numbers}; {self.seconds:.0f} s."
 
 

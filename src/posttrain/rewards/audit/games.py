@@ -37,9 +37,9 @@ def solved(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
     found = [(prompt, text) for prompt in prompts if (text := solution(prompt.columns))]
     if not found:
         raise DataError(
-            given=f"no row has a target that its numbers reach; its columns are {', '.join(prompts[0].columns)}",
+            given=f"no row has a target that its numbers can reach; its columns are {', '.join(prompts[0].columns)}",
             allowed=f"columns target and numbers (or nums), with at most {MOST_NUMBERS} numbers",
-            fix="Correct the rows: an audit starts from what has to be accepted.",
+            fix="Correct the rows: an audit starts from an answer that the reward must accept.",
         )
     return [prompt for prompt, _ in found], [text for _, text in found]
 

@@ -53,7 +53,7 @@ def contract(subject: Subject) -> Measured:
     kinds = Counter(f"{answer.kind}: {answer.problem}" for answer in problems)
     span = f"scores from {min(values):g} to {max(values):g}" if values else "no score at all"
     none = f", None for {absent}" if absent else ""
-    broken = f"; {len(problems)} answers are no score" if problems else ""
+    broken = f"; {len(problems)} results are not scores" if problems else ""
     return Measured(
         value=len(problems) if values or not absent else math.inf,
         text=f"{len(subject.seen)} completions, {span}{none}{broken}",
@@ -64,7 +64,7 @@ def contract(subject: Subject) -> Measured:
 def malformed_rows(subject: Subject) -> Measured:
     """Number of malformed gold answers for which a completion got a score in place of an error."""
     if subject.component.judge is not None or subject.component.model is not None:
-        return Measured(text="a model that scores has no gold answer to refuse")
+        return Measured(text="a model that scores has no gold answer to reject")
     if "answer" not in subject.component.columns({"answer", *subject.prompts[0].columns}):
         return Measured(text="it does not take the column `answer`")
     tried: list[tuple[str, Case]] = [
@@ -85,7 +85,7 @@ def malformed_rows(subject: Subject) -> Measured:
             )
     return Measured(
         value=len(wrong),
-        text=f"{len(wrong)} of {len(MALFORMED) + len(ODD) + 1} sorts of rows are scored instead of refused",
+        text=f"{len(wrong)} of {len(MALFORMED) + len(ODD) + 1} kinds of broken rows are scored instead of refused",
         examples=tuple(wrong.values()),
     )
 

@@ -35,7 +35,8 @@ def references(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
         raise DataError(
             given=f"no row has a reference program; its columns are {', '.join(prompts[0].columns)}",
             allowed=f"one of {', '.join(REFERENCE_COLUMNS)}",
-            fix="Add a column with a program that passes the tests: an audit starts from what has to be accepted.",
+            fix="Add a column with a program that passes the tests: an audit starts from an answer that the "
+            "reward must accept.",
         )
     return [prompt for prompt, _ in found], [code for _, code in found]
 
@@ -61,7 +62,7 @@ def code_attacks(subject: Subject) -> Measured:
     tried = [one for one in ATTACKS if one.aim in aims and one.form == "call" and not one.numbers_of_other_types]
     tried = [attack for attack in tried if confined or attack.name not in LEAVE_FILES]
     if not subject.accepts(_judged(subject, HONEST, tests)):
-        return Measured(text=f"it does not pass an honest program on the tests of the attacks, in {sorted(tests)[0]!r}")
+        return Measured(text=f"it fails an honest program on the tests of the attacks, in {sorted(tests)[0]!r}")
     accepted = [attack for attack in tried if _fooled(subject, attack, tests)]
     subject.pool.close()  # an attack may have changed the process that it ran in
     return Measured(
@@ -112,15 +113,15 @@ def mutation_score(subject: Subject) -> Measured:
         if (changed := impossible(subject.prompts[row].columns)) is not None
     ]
     if not cases:
-        return Measured(text="no reference program could be changed")
+        return Measured(text="no reference program could be modified")
     alive = [case for case, answer in zip(cases, subject.score(cases), strict=True) if subject.accepts(answer)]
     weak = Counter(case.row for case in alive if not case.columns)
     blind = [case.row for case in alive if case.columns]
     return Measured(
         value=1 - len(alive) / len(cases),
-        text=f"{share(len(cases) - len(alive), len(cases))} changed programs and impossible tests are caught",
+        text=f"{share(len(cases) - len(alive), len(cases))} modified programs and impossible tests are caught",
         examples=(
             *(f"row {row}: its program passes a test that expects something else" for row in blind[:3]),
-            *(f"row {row}: {count} changed programs pass its tests" for row, count in weak.most_common(5)),
+            *(f"row {row}: {count} modified programs pass its tests" for row, count in weak.most_common(5)),
         ),
     )

@@ -23,7 +23,7 @@ SPAWN_SECONDS = 15.0
 
 
 def probe(calling: Calling) -> dict[str, Any]:
-    """What goes wrong elsewhere that goes well in the main thread, by place; and the worst stall in seconds."""
+    """Failures outside the main thread of calls that work inside it, by place; and the worst stall in seconds."""
     with asyncio.Runner() as runner:
         expected = calling.run(runner)
     problems = {

@@ -51,5 +51,5 @@ def group_signal(subject: Subject) -> Measured:
     return Measured(
         value=same / len(scored),
         text=f"{share(same, len(scored))} groups have equal scores; the mean score is {average:.3g}",
-        examples=("Nothing is learned from such a group. Choose easier or harder prompts, or larger groups.",),
+        examples=("The policy learns nothing from such a group. Choose easier or harder prompts, or larger groups.",),
     )

@@ -51,7 +51,7 @@ def _compared(subject: Subject, base: str, variants: dict[str, str]) -> Measured
     if not changes:
         return Measured(text="no such completion was scored: see contract")
     worst = max(changes, key=lambda name: abs(changes[name]))
-    declared = "" if subject.forms else "; if that is what it is for, say so: --kind length or --kind format"
+    declared = "" if subject.forms else "; if it is meant to do that, say so: --kind length or --kind format"
     return Measured(
         value=abs(changes[worst]),
         text=f"{changes[worst]:+.3g} for {worst}" if changes[worst] else "no change",

@@ -1,4 +1,4 @@
-"""What scoring costs: on ordinary completions, and on hostile ones."""
+"""The cost of scoring: on ordinary completions, and on hostile ones."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def hostile_inputs(subject: Subject) -> Measured:
             answer = subject.score([Case(row=0, text=text)], timeout=deadline, watch=False)[0]
         except RewardError as error:  # threads cannot be killed: too many of them hang
             return Measured(
-                value=len(problems) + 1, text="it hangs in threads that nobody can kill", examples=(str(error),)
+                value=len(problems) + 1, text="it hangs in threads that cannot be killed", examples=(str(error),)
             )
         slowest = max(slowest, answer.seconds)
         if trouble := _trouble(answer, deadline):
             problems[name] = f"{name}: {trouble}; {quote(text, 60)}"
     return Measured(
         value=len(problems),
-        text=f"{len(problems)} of {len(HOSTILE)} were too much for it; the slowest was back after {_time(slowest)}",
+        text=f"{len(problems)} of {len(HOSTILE)} were too much for it; the slowest took {_time(slowest)}",
         examples=tuple(problems.values())[:10],
     )
 
@@ -103,7 +103,7 @@ def _trouble(answer: Answer, deadline: float) -> str:
         return f"killed at the deadline of {deadline:g} s"
     if answer.kind == "crash":
         return f"its process died: {answer.problem}"
-    return f"back after {_time(answer.seconds)}" if answer.seconds > deadline + GRACE else ""
+    return f"finished after {_time(answer.seconds)}" if answer.seconds > deadline + GRACE else ""
 
 
 def _time(seconds: float) -> str:

@@ -46,7 +46,7 @@ LEAST_ROWS, MOST_ROWS = 8, 64
 
 
 LONGEST_CALL = 1 / 12
-"""Of the time for the audit, that one call may take: a reward that is slower cannot be audited in it."""
+"""The share of the audit's time that one call may take: a slower reward cannot be audited in it."""
 
 
 class OutOfTime(Exception):
@@ -75,7 +75,7 @@ class Answer:
     problem: str = ""
     """Why not; empty where None was returned on purpose."""
     kind: str = "value"
-    """Of the outcome: value, invalid, exception, timeout, crash."""
+    """The kind of the outcome: value, invalid, exception, timeout, crash."""
     seconds: float = 0.0
 
 
@@ -97,14 +97,14 @@ class Subject:
     """Groups of completions of a model, one group per row."""
     completions_per_step: int = 256
     step_seconds: float = 60.0
-    """Of a training step, to hold the time for scoring against."""
+    """Seconds of a training step, to compare the scoring time with."""
     seconds: float = math.inf
     """That the audit may take."""
     start: float = field(default_factory=time.perf_counter)
 
     forms: tuple[str, ...] = ()
     scale: float = 1.0
-    """What a right answer earns more than a wrong one."""
+    """The difference between the score of a right answer and the score of a wrong one."""
     accept: float = math.inf
     """A score from which on a completion is accepted: halfway between the usual wrong and the usual right answer."""
     seconds_per_call: float = 0.0

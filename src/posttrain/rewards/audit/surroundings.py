@@ -1,4 +1,4 @@
-"""What a reward is like to run beside other code, and the new process in which it is watched for that."""
+"""How a reward behaves beside other code, and the new process in which it is watched."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SORTS = {
     "processes": "starts processes",
 }
 HARMLESS_FOR_CODE = frozenset({"files", "network", "processes"})
-"""What it takes to run a program in a sandbox."""
+"""Calls that are needed to run a program in a sandbox."""
 GRAVE = frozenset({"text", "state"})
 PROBE_SECONDS = 30.0
 """A probe that takes longer is killed."""
@@ -84,7 +84,7 @@ class Died(Unprobed):
 def probe(
     subject: Subject, name: str, cases: Sequence[Case], *, hash_seed: str = "0", **options: Any
 ) -> Mapping[str, Any]:
-    """What `posttrain.rewards.audit.probe` reports about the calls; `Unprobed` when it could not."""
+    """The report of `posttrain.rewards.audit.probe` about the calls; raises `Unprobed` if there is none."""
     component = subject.component
     if component.target is None:
         where = "a model" if component.runner is None else "what this process holds"

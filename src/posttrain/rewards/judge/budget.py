@@ -1,4 +1,4 @@
-"""What a judge may cost, and what it has cost so far: in this process, and in the run before it was resumed.
+"""The budget of a judge and its cost so far: in this process, and in the run before it was resumed.
 
     <run>/judgements/spent-rewards-judge.jsonl     {"calls": 1, "tokens": 0} before a request is sent,
                                                    {"calls": 0, "tokens": 812} when its reply is there
@@ -37,7 +37,7 @@ class Budget:
             if self.max_tokens is not None and self.tokens >= self.max_tokens:
                 return f"the budget of {self.max_tokens} tokens (judge.max_total_tokens) is spent"
             if not self._note(calls=1):
-                return f"what the judge costs cannot be written down: {self._failure}"
+                return f"the judge's cost cannot be saved: {self._failure}"
             self.calls += 1
             return ""
 

@@ -111,7 +111,7 @@ class Endpoint:
         return Reply(error=error + tries, calls=calls, seconds=time.perf_counter() - started)
 
     def body(self, conversation: Conversation) -> dict[str, Any]:
-        """What is sent; `judge.request` adds to it, and null in there takes away."""
+        """The body of a request; `judge.request` adds fields, and a null there removes one."""
         settings = self.settings
         fields: dict[str, Any] = {
             "model": settings.model,
@@ -201,7 +201,7 @@ class _Shift:
             self.waiting.put(place)
 
     def work(self, keep: Callable[[int, Reply], None]) -> dict[int, Reply]:
-        """What arrives before the deadline, by place."""
+        """The replies that arrive before the deadline, by place."""
         settings, found = self.endpoint.settings, dict[int, Reply]()
         for _ in range(min(settings.concurrency, len(self.conversations))):
             threading.Thread(target=self._serve, name="judge", daemon=True).start()
@@ -260,14 +260,14 @@ def _key(name: str | None) -> str:
     key = os.environ.get(name, "").strip()
     if not key:
         raise ConfigError(
-            given=f"judge.api_key_env = {name}, and the environment has no such variable",
+            given=f"judge.api_key_env = {name}, but the environment has no such variable",
             allowed="the name of an environment variable that holds the key",
             fix=f"Set it before the run: export {name}=...",
         )
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(
-            given=f"judge.api_key_env = {name}, and the variable holds something that no header can carry",
-            allowed="a key of printable ASCII characters without blanks",
+            given=f"judge.api_key_env = {name}, but the variable's value cannot be sent in a header",
+            allowed="a key of printable ASCII characters without spaces",
             fix=f"Copy the key again: export {name}=...",
         )
     return key

@@ -241,7 +241,7 @@ def _reason(score: float, own: Sequence[Share], text: str) -> str:
 
 def _without_verdict(judgement: Judgement) -> str:
     last = next((reply.text for reply in judgement.replies if reply.verdict is None), "")
-    return f"the judge gave no verdict, asked twice; its reply ends with {' '.join(last.split())[-80:]!r}"
+    return f"the judge gave no verdict when asked twice; its reply ends with {' '.join(last.split())[-80:]!r}"
 
 
 class Cached:

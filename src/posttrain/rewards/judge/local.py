@@ -66,7 +66,7 @@ class LocalJudge:
             return self._own
         if self._bound is None:
             raise ConfigError(
-                given="judge.model = policy, but nothing is being trained or evaluated that could judge",
+                given="judge.model = policy, but no policy is being trained or evaluated",
                 allowed="policy in a run or in an evaluation, or a model folder",
                 fix="Name the model: judge: {model: FOLDER}. A folder of that name is ./policy.",
             )
@@ -128,7 +128,7 @@ class LocalJudge:
         if window is not None and len(ids) + self.settings.max_tokens > window:
             return Reply(
                 error=f"the question has {len(ids)} tokens and the reply may have {self.settings.max_tokens} "
-                f"(judge.max_tokens), in the judge's context of {window}{sampler.context_reason}"
+                f"(judge.max_tokens): too many for the judge's context of {window}{sampler.context_reason}"
             )
         return ids
 

@@ -30,7 +30,7 @@ class Task:
     """One thing to find out: what `completion` is worth, by itself or against `opponent`."""
 
     place: int
-    """Of the group among those that are judged."""
+    """The place of the group among the judged ones."""
     completion: int
     opponent: int | None = None
     questions: tuple[Conversation, ...] = ()
@@ -41,7 +41,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """What is asked, and what the answers to it mean."""
+    """A judge's questions, and the meaning of the answers."""
 
     name: str
     template: Template
@@ -120,7 +120,7 @@ def decided(one: str, other: str) -> tuple[float | None, str]:
 
 
 def request(prompt: Prompt) -> str:
-    """What was asked, as text: that of the row, or its conversation turn by turn."""
+    """The question as text: the row's prompt, or its conversation turn by turn."""
     if prompt.plain is not None:
         return prompt.plain
     if prompt.messages is None:

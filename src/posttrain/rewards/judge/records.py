@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from posttrain.types import Mean, Metrics
 
 Verdict = str | float
-"""Of a comparison "A", "B" or "tie"; otherwise points."""
+""""A", "B" or "tie" for a comparison; otherwise points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Reply:
     calls: int = 0
     """Requests that were sent, failed ones and the question for a missing verdict included."""
     tokens: int = 0
-    """Of prompt and reply, as the endpoint counts them."""
+    """Tokens of prompt and reply, as the endpoint counts them."""
     cached: bool = False
 
 
@@ -64,11 +64,11 @@ class Judgement:
     opponent: int | None = None
     """The completion that it was compared with; None where there is none, or where it is a column of the row."""
     score: float | None
-    """What it is worth to `completion`; to the opponent 1 - score. None: no verdict."""
+    """The score for `completion`; the opponent gets 1 - score. None: no verdict."""
     note: str = ""
     """Why nobody was asked, where nobody was."""
     replies: tuple[Reply, ...] = ()
-    """Of a comparison two, `completion` being answer A in the first and answer B in the second."""
+    """The replies; two for a comparison, with `completion` as answer A in the first and as answer B in the second."""
 
     @property
     def compares(self) -> bool:

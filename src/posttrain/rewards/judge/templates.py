@@ -1,4 +1,4 @@
-"""What a judge is asked, and how texts are put into it that may try to answer in the judge's place.
+"""The question for a judge, and how it holds texts that may try to answer in the judge's place.
 
 `templates.yaml` has the texts.
 """
@@ -89,9 +89,10 @@ def _read(path: str, folder: Path | None) -> str:
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise ConfigError(
-            given=f"judge.template = {path!r}, and there is no such file",
+            given=f"judge.template = {path!r}, but there is no such file",
             allowed="a text file with fields in braces",
-            fix="Name it relative to the folder that the command runs in; without it, the built-in template is used.",
+            fix="Give its path relative to the folder where the command runs. Without this setting, the built-in "
+            "template is used.",
         )
     return found.read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What a judge's reply means: its last line, or a reply that is one JSON object. Anything else is no verdict."""
+"""The meaning of a judge's reply: its last line, or a reply that is one JSON object. Any other reply is no verdict."""
 
 from __future__ import annotations
 

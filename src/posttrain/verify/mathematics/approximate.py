@@ -1,4 +1,4 @@
-"""What an expression is worth as a number at a given point, and whether a decimal is an exact value, rounded."""
+"""The numerical value of an expression at a given point, and the test whether a decimal is a rounded exact value."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rc
 _BETWEEN = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs"}
 _NAMED_FUNCTIONS = frozenset("fgh")
 COMMANDS = FUNCTIONS | _ACCENTS | {"\\frac", "\\sqrt", "\\binom", "\\lfloor", "\\lceil"}
-"""What begins a base, besides letters, numbers and brackets."""
+"""Characters that may begin a base, besides letters, numbers and brackets."""
 
 
 def literal(text: str) -> Literal:

@@ -1,4 +1,4 @@
-r"""What the last sentence of a text concludes, where nothing else says what the answer is."""
+r"""The conclusion in the last sentence of a text, used if nothing else states the answer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ JOINT = re.compile(
 )
 _OPENING = re.compile(r"^(?:so|thus|hence|therefore|then|and|now)\b[\s,:]*", re.IGNORECASE)
 _RESULT = re.compile(r"=|≈|\b(?:get|gives?|obtain|yields?|makes?)\b")
-"""What an order says with its result: `Multiply by 2 to get 18`."""
+"""An instruction together with its result: `Multiply by 2 to get 18`."""
 _CONCLUSION = re.compile(r"\b(?:therefore|thus|hence|so|final answer)\b[\s,:*]*", re.IGNORECASE)
 _ORDER = re.compile(r"\s*(?:[<>≤≥]=?|\\(?:[lg]t|[lg]eq?)(?![a-z]))\s*")
 _SAME_AS = re.compile(r"[\s$,]*(?:=|which\s+(?:is|equals|gives|makes)\b)[\s$]*")
-"""What stands between two sides of a chain in a sentence."""
+"""Words between two sides of a chain of equalities in a sentence."""
 _ABOUT = r"\s*(?:exactly|only|now|about|approximately|at\s+(?:least|most)|a\s+total\s+of|equal\s+to)?\s*$"
 _CLAIM = re.compile(
     rf"(?:\b(?:is|are|be|was|were|it's|equals?|gives?|makes?)|=|≈|:|->|→|\\approx){_ABOUT}", re.IGNORECASE

@@ -111,7 +111,7 @@ def _game(target: Any, numbers: Sequence[Any] | None) -> tuple[Fraction, list[in
         return goal, [int(number) for number in given]
     except (ValueError, ZeroDivisionError, TypeError):
         raise DataError(
-            given=f"target {target!r} with numbers {numbers!r} is no numbers game",
+            given=f"target {target!r} with numbers {numbers!r} is not a numbers game",
             allowed="a number as target and a list of whole numbers",
             fix="Correct or drop the row; the columns are `target` and `numbers` (or `nums`).",
         ) from None

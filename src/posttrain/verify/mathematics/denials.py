@@ -35,7 +35,7 @@ _REFERENCE_BEFORE = re.compile(
     r"|^\W*(?:day|number|level|unit)[\s*_]*$|^[\s*_]*#\s*$",
     re.IGNORECASE,
 )
-"""What a number only counts: `Step 7`, `Question 7`."""
+"""Words whose number only counts: `Step 7`, `Question 7`."""
 _GUESS = re.compile(
     r"\b(?:guess|candidates?|attempt|option\s+[A-Z0-9]\b|(?:might|may)\s+be|maybe|perhaps|possibly)", re.IGNORECASE
 )
@@ -58,7 +58,7 @@ _ALSO_POSSIBLE = re.compile(
     r"|^[^.!?\n0-9]{0,40}\b(?:could|might|may)\s+(?:(?:also|well|even|instead|just\s+as\s+well)\s+)*be\s+(?P<another>\$?[0-9])",
     re.IGNORECASE,
 )
-"""What offers another answer beside one that was given: `but 8 is possible`, `though it might be 8`."""
+"""Phrases that offer another answer beside the given one: `but 8 is possible`, `though it might be 8`."""
 _POSSIBLE = re.compile(r"possib|plausib|likely|could|might|may", re.IGNORECASE)
 _TASK = re.compile(
     r"(?:[\s*_#>]|\\\[)*(?:(?:please|now|first|then|let\s+us|let's|hence|problem|question|task|exercise|q)\b[\s:.,)*_]*|[0-9]+[.)]\s+)*"

@@ -1,4 +1,4 @@
-"""What an expression is worth, exactly: a ratio of polynomials, or a matrix of them."""
+"""The exact value of an expression: a ratio of polynomials, or a matrix of them."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _shown(segment: str, boxes: list[places.Box], contents: list[str], reader: R
 
 
 def final_segment(text: str) -> str:
-    """What follows the reasoning in the final turn."""
+    """The text after the reasoning in the final turn."""
     return places.after_reasoning(places.final_turn(text))
 
 

@@ -50,7 +50,7 @@ def gold_text(answer: Any) -> str:
 
 
 _NO_WORD = re.compile(r"[^\w\\]*")
-"""What may stand between boxes that are one list."""
+"""Text that may stand between boxes of a single list."""
 
 
 def math_gold(answer: Any, *, every_box: bool = False) -> str:

@@ -82,7 +82,7 @@ class Unreadable(Exception):
 
 
 class Budget:
-    """What is left of the arithmetic that one answer may cost; every operation pays before it is done."""
+    """The remaining budget of arithmetic for one answer; every operation pays before it runs."""
 
     def __init__(self) -> None:
         self.bits = MAX_BITS

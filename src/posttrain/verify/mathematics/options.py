@@ -1,4 +1,4 @@
-"""What a data set allows beyond exact equality. Everything is off: the defaults are the strict reading."""
+"""Relaxations of exact equality for a data set. All are off by default: the default reading is strict."""
 
 from __future__ import annotations
 

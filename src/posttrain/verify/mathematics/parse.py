@@ -56,7 +56,7 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
     `gold` is for the answers of a data set: what takes too much arithmetic is kept there for the algebra system.
     """
     if len(text) > MAX_CHARS:
-        raise Unreadable("too_large", f"the answer has {len(text)} characters, and {MAX_CHARS} are read")
+        raise Unreadable("too_large", f"the answer has {len(text)} characters; only {MAX_CHARS} are read")
     plain = _PLAIN.fullmatch(text)
     if plain:
         return _plain_number(plain)

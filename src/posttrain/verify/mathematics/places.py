@@ -60,7 +60,7 @@ PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|percent\b|percentage\b|pct\b)")
 _MINUS_BEFORE = re.compile(r"(?:^|[^\w)\]}.\s])\s*([-−])[\s$]*$|(?:^|\s(?:is|are|be|equals))\s*([-−])[\s$]*$")
 _DISPLAYED = re.compile(r"(\$\$|\\[\[(])((?:[^$\\]|\\(?![\[\]()]))*+)(\$\$|\\[\])])")
 DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
-"""What opens and closes a formula in LaTeX."""
+"""The beginnings and ends of formulas in LaTeX."""
 
 
 class Box(NamedTuple):
@@ -146,7 +146,7 @@ def find_boxes(text: str) -> list[Box] | None:
 
 
 def box_content(text: str, box: Box) -> str:
-    r"""What a box says, together with a minus in front of it and a percent sign behind it.
+    r"""The content of a box, with a minus before it and a percent sign after it.
 
     >>> text = r"so $x = -\boxed{\boxed{28}}\%$"
     >>> box_content(text, find_boxes(text)[0])
@@ -183,7 +183,7 @@ def last_line(text: str) -> str:
 
 
 def find_tags(text: str) -> list[str] | None:
-    """What stands in `<answer>` tags; None when there are too many."""
+    """The content of `<answer>` tags; None if there are too many."""
     if "<answer>" not in text.lower():
         return []
     found: list[str] = []

@@ -22,7 +22,7 @@ from posttrain.verify.mathematics.verify import Message, verify
 from posttrain.verify.verdict import Verdict
 
 MATH500 = Options(percent=True, words=True, ignore_case=True)
-"""What the published graders of MATH allow: units, percent signs and the case of words do not count."""
+"""Relaxations of the published graders of MATH: units, percent signs and the case of words do not count."""
 MATH_LENIENT = Options(
     words=True,
     decimal_comma=True,

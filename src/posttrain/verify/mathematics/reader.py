@@ -1,4 +1,4 @@
-"""What a completion gives as its answer, and who reads answers."""
+"""The answer in a completion, and the readers that find it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reader:
     estimates: bool = False
     """Whether an estimate may be the answer (`about 3.1`): where a tolerance says how good it has to be."""
     read: dict[str, Value | None] = field(default_factory=dict, compare=False)
-    """What was read before: an answer is compared with every other one."""
+    """Answers read earlier: an answer is compared with every other one."""
 
     def value(self, text: str) -> Value | None:
         """None for what has no value."""

@@ -1,4 +1,4 @@
-"""What stands in a sentence: formulas, numbers and computations, which of them it claims, and whether it is prose."""
+"""The parts of a sentence: formulas, numbers and computations, which of them it claims, and whether it is prose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMULA = re.compile(
 AMOUNTS = re.compile(r"\$\s*[0-9][0-9.,]*\s+[a-z]{2,}|\$\s*[0-9][^$\\]*[-+*/=×]\s*\$(?=[0-9]|$)")
 """The beginning of `$5 and $6` and of `$2 = $2`, which are no formulas."""
 _LETTER = re.compile(r"^\W*[A-Za-z][).:]\s*|\([a-z]\)")
-"""What tells the parts of a list: `a)`, `B.`, `(c)`."""
+"""Marks that label the parts of a list: `a)`, `B.`, `(c)`."""
 _OPERATION = re.compile(r"\s*(?:[-+*/×÷=^]|x\s|\\times|\\cdot)")
 
 _DIGITS = r"(?:[0-9]++(?:,[0-9]++)*+(?:\.[0-9]++)?+|\.[0-9]++)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?+"
@@ -123,7 +123,7 @@ def contradicts(text: str, start: int) -> str:
 
 
 def computed(text: str) -> Number | None:
-    """What a computation with numbers alone comes to, such as `3 * 6` and `20% of 90`; None for anything else."""
+    """The result of a computation with only numbers, such as `3 * 6` and `20% of 90`; None for anything else."""
     text = re.sub(r"divided\s+by", "/", text.replace("\\%", "%"))
     text = re.sub(r"\b(?:x|of|plus|minus|times)\b|[−×÷·]", lambda sign: _WORDS_OF_SIGNS[sign.group()], text)
     text = re.sub(r"\\?[$€£¥]", "", text)

@@ -163,7 +163,7 @@ class Statements(Things):
 
 
 def result_of(tokens: Sequence[Token]) -> Sequence[Token]:
-    """What stands right of the last sign of equality."""
+    """The text to the right of the last equals sign."""
     return split(tokens, ("=", "≈"))[0][-1]
 
 

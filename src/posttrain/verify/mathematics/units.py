@@ -143,7 +143,7 @@ def _unit(word: str) -> str | None:
 
 
 def spelled_unit(tokens: Sequence[Token]) -> str | None:
-    """What a number is of, in one spelling: a unit, or words; None when the tokens are neither."""
+    """The unit or the counted thing of a number, in one spelling; None if the tokens are neither."""
     if (unit := _measure(" ".join(token.text for token in tokens))) is not None:
         return unit
     words = [token.text for token in tokens if token.text not in (".", "-")]

@@ -24,7 +24,7 @@ from posttrain.verify import read_table
 
 Form = Literal["call", "script", "stdio"]
 Aim = Literal["verdict", "sandbox", "machine"]
-"""What a program attacks: the verdict, the walls around it, or the time and memory of whoever judges it."""
+"""The target of an attack program: the verdict, the walls around it, or the judge's time and memory."""
 
 _ANOTHER_VALUE = "\n\n\ndef solve(n):\n    return 0\n"
 _SUM_IF_ESCAPED = """

@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a call: a value, or what it raised."""
+    """The result of a call: a value, or the error that it raised."""
 
     value: Any = None
     error: str = ""

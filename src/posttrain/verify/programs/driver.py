@@ -1,4 +1,4 @@
-"""What runs in the sandbox, around a program: it makes one call and says what came of it. It judges nothing.
+"""The code in the sandbox around a program: it makes one call and reports the result. It judges nothing.
 
 `plain.py` and this file are sent into the sandbox as one program, and the task after it, as a message:
 

@@ -118,7 +118,7 @@ class _Packer:
             return {"r": [value.start, value.stop, value.step]}
         if kind in LAZY:
             return {"g": self._items(iter(value), depth)}
-        raise NotPlain(f"a value of type {kind.__name__[:60]}, which is no plain data")
+        raise NotPlain(f"a value of type {kind.__name__[:60]}, which is not plain data")
 
     def _items(self, items: Iterator[Any], depth: int) -> list[Any]:
         return [self.pack(item, depth) for item in items]

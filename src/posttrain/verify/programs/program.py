@@ -82,7 +82,7 @@ def last_turn(completion: Any) -> str:
 
 
 def after_reasoning(text: str) -> str | None:
-    """What follows the last `</think>`; None when the reasoning was never closed."""
+    """The text after the last `</think>`; None if the reasoning was never closed."""
     _, closed, answer = text.rpartition(_THOUGHT_END)
     if _THOUGHT in answer:
         return None
@@ -128,7 +128,7 @@ def defines(source: str, function: str | None) -> bool:
 
 
 def top_level_names(tree: ast.Module) -> set[str]:
-    """What a module defines or assigns, not what it imports."""
+    """The names that a module defines or assigns, not those it imports."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

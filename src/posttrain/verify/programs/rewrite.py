@@ -22,7 +22,7 @@ from posttrain.errors import DataError
 
 BUILTIN_NAMES = frozenset(dir(builtins))
 PROGRAM_MODULES = frozenset({"solution", "main"})
-"""What tests call the file that the program would be in."""
+"""Names that tests use for the file of the program."""
 _METHOD = re.compile(r"Solution\(\)\.\w+")
 Relation = Literal["equal", "unequal", "is", "is not", "true", "false"]
 
@@ -32,7 +32,7 @@ class Call:
     """One call and what has to come of it."""
 
     expression: str
-    """What the program's process evaluates, in the names of the program: `f([1, 2], k=3)`."""
+    """An expression that the program's process evaluates, in the program's names: `f([1, 2], k=3)`."""
     relation: Relation
     expected: Any = None
     setup: str = ""

@@ -47,7 +47,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Stdio:
-    """What a program reads, and what it has to write."""
+    """The input that a program reads, and the output that it must write."""
 
     input: str
     output: str
@@ -136,7 +136,7 @@ def _check_values(tests: Sequence[Test]) -> None:
         raise DataError(
             given="tests that all expect nothing: a program that does nothing would pass them",
             allowed="at least one test with an output",
-            fix="Correct or drop these rows; functions that work in place have to return what they changed.",
+            fix="Correct or drop these rows; functions that change their arguments in place have to return the result.",
         )
 
 

@@ -34,7 +34,7 @@ class Command:
     line: list[str]
     """The command up to and without the setup, which comes last as JSON."""
     setup: dict[str, Any]
-    """What `inside/server.py` reads; `socket` and `parent` are added."""
+    """The settings that `inside/server.py` reads; `socket` and `parent` are added."""
     meeting: str | None = None
     """Where the fork-server finds a folder with a socket that we listen on, if it cannot inherit one; the line has
     {meeting} where our own path of that folder belongs."""

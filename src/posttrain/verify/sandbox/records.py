@@ -1,4 +1,4 @@
-"""What a program may use, and what is known of it when it has ended."""
+"""The limits of a program, and the facts known about it when it has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ended = Literal["exited", "wall", "cpu", "memory", "output", "signal"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one program may use. Processes, files and network have no number: there are none."""
+    """The limits of one program. Processes, files and network have no number: there are none."""
 
     wall: float = 4.0
     """Seconds from its start to its end."""

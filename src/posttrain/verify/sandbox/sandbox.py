@@ -92,7 +92,7 @@ class Sandbox:
         server.close()
 
 
-UNSAFE = "settings: {sandbox: unsafe} runs what a model wrote with all that this user may do; nothing is confined"
+UNSAFE = "settings: {sandbox: unsafe} runs the model's programs with all rights of this user; nothing is confined"
 FIXES = (
     "Install bubblewrap (apt install bubblewrap); on Ubuntu 23.10 and later also its AppArmor profile,"
     " bwrap-userns-restrict (apt install apparmor-profiles). Or run on Linux 5.13 or later with landlock among the"
@@ -111,7 +111,7 @@ def open_sandbox(kind: str = "auto", limits: Limits | None = None, *, size: int 
     limits, size = limits or Limits(), size or cores()
     if sys.platform != "linux":
         raise SandboxUnavailable(
-            given=f"programs can be confined on Linux only, and this is {sys.platform}",
+            given=f"programs can only be confined on Linux, but this is {sys.platform}",
             fix="Run it in a Linux virtual machine or container.",
         )
     tried: list[str] = []

@@ -69,7 +69,7 @@ def reached_by_probes(sandbox: Sandbox) -> list[str]:
 
 
 def wrongly_ended(sandbox: Sandbox) -> list[str]:
-    """What should have been stopped by a limit and was not, or by another."""
+    """Programs that a limit should have stopped, but that ran on or were stopped by another limit."""
     runs = [(name, sandbox.run(source, limits=limits), ended) for name, (source, limits, ended) in COSTS.items()]
     return [f"{name} (ended as {ran.ended})" for name, ran, ended in runs if ran.ended != ended]
 

@@ -26,7 +26,7 @@ from inside.server import main
 sys.path.remove(folder)
 main(given)
 """
-"""What the interpreter runs: the part of this package that goes inside, without its parents and what they import."""
+"""The program of the interpreter: the part of this package that goes inside, without its parents and their imports."""
 CONFINED: dict[str, Any] = {"seccomp": True, "landlock": "required"}
 USERS = (30_000, 59_999)
 """User ids that distributions give to nobody."""

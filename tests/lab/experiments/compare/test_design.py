@@ -97,7 +97,7 @@ def test_what_is_refused_before_anything_is_trained():
         "an arm is called 'a/b'", "arm a/b"
     )
     assert "arm b sets seed" in refused({"base": BASE, "arms": {"a": {}, "b": {"seed": 1}}})
-    assert "evaluation.every = 0: nobody sees" in refused(TWO, target=0.5)
+    assert "evaluation.every = 0: nothing measures" in refused(TWO, target=0.5)
     assert "measures.x: take = middle" in refused({**TWO, "measures": {"x": {"metric": "entropy", "take": "middle"}}})
     assert "algorithms beside a file with arms" in refused(TWO, algorithms=["rloo"])
     assert "score = best" in refused({**TWO, "score": "best"})
@@ -106,7 +106,7 @@ def test_what_is_refused_before_anything_is_trained():
 
 def test_a_schedule_has_to_know_its_last_step():
     linear = {**BASE, "train": {**BASE["train"], "schedule": "linear"}}
-    assert "whose last step nobody knows" in refused(linear, algorithms=["grpo", "rloo"], budget="tokens=1e5")
+    assert "the number of its last step is unknown" in refused(linear, algorithms=["grpo", "rloo"], budget="tokens=1e5")
     read_design(linear, algorithms=["grpo", "rloo"], budget="steps=9")
 
 
@@ -136,7 +136,7 @@ def test_seeds_and_arms_may_be_added_but_not_changed(tmp_path: Path):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(ConfigError, match="holds something that is no comparison"):
+    with pytest.raises(ConfigError, match=", which is neither empty nor a comparison"):
         begun(tmp_path)
 
 

@@ -40,7 +40,7 @@ def test_no_difference_says_what_would_have_been_seen(tmp_path: Path):
 def test_too_few_runs_say_that_they_could_have_seen_nothing(tmp_path: Path):
     found = compared(tmp_path, {"a": [0.3, 0.5], "b": [0.6, 0.4]})
     assert found.verdict[0].endswith("measured is 10.0 points for b over a (95% interval −100.0 to +100.0).")
-    assert found.verdict[1] == "So few runs would not even have shown the largest difference that there can be."
+    assert found.verdict[1] == "So few runs could not show even the largest possible difference."
 
 
 def test_of_three_arms_one_wins_and_two_stay_undecided(tmp_path: Path):
@@ -53,7 +53,8 @@ def test_of_three_arms_one_wins_and_two_stay_undecided(tmp_path: Path):
 def test_one_seed_claims_nothing(tmp_path: Path):
     found = compared(tmp_path, {"a": [0.1], "b": [0.9]})
     assert found.verdict == [
-        "One seed cannot tell arms apart, since another might turn their order round: a 10.0%, b 90.0%. Take 3 or more."
+        "One seed cannot separate the arms, because another seed might reverse their order: a 10.0%, b 90.0%. "
+        "Use 3 or more."
     ]
 
 
@@ -88,7 +89,7 @@ def test_a_collapsed_seed_is_named(tmp_path: Path):
     folder.rmdir()
     write_run(folder, 1, 0.02, middle=0.8)
     found = conclude(tmp_path)
-    assert found.verdict[-1].startswith("1 of 3 runs of b collapsed (seed 1): what they could do was lost.")
+    assert found.verdict[-1].startswith("1 of 3 runs of b collapsed (seed 1): they lost their abilities.")
     assert found.verdict[0].startswith("No difference can be claimed")  # one seed of three is far from the others
     assert found.to_json()["arms"]["b"]["collapsed"] == [1]
 
@@ -135,7 +136,7 @@ def test_arms_that_did_not_begin_alike_are_told(tmp_path: Path):
     path.write_text(path.read_text().replace("True", "other"))
     found = conclude(tmp_path)
     assert found.to_json()["same_start"] is False
-    assert any(sentence.startswith("Arms of one seed did not begin alike") for sentence in found.verdict)
+    assert any(sentence.startswith("Arms with the same seed did not begin alike") for sentence in found.verdict)
 
 
 def test_seconds_under_load_are_not_compared(tmp_path: Path):
@@ -144,7 +145,7 @@ def test_seconds_under_load_are_not_compared(tmp_path: Path):
     (tmp_path / "attempts.jsonl").write_text(json.dumps(attempt) + "\n")
     found = compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]})
     assert found.verdict[-1].startswith(
-        "Seconds of these runs are not comparable: other programs were at work (load 30.0 on"
+        "Seconds of these runs are not comparable: other programs were running (load 30.0 on"
     )
 
 
@@ -155,7 +156,7 @@ def test_the_threads_of_a_comparison_are_no_other_program(tmp_path: Path):
     assert "other programs" not in " ".join(compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]}).verdict)
     (tmp_path / ATTEMPTS).unlink()
     keep_attempt(tmp_path, attempt | {"threads": 1, "load": 1.8})
-    assert "other programs were at work (load 1.8" in " ".join(conclude(tmp_path).verdict)
+    assert "other programs were running (load 1.8" in " ".join(conclude(tmp_path).verdict)
 
 
 def test_a_line_that_a_kill_cut_off_loses_nothing_else(tmp_path: Path):

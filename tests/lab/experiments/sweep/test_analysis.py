@@ -55,7 +55,7 @@ def test_the_knob_that_decides_is_found_with_its_edge():
     assert first.collapsed_beyond == first.trials_beyond == 4
     assert first.collapsed_within == 0
     assert first.chance < 0.05
-    assert first.sentence.startswith("What turns success into collapse: train.learning_rate above")
+    assert first.sentence.startswith("This setting separates success from collapse: train.learning_rate above")
     assert all(boundary.chance > first.chance for boundary in others)
 
 
@@ -179,7 +179,7 @@ def test_the_sentences_claim_no_more_than_the_interval_and_name_the_bias_of_choo
     better = " ".join(result(told, seeds([0.4, 0.42, 0.41], [0.6, 0.61, 0.62])).sentences())
     assert "which is better than the default" in better
     assert "so too high by luck" in better
-    assert "The held-out rows are those that it was chosen by" in better
+    assert "The held-out rows are the ones that selected it" in better
     unsure = " ".join(result(told, seeds([0.4, 0.42, 0.41], [0.6, 0.2, 0.5]), fresh_rows=True).sentences())
     assert "not shown to be better" in unsure
     assert "Each of them draws its held-out rows anew" in unsure
@@ -211,11 +211,11 @@ def test_secrets_are_in_no_result():
 
 def test_a_default_that_wins_and_a_sweep_without_a_finished_trial_are_said_to_be_that():
     default = trial(0, 5e-4, 0, 8, 0.9, is_default=True)
-    assert "nothing that was tried beats it" in " ".join(result([default, trial(1, 1e-3, 0, 8, 0.5)]).sentences())
+    assert "no tried configuration beats it" in " ".join(result([default, trial(1, 1e-3, 0, 8, 0.5)]).sentences())
     assert "there is no best configuration" in result([trial(0, 1e-3, 0, 8, None)]).sentences()[0]
     alone = " ".join(result([trial(0, 1e-3, 0, 8, 0.5)]).sentences())
-    assert "that it beats the default is not shown" in alone
-    assert "the fresh seeds had no part" not in alone
+    assert "so it is not shown to beat the default" in alone
+    assert "the fresh seeds played no part" not in alone
 
 
 def test_the_page_and_the_picture_show_every_trial_and_nothing_acts_on_them():

@@ -55,7 +55,7 @@ def test_a_logarithmic_range_of_whole_numbers_gives_whole_numbers():
         ("algorithm.name=choice(grpo, gpro)", r"Did you mean grpo"),
         ("train.learning_rate=1e-3", r"allowed: log\(low, high\)"),
         ("train.learning_rate", r"is no knob"),
-        ("rewards.0.weight=float(0,1)", r"with another reward a score means another thing"),
+        ("rewards.0.weight=float(0,1)", r"a different reward gives the score a different meaning"),
         ("seed=int(0,9)", r"luck is not a setting to choose"),
         ("evaluation.prompts=int(1,9)", r"decides by what trials are compared"),
     ],

@@ -86,7 +86,7 @@ def test_ctrl_c_saves_the_runs_and_says_so(place):
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Interrupted" in err
-    assert "`posttrain sweep out` goes on with it" in err
+    assert "`posttrain sweep out` continues it" in err
     assert list((place / "out" / "trials" / "trial-000" / "checkpoints").glob("step-*/manifest.json"))
 
 

@@ -220,7 +220,7 @@ def test_a_sweep_goes_on_only_with_what_it_began_with(tmp_path):
         BASE, ["train.learning_rate=log(1e-4,1e-2)"], (), tmp_path, trials=3, pruner=None, seeds=None
     )
     with pytest.raises(
-        ConfigError, match=r"holds a sweep with other knobs; .*\n  `posttrain sweep .*` goes on with that"
+        ConfigError, match=r"holds a sweep with other knobs; .*\n  `posttrain sweep .*` continues that sweep"
     ):
         other.keep(tmp_path)
     with pytest.raises(ConfigError, match="a sweep, and other settings"):

@@ -27,7 +27,7 @@ TOGETHER = 0.01
 
 
 async def drawn_by(engine: Any, request: dict[str, Any]) -> AsyncIterator[list[Any]]:
-    """What vLLM draws for a request: [ids, log-probabilities, reason, spans], again and again."""
+    """The tokens that vLLM draws for a request: [ids, log-probabilities, reason, spans], again and again."""
     import msgspec
     from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import RequestOutputKind, SamplingParams

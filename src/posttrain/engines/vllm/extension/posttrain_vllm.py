@@ -174,7 +174,7 @@ class Extension:
 
     @torch.no_grad()
     def posttrain_digests(self, begin: bool = False) -> dict[str, Any]:
-        """Of each tensor that decoding reads, under the name that it has in the model's folder: precision, SHA-256.
+        """For each tensor that decoding reads, under its name in the model's folder: precision and SHA-256.
 
         In parts, each the answer to a call of its own; `begin` with the first. The weights must stay meanwhile.
         """
@@ -197,7 +197,7 @@ class Extension:
 
 
 def device_name(device: torch.device) -> str:
-    """Of a GPU the number that its driver gave it, whatever each process calls it."""
+    """The number that the driver gave a GPU, whatever each process calls it."""
     return device.type if device.type != "cuda" else str(torch.cuda.get_device_properties(device).uuid)
 
 

@@ -64,7 +64,7 @@ class Arm:
         return not self.lost
 
     def mean(self, name: str) -> float | None:
-        """Of a measure, or of a number that every outcome has, over the finished runs."""
+        """The mean of a measure, or of a number that every outcome has, over the finished runs."""
         values = [run.measures.get(name, getattr(run, name, None)) for run in self.finished]
         known = [float(value) for value in values if value is not None]
         return fmean(known) if known else None

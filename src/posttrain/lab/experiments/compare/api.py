@@ -95,7 +95,7 @@ def compare(
     try:
         carry_out(design, folder, workers=workers, tell=tell)
     except BaseException as error:
-        error.add_note(f"What is done is kept; `posttrain compare {folder}` goes on.")
+        error.add_note(f"Finished runs are kept; `posttrain compare {folder}` continues.")
         raise
     finally:
         lock.release()
@@ -169,8 +169,9 @@ def _begin(folder: Path, design: Design) -> None:
         if odd:
             raise ConfigError(
                 given=f"{folder} holds a comparison with other settings: {', '.join(odd)}",
-                allowed="the same ones; arms and seeds may be added, target, measures, title and confidence changed",
-                fix=f"Choose another folder with --out, or go on with `posttrain compare {folder}`.",
+                allowed="the same settings; you may add arms and seeds, and change target, measures, title and "
+                "confidence",
+                fix=f"Choose another folder with --out, or continue with `posttrain compare {folder}`.",
             )
     write_atomically(file, json.dumps(design.record(), indent=1) + "\n")  # JSON is YAML
 
@@ -178,8 +179,8 @@ def _begin(folder: Path, design: Design) -> None:
 def _refuse_other_content(folder: Path) -> None:
     if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
         raise ConfigError(
-            given=f"out = {folder} holds something that is no comparison",
-            allowed="a folder that does not exist yet, an empty one, or that of a comparison",
+            given=f"out = {folder}, which is neither empty nor a comparison",
+            allowed="a folder that does not exist yet, an empty one, or the folder of a comparison",
             fix="Choose another folder with --out.",
         )
 

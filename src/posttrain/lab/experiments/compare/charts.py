@@ -15,7 +15,7 @@ from posttrain.report.svg import IntervalRow, Series, compact, interval_bars, pe
 FEW = 2
 """Seeds: a dot each in place of an interval."""
 COLOURS = 5
-"""Of arms; the sixth has the first one's again."""
+"""Colours of the arms; the sixth arm has the first one's colour again."""
 
 
 def colour_of(found: Analysis, arm: Arm) -> int:

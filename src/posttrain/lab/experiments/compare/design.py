@@ -1,4 +1,4 @@
-"""What is compared: arms, seeds and a budget, from a file or from arguments.
+"""The design of a comparison: arms, seeds and a budget, from a file or from arguments.
 
     base: base.yaml                       # a config, or its settings right here
     settings: {train.learning_rate: 1e-5} # of all arms, before those of the base
@@ -33,13 +33,13 @@ Unit = Literal["steps", "tokens", "seconds"]
 Settings = Mapping[str, Any]
 KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence")
 MOST_STEPS = 100_000
-"""Of a run whose budget is in seconds."""
+"""Most steps of a run with a budget in seconds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What each run may spend; it ends with the step that reaches it."""
+    """The budget of each run; the run ends with the step that reaches it."""
 
     unit: Unit
     amount: float
@@ -69,14 +69,14 @@ class Design:
 
     base: Settings
     settings: Settings = field(default_factory=dict)
-    """Of all arms, before those of the base."""
+    """Settings for all arms; they take precedence over those of the base."""
     arms: Mapping[str, Settings]
     seeds: tuple[int, ...]
     budget: Budget
     title: str = ""
     target: float | None = None
     score: Literal["auto", "check"] = "auto"
-    """What the arms are judged by: the held-out score of the rewards, or that of the independent check."""
+    """The score that decides between the arms: the held-out score of the rewards, or that of the independent check."""
     measures: Mapping[str, Measure] = field(default_factory=dict)
     confidence: float = 0.95
 
@@ -124,8 +124,8 @@ def read_design(
     target: float | None = None,
     overrides: Settings | Sequence[str] = (),
 ) -> Design:
-    """From a comparison file, or from a config and algorithms (also one text, with commas between them); what is given
-    beside it goes before the file.
+    """Reads a comparison file, or a config and algorithms (also one text, with commas between them). Arguments take
+    precedence over the file.
 
     `overrides` are settings of all arms. Raises ConfigError.
     """
@@ -170,7 +170,8 @@ def _spending(budget: Budget, resolved: Resolved) -> dict[str, Any]:
         return {"train.steps": int(budget.amount)}
     if train.schedule != "constant":
         raise ConfigError(
-            given=f"train.schedule = {train.schedule} with a budget in {budget.unit}, whose last step nobody knows",
+            given=f"train.schedule = {train.schedule} with a budget in {budget.unit}: the number of its last step "
+            "is unknown",
             allowed="train.schedule = constant, or a budget in steps",
             fix="Set train.schedule = constant, or give steps=200, for example.",
         )
@@ -223,7 +224,7 @@ def _arms(given: Any) -> dict[str, Settings]:
         if reserved:
             raise ConfigError(
                 given=f"arm {name} sets {reserved[0]}",
-                allowed="what is the same for all arms comes from seeds, budget and --out",
+                allowed="arms differ in other settings; seeds, budget and --out already hold for all arms",
                 fix=f"Take {reserved[0]} out of the arm.",
             )
     return arms
@@ -308,7 +309,7 @@ def _check(design: Design) -> None:
             given=f"the held-out scores of {first} and {odd[0]} mean different things: their rewards, evaluation or "
             "data.eval differ",
             allowed="one way to judge all arms",
-            fix="Give the base a check, and the comparison score: check, which every arm is then judged by.",
+            fix="Give the base a check, and the comparison score: check. The check then judges every arm.",
         )
     if design.score == "check" and not configs[first].check:
         raise ConfigError(
@@ -318,7 +319,7 @@ def _check(design: Design) -> None:
         )
     if design.target is not None and configs[first].evaluation.every == 0:
         raise ConfigError(
-            given=f"target = {design.target:g}, but evaluation.every = 0: nobody sees when it is reached",
+            given=f"target = {design.target:g}, but evaluation.every = 0: nothing measures when a run reaches it",
             allowed="evaluation.every of at least 1",
             fix="Set evaluation.every = 10 in the base, for example.",
         )

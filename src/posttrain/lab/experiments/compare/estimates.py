@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
     parts: tuple[tuple[float, int], ...] = ()
     """(standard error, degrees of freedom) of what seeds and what examples add."""
     p: float = math.nan
-    """Of no difference, two-sided, for itself alone; NaN where nobody asked, or of a single seed."""
+    """The p-value for no difference, two-sided and uncorrected; NaN if it was not requested, or for a single seed."""
 
     def reach(self, probability: float) -> float:
         """Half the width of the interval whose upper end is exceeded with 1 - probability."""

@@ -70,7 +70,7 @@ TO_TARGET: dict[str, Measure] = {
     )
     for unit in ("steps", "tokens", "seconds")
 }
-"""Of runs that reach it; the others have none and are counted."""
+"""Measures of runs that reach the target; other runs have none and are counted."""
 
 
 def measure_of(name: Any, given: Any) -> Measure:

@@ -1,4 +1,4 @@
-"""What one run of a comparison left in its folder, as the comparison counts it."""
+"""The result of one run of a comparison, read from its folder."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def _cost(found: Analysis) -> str:
     if not plot:
         return ""
     lead = (
-        "Better is up, cheaper is left; the dashed line joins the arms that no other beats in both. Hollow: runs of it "
+        "Better is up, cheaper is left. The dashed line joins the arms that no other arm beats in both. Hollow: "
+        "runs of it "
     )
     lead += "were lost or collapsed."
     card = f'<figure class="card"><h3>Quality and cost</h3><p class="hint">{escaped(hint)}</p>{plot}</figure>'
@@ -118,7 +119,7 @@ def _measures(found: Analysis) -> str:
         ]
     if not rows:
         return ""
-    lead = "Paired by seed. A × says how many times as large the first is; else it is the first less the second."
+    lead = "Paired by seed. A × says how many times as large the first is; otherwise it is the first minus the second."
     head = ["number", "arms", "difference", _level(found), "p (Holm)"]
     return f'<h2>Other numbers</h2><p class="lead">{lead}</p>{table(head, rows)}'
 

@@ -1,4 +1,4 @@
-"""What a comparison shows, in sentences that claim no more than its intervals allow."""
+"""The findings of a comparison, in sentences that claim no more than its intervals allow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def amount(found: Analysis, value: float) -> str:
 
 
 def interval(found: Analysis, pair: Pair, better: str) -> str:
-    """Of the difference as its sentence states it: `95% interval +1.0 to +5.2`."""
+    """The interval of the difference in the words of its sentence: `95% interval +1.0 to +5.2`."""
     ends = (pair.estimate.low, pair.estimate.high)
     ends = ends if better == pair.first else (-ends[1], -ends[0])
     low, high = (f"{100 * end:+.1f}" if found.share else f"{end:+.3g}" for end in ends)
@@ -98,7 +98,7 @@ def _no_difference(found: Analysis, pairs: Sequence[Pair]) -> list[str]:
 
 def _power(found: Analysis, least: float) -> str:
     if found.share and least > 1:
-        return "So few runs would not even have shown the largest difference that there can be."
+        return "So few runs could not show even the largest possible difference."
     seen = f"A true difference of {amount(found, least)} would have been seen four times in five"
     return f"{seen}, a smaller one less often."
 
@@ -115,7 +115,9 @@ def _withheld(found: Analysis, pair: Pair) -> str:
 def _one_seed(found: Analysis) -> str:
     form = (lambda value: f"{100 * value:.1f}%") if found.share else compact
     scores = ", ".join(f"{arm.name} {form(arm.score.mean)}" for arm in found.arms if arm.score.seeds)
-    return f"One seed cannot tell arms apart, since another might turn their order round: {scores}. Take 3 or more."
+    return (
+        f"One seed cannot separate the arms, because another seed might reverse their order: {scores}. Use 3 or more."
+    )
 
 
 def _sides(found: Analysis, pair: Pair) -> tuple[str, str]:
@@ -142,8 +144,8 @@ def _lost(found: Analysis) -> list[str]:
 def _collapsed(found: Analysis) -> list[str]:
     return [
         f"{len(arm.collapsed)} of {len(arm.runs)} runs of {arm.name} collapsed "
-        f"({_which([run.seed for run in arm.collapsed])}): what they could do was lost. An "
-        "interval over seeds describes that badly."
+        f"({_which([run.seed for run in arm.collapsed])}): they lost their abilities. An interval over seeds "
+        "describes that badly."
         for arm in found.arms
         if arm.collapsed
     ]
@@ -152,9 +154,9 @@ def _collapsed(found: Analysis) -> list[str]:
 def _conditions(found: Analysis) -> list[str]:
     notes = [str(found.conditions.get(name) or "") for name in ("tokens_note", "seconds_note")]
     if found.same_start is False:
-        notes.insert(0, "Arms of one seed did not begin alike: they gave other answers before training.")
+        notes.insert(0, "Arms with the same seed did not begin alike: they gave different answers before training.")
     if found.same_prompts is False:
-        notes.insert(0, "Arms of one seed did not draw the same prompts in their first step.")
+        notes.insert(0, "Arms with the same seed did not draw the same prompts in their first step.")
     return [note for note in notes if note]
 
 

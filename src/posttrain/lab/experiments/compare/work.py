@@ -159,13 +159,15 @@ def _seconds_note(found: Mapping[str, Any]) -> str:
     if len(found["workers"]) > 1:
         reasons.append(f"some were made {found['workers'][0]} and some {most} at a time")
     if found["load"] is not None and found["load"] > min(found["threads"], found["cores"]) + BUSY:
-        reasons.append(f"other programs were at work (load {found['load']:.1f} on {found['cores']} cores)")
+        reasons.append(f"other programs were running (load {found['load']:.1f} on {found['cores']} cores)")
     if found["resumed"]:
         reasons.append(f"runs of {', '.join(found['resumed'])} were stopped and resumed")
     if reasons:
         return f"Seconds of these runs are not comparable: {'; '.join(reasons)}. Tokens and steps are."
     if most > 1:
-        return f"Seconds are those of {most} runs at a time, which share memory and caches; alone each run is faster."
+        return (
+            f"Seconds were measured with {most} runs at a time, which share memory and caches; a run alone is faster."
+        )
     return ""
 
 

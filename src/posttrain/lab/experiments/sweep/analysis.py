@@ -43,7 +43,8 @@ class Boundary:
         )
         if self.chance < 0.05:
             return (
-                f"What turns success into collapse: {says} (so clear a split is chance in {self.chance:.1%} of cases)."
+                f"This setting separates success from collapse: {says} (such a clear split occurs by chance in "
+                f"{self.chance:.1%} of cases)."
             )
         return f"Collapses go together with {says}; but {self.chance:.0%} of random splits are as clear: not shown."
 
@@ -85,7 +86,7 @@ def importance(knobs: Sequence[Knob], trials: Sequence[TrialRecord], sign: float
 def boundaries(
     knobs: Sequence[Knob], trials: Sequence[TrialRecord], *, seed: int = 0, shuffles: int = SHUFFLES
 ) -> tuple[Boundary, ...]:
-    """Of each knob its best split into collapsed trials and others, the clearest first. Failed trials say nothing.
+    """For each knob, its best split into collapsed trials and others, the clearest first. Failed trials do not count.
 
     How clear: the fall of the Gini impurity. The best of many splits is clear by chance, too; `chance` is the share of
     random deals of the same number of collapses in which the best split of any knob is as clear.

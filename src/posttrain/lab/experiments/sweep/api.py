@@ -71,7 +71,7 @@ def sweep(
         try:
             return _carry_out(settings, folder, workers, tell)
         except BaseException as error:
-            error.add_note(f"The sweep is in {folder}; `posttrain sweep {folder}` goes on with it.")
+            error.add_note(f"The sweep is in {folder}; `posttrain sweep {folder}` continues it.")
             raise
 
 
@@ -110,7 +110,7 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
 
 
 def announcement(settings: SweepSettings) -> str:
-    """What a sweep will run, and how long that takes as planned: before the first trial."""
+    """The runs of a sweep and their planned duration, shown before the first trial."""
     again = len(SIDES) * settings.seeds
     runs = f"{settings.trials} trials of at most {settings.config.train.steps} steps"
     more = f", then {again} runs on fresh seeds (--seeds 0 leaves them out)" if again else ""
@@ -167,7 +167,7 @@ def settings_for(
     folder: str | Path | None,
     **asked: Any,
 ) -> tuple[SweepSettings, Path]:
-    """What is to be done, and where; `asked` are fields of the settings, None where nothing was said."""
+    """The task and its folder; `asked` are fields of the settings, None if not given."""
     said = {name: value for name, value in asked.items() if value is not None}
     if isinstance(source, (str, Path)) and Path(source).is_dir():
         return _go_on(Path(source), knobs, overrides, folder, said)
@@ -175,7 +175,7 @@ def settings_for(
         raise ConfigError(
             given="a pipeline, which has stages",
             allowed="the config of one run",
-            fix="Sweep the config of one stage, on the model of the stage before it.",
+            fix="Sweep the config of one stage, on the model of the previous stage.",
         )
     told: Mapping[str, Any] = {}
     name = Path(source).stem if isinstance(source, (str, Path)) else "config"
@@ -188,7 +188,7 @@ def settings_for(
         raise ConfigError(
             given=f"{', '.join(sorted(unknown))} in a file with knobs",
             allowed="base, knobs, trials, pruner, seeds",
-            fix="Settings of the runs stand in the config that `base` names.",
+            fix="Put settings of the runs into the config that `base` names.",
         )
     given = _given(source, overrides)
     turned = [*_knobs(told.get("knobs", {})), *_knobs(knobs)]
@@ -249,7 +249,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         except OSError:
             raise ConfigError(
                 given=f"{folder}: another process works at this sweep",
-                allowed="one process at a time, with as many --workers as there is room for",
+                allowed="one process at a time, with as many --workers as the machine has room for",
                 fix="Wait for it, or name another folder with --out.",
             ) from None
         yield

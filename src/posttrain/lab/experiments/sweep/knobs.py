@@ -30,14 +30,14 @@ _EXAMPLE = "For example 'train.learning_rate=log(1e-5, 1e-2)', in quotes because
 _YARDSTICK = "it decides by what trials are compared"
 _OWN = "each trial has one of its own"
 NOT_TURNED = {
-    "rewards": f"{_YARDSTICK}: with another reward a score means another thing (`posttrain compare`)",
+    "rewards": f"{_YARDSTICK}: a different reward gives the score a different meaning (`posttrain compare`)",
     "reward_model": _YARDSTICK,
     "check": _YARDSTICK,
     "evaluation": _YARDSTICK,
     "data.eval": _YARDSTICK,
     "data.eval_split": _YARDSTICK,
     "data.eval_fraction": _YARDSTICK,
-    "seed": "luck is not a setting to choose; the best configuration is tried on fresh seeds at the end",
+    "seed": "luck is not a setting to choose; the best configuration runs on fresh seeds at the end",
     "output": _OWN,
     "report": "it changes no result",
     "checkpoint": "it changes no result",

@@ -114,7 +114,7 @@ def _fresh(found: Found) -> str:
         for seed, sides in by_seed.items()
     ]
     shown = table(("seed", "default", "best", "difference"), rows)
-    lead = "Seeds that had no part in the choice; both configurations with each of them."
+    lead = "Seeds that played no part in the choice, with both configurations."
     return f'<h2>On fresh seeds</h2><p class="lead">{lead}</p>{shown}'
 
 
@@ -131,7 +131,10 @@ def _course(found: Found) -> str:
     chart = course_chart(found)
     if not chart:
         return ""
-    lead = "Every trial over its steps: blue is the best, orange collapsed. What ends early was pruned or collapsed."
+    lead = (
+        "The score of every trial over its steps: blue is the best, orange collapsed. Lines that end early "
+        "were pruned or collapsed."
+    )
     card = f'<div class="charts"><figure class="card">{chart}</figure></div>'
     return f'<h2>Over the steps</h2><p class="lead">{lead}</p>{card}'
 

@@ -1,4 +1,4 @@
-"""What a sweep found, and the sentences that say it without claiming more than was shown."""
+"""The findings of a sweep, in sentences that claim no more than was shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SweepResult:
     importance: Mapping[str, float]
     """Setting -> share of what tells the best quarter of the trials from all (PED-ANOVA); empty where they are few."""
     boundaries: tuple[Boundary, ...]
-    """Of each knob, where success turns into collapse; the clearest first."""
+    """For each knob, the boundary between success and collapse; the clearest first."""
     confirmation: Confirmation | None
     """None where the default is the best, nothing finished, or no fresh seeds were asked for."""
     fresh_rows: bool
@@ -67,9 +67,11 @@ class SweepResult:
 
     def _held(self) -> str:
         if self.best is not None and self.best.is_default:
-            return "It is the default configuration: nothing that was tried beats it, and nothing was run again."
+            return "It is the default configuration: no tried configuration beats it, and none was run again."
         if self.confirmation is None:
-            return "" if self.best is None else "It was not run on fresh seeds: that it beats the default is not shown."
+            return (
+                "" if self.best is None else ("It was not run on fresh seeds, so it is not shown to beat the default.")
+            )
         c = self.confirmation
         ran = f"On {len(c.pairs)} fresh seeds, on which both ended well,"
         if len(c.pairs) < 2:
@@ -105,9 +107,9 @@ class SweepResult:
         rows = (
             "Each of them draws its held-out rows anew."
             if self.fresh_rows
-            else "The held-out rows are those that it was chosen by, so that a part of the luck stays in both."
+            else "The held-out rows are the ones that selected it, so some of the luck remains in both."
         )
-        return f"{luck}; the fresh seeds had no part in the choice. {rows}"
+        return f"{luck}; the fresh seeds played no part in the choice. {rows}"
 
     def _collapses(self) -> str:
         if not any(trial.outcome == "collapsed" for trial in self.trials):

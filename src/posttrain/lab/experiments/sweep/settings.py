@@ -1,4 +1,5 @@
-"""What is asked of a sweep, as `sweep.json` of its folder has it: a sweep goes on only with what it began with.
+"""The settings of a sweep, as stored in `sweep.json` of its folder: a sweep can only continue with the settings it
+began with.
 
 The settings of its runs are plain data, which is written to a file for each trial.
 """
@@ -26,7 +27,7 @@ EVALUATIONS = 5
 
 
 def given_settings(resolved: Resolved) -> dict[str, Any]:
-    """What somebody gave, without the defaults: the settings of the file, of its preset and of the command line."""
+    """The settings that the user gave, without defaults: from the file, its preset and the command line."""
     whole = resolved.config.model_dump(mode="json")
     tree: dict[str, Any] = {}
     for path, value in leaves(whole):
@@ -85,7 +86,7 @@ def for_trials(config: RunConfig, given: Mapping[str, Any]) -> tuple[dict[str, A
     tree.pop("output", None)
     if config.evaluation.every:
         return tree, ""
-    return tree, f"evaluation.every = {every} in each trial, so that it can be pruned; the config asks for none"
+    return tree, f"evaluation.every = {every} in each trial, so that it can be pruned; the config sets none"
 
 
 FILE = "sweep.json"
@@ -143,13 +144,13 @@ class SweepSettings:
                 raise ConfigError(
                     given=f"{folder} holds a sweep with other {' and '.join(differs)}",
                     allowed="the same config and the same knobs, or another folder",
-                    fix=f"`posttrain sweep {folder}` goes on with that one; --out names another folder for this one.",
+                    fix=f"`posttrain sweep {folder}` continues that sweep; --out names another folder for this one.",
                 )
         write_durably(folder / FILE, json.dumps(self.to_json(), indent=1) + "\n")
 
 
 def read_settings(folder: Path) -> SweepSettings | None:
-    """Of the sweep in a folder; None where there is none."""
+    """The settings of the sweep in a folder; None if there is none."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:

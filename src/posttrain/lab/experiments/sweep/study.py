@@ -33,7 +33,7 @@ below that of four (scores normally distributed): four are the fewest with less 
 the price of four more runs to their end. The noise of a held-out score comes on top: evaluate on more rows, not later.
 """
 LEFT_ALONE = 3
-"""Of each trial the first third is left alone: learning rates that are best in the end are often behind at first."""
+"""The first third of each trial is never stopped: learning rates that win in the end are often behind at first."""
 AT_RANDOM = 8
 """First trials, drawn at random, before the sampler has something to go by."""
 
@@ -50,7 +50,7 @@ class TrialRecord:
     reason: str = ""
     """Why it did not finish."""
     step: int | None = None
-    """Of the last measurement."""
+    """The step of the last measurement."""
     score: float | None = None
     """At its end, of the held-out rows, in its own units; with its interval over them."""
     low: float | None = None

@@ -66,7 +66,7 @@ def goodness(measure: str, value: float) -> float:
 
 
 def read_course(folder: Path) -> Course:
-    """Of a run folder, in whatever state; without points where nothing was measured yet."""
+    """The course of a run folder in any state; without points if nothing has been measured yet."""
     run = read_run(folder)
     found = {
         int(number(event.get("step"), 0)): mapping(event.get("evaluation"))
@@ -133,7 +133,7 @@ class TrialTask:
         for name, content in (same.user_attrs | {"reason": f"the same settings as trial {same.number}"}).items():
             self.trial.set_user_attr(name, content)
         tell(self.study, self.trial, same.user_attrs["outcome"], same.value)
-        self.say(f"trial {self.trial.number} has the same settings as trial {same.number}, and is not run again")
+        self.say(f"trial {self.trial.number} has the same settings as trial {same.number} and is not run again")
 
     def look(self, child: Child) -> None:
         """Report each new held-out score, and stop a run that falls behind."""
@@ -175,7 +175,7 @@ class TrialTask:
         if outcome == "finished" and value is None:
             outcome, reason = "failed", "nothing was measured on held-out rows"
         if outcome in ("finished", "pruned") and course is not None and course.is_worse:
-            outcome, reason = "collapsed", "it ended worse than it began, by intervals that do not overlap"
+            outcome, reason = "collapsed", "it ended worse than it began, with intervals that do not overlap"
         told: dict[str, Any] = {"outcome": outcome, "reason": reason}
         if course is not None and course.points:
             told |= {"measure": course.measure, "course": [(step, span.mean) for step, span in course.points]}

@@ -1,1 +1,1 @@
-"""What runs on the other side: the fork-server and what its children give up. Standard library only."""
+"""The code on the other side: the fork-server, and the rights that its children give up. Standard library only."""

@@ -1,4 +1,4 @@
-"""What a forked child gives up before it runs a program, in the order in which each step is still possible."""
+"""The rights that a forked child gives up before it runs a program, in the order in which that is still possible."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ PRELOADED = """
     keyword math numbers operator os pprint queue random re reprlib secrets statistics string struct sys textwrap
     threading time timeit traceback types typing unicodedata urllib.parse weakref zlib _strptime
     """
-"""What programs import most. More would make each fork slower; the others are found when they are asked for."""
+"""Modules that programs import most. More would make each fork slower; other modules are imported on request."""
 
 
 def main(given: str) -> None:
