@@ -178,6 +178,12 @@ def write_page(results: Mapping[str, Any]) -> None:
     PAGE.write_text(head + BEGIN + "\n\n" + "\n".join(parts).rstrip() + "\n\n" + END + tail, encoding="utf-8")
 
 
+def said(verdict: Mapping[str, Any]) -> str:
+    """The headline of a report, and what it says below where the model writes worse."""
+    worse = verdict.get("writes_worse")
+    return verdict["sentence"] + (f" It writes worse: {' and '.join(worse)}." if worse else "")
+
+
 def of_both_stages(run: Mapping[str, Any]) -> str:
     """The verdict of a report on other prompts, of the whole path from the pretrained model to the last one."""
     between = {"others": run["others"]}
@@ -239,7 +245,7 @@ def section(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
     lines += ["", "What the reports say:", ""]
     for run in runs:
         for stage in run["stages"]:
-            lines.append(f"- seed {run['seed']}, {stage['algorithm']}: {stage['verdict']['sentence']}")
+            lines.append(f"- seed {run['seed']}, {stage['algorithm']}: {said(stage['verdict'])}")
         if run["others"]:
             lines.append(f"- seed {run['seed']}, from the pretrained model to the last one: {of_both_stages(run)}")
     for run in runs:
