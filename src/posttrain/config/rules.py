@@ -70,7 +70,7 @@ def _rewards_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | 
 
 
 def _the_check_has_answers(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """check scores answers of the model: of an algorithm that learns from given ones, those of evaluation.writing."""
+    """A check of a run on given answers scores the model's own answers to evaluation.writing prompts."""
     if _samples(algorithm) or config.sampled_pairs is not None or not config.check:
         return None
     given = f"check = {', '.join(check.metric_name for check in config.check)}"
