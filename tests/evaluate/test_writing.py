@@ -109,7 +109,7 @@ def test_a_check_changes_nothing_in_training(folder):
 
 
 def test_a_check_without_answers_is_refused(folder):
-    with pytest.raises(posttrain.errors.ConfigError, match="evaluation.writing = 0"):
+    with pytest.raises(posttrain.errors.ConfigError, match="writing = 0"):
         train(folder, "unchecked", "dpo", "pairs", check=[says_good], evaluation={"writing": 0})
 
 
