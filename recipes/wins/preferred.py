@@ -141,7 +141,7 @@ def words(text: str) -> set[str]:
 
 def features(text: str, known: Mapping[str, Any]) -> dict[str, float]:
     """Of length 1, so that a longer answer has no larger score."""
-    found = words(text) & known.keys()
+    found = sorted(words(text) & known.keys())
     return {word: len(found) ** -0.5 for word in found}
 
 
@@ -222,19 +222,22 @@ def config(data: Path, learned: Path) -> dict[str, Any]:
             "train": [str(data / "prompts.jsonl"), str(data / "replay.jsonl")],
             "eval": str(data / "heldout.jsonl"),
         },
-        "rewards": [{"model": str(learned), "settings": {"normalize": True}, "label": "learned"}],
+        "rewards": [
+            {"model": str(learned), "settings": {"normalize": True}, "label": "learned"},
+            {"name": "finished", "weight": 0.6},  # people compared answers that were whole
+        ],
         "check": [judge, {"name": "repetition"}],
         "sampled_pairs": {"select": "best_worst"},
         "sampling": {"group_size": 8, "temperature": 0.7, "max_completion_length": ANSWER},
         "train": {
             "steps": 24,
             "prompts_per_step": 16,
-            "learning_rate": 4e-6,
+            "learning_rate": 3.2e-6,
             "schedule": "linear",
             "warmup_steps": 3,
         },
         "evaluation": {
-            "prompts": HELD_OUT,
+            "prompts": 200,
             "samples": 0,
             "max_completion_length": ANSWER,
             "other_prompts": str(OTHERS),
