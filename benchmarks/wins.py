@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,12 @@ from benchmarks.seeds import asked_for, with_run
 from benchmarks.speed.machine import origin
 
 import posttrain as pt
-from posttrain.config import RunConfig, in_folder, load_config
+from posttrain.config import RunConfig, load_config
 from posttrain.data.split import read_split
-from posttrain.engines import make_sampler
 from posttrain.evaluate.others import Answered, answer_logprobs, compared, other_prompts
 from posttrain.evaluate.trained import trained_model
 from posttrain.models.load import load_model
 from posttrain.pipeline.run import Pipeline
-from posttrain.report.heldout import kind_of, measure_of
 from posttrain.report.others import forgot, kept
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
@@ -55,15 +52,13 @@ def measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
     run = importlib.import_module(f"recipes.wins.{name}").run(seed, folder)
     seconds = time.perf_counter() - began
     stages = [stage.folder for stage in run.stages] if isinstance(run, Pipeline) else [run.folder]
-    policies = [stage for stage in stages if kind_of(read_run(stage).evaluation.get("trained", {})) != "scored pairs"]
-    first, last = policies[0], policies[-1]
+    first, last = stages[0], stages[-1]
     return {
         "seed": seed,
         "seconds": round(seconds, 1),
         "stages": [of_stage(stage) for stage in stages],
-        "start": None if first == last else before_all(first, last),
+        "start": None if first == last else accuracy_before(first, last),
         "others": others_between(first, last),
-        "alike": alike(last),
         "samples": samples(last),
         "other_samples": other_samples(first, last),
     }
@@ -82,15 +77,14 @@ def of_stage(folder: Path) -> dict[str, Any]:
             side: run.evaluation.get("writing", {}).get(side, {}).get("text_loss") for side in ("baseline", "trained")
         },
         "verdict": in_brief(run),
-        "kl": kl[-1][1] if kl else kl_of_answers(folder) if run.setting("sampled_pairs") else None,
+        "kl": kl[-1][1] if kl else None,
         "seconds_in_steps": round(sum(value for _, value in run.series("time/step")), 1),
         "peak_memory_gb": max((value for _, value in memory), default=None),
     }
 
 
-def before_all(first: Path, last: Path) -> dict[str, Any]:
-    """The measure of the model before the first stage, on the held-out prompts of the last one and by its rewards; and
-    what the independent checks say of those answers."""
+def accuracy_before(first: Path, last: Path) -> dict[str, Any]:
+    """Of the model before the first stage, on the held-out prompts of the last one and by its rewards."""
     config = load_config(last / "config.yaml").config
     start = load_config(first / "config.yaml").config
     heldout = read_split(config.data, config.seed).heldout
@@ -98,16 +92,14 @@ def before_all(first: Path, last: Path) -> dict[str, Any]:
     found = pt.evaluate(
         start.model,
         rows,
-        in_folder(config.rewards, last),
-        check=in_folder(config.check, last),
+        config.rewards,
         k=0,
         max_completion_length=config.sampling.max_completion_length,
         prompt=config.data.prompt,
         answer=config.data.answer,
         system_prompt=config.data.system_prompt,
     )
-    measured = found.greedy_accuracy if found.has_full_mark else found.greedy_score
-    return {**measured._asdict(), "check": {label: one._asdict() for label, one in found.check.items()}}
+    return found.greedy_accuracy._asdict()
 
 
 def others_between(first: Path, last: Path) -> dict[str, Any] | None:
@@ -127,35 +119,6 @@ def others_between(first: Path, last: Path) -> dict[str, Any] | None:
         "trained": now.measures(confidence),
         **compared(before, now, then, confidence),
     }
-
-
-def kl_of_answers(folder: Path) -> float:
-    """Of a run whose loss is on pairs, which reports none: what its model says of its own sampled answers to held-out
-    prompts, against the model that it started with, in nats per token. An estimate of KL(trained || start)."""
-    config: RunConfig = load_config(folder / "config.yaml").config
-    evaluation = config.evaluation.model_copy(update={"other_prompts": config.data.eval})
-    loaded = load_model(trained_model(folder, config))
-    prompts = other_prompts(config.model_copy(update={"evaluation": evaluation}), loaded)
-    sampling = config.sampling.model_copy(update={"temperature": 1.0})
-    drawn = make_sampler(loaded).generate(prompts, sampling, group_size=1, seed=config.seed)
-    answers = [{"ids": list(answer.ids)} for (answer,) in drawn]
-    now, then = (answer_logprobs(config, model, prompts, answers) for model in (loaded, load_model(config.model)))
-    return sum(now - then) / sum(now.tokens)
-
-
-def alike(folder: Path) -> dict[str, float]:
-    """Share of the held-out prompts whose greedy answer another of them got, too, before and after."""
-    found = {}
-    for side in ("baseline", "trained"):
-        texts = [text.strip() for text in greedy_answers(folder, side)]
-        counts = Counter(texts)
-        found[side] = sum(counts[text] > 1 for text in texts) / len(texts)
-    return found
-
-
-def greedy_answers(folder: Path, side: str) -> list[str]:
-    lines = (folder / "evaluations" / f"{side}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["greedy"]["text"] for line in lines]
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
@@ -226,12 +189,6 @@ def section(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
             lines.append(f"- seed {run['seed']}, {stage['algorithm']}: {stage['verdict']['sentence']}")
         if run["others"]:
             lines.append(f"- seed {run['seed']}, from the pretrained model to the last one: {of_both_stages(run)}")
-    lines += [
-        f"- seed {run['seed']}, held-out answers that another of these prompts got, too: "
-        f"{run['alike']['baseline']:.0%} before the last stage, {run['alike']['trained']:.0%} after."
-        for run in runs
-        if "alike" in run and measure_of(*sides_of(run)) == "score"
-    ]
     one = runs[0]
     for title, answers in (("Held-out prompts", one["samples"]), ("Other prompts", one["other_samples"])):
         lines += ["", f"{title}, seed {one['seed']}:", "", "| prompt | before | after |", "|---|---|---|"]
@@ -240,19 +197,20 @@ def section(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def row(run: Mapping[str, Any]) -> str:
-    sides = sides_of(run)
-    measure = measure_of(*sides)
-    before, after = (side["greedy"][measure] for side in sides)
     last = run["stages"][-1]
-    texts = [stage["text_loss"] for stage in run["stages"] if stage["text_loss"]["baseline"]]
-    first_text, last_text = texts[0]["baseline"] if texts else None, last["text_loss"]["trained"]
+    before, after = (last["evaluation"][side]["greedy"]["accuracy"] for side in ("baseline", "trained"))
+    checks = [
+        f"{share(sides['baseline'])} → {share(sides['trained'])}"
+        for sides in last["evaluation"].get("check", {}).values()
+    ]
+    first_text, last_text = run["stages"][0]["text_loss"]["baseline"], last["text_loss"]["trained"]
     memory = max(stage["peak_memory_gb"] for stage in run["stages"])
     cells = [
         str(run["seed"]),
-        shown(run["start"] or before, measure),
-        shown(before, measure) if run["start"] else "",
-        shown(after, measure),
-        "; ".join(checks(run)),
+        share(run["start"]) if run["start"] else share(before),
+        share(before) if run["start"] else "",
+        share(after),
+        "; ".join(checks),
         span_text(run["others"]["drift"]) if run["others"] else "",
         " → ".join(f"{run['others'][side]['same']['mean']:.0%}" for side in ("baseline", "trained"))
         if run["others"]
@@ -263,31 +221,6 @@ def row(run: Mapping[str, Any]) -> str:
         f"{memory:.1f}",
     ]
     return "| " + " | ".join(cells) + " |"
-
-
-def sides_of(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The held-out measurement before and after the last stage."""
-    return [run["stages"][-1]["evaluation"][side] for side in ("baseline", "trained")]
-
-
-def checks(run: Mapping[str, Any]) -> list[str]:
-    """Each independent check before and after the last stage; with its name where there are several."""
-    found = run["stages"][-1]["evaluation"].get("check", {})
-    measure = (
-        "accuracy" if all(0 <= side["mean"] <= 1 for both in found.values() for side in both.values()) else "score"
-    )
-    moved = {
-        label: " → ".join(shown(both[side], measure) for side in ("baseline", "trained"))
-        for label, both in found.items()
-    }
-    return list(moved.values()) if len(moved) == 1 else [f"{label} {text}" for label, text in moved.items()]
-
-
-def shown(found: Mapping[str, float], measure: str) -> str:
-    """A share in percent, a score as it is."""
-    if measure == "accuracy":
-        return share(found)
-    return f"{found['mean']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
 
 
 def share(found: Mapping[str, float]) -> str:
