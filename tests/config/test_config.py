@@ -885,8 +885,11 @@ BROKEN = {
     ),
     "_rewards_are_used": (
         ["algorithm=sft"],
-        "rewards = exact_match, but sft learns from examples and would never call them; "
-        "allowed: no rewards and no check.",
+        "rewards = exact_match, but sft learns from examples and would never call them; allowed: no rewards.",
+    ),
+    "_the_check_has_answers": (
+        ["algorithm=reward_model", "rewards=[]", "check=[{name: repetition}]"],
+        "check = repetition, but reward_model trains a model that scores and writes no answers; allowed: no check.",
     ),
     "_pairs_can_be_sampled": (
         ["sampled_pairs={}"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,6 +78,39 @@ def test_a_run_that_samples_its_evaluations_draws_no_other_answers(folder):
     lines = (run.folder / "evaluations" / "trained.jsonl").read_text().splitlines()
     shown = json.loads((run.folder / "evaluations" / "trained-writing.json").read_text())["answers"]
     assert [answer["ids"] for answer in shown] == [json.loads(line)["greedy"]["ids"] for line in lines]
+
+
+def says_good(prompt, completion):
+    """How much of the prompt an answer repeats: something that differs between answers."""
+    return len(set(prompt) & set(completion)) / max(1, len(set(prompt)))
+
+
+@pytest.mark.parametrize(("algorithm", "data"), [("sft", "examples"), ("dpo", "pairs"), ("kto", "pairs")])
+def test_a_check_judges_the_answers_of_a_run_on_given_data_before_and_after(folder, algorithm, data):
+    run = train(folder, f"checked-{algorithm}", algorithm, data, check=[says_good], evaluation={"writing": 4})
+    checked = run.evaluation["check"]["says_good"]
+    for side in ("baseline", "trained"):
+        answers = Written.read(run.folder / "evaluations", side).answers
+        scores = [says_good(answer["prompt"], answer["text"]) for answer in answers]
+        assert [answer["check"]["says_good"] for answer in answers] == pytest.approx(scores)
+        assert checked[side]["mean"] == pytest.approx(sum(scores) / len(scores))
+        assert checked[side]["n"] == 4
+    told = " ".join(verdict(read_run(run.folder)).sentences)
+    assert "The independent check “says_good”, which training never saw, went from" in told
+
+
+def test_a_check_changes_nothing_in_training(folder):
+    runs = [
+        train(folder, f"beside-{name}", "dpo", "pairs", **more)
+        for name, more in (("none", {}), ("check", {"check": [says_good]}))
+    ]
+    first, second = (Path(run.model_path) / "model.safetensors" for run in runs)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_check_without_answers_is_refused(folder):
+    with pytest.raises(posttrain.errors.ConfigError, match="writing = 0"):
+        train(folder, "unchecked", "dpo", "pairs", check=[says_good], evaluation={"writing": 0})
 
 
 def test_without_it_the_run_is_the_same_bit_for_bit(folder):

@@ -57,16 +57,35 @@ def _there_is_a_reward(config: RunConfig, algorithm: Algorithm) -> ConfigError |
 
 
 def _rewards_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """An algorithm that learns from examples takes no rewards and no check: its evaluations measure the loss."""
-    scorers = {"rewards": config.rewards, "check": config.check}
-    given = [f"{name} = {', '.join(s.metric_name for s in those)}" for name, those in scorers.items() if those]
-    if _samples(algorithm) or config.sampled_pairs is not None or not given:
+    """An algorithm that learns from given answers takes no rewards: its evaluations measure the loss."""
+    if _samples(algorithm) or config.sampled_pairs is not None or not config.rewards:
+        return None
+    names = ", ".join(reward.metric_name for reward in config.rewards)
+    return ConfigError(
+        given=f"rewards = {names}, but {config.algorithm.name} learns from {algorithm.data_kind} and would never call "
+        "them",
+        allowed="no rewards",
+        fix="Leave them out, or name them in check, which scores the model's own answers before and after training.",
+    )
+
+
+def _the_check_has_answers(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
+    """A check of a run on given answers scores the model's own answers to evaluation.writing prompts."""
+    if _samples(algorithm) or config.sampled_pairs is not None or not config.check:
+        return None
+    given = f"check = {', '.join(check.metric_name for check in config.check)}"
+    if "scores" in algorithm.needs:
+        return ConfigError(
+            given=f"{given}, but {config.algorithm.name} trains a model that scores and writes no answers",
+            allowed="no check",
+            fix="Leave it out; the check of a run that uses the trained scores as its reward judges the answers there.",
+        )
+    if config.evaluation.writing:
         return None
     return ConfigError(
-        given=f"{' and '.join(given)}, but {config.algorithm.name} learns from {algorithm.data_kind} and would never "
-        "call them",
-        allowed="no rewards and no check",
-        fix="Leave them out, or choose an algorithm that samples; `posttrain eval` scores any model with any reward.",
+        given=f"{given} with evaluation.writing = 0: the model writes no answers that it could score",
+        allowed="evaluation.writing of at least 1",
+        fix="Set evaluation.writing = 256, or leave check out.",
     )
 
 
@@ -815,6 +834,7 @@ RULES: tuple[Rule, ...] = (
     _group_is_large_enough,
     _there_is_a_reward,
     _rewards_are_used,
+    _the_check_has_answers,
     _pairs_can_be_sampled,
     _whole_distribution,
     _training_explores,

@@ -581,7 +581,7 @@ class EvaluationConfig(Part):
     writing: Natural = 8
     """Prompts that the model answers before and after training, greedily and in at most 64 tokens, to show whether it
     still writes. Its loss on a page of plain English is measured, too. A run that samples answers for its evaluations
-    uses those. 0 is off."""
+    uses those; in any other run, `check` scores these answers. 0 is off."""
 
 
 class CheckpointConfig(Part):

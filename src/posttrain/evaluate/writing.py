@@ -9,12 +9,14 @@ that. What is measured of each answer to the same prompts, before and after:
     length       in tokens
 
 and of the text in plain_english.txt, a few hundred tokens: the negative log-likelihood per token. A run whose held-out
-answers are sampled anyway draws no others. Costs a batch of short answers and one forward pass, twice.
+answers are sampled anyway draws no others. Costs a batch of short answers and one forward pass, twice. A run that
+learns from given answers may have an independent check: it scores these answers.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,11 +26,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.forgetting import window_losses
+from posttrain.evaluate.heldout import interval_of
 from posttrain.evaluate.measure import Measure
 from posttrain.evaluate.row_scores import RowScores, of_baseline
 from posttrain.files import Damaged, read_sealed_json, write_sealed
 from posttrain.functional.intervals import Interval, mean_interval, paired_interval, ratio_interval
 from posttrain.functional.texts import distinct_ngrams
+from posttrain.rewards.scores import enforce_limit
 from posttrain.types import Example, LabelledExample, Pair, Prompt
 
 if TYPE_CHECKING:
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.engines.sampler import Sampler
     from posttrain.models.load import LoadedModel
+    from posttrain.rewards import RewardSet
 
 MOST_TOKENS = 64
 """Most tokens of an answer that is drawn for this measure."""
@@ -159,6 +164,7 @@ class WithWriting:
         sides = {"baseline": before, "trained": now} if name == "trained" else {"baseline": now}
         return {
             **measured,
+            **({} if drawn else checks_of(sides, self.confidence)),
             "writing": {
                 "prompts": len(answers),
                 "of": "held-out prompts" if drawn else self.asked.of,
@@ -226,6 +232,24 @@ def writing_changes(before: Written, now: Written, confidence: float) -> dict[st
     return {name: interval._asdict() for name, interval in found.items()}
 
 
+def checks_of(sides: Mapping[str, Written | None], confidence: float) -> dict[str, Any]:
+    """`check` of evaluation.json: by label, what it says of the answers of each side; empty where nothing was asked."""
+    measured = {side: written.answers for side, written in sides.items() if written is not None}
+    labels = dict.fromkeys(label for answers in measured.values() for answer in answers for label in said_of(answer))
+
+    def interval(answers: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
+        values = [said_of(answer).get(label) for answer in answers]
+        return interval_of([[] if value is None else [value] for value in values], confidence)._asdict()
+
+    found = {label: {side: interval(answers, label) for side, answers in measured.items()} for label in labels}
+    return {"check": found} if found else {}
+
+
+def said_of(answer: Mapping[str, Any]) -> Mapping[str, float | None]:
+    """What the independent check said of an answer, by label."""
+    return answer.get("check", {})
+
+
 def columns_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return {
         "repetition": [repetition(answer["ids"]) for answer in answers],
@@ -246,15 +270,29 @@ def answers_on_file(folder: Path, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def draw_answers(sampler: Sampler, config: RunConfig, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-    """Greedy answers of the present weights, cut at 64 tokens."""
+def draw_answers(
+    sampler: Sampler, config: RunConfig, prompts: Sequence[Prompt], *, check: RewardSet | None = None
+) -> list[dict[str, Any]]:
+    """Greedy answers of the present weights, cut at 64 tokens, and what `check` says of each."""
     whole = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     greedy = config.sampling.model_copy(update={**whole, "max_completion_length": longest_answer(sampler)})
     answers = sampler.generate(prompts, greedy, group_size=1, seed=config.seed) if prompts else []
-    return [
+    records = [
         answer_record(prompt.index, prompt.text, answer.text, answer.ids, answer.truncated)
         for prompt, (answer,) in zip(prompts, answers, strict=True)
     ]
+    if check is None or not records:
+        return records
+    scores = check.score(prompts, answers)
+    enforce_limit(scores, config.guards.max_unscored)
+    return [
+        {**record, "check": {label: _said(values[place][0]) for label, values in scores.parts.items()}}
+        for place, record in enumerate(records)
+    ]
+
+
+def _said(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
 
 
 def answer_record(index: int, prompt: str, text: str, ids: Iterable[int], truncated: bool) -> dict[str, Any]:

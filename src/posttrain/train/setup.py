@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from posttrain.report.terminal import TerminalView
     from posttrain.store.run_store import EventKind, RunStore
     from posttrain.types import Metrics
+    from posttrain.watch.check import IndependentCheck
 
 POLICY, TRAINER, SCORER = "policy", "trainer", "scorer"
 """Announcements of the first rank when it makes these; the others make theirs."""
@@ -195,7 +196,7 @@ def policy_trainer(
     )
     source = read(given)
     watch, watch_notes = watch_of(config, judges, source, policy, fleet)
-    measure = measure_of(config, loaded, samplers, source)
+    measure = measure_of(config, loaded, samplers, source, judges.check)
     tell("warning", [*loaded.notes, *samplers.notes, *judges.notes, *source.notes, *watch_notes])
     tell("warning", injection_notes(rows, algorithm, loaded))
     tell("data", (*judges.facts, *source.facts))
@@ -274,7 +275,13 @@ class Policy:
         return trainer, notes
 
 
-def measure_of(config: RunConfig, loaded: LoadedModel, samplers: Samplers, source: Source) -> Measure:
+def measure_of(
+    config: RunConfig,
+    loaded: LoadedModel,
+    samplers: Samplers,
+    source: Source,
+    check: IndependentCheck | None = None,
+) -> Measure:
     """What is measured of a model that writes: how well it does, what it forgets, how it writes, and what it answers to
     other prompts."""
     measure = source.measure
@@ -283,7 +290,11 @@ def measure_of(config: RunConfig, loaded: LoadedModel, samplers: Samplers, sourc
     answer, settings = partial(draw_answers, samplers.evaluation, config), config.evaluation
     if settings.writing:
         score = partial(score_plain_english, config, loaded)
-        measure = WithWriting(measure, source.asked, answer, score, settings.confidence)
+        judges = None if check is None or source.prompts or config.sampled_pairs else check.in_evaluations
+        if judges is not None:  # the others have asked it by then
+            judges.check(source.asked.prompts, source.asked.of)
+        checked = partial(answer, check=judges)
+        measure = WithWriting(measure, source.asked, checked, score, settings.confidence)
     if settings.other_prompts is not None:
         measure = WithOtherPrompts(
             measure,
