@@ -6,8 +6,8 @@
     python -m benchmarks.strangers_path --tested        with the versions of constraints.txt: the CPU build of torch
 
 An empty folder, an empty HOME, no PYTHONPATH, and a shell that runs what the pages show, line by line. `pip install
-posttrain` takes the built file instead of a published one (a constraint of pip says so); nothing else differs from what
-a reader does. Ends with the first command that fails.
+posttrain` finds the built file (settings of pip say where) instead of a published one; nothing else differs from what
+a reader does. Ends with the first command that fails, or that trains a model which does not improve.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 START, FIRST_MODEL = ROOT / "docs/start.md", ROOT / "docs/first-model.md"
 _BLOCK = re.compile(r"^```bash[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _MARK = "@@ began"
+IMPROVED = "The model improved"
 
 
 class Timed(NamedTuple):
@@ -75,11 +77,16 @@ def strange(folder: Path, built: Path, *, tested: bool) -> dict[str, str]:
     home.mkdir()
     constraint = folder / "constraint.txt"
     versions = f"-c {ROOT / 'constraints.txt'}\n" if tested else ""
-    constraint.write_text(f"posttrain @ {built.resolve().as_uri()}\n{versions}", encoding="utf-8")
+    version = built.name.removesuffix(".tar.gz").split("-")[1]
+    constraint.write_text(f"posttrain=={version}\n{versions}", encoding="utf-8")
+    offered = folder / "offered"
+    offered.mkdir()
+    shutil.copy(built, offered)
     kept = {
         name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "SSL_")) or name.endswith("_proxy")
     }
-    return {**kept, "PATH": os.defpath + ":/usr/local/bin", "HOME": str(home), "PIP_CONSTRAINT": str(constraint)}
+    found = {"PIP_CONSTRAINT": str(constraint), "PIP_FIND_LINKS": f"{offered} {os.environ.get('PIP_FIND_LINKS', '')}"}
+    return {**kept, **found, "PATH": os.defpath + ":/usr/local/bin", "HOME": str(home)}
 
 
 def main() -> None:
@@ -100,6 +107,8 @@ def main() -> None:
         total += timed.seconds
         print(f"{timed.seconds:7.1f} s  {total:7.1f} s  {timed.command}", flush=True)
         print("".join(f"{'':22}{line}\n" for line in timed.output.strip().splitlines()[-12:]), end="", flush=True)
+        if timed.command.startswith(("posttrain demo", "posttrain train grpo")) and IMPROVED not in timed.output:
+            raise SystemExit(f"{timed.command} ended without {IMPROVED!r}")
 
 
 if __name__ == "__main__":

@@ -52,10 +52,11 @@ def write_data(folder: Path, model: str) -> None:
 
 
 def config(project: Path) -> dict[str, Any]:
-    """Both files as one pipeline, which names the folder and the model itself."""
+    """Both files as one pipeline, which names folder and model itself. Both stages have the second's precision."""
     first, second = (yaml.safe_load((project / name).read_text(encoding="utf-8")) for name in ("sft.yaml", "grpo.yaml"))
     stages = [{key: value for key, value in one.items() if key not in ("model", "output")} for one in (first, second)]
-    return {"model": first["model"], "stages": placed(stages, project.resolve())}
+    model = second["model"] | {"path": first["model"]}
+    return {"model": model, "stages": placed(stages, project.resolve())}
 
 
 def placed(value: Any, project: Path) -> Any:

@@ -204,6 +204,24 @@ def test_ranks_better_and_writes_worse_is_a_verdict_of_its_own(tmp_path):
     assert verdict(replace(run, evaluation={**answers, **worse})).headline == "The model improved."
 
 
+def test_a_score_that_rises_on_equal_answers_is_told_so(tmp_path):
+    """A score that is neither right nor wrong, such as that of a reward model, may like one answer to everything."""
+    (tmp_path / "events.jsonl").write_text('{"kind": "end", "message": "finished"}\n')
+    score = {"mean": 0.1, "low": 0.0, "high": 0.2, "n": 60}
+    sides = {
+        "baseline": {"prompts": 60, "score_range": [-1.0, 1.2], "greedy": {"score": score}},
+        "trained": {
+            "prompts": 60,
+            "score_range": [-1.0, 1.2],
+            "greedy": {"score": {**score, "mean": 0.9, "low": 0.8, "high": 1.0}},
+        },
+    }
+    run = replace(read_run(tmp_path), evaluation={**sides, **content(GOOD, written(lambda n: "I'm sorry."))})
+    found = verdict(run)
+    assert found.headline == "The model improved. It writes worse: it gives different prompts the same answer."
+    assert (found.tone, found.change) == ("bad", 1)
+
+
 def test_the_most_common_answer_of_different_prompts():
     for texts, expected in (
         ([], []),

@@ -31,11 +31,12 @@ def run_html(run: RunRecord) -> str:
 
 
 def _style() -> str:
-    """What the report says about plots and their colours, for this cell alone. A notebook has a light background, or
-    one that it does not tell, so that the light colours hold."""
+    """The report's style of plots and its light colours, for this cell alone. The cell has a light background of its
+    own, as a notebook does not tell whether it is dark."""
     css = (files("posttrain.report") / "assets" / "report.css").read_text(encoding="utf-8")
     colours = css.partition("{")[2].partition("}")[0].replace("color-scheme: light;", "")
     charts = [
         line.replace(".chart", ".posttrain-run .chart") for line in css.splitlines() if line.startswith(".chart ")
     ]
-    return "\n".join([f".posttrain-run {{{colours}}}", *charts])
+    shown = "background: var(--paper); color: var(--ink); padding: 0.5rem"
+    return "\n".join([f".posttrain-run {{{colours}; {shown}}}", *charts])

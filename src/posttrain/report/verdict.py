@@ -78,8 +78,10 @@ def _with_writing(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
         return found
     if found.change == 0:
         return replace(found, headline=f"{found.headline} The model writes worse: {' and '.join(worse)}.", tone="bad")
-    if kind_of(mapping(evaluation.get("trained"))) == "answers":  # which were judged as they are
-        return found
+    if kind_of(mapping(evaluation.get("trained"))) == "answers":
+        if found.measure == "accuracy":  # they were judged as they are, right or wrong
+            return found
+        return replace(found, headline=f"{found.headline} It writes worse: {' and '.join(worse)}.", tone="bad")
     does = "predicts" if found.measure == "loss" else "ranks"
     return replace(
         found, headline=f"The model {does} better and writes worse: {' and '.join(worse)}.", tone="bad", change=0
