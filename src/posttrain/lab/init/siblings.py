@@ -46,9 +46,10 @@ def siblings() -> Siblings:
     apart = {(s, b) for s in range(1, MOST + 1) for b in dice.sample(range(1, MOST + 1), HELD_OUT)}
     train, held_out = list[Row](), list[Row]()
     numbers = range(1, MOST + 1)
-    for s, b, she in itertools.product(numbers, numbers, WORDS["sisters"]):
-        row = {"prompt": question(she, dice.choice(WORDS["brothers"]), s, b), "answer": str(s + 1)}
-        (held_out if (s, b) in apart else train).append(row)
+    for s, b in itertools.product(numbers, numbers):
+        for she in WORDS["sisters"]:
+            row = {"prompt": question(she, dice.choice(WORDS["brothers"]), s, b), "answer": str(s + 1)}
+            (held_out if (s, b) in apart else train).append(row)
     dice.shuffle(train)
     dice.shuffle(held_out)
     shown, judged = _demonstrations(train, DEMONSTRATED), _demonstrations(held_out, 2 * DEMONSTRATED)
