@@ -108,7 +108,7 @@ def test_random_numbers_are_those_of_the_trajectory(opened):
     ("fault", "kind", "message"),
     [
         ("raises", "exception", "RuntimeError: the box is gone"),
-        ("speaks nonsense", "exception", "5 is no message"),
+        ("speaks nonsense", "exception", "5 is not a message"),
         ("gives nan", "exception", r"reward\(\) returned nan"),
         ("dies", "crash", "its process ended"),
         ("hangs", "timeout", "no result after 0.5 s"),
@@ -377,7 +377,7 @@ def test_the_calculator_is_exact_where_it_can_be(expression, value):
         ("__import__('os')", "no arithmetic"),
         ("1 if True else 2", "no arithmetic"),
         ("1+", "no arithmetic expression"),
-        ("1" * 300, "300 letters"),
+        ("1" * 300, "300 characters"),
     ],
 )
 def test_the_calculator_works_nothing_else_out(expression, message):
@@ -390,5 +390,5 @@ def test_messages_come_in_every_form():
         {"role": "user", "content": "a"},
         {"role": "tool", "content": '{"x": 1}'},
     ]
-    with pytest.raises(TypeError, match="no message"):
+    with pytest.raises(TypeError, match="not a message"):
         as_messages({"role": "assistant", "content": "I am the model"})

@@ -528,7 +528,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
         BadInput(
             name="A function of another form",
             files={"rewards.py": "def vowels(text):\n    return 1.0\n"},
-            says=r"vowels\(text\) has none of the two forms.*f\(prompts, completions",
+            says=r"vowels\(text\) matches neither form.*f\(prompts, completions",
         ),
         BadInput(
             name="A column that the data does not have",
@@ -745,7 +745,7 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
             name="No group has signal",
             command="train run.yaml train.steps=9 guards.no_signal_steps=2",
             files={"rewards.py": reward("return [0.0 for _ in completions]")},
-            says="all 16 answers got reward 0 in the last 2 steps: there is nothing to learn from.*"
+            says="all 16 answers got reward 0 in the last 2 steps: the model can learn nothing from this.*"
             "guards.no_signal_steps = 2.*posttrain resume run",
             exit_code=4,
         ),

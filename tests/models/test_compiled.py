@@ -146,7 +146,7 @@ def test_a_mixture_of_experts_is_refused():
 def test_a_machine_without_a_compiler_is_refused(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ConfigError, match=r"this machine has no compiler of C\+\+"):
+    with pytest.raises(ConfigError, match=r"this machine has no C\+\+ compiler"):
         compile_layers(tiny_model("llama, grouped heads"))
 
 

@@ -106,7 +106,7 @@ def test_raw_log_probabilities_are_those_of_temperature_1(model):
 def test_truncation_is_named_with_its_kind_and_value(model, temperature, name, value):
     rows = drawn(model, temperature=temperature, **{name: value})
     cause = find_cause(rows, trainer(model, temperature=temperature), [RIGHT], LEVEL)
-    assert (cause.kind, f"those of {name} = " in cause.text) == ("truncation", True), cause
+    assert (cause.kind, f"belong to {name} = " in cause.text) == ("truncation", True), cause
     assert cause.evidence["value"] == pytest.approx(value, abs=0.02)
     assert cause.evidence["above_trainer"] == 1, "what is kept shares what was cut"
 

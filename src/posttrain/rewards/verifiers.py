@@ -57,7 +57,7 @@ def exact_match(
         return Verdict(0.0, "no_answer", detail="" if extract is None else "the pattern matches nowhere")
     given, gold = fuzzy.normalized(found, normalize), fuzzy.normalized(gold, normalize)
     if not gold:
-        raise DataError(given=f"of the gold answer {answer!r} nothing is left after {', '.join(normalize)}")
+        raise DataError(given=f"nothing is left of the gold answer {answer!r} after {', '.join(normalize)}")
     same = given.casefold() == gold.casefold() if ignore_case else given == gold
     return correct(same, given)
 
