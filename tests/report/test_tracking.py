@@ -119,11 +119,16 @@ def in_the_folder(folder: Path) -> Series:
     }
 
 
+def last_step(series: Series) -> int:
+    return max((step for points in series.values() for step, _ in points), default=0)
+
+
 def assert_complete(folder: Path, tracker: str, *, but: tuple[str, ...] = ()) -> None:
     """Every number of metrics.jsonl is there, once, and evaluations beside. Of `but` the values may differ."""
-    theirs, _ = READ[tracker](folder)
     ours = in_the_folder(folder)
     assert ours
+    wait_until(lambda: last_step(READ[tracker](folder)[0]) == last_step(ours))  # a process of the tracker's own writes
+    theirs, _ = READ[tracker](folder)
     assert {name for name in theirs if not name.startswith("eval/")} == ours.keys()
     for name, points in ours.items():
         assert [step for step, _ in theirs[name]] == [step for step, _ in points], name
