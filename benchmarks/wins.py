@@ -179,9 +179,10 @@ def write_page(results: Mapping[str, Any]) -> None:
 
 
 def said(verdict: Mapping[str, Any]) -> str:
-    """The headline of a report, and what it says below where the model writes worse."""
-    worse = verdict.get("writes_worse")
-    return verdict["sentence"] + (f" It writes worse: {' and '.join(worse)}." if worse else "")
+    """The headline of a report, and in what the model writes worse, where the headline does not say so."""
+    worse = " and ".join(verdict.get("writes_worse", []))
+    told = not worse or worse in verdict["sentence"]
+    return verdict["sentence"] + ("" if told else f" It writes worse: {worse}.")
 
 
 def of_both_stages(run: Mapping[str, Any]) -> str:

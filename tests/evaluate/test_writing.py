@@ -220,6 +220,12 @@ def test_a_score_that_rises_on_equal_answers_is_told_so(tmp_path):
     found = verdict(run)
     assert found.headline == "The model improved. It writes worse: it gives different prompts the same answer."
     assert (found.tone, found.change) == ("bad", 1)
+    others = {"drift": {"mean": 0.01, "low": 0.0, "high": 0.02, "n": 60}, "max_drift": 0.2, "prompts": 60}
+    bounded = verdict(replace(run, evaluation={**run.evaluation, "others": others}))
+    assert bounded.headline == (
+        "The model improved, and on other prompts it stays within the bound. "
+        "It writes worse: it gives different prompts the same answer."
+    )
 
 
 def test_the_most_common_answer_of_different_prompts():

@@ -65,7 +65,9 @@ def _rewards_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | 
         given=f"rewards = {names}, but {config.algorithm.name} learns from {algorithm.data_kind} and would never call "
         "them",
         allowed="no rewards",
-        fix="Leave them out, or name them in check, which scores the model's own answers before and after training.",
+        fix="Leave them out."
+        if "scores" in algorithm.needs
+        else "Leave them out, or name them in check, which scores the model's own answers before and after training.",
     )
 
 

@@ -69,7 +69,8 @@ def measured_verdict(run: RunRecord) -> Verdict:
     found = replace(found, sentences=[*found.sentences, *more])
     if found.change < 0 or run.status != "finished":
         return found
-    return _with_forgetting(_with_writing(found, run.evaluation), run.evaluation)
+    found = _with_forgetting(_with_writing(found, run.evaluation), run.evaluation)
+    return _with_alike_answers(found, run.evaluation)
 
 
 def _with_writing(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
@@ -78,10 +79,8 @@ def _with_writing(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
         return found
     if found.change == 0:
         return replace(found, headline=f"{found.headline} The model writes worse: {' and '.join(worse)}.", tone="bad")
-    if kind_of(mapping(evaluation.get("trained"))) == "answers":
-        if found.measure == "accuracy":  # they were judged as they are, right or wrong
-            return found
-        return replace(found, headline=f"{found.headline} It writes worse: {' and '.join(worse)}.", tone="bad")
+    if kind_of(mapping(evaluation.get("trained"))) == "answers":  # which were judged as they are
+        return found
     does = "predicts" if found.measure == "loss" else "ranks"
     return replace(
         found, headline=f"The model {does} better and writes worse: {' and '.join(worse)}.", tone="bad", change=0
@@ -96,6 +95,15 @@ def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
     if found.change == 1 and found.tone == "good" and kept(evaluation):
         return replace(found, headline=f"{found.headline.rstrip('.')}, and on other prompts it stays within the bound.")
     return found
+
+
+def _with_alike_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
+    """A score that is neither right nor wrong, as of a reward model, may like answers that are written worse."""
+    worse = writes_worse(evaluation)
+    scored = found.measure == "score" and kind_of(mapping(evaluation.get("trained"))) == "answers"
+    if not worse or not scored or "writes worse" in found.headline:
+        return found
+    return replace(found, headline=f"{found.headline} It writes worse: {' and '.join(worse)}.", tone="bad")
 
 
 def held_out_verdict(run: RunRecord) -> Verdict:
