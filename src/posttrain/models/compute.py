@@ -17,7 +17,7 @@ import json
 import platform
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -113,13 +113,16 @@ def choose_compute(
 
     `precision` is `model.precision`: float32 never computes in less, bfloat16 always in bfloat16. `decodes`: it answers
     prompts, so that the speed of decoding counts, too. `device`: of a model whose weights are not there yet.
-    Nothing is measured on a GPU, nor for small models.
+    Nothing is measured on a GPU, nor for small models. What was float32 on another CPU stays float32 here.
     """
     parameters = list(model.parameters())
     device = device or parameters[0].device
     plain = Compute(dtype=choose_compute_dtype(precision, device), precision=precision)
     if device.type != "cpu" or sum(parameter.numel() for parameter in parameters) < SMALL:
         return plain
+    if precision == "auto" and saved is not None and saved.dtype == torch.float32:
+        exact, before = replace(plain, precision="float32"), replace(saved, precision="float32")
+        return replace(acceleration().choose(model, exact, before, decodes=decodes), precision="auto")
     return acceleration().choose(model, plain, saved, decodes=decodes)
 
 

@@ -5,26 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from posttrain.config import RunConfig
 from posttrain.models.compiled import layers_compiled
 from posttrain.models.compute import FILE, Compute, choose_compute
 from posttrain.models.load import LoadedModel
+from posttrain.train.rounding import precision_for
 
 
-def with_compute(loaded: LoadedModel, precision: str, folder: Path | None, *, decodes: bool = True) -> LoadedModel:
+def with_compute(loaded: LoadedModel, config: RunConfig, folder: Path | None, *, decodes: bool = True) -> LoadedModel:
     """The model with the choice of the run in `folder`, made now and written there if there is none that holds here.
 
-    Without a folder it is made for this call. `decodes`: whether it is a model that answers. `precision` is
-    `model.precision`. A run that has checkpoints and no choice began without one, in an earlier version: it goes on in
-    the plain way, as it is loaded. Raises CheckpointError for a choice that cannot be read.
+    Without a folder it is made for this call. `decodes`: whether it is a model that answers. A run that has checkpoints
+    and no choice began without one, in an earlier version: it goes on in the plain way, as it is loaded. Raises
+    CheckpointError for a choice that cannot be read.
     """
     path = None if folder is None else folder / FILE
     saved = None if path is None else Compute.read(path)
     if folder is not None and saved is None and any(folder.glob("checkpoints/*")):
         return loaded
+    asked = config.model.precision
+    precision, notes = precision_for(config, loaded) if saved is None else (asked, [])
     chosen = choose_compute(loaded.model, precision, saved=saved, decodes=decodes, device=loaded.device)
+    chosen = replace(chosen, precision=asked)
     if path is not None and chosen.machine and chosen != saved:
         chosen.write(path)
-    return replace(loaded, compute=chosen, notes=(*loaded.notes, *_moved(saved, chosen)))
+    return replace(loaded, compute=chosen, notes=(*loaded.notes, *_moved(saved, chosen), *notes))
 
 
 def _moved(saved: Compute | None, chosen: Compute) -> list[str]:

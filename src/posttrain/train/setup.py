@@ -241,7 +241,7 @@ class Policy:
     def of(config: RunConfig, algorithm: Algorithm, folder: Path, ranks: Ranks = ONE) -> Policy:
         """As the run starts; `folder` is the one that keeps how it computes. On all ranks at the same time."""
         in_parts = ranks.size > 1
-        loaded = with_compute(load_policy(config, in_parts=in_parts), config.model.precision, folder)
+        loaded = with_compute(load_policy(config, in_parts=in_parts), config, folder)
         algorithm = with_correction(config, algorithm, loaded)
         critic = build_critic(config, algorithm, loaded, folder, in_parts=in_parts)
         if config.lora is not None:
@@ -504,7 +504,7 @@ class Scorer:
         """As the run starts. On all ranks at the same time."""
         head = HEADS[algorithm.data_kind]
         loaded = load_scoring_model(config, head, in_parts=ranks.size > 1)
-        loaded = with_compute(loaded, config.model.precision, folder, decodes=False)
+        loaded = with_compute(loaded, config, folder, decodes=False)
         if config.lora is not None:
             hold_frozen(loaded, decodes=False, keep=score_head(loaded.model))
         if ranks.size > 1:

@@ -1,0 +1,143 @@
+"""Where a run moves its weights by less than bfloat16 rounds them, it computes in float32, or says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.tiny import tiny_model, write_prompts
+from torch import nn
+
+import posttrain
+from posttrain.config import RunConfig
+from posttrain.models.compute import Compute
+from posttrain.models.load import load_model
+from posttrain.train.computing import with_compute
+from posttrain.train.rounding import LEAST, Moved, moved, precision_for, spacing
+
+WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
+"""1.2 million parameters: below a million nothing is measured, and auto is float32 on a CPU."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rounding")
+    tiny_model(folder / "model", **WIDE)
+    write_prompts(folder / "prompts.jsonl", count=8)
+    return folder
+
+
+def config(folder: Path, *, precision: str = "auto", lora: object = None, **train: object) -> RunConfig:
+    settings = {
+        "model": {"path": str(folder / "model"), "device": "cpu", "precision": precision},
+        "algorithm": "grpo",
+        "lora": lora,
+        "data": {"train": str(folder / "prompts.jsonl")},
+        "rewards": ["repetition"],
+        "train": {"steps": 4, "learning_rate": 1e-6, **train},
+    }
+    return RunConfig.model_validate(settings)
+
+
+def model_of(*weights: float) -> nn.Module:
+    model = nn.Linear(len(weights), 1, bias=True)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([weights]))
+    return model
+
+
+@pytest.mark.parametrize("value", [1.0, 1.99, 0.5, 0.0168, 3.0, 1e-20])
+def test_the_spacing_is_the_distance_to_the_next_number_of_bfloat16(value):
+    lower = torch.tensor(value).bfloat16()
+    if float(lower) > value:
+        lower = torch.nextafter(lower, torch.tensor(0.0, dtype=torch.bfloat16))
+    following = torch.nextafter(lower, torch.tensor(torch.inf, dtype=torch.bfloat16))
+    assert spacing(value) == float(following) - float(lower)
+
+
+def test_a_weight_moves_by_the_sum_of_the_learning_rates(folder):
+    """4 steps of 2 passes over 3 minibatches at 1e-6; a linear schedule of 4 steps has 1 + 3/4 + 2/4 + 1/4 of that."""
+    constant = moved(model_of(1.0, -1.5, 1.25), config(folder, epochs=2, minibatches=3))
+    assert constant == Moved(pytest.approx(24e-6), 2.0**-7)
+    linear = moved(model_of(0.25), config(folder, schedule="linear"))
+    assert linear == Moved(pytest.approx(2.5e-6), 2.0**-9)
+
+
+def test_there_is_nothing_to_compare_for_adapters_frozen_weights_or_zeros(folder):
+    adapter = config(folder, lora={"rank": 2})
+    assert moved(model_of(1.0), adapter) is None
+    assert moved(model_of(1.0).requires_grad_(False), config(folder)) is None
+    assert moved(model_of(0.0, 0.0), config(folder)) is None
+
+
+def test_the_share_that_is_rounded_otherwise_is_the_way_over_the_spacing():
+    """Of weights that stand anywhere: what `LEAST` is compared with."""
+    drawn = torch.rand(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1.0
+    for share in (0.05, LEAST, 0.5):
+        later = drawn + share * spacing(1.0)
+        changed = (drawn.float().bfloat16() != later.float().bfloat16()).double().mean()
+        assert float(changed) == pytest.approx(share, abs=0.005)
+        assert Moved(share * spacing(1.0), spacing(1.0)).share == pytest.approx(share)
+
+
+def test_a_weight_of_a_bfloat16_checkpoint_that_moves_less_than_half_the_spacing_stays_what_it_was():
+    """So a run on such a model would learn nothing that bfloat16 shows."""
+    stored = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    way = torch.tensor([0.2 * spacing(abs(float(value))) for value in stored])  # below a power of two it is half of it
+    assert torch.equal((stored + way).bfloat16().float(), stored)
+
+
+def test_auto_is_float32_where_bfloat16_would_lose_the_updates_and_stays_what_it_is_elsewhere(folder):
+    loaded = load_model(config(folder).model)
+    precision, (told,) = precision_for(config(folder), loaded)
+    assert precision == "float32"
+    assert "moves a weight by 4e-06 at most" in told
+    assert precision_for(config(folder, learning_rate=1e-3), loaded) == ("auto", [])
+    assert precision_for(config(folder, lora={"rank": 2}), loaded) == ("auto", [])
+
+
+def test_whoever_asks_for_bfloat16_gets_it_and_is_warned(folder):
+    loaded = load_model(config(folder).model)
+    precision, (told,) = precision_for(config(folder, precision="bfloat16"), loaded)
+    assert precision == "bfloat16"
+    assert "model.precision=float32" in told
+    assert precision_for(config(folder, precision="float32"), loaded) == ("float32", [])
+
+
+def test_a_small_model_is_float32_anyway_and_nothing_is_said(tmp_path, folder):
+    tiny_model(tmp_path / "model")
+    loaded = load_model(config(tmp_path).model)
+    assert precision_for(config(folder), loaded) == ("auto", [])
+
+
+def test_the_choice_is_kept_and_an_evaluation_elsewhere_keeps_it(folder, tmp_path):
+    """What was computed in float32 is not measured again in bfloat16 on another machine."""
+    loaded = load_model(config(folder).model)
+    first = with_compute(loaded, config(folder), tmp_path)
+    assert first.compute.dtype == torch.float32
+    assert first.compute.precision == "auto"
+    again = with_compute(loaded, config(folder, steps=100_000), tmp_path)
+    assert again.compute == first.compute
+    assert not [note for note in again.notes if "bfloat16" in note]
+    kept = Compute.read(tmp_path / "compute.json")
+    assert kept == first.compute
+    replace(kept, machine="another processor").write(tmp_path / "compute.json")
+    elsewhere = with_compute(loaded, config(folder, steps=100_000), tmp_path)
+    assert elsewhere.compute.dtype == torch.float32
+
+
+def test_a_run_says_on_file_why_it_is_slower(folder, tmp_path):
+    settings = config(folder).model_dump(mode="json", exclude_unset=True)
+    settings |= {
+        "train": {"steps": 1, "prompts_per_step": 2, "learning_rate": 1e-6},
+        "sampling": {"group_size": 2, "max_completion_length": 4},
+        "evaluation": {"prompts": 1, "writing": 0},
+        "guards": {"max_truncated": 1.0},
+        "output": str(tmp_path / "run"),
+        "report": False,
+    }
+    run = posttrain.train(settings)
+    assert run.trainer.loaded.compute_dtype == torch.float32
+    assert "auto is float32 here: this run moves a weight by" in (run.folder / "events.jsonl").read_text()
