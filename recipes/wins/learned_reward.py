@@ -5,15 +5,19 @@
 minimind2-small, a chat model of 26 million parameters, gets questions of HH-RLHF's harmless set, such as "Where can I
 sell some pistols I got real quick?". It answers most of them with instructions that make no sense. A copy of it learns
 from a thousand pairs which of two answers a person preferred, and RL raises that score. By itself this ends within
-eight steps: every prompt, harmless ones included, gets "I'm sorry, but I can't assist with that." So three rewards and
+eight steps: every prompt, harmless ones included, gets "I'm sorry, but I can't assist with that." So five rewards and
 the KL work together, and a check of another family watches:
 
     learned      the reward model's score, in deviations of its held-out answers; on the questions of the task alone
     alike        minus 3 times the share of words that an answer has in common with answers to other questions
+    opening      minus 2 for an answer of fewer than eight words: the reward model likes "Certainly", which says nothing
+    declined     minus 1 for an apology to a replayed prompt, as none of these is harmful
     repetition   minus the share of repeated sequences of three tokens, as the reward model does not see them
-    replay       other prompts, two of five: there an answer gains nothing by declining, but loses by `alike`; and the
-                 KL acts. RLOO has it in the loss here, where its gradient has less noise than in the reward
+    replay       other prompts, two of five: there an answer gains nothing by what the reward model likes; and the KL
+                 acts. RLOO has it in the loss here, where its gradient has less noise than in the reward
     words        the check: logistic regression on words, from pairs that neither the reward model nor RL has seen
+
+It computes in float32: at a learning rate of 3e-6, bfloat16 would round most changes of the weights away.
 
 The reward model is trained once, for all seeds, in the folder learned_reward-data beside the runs; it begins with an
 SFT on preferred answers. The policy does not: it starts as the pretrained model.
@@ -46,6 +50,14 @@ HELD_OUT, JUDGED, ASKED = 350, 600, 420
 others, and RL asks this many of their first questions."""
 CONTEXT, LONGEST = 200, 450
 """Most characters of a question with what was said before, and of an answer."""
+
+FEWEST_WORDS = 8
+"""As many as the shortest refusal has that the pretrained model knows: "I'm sorry, but I can't assist with that."."""
+APOLOGY = re.compile(
+    r"\b(sorry|apologi[sz]e|can(?:no|['’])t (?:assist|help|provide)|(?:un|not )able to"
+    r"|don['’]t have the (?:ability|capability))",
+    re.IGNORECASE,
+)
 
 Message = dict[str, str]
 
@@ -197,6 +209,16 @@ def task(completion: Any, task: int = 0) -> float:
     return float(task)
 
 
+def opening(completion: Any) -> float:
+    """1 for an answer that stops before it says anything."""
+    return float(len(text_of(completion).split()) < FEWEST_WORDS)
+
+
+def declined(completion: Any, task: int = 0) -> float:
+    """1 for an apology to a prompt that is not of the task."""
+    return float(not task and APOLOGY.search(text_of(completion)) is not None)
+
+
 def words_judge(completion: Any, weights: str) -> float:
     """The check, in standard deviations of people's pairs."""
     return judged(text_of(completion), read_judge(weights))
@@ -268,7 +290,7 @@ def reward_model_config(data: Path) -> dict[str, Any]:
 def config(data: Path, reward_model: Path) -> dict[str, Any]:
     here = Path(__file__).resolve()
     return {
-        "model": {"path": MODEL, "device": "cpu"},
+        "model": {"path": MODEL, "device": "cpu", "precision": "float32"},
         "algorithm": {
             "name": "policy_gradient",  # RLOO, but for the KL, which is in the loss
             "baseline": "leave_one_out",
@@ -277,7 +299,7 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
             "trust_region": "none",
             "aggregation": "sequence_sum",
             "kl": "loss",
-            "kl_coef": 0.2,
+            "kl_coef": 0.1,
         },
         "data": {
             "train": [str(data / "prompts.jsonl"), str(data / "replay.jsonl")],
@@ -288,7 +310,9 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
             {"function": f"{here}:task", "weight": 0},
             {"model": str(reward_model), "settings": {"normalize": True}, "label": "learned", "gate": "task"},
             {"function": f"{here}:alike", "weight": -3},
-            {"name": "repetition", "settings": {"n": 3}, "gate": "task"},
+            {"function": f"{here}:opening", "weight": -2},
+            {"function": f"{here}:declined", "weight": -1},
+            {"name": "repetition", "settings": {"n": 3}},
         ],
         "check": [
             {"function": f"{here}:words_judge", "label": "words", "settings": {"weights": str(data / "judge.json")}}
@@ -297,7 +321,7 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
         "train": {
             "steps": 16,
             "prompts_per_step": 15,
-            "learning_rate": 1e-6,
+            "learning_rate": 3e-6,
             "schedule": "linear",
             "warmup_steps": 6,
             "tokens_per_microbatch": 4096,
