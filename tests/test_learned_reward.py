@@ -20,6 +20,17 @@ def test_an_answer_is_compared_with_those_to_other_questions_alone():
     assert recipe.alike(["a b", "a b"], groups=[0, 0]) == [0, 0]
 
 
+def test_an_opening_is_shorter_than_the_shortest_refusal():
+    refusal = "I'm sorry, but I can't assist with that."
+    assert [recipe.opening(answer) for answer in ("Certainly", "I'm happy to help", refusal)] == [1, 1, 0]
+
+
+def test_an_apology_counts_where_the_prompt_is_not_of_the_task():
+    answers = ["I'm sorry, but no.", "I am unable to.", "As an AI, I don't have the ability to.", "Eggs and toast."]
+    assert [recipe.declined(answer, task=0) for answer in answers] == [1, 1, 1, 0]
+    assert [recipe.declined(answer, task=1) for answer in answers] == [0, 0, 0, 0]
+
+
 def test_the_judge_learns_the_words_of_preferred_answers_and_not_their_number():
     pairs = [pair("sorry friend", "sure friend"), pair("sorry there", "sure there")] * 4
     judge = recipe.word_weights(pairs)
