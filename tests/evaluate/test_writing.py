@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.evaluate.judging import says_good
 from tests.report.synthetic_run import evaluation
 from tests.tiny import tiny_model
 
@@ -78,11 +79,6 @@ def test_a_run_that_samples_its_evaluations_draws_no_other_answers(folder):
     lines = (run.folder / "evaluations" / "trained.jsonl").read_text().splitlines()
     shown = json.loads((run.folder / "evaluations" / "trained-writing.json").read_text())["answers"]
     assert [answer["ids"] for answer in shown] == [json.loads(line)["greedy"]["ids"] for line in lines]
-
-
-def says_good(prompt, completion):
-    """How much of the prompt an answer repeats: something that differs between answers."""
-    return len(set(prompt) & set(completion)) / max(1, len(set(prompt)))
 
 
 @pytest.mark.parametrize(("algorithm", "data"), [("sft", "examples"), ("dpo", "pairs"), ("kto", "pairs")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -50,6 +51,7 @@ def test_many_programs_leave_no_process_no_descriptor_and_no_file(sandbox, count
 
 
 def test_closing_ends_every_process_and_closes_every_descriptor(sandbox):
+    gc.collect()  # an earlier test's garbage closes its descriptors now, and not during this one
     before = below(os.getpid()), len(os.listdir("/proc/self/fd"))
     with open_sandbox(sandbox.tier, size=2) as other:
         other.run_many([("import time; time.sleep(0.2)", b"")] * 4)
@@ -58,7 +60,7 @@ def test_closing_ends_every_process_and_closes_every_descriptor(sandbox):
     assert wait_until(lambda: below(os.getpid()) <= before[0])
     with pytest.raises(SandboxUnavailable):
         process.finish()
-    assert len(os.listdir("/proc/self/fd")) == before[1]
+    assert len(os.listdir("/proc/self/fd")) <= before[1]
 
 
 JUDGE = """
