@@ -17,7 +17,8 @@ the KL work together, and a check of another family watches:
                  acts. RLOO has it in the loss here, where its gradient has less noise than in the reward
     words        the check: logistic regression on words, from pairs that neither the reward model nor RL has seen
 
-It computes in float32: at a learning rate of 3e-6, bfloat16 would round most changes of the weights away.
+It computes in float32. An earlier version, in bfloat16 at a learning rate of 1e-6, moved most weights by less than
+bfloat16 rounds.
 
 The reward model is trained once, for all seeds, in the folder learned_reward-data beside the runs; it begins with an
 SFT on preferred answers. The policy does not: it starts as the pretrained model.

@@ -23,7 +23,7 @@ from recipes.wins import learned_reward
 
 
 def config(data: Path, reward_model: Path) -> dict[str, Any]:
-    """Eight steps at a beta of 0.3: with ten of them, or a beta of 0.1, most questions get the same refusal."""
+    """Eight steps at a beta of 0.3. With more of them, or a smaller beta, more questions get the same refusal."""
     same = learned_reward.config(data, reward_model)
     return {
         **same,

@@ -14,8 +14,17 @@ import posttrain
 from posttrain.config import RunConfig
 from posttrain.models.compute import Compute
 from posttrain.models.load import load_model
+from posttrain.train import rounding
 from posttrain.train.computing import with_compute
-from posttrain.train.rounding import LEAST, Moved, moved, precision_for, spacing
+from posttrain.train.rounding import (
+    LEAST_ROUNDED,
+    distance_of,
+    drawn,
+    moved,
+    precision_for,
+    share_rounded,
+    spacing,
+)
 
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
 """1.2 million parameters: below a million nothing is measured, and auto is float32 on a CPU."""
@@ -54,46 +63,79 @@ def test_the_spacing_is_the_distance_to_the_next_number_of_bfloat16(value):
     if float(lower) > value:
         lower = torch.nextafter(lower, torch.tensor(0.0, dtype=torch.bfloat16))
     following = torch.nextafter(lower, torch.tensor(torch.inf, dtype=torch.bfloat16))
-    assert spacing(value) == float(following) - float(lower)
+    assert float(spacing(torch.tensor([value]))) == float(following) - float(lower)
 
 
-def test_a_weight_moves_by_the_sum_of_the_learning_rates(folder):
+def test_the_distance_is_the_sum_of_the_learning_rates(folder):
     """4 steps of 2 passes over 3 minibatches at 1e-6; a linear schedule of 4 steps has 1 + 3/4 + 2/4 + 1/4 of that."""
-    constant = moved(model_of(1.0, -1.5, 1.25), config(folder, epochs=2, minibatches=3))
-    assert constant == Moved(pytest.approx(24e-6), 2.0**-7)
-    linear = moved(model_of(0.25), config(folder, schedule="linear"))
-    assert linear == Moved(pytest.approx(2.5e-6), 2.0**-9)
+    assert distance_of(config(folder, epochs=2, minibatches=3)) == pytest.approx(24e-6)
+    assert distance_of(config(folder, schedule="linear")) == pytest.approx(2.5e-6)
 
 
-def test_there_is_nothing_to_compare_for_adapters_frozen_weights_or_zeros(folder):
-    adapter = config(folder, lora={"rank": 2})
-    assert moved(model_of(1.0), adapter) is None
+def test_steps_that_train_the_critic_alone_move_no_weight_of_the_policy(folder):
+    given = config(folder).model_dump(mode="json", exclude_unset=True)
+    ppo = RunConfig.model_validate(given | {"algorithm": "ppo", "critic": {"warmup_steps": 3}})
+    assert distance_of(ppo) == pytest.approx(1e-6)
+
+
+def test_the_share_is_that_of_each_weight_and_of_each_matrix_by_its_size(folder):
+    """4e-6 are 4e-6 * 2^7 of the spacing at 1, four times that at 0.25, and more than the whole spacing at 1e-6."""
+    assert moved(model_of(1.0, -1.5), config(folder)).share == pytest.approx(4e-6 * 2**7)
+    assert moved(model_of(0.25), config(folder)).share == pytest.approx(4e-6 * 2**9)
+    assert moved(model_of(1e-6), config(folder)).share == 1.0
+    two = nn.ModuleList([model_of(1.0, 1.0, 1.0), model_of(1e-6)])
+    assert moved(two, config(folder)).share == pytest.approx((3 * 4e-6 * 2**7 + 1) / 4)
+
+
+def test_weights_are_drawn_from_everywhere_in_a_matrix():
+    """A stride that divides the length of a row would look at a few columns alone."""
+    columns = torch.arange(1.0, 4097.0).expand(1024, 4096)
+    assert len(drawn(columns).unique()) > 2000
+
+
+def test_there_is_nothing_to_compare_for_adapters_and_frozen_weights(folder):
+    assert moved(model_of(1.0), config(folder, lora={"rank": 2})) is None
     assert moved(model_of(1.0).requires_grad_(False), config(folder)) is None
-    assert moved(model_of(0.0, 0.0), config(folder)) is None
 
 
-def test_the_share_that_is_rounded_otherwise_is_the_way_over_the_spacing():
-    """Of weights that stand anywhere: what `LEAST` is compared with."""
-    drawn = torch.rand(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1.0
-    for share in (0.05, LEAST, 0.5):
-        later = drawn + share * spacing(1.0)
-        changed = (drawn.float().bfloat16() != later.float().bfloat16()).double().mean()
+def test_a_weight_that_is_still_in_its_file_counts_as_a_typical_one(folder):
+    waiting = model_of(1.0).to("meta")
+    assert moved(waiting, config(folder)).share == pytest.approx(moved(model_of(0.02), config(folder)).share)
+
+
+def test_the_share_that_is_rounded_otherwise_is_the_distance_over_the_spacing():
+    """Of weights that stand anywhere."""
+    sizes = torch.rand(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1.0
+    for share in (0.05, LEAST_ROUNDED, 0.5):
+        distance = share * 2.0**-7
+        changed = (sizes.float().bfloat16() != (sizes + distance).float().bfloat16()).double().mean()
         assert float(changed) == pytest.approx(share, abs=0.005)
-        assert Moved(share * spacing(1.0), spacing(1.0)).share == pytest.approx(share)
+        assert share_rounded(sizes.float(), distance) == pytest.approx(share)
 
 
 def test_a_weight_of_a_bfloat16_checkpoint_that_moves_less_than_half_the_spacing_stays_what_it_was():
     """So a run on such a model would learn nothing that bfloat16 shows."""
     stored = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
-    way = torch.tensor([0.2 * spacing(abs(float(value))) for value in stored])  # below a power of two it is half of it
-    assert torch.equal((stored + way).bfloat16().float(), stored)
+    step = 0.2 * spacing(stored.abs())  # below a power of two the spacing is half of it
+    assert torch.equal((stored + step).bfloat16().float(), stored)
+
+
+@pytest.fixture(autouse=True)
+def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This processor multiplies bfloat16, whatever it is."""
+    monkeypatch.setattr(rounding, "has_bfloat16", lambda: True)
+
+
+def test_where_auto_cannot_be_bfloat16_nothing_is_said(folder, monkeypatch):
+    monkeypatch.setattr(rounding, "has_bfloat16", lambda: False)
+    assert precision_for(config(folder), load_model(config(folder).model)) == ("auto", [])
 
 
 def test_auto_is_float32_where_bfloat16_would_lose_the_updates_and_stays_what_it_is_elsewhere(folder):
     loaded = load_model(config(folder).model)
     precision, (told,) = precision_for(config(folder), loaded)
     assert precision == "float32"
-    assert "moves a weight by 4e-06 at most" in told
+    assert "moves a weight by about 4e-06" in told
     assert precision_for(config(folder, learning_rate=1e-3), loaded) == ("auto", [])
     assert precision_for(config(folder, lora={"rank": 2}), loaded) == ("auto", [])
 
@@ -112,7 +154,7 @@ def test_a_small_model_is_float32_anyway_and_nothing_is_said(tmp_path, folder):
     assert precision_for(config(folder), loaded) == ("auto", [])
 
 
-def test_the_choice_is_kept_and_an_evaluation_elsewhere_keeps_it(folder, tmp_path):
+def test_the_choice_is_kept_here_and_elsewhere(folder, tmp_path):
     """What was computed in float32 is not measured again in bfloat16 on another machine."""
     loaded = load_model(config(folder).model)
     first = with_compute(loaded, config(folder), tmp_path)
@@ -126,6 +168,13 @@ def test_the_choice_is_kept_and_an_evaluation_elsewhere_keeps_it(folder, tmp_pat
     replace(kept, machine="another processor").write(tmp_path / "compute.json")
     elsewhere = with_compute(loaded, config(folder, steps=100_000), tmp_path)
     assert elsewhere.compute.dtype == torch.float32
+
+
+def test_a_warning_is_told_again_when_the_run_goes_on(folder, tmp_path):
+    loaded = load_model(config(folder).model)
+    for _ in range(2):
+        computed = with_compute(loaded, config(folder, precision="bfloat16"), tmp_path)
+        assert [note for note in computed.notes if "may not hold in float32" in note]
 
 
 def test_a_run_says_on_file_why_it_is_slower(folder, tmp_path):

@@ -86,10 +86,10 @@ class ModelConfig(ByPath):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the computation; master weights are always float32. auto is bfloat16 on a GPU that supports it. On a
     CPU auto is bfloat16 if the model has a million parameters or more, the processor supports it, and a short
-    measurement shows it to be 1.2 times as fast as float32; else float32. A run that moves its weights by less than
-    bfloat16 rounds them is float32 there, too; with bfloat16, or on a GPU, it warns. float32 never computes in less. A
-    frozen teacher or reference holds its linear layers in this precision, which changes no number. The choice is saved
-    with the run and shown at its start."""
+    measurement shows it to be 1.2 times as fast as float32; else float32. A run that moves its weights by so little
+    that bfloat16 shows few of the changes is float32 there, too; with bfloat16, or on a GPU, it warns. float32 never
+    computes in less. A frozen teacher or reference holds its linear layers in this precision, which changes no number.
+    The choice is saved with the run and shown at its start."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train and sample. auto takes the GPU if there is one."""
 

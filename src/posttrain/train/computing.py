@@ -24,10 +24,12 @@ def with_compute(loaded: LoadedModel, config: RunConfig, folder: Path | None, *,
     if folder is not None and saved is None and any(folder.glob("checkpoints/*")):
         return loaded
     asked = config.model.precision
-    precision, notes = precision_for(config, loaded) if saved is None else (asked, [])
+    precision, notes = precision_for(config, loaded)
+    if saved is not None:  # what it began with; a warning of the rule is told again
+        precision, notes = asked, notes if precision == asked else []
     chosen = choose_compute(loaded.model, precision, saved=saved, decodes=decodes, device=loaded.device)
     chosen = replace(chosen, precision=asked)
-    if path is not None and chosen.machine and chosen != saved:
+    if path is not None and (chosen.machine or precision != asked) and chosen != saved:
         chosen.write(path)
     return replace(loaded, compute=chosen, notes=(*loaded.notes, *_moved(saved, chosen), *notes))
 

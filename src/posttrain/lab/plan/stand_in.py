@@ -75,6 +75,7 @@ def small_config(config: RunConfig, folder: Path, device: torch.device) -> RunCo
             "sampling": {"group_size": like.group, "max_completion_length": like.answer},
             "train": {
                 "steps": 2,
+                "learning_rate": 1e-3,  # as far as a long run comes: `auto` is float32 for a shorter one (rounding.py)
                 "prompts_per_step": like.prompts,
                 "tokens_per_microbatch": _microbatch(config, like),
                 "logprob_chunk_tokens": chunk,
