@@ -12,6 +12,7 @@ from torch import nn
 
 import posttrain
 from posttrain.config import RunConfig
+from posttrain.lab.plan.workload import assumed_compute
 from posttrain.models.compute import Compute
 from posttrain.models.load import load_model
 from posttrain.train import rounding
@@ -20,6 +21,7 @@ from posttrain.train.rounding import (
     LEAST_ROUNDED,
     distance_of,
     drawn,
+    loses_typical,
     moved,
     precision_for,
     share_rounded,
@@ -101,6 +103,15 @@ def test_there_is_nothing_to_compare_for_adapters_and_frozen_weights(folder):
 def test_a_weight_that_is_still_in_its_file_counts_as_a_typical_one(folder):
     waiting = model_of(1.0).to("meta")
     assert moved(waiting, config(folder)).share == pytest.approx(moved(model_of(0.02), config(folder)).share)
+
+
+def test_a_plan_knows_the_rule_without_the_weights(folder):
+    """Of a weight of 0.02 bfloat16 has a spacing of 2^-13, a quarter of which is 3.05e-5."""
+    few, enough = (config(folder, learning_rate=rate) for rate in (7.5e-6, 7.7e-6))
+    assert [loses_typical(one) for one in (few, enough, config(folder, lora={"rank": 2}))] == [True, False, False]
+    assert assumed_compute(few, 2_000_000, "cpu").dtype == torch.float32
+    assert assumed_compute(enough, 2_000_000, "cpu").dtype == torch.bfloat16
+    assert assumed_compute(few, 2_000_000, "cuda").dtype == torch.bfloat16
 
 
 def test_the_share_that_is_rounded_otherwise_is_the_distance_over_the_spacing():

@@ -10,15 +10,17 @@ weights then answer otherwise.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from posttrain.config import CriticConfig, RunConfig
 from posttrain.models.compute import SMALL, choose_compute_dtype, has_bfloat16
-from posttrain.models.load import LoadedModel
 from posttrain.train.optimizer import learning_rate_at
+
+if TYPE_CHECKING:
+    from posttrain.models.load import LoadedModel
 
 SAMPLED = 4096
 """Weights of each matrix that are looked at, drawn with a fixed seed."""
@@ -58,6 +60,12 @@ def distance_of(config: RunConfig) -> float:
     waits = (config.critic or CriticConfig()).warmup_steps if "values" in config.algorithm.build().needs else 0
     rates = (learning_rate_at(step, train) for step in range(waits + 1, train.steps + 1))
     return sum(rates) * train.updates_per_batch
+
+
+def loses_typical(config: RunConfig) -> bool:
+    """Whether bfloat16 would lose the updates of a model whose weights are not at hand, as for a plan."""
+    distance = distance_of(config)
+    return config.lora is None and distance > 0 and share_rounded(torch.tensor([TYPICAL]), distance) < LEAST_ROUNDED
 
 
 def drawn(weight: Tensor) -> Tensor:

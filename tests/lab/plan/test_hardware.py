@@ -133,7 +133,7 @@ def test_only_instructions_for_bfloat16_make_it_faster_and_the_choice_of_auto():
     with_it, without = (this_processor(2**40, (1e11, 1e10), facts={"flags": words}) for words in flags)
     assert with_it.rate("bfloat16") == pytest.approx(1.6 * with_it.rate("float32"))
     assert without.rate("bfloat16") == without.rate("float32") == with_it.rate("float32")
-    config = load_config({"model": "0.5b", "algorithm": "sft", "data": {"train": "t.jsonl"}, "train": {"steps": 5}})
+    config = load_config({"model": "0.5b", "algorithm": "sft", "data": {"train": "t.jsonl"}, "train": {"steps": 500}})
     chosen = [plan_for(config.config, Target(hardware=one)).workload.precision for one in (with_it, without)]
     assert chosen == ["bfloat16", "float32"]
 

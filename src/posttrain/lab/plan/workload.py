@@ -15,6 +15,7 @@ from posttrain.lab.plan.turns import UNTOLD, Answering, longest_trajectory, turn
 from posttrain.models.compute import DTYPES, SMALL, Compute, dtype_name
 from posttrain.tasks.base import FORMS
 from posttrain.tasks.catalogue import find_builtin
+from posttrain.train.rounding import loses_typical
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,10 +30,11 @@ ASSUMED_ROW = 512
 def assumed_compute(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Compute:
     """What a run chooses mostly, which on a CPU is measured when it begins: bfloat16 where the device has it
     (`bfloat16`). On a CPU only for models that are worth a measurement, which decode from a copy, and whose float32
-    products go through oneDNN."""
+    products go through oneDNN; and only for runs whose updates bfloat16 does not lose."""
     asked, on_cpu = config.model.precision, device == "cpu"
     measured = on_cpu and parameters >= SMALL
-    half = asked == "bfloat16" or (asked == "auto" and bfloat16 and (measured or not on_cpu))
+    chosen = bfloat16 and (not on_cpu or (measured and not loses_typical(config)))
+    half = asked == "bfloat16" or (asked == "auto" and chosen)
     return Compute(
         dtype=DTYPES["bfloat16" if half else "float32"],
         matmul="onednn" if measured and not half else "plain",
