@@ -6,7 +6,8 @@ DPO on the pairs that people judged hardly moves what a small model says, becaus
 pair (docs/wins.md). So the pairs are its own: minimind2-small answers each question eight times, a reward model that
 learned from people's pairs finds the best and the worst, and DPO learns from these two. Data, reward model, rewards and
 check are those of learned_reward.py; the algorithm takes the place of RLOO, and its beta that of the KL. The learned
-reward and the check rise, and most questions end with the same refusal: docs/wins.md has the seeds, and what was tried.
+reward and the check rise, and about half of the questions end with the same refusal: docs/wins.md has the seeds, and
+what was tried.
 """
 
 from __future__ import annotations

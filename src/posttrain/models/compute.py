@@ -106,6 +106,7 @@ def choose_compute(
     precision: str,
     *,
     saved: Compute | None = None,
+    exact: bool = False,
     decodes: bool = False,
     device: torch.device | None = None,
 ) -> Compute:
@@ -113,16 +114,18 @@ def choose_compute(
 
     `precision` is `model.precision`: float32 never computes in less, bfloat16 always in bfloat16. `decodes`: it answers
     prompts, so that the speed of decoding counts, too. `device`: of a model whose weights are not there yet.
-    Nothing is measured on a GPU, nor for small models. What was float32 on another CPU stays float32 here.
+    `exact`: on a CPU `auto` is float32. So it is for what was float32 on another CPU. Nothing is measured on a GPU, nor
+    for small models.
     """
     parameters = list(model.parameters())
     device = device or parameters[0].device
     plain = Compute(dtype=choose_compute_dtype(precision, device), precision=precision)
     if device.type != "cpu" or sum(parameter.numel() for parameter in parameters) < SMALL:
         return plain
-    if precision == "auto" and saved is not None and saved.dtype == torch.float32:
-        exact, before = replace(plain, precision="float32"), replace(saved, precision="float32")
-        return replace(acceleration().choose(model, exact, before, decodes=decodes), precision="auto")
+    if precision == "auto" and (exact or (saved is not None and saved.dtype == torch.float32)):
+        as_asked = replace(plain, precision="float32")
+        before = None if saved is None else replace(saved, precision="float32")
+        return replace(acceleration().choose(model, as_asked, before, decodes=decodes), precision="auto")
     return acceleration().choose(model, plain, saved, decodes=decodes)
 
 

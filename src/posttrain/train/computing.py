@@ -9,36 +9,35 @@ from posttrain.config import RunConfig
 from posttrain.models.compiled import layers_compiled
 from posttrain.models.compute import FILE, Compute, choose_compute
 from posttrain.models.load import LoadedModel
-from posttrain.train.rounding import precision_for
+from posttrain.train.rounding import lost, told
 
 
 def with_compute(loaded: LoadedModel, config: RunConfig, folder: Path | None, *, decodes: bool = True) -> LoadedModel:
     """The model with the choice of the run in `folder`, made now and written there if there is none that holds here.
 
-    Without a folder it is made for this call. `decodes`: whether it is a model that answers. A run that has checkpoints
-    and no choice began without one, in an earlier version: it goes on in the plain way, as it is loaded. Raises
-    CheckpointError for a choice that cannot be read.
+    Without a folder it is made for this call. `decodes`: whether it is a model that answers. `auto` is float32 for a
+    run that begins on a CPU and whose updates bfloat16 would lose. If such a run computes in bfloat16 all the same, it
+    warns at every start. A run that has checkpoints and no choice began without one, in an earlier version: it goes on
+    in the plain way, as it is loaded. Raises CheckpointError for a choice that cannot be read.
     """
-    path = None if folder is None else folder / FILE
-    saved = None if path is None else Compute.read(path)
+    path, asked = None if folder is None else folder / FILE, config.model.precision
+    saved, found = None if path is None else Compute.read(path), lost(config, loaded)
     if folder is not None and saved is None and any(folder.glob("checkpoints/*")):
-        return loaded
-    asked = config.model.precision
-    precision, notes = precision_for(config, loaded)
-    if saved is not None:  # what it began with; a warning of the rule is told again
-        precision, notes = asked, notes if precision == asked else []
-    chosen = choose_compute(loaded.model, precision, saved=saved, decodes=decodes, device=loaded.device)
-    chosen = replace(chosen, precision=asked)
-    if path is not None and (chosen.machine or precision != asked) and chosen != saved:
+        warnings = told(found, asked, loaded.compute_dtype, exact=False)
+        return replace(loaded, notes=(*loaded.notes, *warnings))
+    exact = found is not None and saved is None and asked == "auto" and loaded.device.type == "cpu"
+    chosen = choose_compute(loaded.model, asked, saved=saved, exact=exact, decodes=decodes, device=loaded.device)
+    if path is not None and (chosen.machine or exact) and chosen != saved:
         chosen.write(path)
-    return replace(loaded, compute=chosen, notes=(*loaded.notes, *_moved(saved, chosen), *notes))
+    notes = [*_moved(saved, chosen), *told(found, asked, chosen.dtype, exact=exact)]
+    return replace(loaded, compute=chosen, notes=(*loaded.notes, *notes))
 
 
 def _moved(saved: Compute | None, chosen: Compute) -> list[str]:
     """What to know of a run that does not go on bit by bit, because it was chosen elsewhere or kernels are gone."""
     if saved is None or (saved.machine, saved.compiler) == (chosen.machine, chosen.compiler):
         return []
-    there, here = _where(saved), _where(chosen) or "where nothing is measured"
+    there, here = (_where(compute) or "a machine where nothing is measured" for compute in (saved, chosen))
     return [
         f"the run computed in {saved.describe()} on {there} and continues in {chosen.describe()} on {here}: its "
         "numbers will not be bit for bit those of the first machine"

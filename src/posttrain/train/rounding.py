@@ -39,8 +39,8 @@ class Moved(NamedTuple):
     @property
     def sentence(self) -> str:
         return (
-            f"this run moves a weight by about {self.distance:.1g}, the sum of its learning rates, and bfloat16 rounds "
-            f"only {self.share:.0%} of the weights to another number then; it needs {LEAST_ROUNDED:.0%}"
+            f"this run moves a weight by about {self.distance:.1g}, the sum of its learning rates, and bfloat16 then "
+            f"rounds {self.share:.0%} of the weights to another number, less than the {LEAST_ROUNDED:.0%} required"
         )
 
 
@@ -91,23 +91,24 @@ def spacing(sizes: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(sizes), exponents - 8)
 
 
-def precision_for(config: RunConfig, loaded: LoadedModel) -> tuple[str, list[str]]:
-    """`model.precision` for a run that begins, and what to tell the user.
-
-    `auto` is float32 on a CPU where bfloat16 would lose the updates. A run that asks for bfloat16 gets it, with a
-    warning, and so does a run on a GPU, where it is what `auto` means.
-    """
-    asked = config.model.precision
-    on_cpu = loaded.device.type == "cpu"
+def lost(config: RunConfig, loaded: LoadedModel) -> Moved | None:
+    """What bfloat16 would lose of this run: None if it shows enough of the updates, or if nothing can choose it."""
+    asked, on_cpu = config.model.precision, loaded.device.type == "cpu"
     if asked == "float32" or (asked == "auto" and not may_round(loaded, on_cpu)):
-        return asked, []
+        return None
     found = moved(loaded.model, config)
-    if found is None or found.share >= LEAST_ROUNDED:
-        return asked, []
-    if asked == "auto" and on_cpu:
-        return "float32", [f"model.precision: auto is float32 here: {found.sentence}"]
+    return None if found is None or found.share >= LEAST_ROUNDED else found
+
+
+def told(found: Moved | None, asked: str, dtype: torch.dtype, *, exact: bool) -> list[str]:
+    """What to tell the user of a run that computes in this precision. `exact`: the rule has chosen it."""
+    if found is None:
+        return []
+    if exact:
+        return [f"model.precision: {asked} is float32 here: {found.sentence}"]
     fix = "Set model.precision=float32, or raise train.learning_rate or train.steps"
-    return asked, [f"{found.sentence}. What is measured in bfloat16 may not hold in float32. {fix}"]
+    warning = f"{found.sentence}. What is measured in bfloat16 may not hold in float32. {fix}"
+    return [warning] if dtype == torch.bfloat16 else []
 
 
 def may_round(loaded: LoadedModel, on_cpu: bool) -> bool:

@@ -15,6 +15,7 @@ from posttrain.config import RunConfig, check, load_config
 from posttrain.lab.plan.architecture import Architecture
 from posttrain.lab.plan.workload import model_architecture
 from posttrain.tasks.tiny import BOS_ID, EOS_ID, PAD_ID, build_tokenizer
+from posttrain.train.rounding import loses_typical
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +62,14 @@ def small_config(config: RunConfig, folder: Path, device: torch.device) -> RunCo
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows(like)))
     (folder / "reward.py").write_text("def length(prompt, completion, **row):\n    return float(len(completion) % 7)\n")
     chunk = config.train.logprob_chunk_tokens
+    exact = config.model.precision == "auto" and device.type == "cpu" and loses_typical(config)
+    precision = "float32" if exact else config.model.precision
     made = load_config(
         {
             "model": {
                 "path": str(folder / "model"),
                 "device": device.type,
-                "precision": config.model.precision,
+                "precision": precision,
                 "attention": config.model.attention,
             },
             "algorithm": "grpo",
@@ -75,7 +78,7 @@ def small_config(config: RunConfig, folder: Path, device: torch.device) -> RunCo
             "sampling": {"group_size": like.group, "max_completion_length": like.answer},
             "train": {
                 "steps": 2,
-                "learning_rate": 1e-3,  # as far as a long run comes: `auto` is float32 for a shorter one (rounding.py)
+                "learning_rate": 1e-3,  # else `auto` would be float32, as two steps are short (rounding.py)
                 "prompts_per_step": like.prompts,
                 "tokens_per_microbatch": _microbatch(config, like),
                 "logprob_chunk_tokens": chunk,
