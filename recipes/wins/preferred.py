@@ -1,42 +1,141 @@
-"""Human preferences without RL's gradient: online DPO on the model's own answers. Minutes on a CPU, and no win yet.
+"""Preferences of people, without a reward model: RPO, which is DPO with a likelihood term. Half an hour on a CPU.
 
+    pip install "posttrain[gguf]"
     python recipes/wins/preferred.py --seed 0 --output runs/preferred-0      (from the repository's root)
 
-DPO on the pairs that people judged hardly moves what a small model says, because it would write neither answer of a
-pair (docs/wins.md). So the pairs are its own: minimind2-small answers each question eight times, a reward model that
-learned from people's pairs finds the best and the worst, and DPO learns from these two. Data, reward model, rewards and
-check are those of learned_reward.py; the algorithm takes the place of RLOO, and its beta that of the KL. The learned
-reward and the check rise, and about half of the questions end with the same refusal: docs/wins.md has the seeds, and
-what was tried.
+SmolLM2-135M-Instruct learns from the pairs of HH-RLHF's harmless set themselves: two answers to a question, of which a
+person preferred one. Before, it answers most of these questions with a lecture that has no end within 64 tokens, and
+complies where a person would not. The data are
+
+    people       a thousand dialogues, the preferred answer against the other one
+    replay       questions of UltraFeedback, the model's own answer against an answer to something else from the
+                 dialogues: what it wrote elsewhere stays likely, and "I'm sorry" is not the answer to everything
+
+DPO alone hardly changes what a small model writes, as it would write neither answer (docs/wins.md). The likelihood term
+teaches it how the preferred ones are written. No reward is raised here, so none can be gamed: two judges score its
+answers to held-out questions before and after. Both learned from 500 pairs that it never saw:
+
+    judge        a reward model of the same size
+    words        logistic regression on words
+
+The judge is trained once, for all seeds, in the folder preferred-data beside the runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import posttrain as pt
+from posttrain.config import ModelConfig
+from posttrain.evaluate.own_answers import own_answers
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root, however this file is started
 from recipes.wins import learned_reward
+from recipes.wins.learned_reward import as_chat, pairs, read_dialogues, replay_prompts, split, word_weights, write
+from recipes.wins.siblings_smollm2 import downloaded
+
+REPLAYED = 2
+"""How often each replayed pair stands in the data."""
+HELD_OUT = 300
+"""Most pairs that are held out; their questions are answered."""
 
 
-def config(data: Path, reward_model: Path) -> dict[str, Any]:
-    """Eight steps at a beta of 0.3. With more of them, or a smaller beta, more questions get the same refusal."""
-    same = learned_reward.config(data, reward_model)
+def write_data(folder: Path, model: str) -> None:
+    """The same for every seed."""
+    held_out, judged, trained = split(read_dialogues())
+    people = pairs(trained)
+    write(folder / "replay.jsonl", [{"prompt": as_chat(text)} for text in replay_prompts()])
+    write(folder / "pairs.jsonl", [*people, *REPLAYED * replay_pairs(folder / "replay.jsonl", people, model)])
+    write(folder / "heldout_pairs.jsonl", pairs(held_out))
+    write(folder / "judge_pairs.jsonl", pairs(judged))
+    (folder / "words.json").write_text(json.dumps(word_weights(pairs(judged))), encoding="utf-8")
+
+
+def replay_pairs(prompts: Path, people: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
+    """The model's own answers, where they end within 80 tokens, against answers to other questions."""
+    own = own_answers(ModelConfig(path=model, device="cpu"), str(prompts), samples=2, max_completion_length=80)
+    others = [pair[side] for pair in people for side in ("chosen", "rejected")]
+    draw = random.Random(0)
+    return [
+        {
+            "prompt": row["prompt"],
+            "chosen": [{"role": "assistant", "content": row["completion"]}],
+            "rejected": draw.choice(others),
+        }
+        for row in own
+    ]
+
+
+def judge_config(data: Path, model: str) -> dict[str, Any]:
     return {
-        **same,
-        "algorithm": {"name": "online_dpo", "beta": 0.3, "pairs": "best_worst"},
-        "train": {**same["train"], "steps": 8},
+        "model": {"path": model, "device": "cpu"},
+        "checkpoint": {"every": 0},
+        "algorithm": {"name": "reward_model", "center_coef": 0.01},
+        "data": {
+            "train": str(data / "judge_pairs.jsonl"),
+            "eval": str(data / "heldout_pairs.jsonl"),
+            "max_length": 256,
+        },
+        "train": {
+            "steps": 84,
+            "prompts_per_step": 16,
+            "learning_rate": 2e-5,
+            "schedule": "linear",
+            "warmup_steps": 6,
+        },
+        "evaluation": {"prompts": HELD_OUT},
     }
 
 
+def config(data: Path, model: str, judge: Path) -> dict[str, Any]:
+    words = f"{Path(learned_reward.__file__).resolve()}:words_judge"
+    return {
+        "model": {"path": model, "device": "cpu"},
+        "checkpoint": {"every": 0},
+        "algorithm": {"name": "rpo", "beta": 0.1, "alpha": 1.0},
+        "data": {
+            "train": str(data / "pairs.jsonl"),
+            "eval": str(data / "heldout_pairs.jsonl"),
+            "max_length": 256,
+        },
+        "train": {
+            "steps": 72,
+            "prompts_per_step": 16,
+            "learning_rate": 2e-5,
+            "schedule": "linear",
+            "warmup_steps": 6,
+        },
+        "check": [
+            {"model": str(judge), "settings": {"normalize": True}, "label": "judge"},
+            {"function": words, "label": "words", "settings": {"weights": str(data / "words.json")}},
+        ],
+        "evaluation": {
+            "prompts": HELD_OUT,
+            "writing": HELD_OUT,
+            "other_prompts": str(learned_reward.OTHERS),
+        },
+    }
+
+
+def prepared(folder: Path) -> tuple[str, Path]:
+    """The model, the data and the judge, once for all seeds; where the model and the judge lie."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model, judge = downloaded(folder), folder / "judge"
+    if not (judge / "evaluation.json").exists():
+        write_data(folder, model)
+        pt.train(judge_config(folder, model), seed=0, output=str(judge))
+    return model, judge
+
+
 def run(seed: int, output: Path) -> Any:
-    """The data and the reward model are shared with learned_reward.py: whichever runs first makes them."""
-    data = output.parent / "learned_reward-data"
-    return pt.train(config(data, learned_reward.prepared(data)), seed=seed, output=str(output))
+    data = output.parent / "preferred-data"
+    model, judge = prepared(data)
+    return pt.train(config(data, model, judge), seed=seed, output=str(output))
 
 
 if __name__ == "__main__":

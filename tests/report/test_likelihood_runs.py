@@ -78,6 +78,41 @@ def test_a_difference_that_may_be_nothing_is_called_that():
     assert "intervals of the two overlap" in found.sentences[0]
 
 
+@pytest.mark.parametrize(
+    ("judge", "words", "headline", "change"),
+    [
+        ((0.3, 0.9), (0.0, 0.0), "By the independent check “judge” the model's answers improved", 1),
+        ((0.3, 0.9), (0.0, 0.8), "By the independent check “judge” and “words” the model's answers improved", 1),
+        ((0.9, 0.3), (0.0, 0.0), "By the independent check “judge” the model's answers got worse", -1),
+        ((0.3, 0.9), (0.8, 0.0), "No improvement is shown.", 0),
+        ((0.3, 0.35), (0.0, 0.0), "No improvement is shown.", 0),
+    ],
+)
+def test_the_checked_answers_decide_where_the_ranking_of_given_ones_shows_no_change(judge, words, headline, change):
+    check = {
+        label: {"baseline": interval(before, 0.1, 90), "trained": interval(after, 0.1, 90)}
+        for label, (before, after) in {"judge": judge, "words": words}.items()
+    }
+    run = pair_run(0.52, 0.55, interval(0.03, 0.05))
+    found = verdict(replace(run, evaluation={**run.evaluation, "check": check}))
+    assert found.headline == headline + ("; which answer of a held-out pair is likelier shows no change." * abs(change))
+    assert found.change == change
+
+
+def test_answers_that_a_check_prefers_and_that_repeat_themselves_are_no_improvement():
+    check = {"judge": {"baseline": interval(0.3, 0.1, 90), "trained": interval(0.9, 0.1, 90)}}
+    writing = {
+        "prompts": 90,
+        "baseline": {"repetition": interval(0.1, 0.05, 90)},
+        "trained": {"repetition": interval(0.6, 0.05, 90)},
+        "difference": {"repetition": interval(0.5, 0.05, 90)},
+    }
+    run = pair_run(0.52, 0.55, interval(0.03, 0.05))
+    found = verdict(replace(run, evaluation={**run.evaluation, "check": check, "writing": writing}))
+    assert found.headline == "No improvement is shown. The model writes worse: its answers repeat themselves."
+    assert found.change == 0
+
+
 def test_labels_are_judged_by_their_auc():
     auc = {"answers": 90, "desirable": 40, "undesirable": 50, "confidence": 0.95}
     evaluation = {

@@ -18,6 +18,12 @@ from posttrain.report.writing import writes_worse, writing_sentences
 Tone = Literal["good", "bad", "plain"]
 NOTICEABLE = 0.02
 """Relative change of the loss on the reference text that is worth calling one."""
+OF_GIVEN = {
+    "loss": "the held-out loss",
+    "policy pairs": "which answer of a held-out pair is likelier",
+    "labels": "the AUC of held-out answers",
+}
+"""What is measured of given answers, by kind, where the model's own answers may be checked beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +75,8 @@ def measured_verdict(run: RunRecord) -> Verdict:
     found = replace(found, sentences=[*found.sentences, *more])
     if found.change < 0 or run.status != "finished":
         return found
-    found = _with_forgetting(_with_writing(found, run.evaluation), run.evaluation)
-    return _with_alike_answers(found, run.evaluation)
+    found = _with_checked_answers(_with_writing(found, run.evaluation), run.evaluation)
+    return _with_alike_answers(_with_forgetting(found, run.evaluation), run.evaluation)
 
 
 def _with_writing(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
@@ -85,6 +91,24 @@ def _with_writing(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
     return replace(
         found, headline=f"The model {does} better and writes worse: {' and '.join(worse)}.", tone="bad", change=0
     )
+
+
+def _with_checked_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
+    """Where the measure of given answers shows no change, an independent check of the model's own answers may show one.
+
+    DPO with a likelihood term hardly changes which answer of a pair is likelier, as the longer one nearly always is the
+    less likely; what the model writes can change much.
+    """
+    kind = kind_of(mapping(evaluation.get("trained")))
+    if found.change != 0 or found.tone != "plain" or kind not in OF_GIVEN:
+        return found
+    moved = {label: _direction(b, a, None) for label, b, a in check_spans(evaluation) if b and a}
+    rose, fell = ([f"“{label}”" for label, change in moved.items() if change == sign] for sign in (1, -1))
+    if bool(rose) == bool(fell):
+        return found
+    by = f"By the independent check {' and '.join(rose or fell)} the model's answers"
+    headline = f"{by} {'improved' if rose else 'got worse'}; {OF_GIVEN[kind]} shows no change."
+    return replace(found, headline=headline, tone="good" if rose else "bad", change=1 if rose else -1)
 
 
 def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
@@ -202,7 +226,7 @@ def _agreement(before: Span, after: Span, change: int) -> str:
         return " and agrees."
     if change == 1:
         return ": it fell while the reward rose. Look at the samples for a gamed reward."
-    return ", which the reward does not show."
+    return ", which the measure above does not show."
 
 
 def _plain(found: Span) -> str:
