@@ -31,6 +31,7 @@ from posttrain.config import RunConfig, in_folder, load_config
 from posttrain.data.split import read_split
 from posttrain.evaluate.others import Answered, answer_logprobs, compared, other_prompts
 from posttrain.evaluate.trained import trained_model
+from posttrain.evaluate.writing import Written
 from posttrain.models.load import load_model
 from posttrain.pipeline.run import Pipeline
 from posttrain.report.heldout import kind_of, measure_of
@@ -130,9 +131,9 @@ def others_between(first: Path, last: Path) -> dict[str, Any] | None:
 
 
 def reward_models(folder: Path) -> dict[str, Any]:
-    """Which share of held-out pairs each learned reward of a run puts in the right order, by its label."""
-    rewards = load_config(folder / "config.yaml").config.rewards
-    models = {reward.label or "model": Path(reward.model) for reward in rewards if reward.model}
+    """Which share of held-out pairs each reward model of a run puts in the right order, by its label."""
+    config = load_config(folder / "config.yaml").config
+    models = {one.label or "model": Path(one.model) for one in (*config.rewards, *config.check) if one.model}
     return {label: read_run(model).evaluation["trained"]["accuracy"] for label, model in models.items()}
 
 
@@ -140,31 +141,35 @@ def alike(folder: Path) -> dict[str, float]:
     """Share of the held-out prompts whose greedy answer another of them got, too, before and after."""
     found = {}
     for side in ("baseline", "trained"):
-        texts = [text.strip() for text in greedy_answers(folder, side)]
+        texts = [answer["text"].strip() for answer in greedy_answers(folder, side)]
         counts = Counter(texts)
         found[side] = sum(counts[text] > 1 for text in texts) / len(texts)
     return found
 
 
-def greedy_answers(folder: Path, side: str) -> list[str]:
-    lines = (folder / "evaluations" / f"{side}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["greedy"]["text"] for line in lines]
+def greedy_answers(folder: Path, side: str) -> list[dict[str, Any]]:
+    """Each as {prompt, text}. A run on given answers has drawn them to show how it writes."""
+    measured = folder / "evaluations"
+    if not (measured / f"{side}.jsonl").exists():
+        return list(Written.read(measured, side).answers)
+    lines = map(json.loads, (measured / f"{side}.jsonl").read_text(encoding="utf-8").splitlines())
+    return [{"prompt": line["prompt"], "text": line["greedy"]["text"]} for line in lines]
 
 
 def samples(folder: Path) -> list[dict[str, Any]]:
     """The first held-out prompts, with the greedy answers before and after."""
-    sides = [(folder / "evaluations" / f"{side}.jsonl").read_text().splitlines() for side in ("baseline", "trained")]
-    return [
-        {"prompt": old["prompt"], "before": old["greedy"]["text"], "after": new["greedy"]["text"]}
-        for old, new in (map(json.loads, pair) for pair in zip(*sides, strict=True))
-    ][:SHOWN]
+    return side_by_side(greedy_answers(folder, "baseline"), greedy_answers(folder, "trained"))
 
 
 def other_samples(first: Path, last: Path) -> list[dict[str, Any]]:
-    sides = Answered.read(first / "evaluations").answers, Answered.read(last / "evaluations", "trained").answers
-    return [
-        {"prompt": old["prompt"], "before": old["text"], "after": new["text"]} for old, new in zip(*sides, strict=True)
-    ][:SHOWN]
+    sides = Answered.read(first / "evaluations"), Answered.read(last / "evaluations", "trained")
+    return side_by_side(*(side.answers for side in sides))
+
+
+def side_by_side(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The first of them; both have answers to the same prompts."""
+    pairs = list(zip(before, after, strict=True))[:SHOWN]
+    return [{"prompt": old["prompt"], "before": old["text"], "after": new["text"]} for old, new in pairs]
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -202,24 +207,28 @@ def span_text(found: Mapping[str, float]) -> str:
 
 
 def of_scores(run: Mapping[str, Any]) -> list[str]:
-    """Where answers have a score and are neither right nor wrong: its parts, and how many answers are the same."""
-    sides = sides_of(run)
-    if measure_of(*sides) != "score":
+    """Where answers have a score and are neither right nor wrong: its parts, and how many answers are the same; and of
+    pairs, what DPO moved."""
+    sides, seed = sides_of(run), f"- seed {run['seed']}"
+    if implicit := sides[1].get("implicit"):
+        scores = f"{seed}: by the implicit reward {share(implicit['accuracy'])} of held-out pairs are in order; 50% is chance."
+    elif measure_of(*sides) == "score":
+        parts = [
+            f"{label} {shown(sides[0]['rewards'][label], 'score')} → {shown(after, 'score')}"
+            for label, after in sides[1]["rewards"].items()
+            if after["mean"] != 1  # a gate that is open for all of them
+        ]
+        scores = f"{seed}, parts of the held-out score: {'; '.join(parts)}."
+    else:
         return []
-    parts = [
-        f"{label} {shown(sides[0]['rewards'][label], 'score')} → {shown(after, 'score')}"
-        for label, after in sides[1]["rewards"].items()
-        if after["mean"] != 1  # a gate that is open for all of them
-    ]
     learned = [
-        f"- seed {run['seed']}: the reward model “{label}” puts {share(found)} of {found['n']} held-out pairs in the "
-        "right order."
+        f"{seed}: the reward model “{label}” puts {share(found)} of {found['n']} held-out pairs in the right order."
         for label, found in run["reward_models"].items()
     ]
     return [
         *learned,
-        f"- seed {run['seed']}, parts of the held-out score: {'; '.join(parts)}.",
-        f"- seed {run['seed']}, held-out answers that another of these prompts got, too: "
+        scores,
+        f"{seed}, held-out answers that another of these prompts got, too: "
         f"{run['alike']['baseline']:.0%} before the last stage, {run['alike']['trained']:.0%} after.",
     ]
 
@@ -261,7 +270,7 @@ def section(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
 def row(run: Mapping[str, Any]) -> str:
     sides = sides_of(run)
     measure = measure_of(*sides)
-    before, after = (side["greedy"][measure] for side in sides)
+    before, after = (side.get("greedy", side)[measure] for side in sides)
     last = run["stages"][-1]
     texts = [stage["text_loss"] for stage in run["stages"] if stage["text_loss"]["baseline"]]
     first_text, last_text = texts[0]["baseline"] if texts else None, last["text_loss"]["trained"]
@@ -292,9 +301,8 @@ def sides_of(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def checks(run: Mapping[str, Any]) -> list[str]:
     """Each independent check before and after the last stage; with its name where there are several."""
     found = run["stages"][-1]["evaluation"].get("check", {})
-    measure = (
-        "accuracy" if all(0 <= side["mean"] <= 1 for both in found.values() for side in both.values()) else "score"
-    )
+    ends = [side[end] for both in found.values() for side in both.values() for end in ("low", "high")]
+    measure = "accuracy" if all(0 <= end <= 1 for end in ends) else "score"
     moved = {
         label: " → ".join(shown(both[side], measure) for side in ("baseline", "trained"))
         for label, both in found.items()

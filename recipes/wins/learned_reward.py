@@ -31,6 +31,7 @@ import gzip
 import json
 import random
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -334,10 +335,17 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
     }
 
 
+def is_trained(run: Path) -> bool:
+    """A run that was killed has a measurement from before training alone."""
+    measured = run / "evaluation.json"
+    return measured.exists() and "trained" in json.loads(measured.read_text(encoding="utf-8"))
+
+
 def prepared(folder: Path) -> Path:
     """The data and the reward model, once for all seeds; where the reward model lies."""
     model = folder / "reward_model"
-    if not (model / "02-reward_model" / "evaluation.json").exists():
+    if not is_trained(model / "02-reward_model"):
+        shutil.rmtree(model, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         write_data(folder)
         pt.train(reward_model_config(folder), seed=0, output=str(model))

@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,16 @@ from posttrain.evaluate.own_answers import own_answers
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the root, however this file is started
 from recipes.wins import learned_reward
-from recipes.wins.learned_reward import as_chat, pairs, read_dialogues, replay_prompts, split, word_weights, write
+from recipes.wins.learned_reward import (
+    as_chat,
+    is_trained,
+    pairs,
+    read_dialogues,
+    replay_prompts,
+    split,
+    word_weights,
+    write,
+)
 from recipes.wins.siblings_smollm2 import downloaded
 
 REPLAYED = 2
@@ -126,7 +136,8 @@ def prepared(folder: Path) -> tuple[str, Path]:
     """The model, the data and the judge, once for all seeds; where the model and the judge lie."""
     folder.mkdir(parents=True, exist_ok=True)
     model, judge = downloaded(folder), folder / "judge"
-    if not (judge / "evaluation.json").exists():
+    if not is_trained(judge):
+        shutil.rmtree(judge, ignore_errors=True)
         write_data(folder, model)
         pt.train(judge_config(folder, model), seed=0, output=str(judge))
     return model, judge
