@@ -211,7 +211,8 @@ def of_scores(run: Mapping[str, Any]) -> list[str]:
     pairs, what DPO moved."""
     sides, seed = sides_of(run), f"- seed {run['seed']}"
     if implicit := sides[1].get("implicit"):
-        scores = f"{seed}: by the implicit reward {share(implicit['accuracy'])} of held-out pairs are in order; 50% is chance."
+        ordered = share(implicit["accuracy"])
+        scores = f"{seed}: the implicit reward puts {ordered} of the held-out pairs in the right order; 50% is chance."
     elif measure_of(*sides) == "score":
         parts = [
             f"{label} {shown(sides[0]['rewards'][label], 'score')} → {shown(after, 'score')}"
