@@ -1,9 +1,13 @@
-"""The recipe with a reward model: what it does beside the library, and that nothing is on two sides of its split."""
+"""The recipes with preferences of people: what they do beside the library, and that nothing is on two sides of a
+split."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from recipes.wins import learned_reward as recipe
+from recipes.wins import preferred
 
 
 def pair(chosen: str, rejected: str) -> dict:
@@ -51,3 +55,29 @@ def test_no_dialogue_is_in_two_parts():
     firsts = [{d["asked"][0]["content"] for d in part} for part in parts]
     assert [len(first) for first in firsts[:2]] == [recipe.HELD_OUT, recipe.JUDGED]
     assert sum(map(len, firsts)) == len(set.union(*firsts)) == sum(map(len, parts))
+
+
+def test_a_reward_model_whose_run_was_killed_is_trained_again(tmp_path):
+    assert not recipe.is_trained(tmp_path)
+    (tmp_path / "evaluation.json").write_text(json.dumps({"baseline": {}}), encoding="utf-8")
+    assert not recipe.is_trained(tmp_path)
+    (tmp_path / "evaluation.json").write_text(json.dumps({"baseline": {}, "trained": {}}), encoding="utf-8")
+    assert recipe.is_trained(tmp_path)
+
+
+@pytest.mark.skipif(not recipe.PAIRS.exists(), reason=f"{recipe.PAIRS} is not there")
+def test_the_judges_of_the_preferred_answers_learn_from_other_dialogues(tmp_path, monkeypatch):
+    monkeypatch.setattr(preferred, "replay_pairs", lambda *_: [])
+    for name, write in (("policy", lambda to: preferred.write_data(to, "no model")), ("judge", recipe.write_data)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name)
+
+    def texts(path):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {(json.dumps(row["prompt"]), row["chosen"][0]["content"]) for row in rows}
+
+    learned, judged = texts(tmp_path / "policy" / "pairs.jsonl"), texts(tmp_path / "judge" / "pairs.jsonl")
+    held_out = texts(tmp_path / "policy" / "heldout_pairs.jsonl")
+    assert min(len(learned), len(judged), len(held_out)) > 250
+    assert len(learned) + len(judged) + len(held_out) == len(learned | judged | held_out)
+    assert held_out == texts(tmp_path / "judge" / "heldout_pairs.jsonl")
