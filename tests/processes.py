@@ -33,6 +33,7 @@ IMPORTED = [
     *("posttrain.pipeline.run", "posttrain.evaluate.trained", "posttrain.export.api", "posttrain.lab.plan.before_run"),
     *("posttrain.algorithms.grpo", "posttrain.cli"),
     "pandas",  # pyarrow imports it with the first rollouts that are written
+    *("pytest", "tests.ranks.scenarios"),  # of ranks that take a step with every algorithm
 ]
 """What a run imports, a part of it only when it is under way."""
 

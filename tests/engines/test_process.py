@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.processes import ForkedEngine
 from tests.tiny import tiny_model
 
 from posttrain.config import ModelConfig, SamplingConfig
@@ -43,7 +45,8 @@ def started(loaded, tmp_path_factory) -> Iterator[tuple[EngineProcess, Published
         keep_cache=False,
         threads=torch.get_num_threads(),
     )
-    engine = EngineProcess("engine 0", setup, files, numbers, PROOF, tmp_path_factory.mktemp("log") / "engine.log")
+    log = tmp_path_factory.mktemp("log") / "engine.log"
+    engine = EngineProcess("engine 0", setup, files, numbers, PROOF, log, start=ForkedEngine)
     try:
         [ready] = heard(engine)
         assert isinstance(ready, Ready)
@@ -132,6 +135,6 @@ def test_it_gives_back_what_it_is_asked_for(started, loaded):
 
 def test_the_end_of_the_process_is_told_with_its_cause(started):
     """The last test of this engine."""
-    started[0].child.process.kill()
+    started[0].child.signal(signal.SIGKILL)
     with pytest.raises(EngineGone, match="killed by signal 9"):
         heard(started[0])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 from tests.disks import FILL, on_a_small_disk
+from tests.processes import run_code
 
 from posttrain.errors import ConfigError, RewardError
 from posttrain.experience.group import groups_of
@@ -70,7 +69,7 @@ def test_each_line_is_on_the_disk_by_one_write(store, monkeypatch):
         "store = RunStore.open(Path(sys.argv[1])); store.metrics(2, {'reward': 1.0}); os.kill(os.getpid(), 9)"
     )
     store.close()
-    assert subprocess.run([sys.executable, "-c", code, str(store.folder)]).returncode == -9
+    assert run_code(code, str(store.folder)).exit_code == -9
     assert [row["step"] for row in lines(store, "metrics.jsonl")] == [1, 2]
 
 
@@ -233,8 +232,7 @@ os.kill(os.getpid(), 9)
 
 def test_the_lock_of_a_killed_process_is_taken_over_even_if_a_child_of_it_lives_on(store):
     store.close()
-    killed = subprocess.run([sys.executable, "-c", HOLD_THE_LOCK, str(store.folder)], stdout=subprocess.PIPE, text=True)
-    worker = int(killed.stdout)
+    worker = int(run_code(HOLD_THE_LOCK, str(store.folder)).printed)
     try:
         with RunStore.open(store.folder) as resumed:
             with pytest.raises(ConfigError, match="being written by another process"):
