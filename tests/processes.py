@@ -113,6 +113,13 @@ class Module(Command):
         self._start(_module, module, environment, arguments)
 
 
+class Code(Command):
+    """`python -c CODE ARGUMENT ...` in a forked process."""
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        self._start(execute, code, *arguments)
+
+
 class ForkedEngine(LocalEngine):
     """An engine on this machine that need not import everything anew; all that is its own is as in `LocalEngine`."""
 

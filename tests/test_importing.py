@@ -139,7 +139,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the b
 hear_interrupts_again()
 try:
     del [Finalised()][0]
-    time.sleep(20)
+    time.sleep(5)
 except KeyboardInterrupt:
     print("heard")
 """

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
+from tests.processes import Code
 
 from posttrain.errors import ConfigError
 from posttrain.train.job_folder import job_folder, remove_left
@@ -17,7 +17,7 @@ import sys, time
 from pathlib import Path
 from posttrain.train.job_folder import job_folder
 with job_folder(Path(sys.argv[1])) as made:
-    print(made.name, flush=True)
+    Path(sys.argv[2]).touch()
     time.sleep(600)
 """
 
@@ -25,14 +25,15 @@ with job_folder(Path(sys.argv[1])) as made:
 @pytest.fixture
 def launcher(tmp_path):
     """A process that holds a job in the folder `run`, and the name of the job's folder."""
-    started = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
-    )
-    assert started.stdout is not None
-    yield started, started.stdout.readline().strip()
-    started.kill()
-    started.wait()
-    started.stdout.close()
+    started = Code(LAUNCHER, str(tmp_path / "run"), str(tmp_path / "made"))
+    while not (tmp_path / "made").exists():
+        assert started.returncode is None
+        time.sleep(0.01)
+    [name] = jobs(tmp_path / "run")
+    yield started, name
+    if started.returncode is None:
+        started.send_signal(signal.SIGKILL)
+    started.communicate()
 
 
 def jobs(run: Path) -> list[str]:
@@ -60,7 +61,7 @@ def test_one_launcher_at_a_time_has_a_job_in_a_run_and_nobody_else_removes_it(tm
 def test_what_a_killed_launcher_leaves_is_removed_by_whoever_goes_on(tmp_path, launcher, how):
     started, name = launcher
     started.send_signal(signal.SIGKILL)
-    started.wait()
+    started.communicate()
     assert jobs(tmp_path / "run") == [name]
     if how == "launched again":
         with job_folder(tmp_path / "run") as made:
