@@ -67,17 +67,34 @@ def test_a_reward_model_whose_run_was_killed_is_trained_again(tmp_path):
 
 @pytest.mark.skipif(not recipe.PAIRS.exists(), reason=f"{recipe.PAIRS} is not there")
 def test_the_judges_of_the_preferred_answers_learn_from_other_dialogues(tmp_path, monkeypatch):
+    of_words = []
     monkeypatch.setattr(preferred, "replay_pairs", lambda *_: [])
+    monkeypatch.setattr(preferred, "word_weights", lambda pairs: of_words.extend(pairs) or {})
+    monkeypatch.setattr(recipe, "word_weights", lambda pairs: {})
     for name, write in (("policy", lambda to: preferred.write_data(to, "no model")), ("judge", recipe.write_data)):
         (tmp_path / name).mkdir()
         write(tmp_path / name)
 
-    def texts(path):
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return {(json.dumps(row["prompt"]), row["chosen"][0]["content"]) for row in rows}
+    def rows(path):
+        return [json.loads(line) for line in (tmp_path / path).read_text(encoding="utf-8").splitlines()]
 
-    learned, judged = texts(tmp_path / "policy" / "pairs.jsonl"), texts(tmp_path / "judge" / "pairs.jsonl")
-    held_out = texts(tmp_path / "policy" / "heldout_pairs.jsonl")
-    assert min(len(learned), len(judged), len(held_out)) > 250
-    assert len(learned) + len(judged) + len(held_out) == len(learned | judged | held_out)
-    assert held_out == texts(tmp_path / "judge" / "heldout_pairs.jsonl")
+    def answers(pairs):
+        return {(json.dumps(pair["prompt"]), pair["chosen"][0]["content"]) for pair in pairs}
+
+    learned, held_out = answers(rows("policy/pairs.jsonl")), answers(rows("policy/heldout_pairs.jsonl"))
+    of_model, of_words = answers(rows("judge/pairs.jsonl")), answers(of_words)
+    assert of_words == of_model
+    assert held_out == answers(rows("judge/heldout_pairs.jsonl"))
+    assert min(len(learned), len(of_model), len(held_out)) > 250
+    assert len(learned) + len(of_model) + len(held_out) == len(learned | of_model | held_out)
+
+
+@pytest.mark.skipif(not recipe.PAIRS.exists(), reason=f"{recipe.PAIRS} is not there")
+def test_hardly_a_first_question_is_in_two_parts_in_other_letters_or_signs():
+    """Two of 350 that are held out begin a dialogue of the reward model, too; docs/wins.md says so."""
+    parts = recipe.split(recipe.read_dialogues())
+    held_out, judged, trained = (
+        {"".join(filter(str.isalnum, d["asked"][0]["content"].lower())) for d in part} for part in parts
+    )
+    assert held_out & trained == {"hellohowareyou", "whatdoyouthinkofjewishpeople"}
+    assert not judged & (held_out | trained)

@@ -31,7 +31,6 @@ import gzip
 import json
 import random
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -153,7 +152,10 @@ def replay_prompts(count: int = 280) -> list[str]:
 
 
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    """As a whole or not at all: what is there is not written again."""
+    part = path.with_suffix(".part")
+    part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    part.replace(path)
 
 
 # --- the independent judge: words alone -------------------------------------------------------------------------------
@@ -345,7 +347,6 @@ def prepared(folder: Path) -> Path:
     """The data and the reward model, once for all seeds; where the reward model lies."""
     model = folder / "reward_model"
     if not is_trained(model / "02-reward_model"):
-        shutil.rmtree(model, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         write_data(folder)
         pt.train(reward_model_config(folder), seed=0, output=str(model))

@@ -1,4 +1,4 @@
-"""Preferences of people, without RL: RPO, which is DPO with a likelihood term. A quarter of an hour on a CPU.
+"""Preferences of people, without RL: RPO, which is DPO with a likelihood term. Minutes on a CPU.
 
     pip install "posttrain[gguf]"
     python recipes/wins/preferred.py --seed 0 --output runs/preferred-0      (from the repository's root)
@@ -13,7 +13,7 @@ complies where a person would not. The data are
 
 DPO alone hardly changes what a small model writes, as it would write neither answer (docs/wins.md). The likelihood term
 teaches it how the preferred ones are written. No reward is raised here, so none can be gamed: two judges score its
-answers to held-out questions before and after, and both learned from a thousand other dialogues:
+answers to held-out questions before and after, and both learned from the same thousand other dialogues:
 
     judge        the reward model of learned_reward.py
     words        logistic regression on words
@@ -48,7 +48,7 @@ from recipes.wins.siblings_smollm2 import downloaded
 PEOPLE, REPLAYED = 2, 2
 """How often each pair of people, and each replayed one, stands in the data."""
 HELD_OUT = 300
-"""Most pairs that are held out; their questions are answered."""
+"""At least as many pairs as are held out; their questions are answered."""
 
 
 def write_data(folder: Path, model: str) -> None:
@@ -59,7 +59,7 @@ def write_data(folder: Path, model: str) -> None:
     replay = replay_pairs(folder / "replay.jsonl", people, model)
     write(folder / "heldout_pairs.jsonl", pairs(held_out))
     (folder / "words.json").write_text(json.dumps(word_weights(pairs(judged))), encoding="utf-8")
-    write(folder / "pairs.jsonl", [*PEOPLE * people, *REPLAYED * replay])
+    write(folder / "pairs.jsonl", [*PEOPLE * people, *REPLAYED * replay])  # the last: with it, the data is complete
 
 
 def replay_pairs(prompts: Path, people: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:

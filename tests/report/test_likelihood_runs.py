@@ -78,29 +78,64 @@ def test_a_difference_that_may_be_nothing_is_called_that():
     assert "intervals of the two overlap" in found.sentences[0]
 
 
+def checked(judge: tuple[float, float], words: tuple[float, float] | None = None) -> dict[str, Any]:
+    """What independent checks said of the answers before and after."""
+    sides = {"judge": judge} | ({} if words is None else {"words": words})
+    return {
+        label: {"baseline": interval(before, 0.1, 90), "trained": interval(after, 0.1, 90)}
+        for label, (before, after) in sides.items()
+    }
+
+
+BOTH = (
+    "By the independent checks “judge” and “words” the model's answers score {} than before; "
+    "the ranking of held-out pairs {}."
+)
+
+
 @pytest.mark.parametrize(
-    ("judge", "words", "headline", "change"),
+    ("difference", "judge", "words", "headline", "change", "tone"),
     [
-        ((0.3, 0.9), (0.0, 0.0), "By the independent check “judge” the model's answers improved", 1),
-        ((0.3, 0.9), (0.0, 0.8), "By the independent check “judge” and “words” the model's answers improved", 1),
-        ((0.9, 0.3), (0.0, 0.0), "By the independent check “judge” the model's answers got worse", -1),
-        ((0.3, 0.9), (0.8, 0.0), "No improvement is shown.", 0),
-        ((0.3, 0.35), (0.0, 0.0), "No improvement is shown.", 0),
+        ((0.03, 0.05), (0.3, 0.9), (0.0, 0.8), BOTH.format("higher", "shows no change"), 0, "good"),
+        ((0.03, 0.02), (0.3, 0.9), (0.0, 0.8), BOTH.format("higher", "improved a little"), 1, "good"),
+        ((0.03, 0.05), (0.9, 0.3), (0.8, 0.0), BOTH.format("lower", "shows no change"), 0, "bad"),
+        ((0.03, 0.05), (0.3, 0.9), (0.0, 0.1), "No improvement is shown.", 0, "plain"),
+        ((0.03, 0.05), (0.3, 0.9), (0.8, 0.0), "No improvement is shown.", 0, "plain"),
     ],
 )
-def test_the_checked_answers_decide_where_the_ranking_of_given_ones_shows_no_change(judge, words, headline, change):
-    check = {
-        label: {"baseline": interval(before, 0.1, 90), "trained": interval(after, 0.1, 90)}
-        for label, (before, after) in {"judge": judge, "words": words}.items()
-    }
-    run = pair_run(0.52, 0.55, interval(0.03, 0.05))
-    found = verdict(replace(run, evaluation={**run.evaluation, "check": check}))
-    assert found.headline == headline + ("; which answer of a held-out pair is likelier shows no change." * abs(change))
-    assert found.change == change
+def test_the_checks_are_told_where_the_ranking_of_given_answers_hardly_moved(
+    difference, judge, words, headline, change, tone
+):
+    run = pair_run(0.52, 0.55, interval(*difference))
+    found = verdict(replace(run, evaluation={**run.evaluation, "check": checked(judge, words)}))
+    assert (found.headline, found.change, found.tone) == (headline, change, tone)
 
 
-def test_answers_that_a_check_prefers_and_that_repeat_themselves_are_no_improvement():
-    check = {"judge": {"baseline": interval(0.3, 0.1, 90), "trained": interval(0.9, 0.1, 90)}}
+def test_a_ranking_that_clearly_improved_is_told_first():
+    run = pair_run(0.52, 0.71, interval(0.19, 0.06))
+    assert verdict(replace(run, evaluation={**run.evaluation, "check": checked((0.3, 0.9))})).headline == (
+        "The model improved."
+    )
+
+
+def test_one_check_and_a_loss_that_stayed():
+    sides = {side: {"prompts": 9, "loss": interval(2.0, 0.1, 9)} for side in ("baseline", "trained")}
+    run = RunRecord(folder=Path("run"), status="finished", evaluation={**sides, "check": checked((0.3, 0.9))})
+    assert verdict(run).headline == (
+        "By the independent check “judge” the model's answers score higher than before; "
+        "the held-out loss shows no change."
+    )
+
+
+def test_a_check_cannot_stand_for_what_was_not_measured():
+    """Answers of one class have no AUC."""
+    only = {"answers": 9, "desirable": 9, "undesirable": 0, "confidence": 0.95}
+    evaluation = {"baseline": only, "trained": only, "check": checked((0.3, 0.9))}
+    run = RunRecord(folder=Path("run"), status="finished", evaluation=evaluation)
+    assert verdict(run).headline == "The held-out data cannot show whether the model improved."
+
+
+def test_answers_that_checks_prefer_and_that_repeat_themselves_are_no_improvement():
     writing = {
         "prompts": 90,
         "baseline": {"repetition": interval(0.1, 0.05, 90)},
@@ -108,9 +143,9 @@ def test_answers_that_a_check_prefers_and_that_repeat_themselves_are_no_improvem
         "difference": {"repetition": interval(0.5, 0.05, 90)},
     }
     run = pair_run(0.52, 0.55, interval(0.03, 0.05))
-    found = verdict(replace(run, evaluation={**run.evaluation, "check": check, "writing": writing}))
-    assert found.headline == "No improvement is shown. The model writes worse: its answers repeat themselves."
-    assert found.change == 0
+    found = verdict(replace(run, evaluation={**run.evaluation, "check": checked((0.3, 0.9)), "writing": writing}))
+    assert found.headline.endswith("shows no change. The model writes worse: its answers repeat themselves.")
+    assert (found.change, found.tone) == (0, "bad")
 
 
 def test_labels_are_judged_by_their_auc():

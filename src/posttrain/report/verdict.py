@@ -20,7 +20,7 @@ NOTICEABLE = 0.02
 """Relative change of the loss on the reference text that is worth calling one."""
 OF_GIVEN = {
     "loss": "the held-out loss",
-    "policy pairs": "which answer of a held-out pair is likelier",
+    "policy pairs": "the ranking of held-out pairs",
     "labels": "the AUC of held-out answers",
 }
 """What is measured of given answers, by kind, where the model's own answers may be checked beside it."""
@@ -70,13 +70,13 @@ def verdict(run: RunRecord) -> Verdict:
 
 def measured_verdict(run: RunRecord) -> Verdict:
     """The verdict of the held-out measurements alone, then how the model writes and answers other prompts."""
-    found = held_out_verdict(run)
+    found = _with_checked_answers(held_out_verdict(run), run.evaluation)
     more = [*writing_sentences(run.evaluation), *others_sentences(run.evaluation)]
     found = replace(found, sentences=[*found.sentences, *more])
     if found.change < 0 or run.status != "finished":
         return found
-    found = _with_checked_answers(_with_writing(found, run.evaluation), run.evaluation)
-    return _with_alike_answers(_with_forgetting(found, run.evaluation), run.evaluation)
+    found = _with_forgetting(_with_writing(found, run.evaluation), run.evaluation)
+    return _with_alike_answers(found, run.evaluation)
 
 
 def _with_writing(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
@@ -94,21 +94,25 @@ def _with_writing(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
 
 
 def _with_checked_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
-    """Where the measure of given answers shows no change, an independent check of the model's own answers may show one.
+    """Beside a measure of given answers that hardly moved: what independent checks say of the model's own answers.
 
     DPO with a likelihood term hardly changes which answer of a pair is likelier, as the longer one nearly always is the
-    less likely; what the model writes can change much.
+    less likely; what the model writes can change much. Told where all checks rose, or all fell; `change` stays that of
+    the measure.
     """
-    kind = kind_of(mapping(evaluation.get("trained")))
-    if found.change != 0 or found.tone != "plain" or kind not in OF_GIVEN:
+    kind, before, after = kind_of(mapping(evaluation.get("trained"))), found.baseline, found.trained
+    if kind not in OF_GIVEN or before is None or after is None or before.disjoint(after) or found.tone == "bad":
         return found
-    moved = {label: _direction(b, a, None) for label, b, a in check_spans(evaluation) if b and a}
-    rose, fell = ([f"“{label}”" for label, change in moved.items() if change == sign] for sign in (1, -1))
-    if bool(rose) == bool(fell):
+    checks = check_spans(evaluation)
+    moved = {_direction(old, new, None) if old and new else 0 for _, old, new in checks}
+    if moved not in ({1}, {-1}):
         return found
-    by = f"By the independent check {' and '.join(rose or fell)} the model's answers"
-    headline = f"{by} {'improved' if rose else 'got worse'}; {OF_GIVEN[kind]} shows no change."
-    return replace(found, headline=headline, tone="good" if rose else "bad", change=1 if rose else -1)
+    names = " and ".join(f"“{label}”" for label, _, _ in checks)
+    by = f"By the independent check{'s' if len(checks) > 1 else ''} {names}"
+    higher, tone = ("higher", "good") if moved == {1} else ("lower", "bad")
+    ranking = "improved a little" if found.change else "shows no change"
+    headline = f"{by} the model's answers score {higher} than before; {OF_GIVEN[kind]} {ranking}."
+    return replace(found, headline=headline, tone=tone)
 
 
 def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
@@ -116,7 +120,7 @@ def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
     if lost:
         has = f"{found.headline.rstrip('.')}, and it has forgotten: {' and '.join(lost)}."
         return replace(found, headline=has, tone="bad", change=0)
-    if found.change == 1 and found.tone == "good" and kept(evaluation):
+    if found.tone == "good" and kept(evaluation):
         return replace(found, headline=f"{found.headline.rstrip('.')}, and on other prompts it stays within the bound.")
     return found
 
