@@ -68,9 +68,10 @@ SEEN_IN_THE_SECOND_STEP = {
     *(f"train.{name}" for name in ("steps", "stop_after_tokens", "stop_after_seconds", "schedule", "optimizer")),
     *(f"train.{name}" for name in ("min_learning_rate_ratio", "publish_every", "max_sampling_rounds")),
     *("train.run_ahead", "evaluation.every", "checkpoint.every"),
-    *(f"{name}.{setting}" for name in ALGORITHMS for setting in ("kl_coef", "kl_estimator")),
+    *(f"{name}.{of}" for name in ALGORITHMS for of in ("kl_coef", "kl_estimator", "beta", "label_smoothing")),
+    *("remax.clip_low", "grpo_passk.clip_high", "kimi_k15.correct_at"),
     *(f"policy_gradient.{name}" for name in ("kl", "filter")),
-    *("online_dpo.ties", "dpo.beta", "dpo.label_smoothing", "dpo.divergence", "dpo.alpha", "dpo.tail_weight"),
+    *("online_dpo.ties", "dpo.divergence", "dpo.alpha", "dpo.tail_weight"),
     *("discopop.tau", "kto.undesirable_weight", "bco.reduction", "aot.comparison", "reward_regression.regress"),
 }
 """Of the first step, a run with and without the change makes the same."""
