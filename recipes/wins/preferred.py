@@ -12,8 +12,9 @@ complies where a person would not. The data are
                  dialogues: what it wrote elsewhere stays likely, and "I'm sorry" is not the answer to everything
 
 DPO alone hardly changes what a small model writes, as it would write neither answer (docs/wins.md). The likelihood term
-teaches it how the preferred ones are written. No reward is raised here, so none can be gamed: two judges score its
-answers to held-out questions before and after, and both learned from the same thousand other dialogues:
+teaches it how the preferred ones are written. Training sees none of the two judges that score its answers to held-out
+questions before and after; a refusal to everything would still please both. They learned from a thousand other
+dialogues:
 
     judge        the reward model of learned_reward.py
     words        logistic regression on words

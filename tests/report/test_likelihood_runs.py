@@ -111,6 +111,25 @@ def test_the_checks_are_told_where_the_ranking_of_given_answers_hardly_moved(
     assert (found.headline, found.change, found.tone) == (headline, change, tone)
 
 
+@pytest.mark.parametrize(
+    ("drift", "end"),
+    [(0.05, ". On other prompts the model stays within the bound."), (0.6, "and it has forgotten: ")],
+)
+def test_beside_the_checks_it_is_told_what_the_model_kept(drift, end):
+    run = pair_run(0.52, 0.55, interval(0.03, 0.05))
+    others = {"prompts": 64, "max_drift": 0.2, "drift": interval(drift, 0.05, 64)}
+    told = {**run.evaluation, "check": checked((0.3, 0.9)), "others": others}
+    headline = verdict(replace(run, evaluation=told)).headline
+    assert headline.startswith("By the independent check “judge”")
+    assert end in headline
+
+
+def test_a_ranking_that_got_a_little_worse_is_told_whatever_the_checks_say():
+    run = pair_run(0.55, 0.52, interval(-0.03, 0.02))
+    found = verdict(replace(run, evaluation={**run.evaluation, "check": checked((0.3, 0.9))}))
+    assert (found.headline, found.change) == ("The model got a little worse.", -1)
+
+
 def test_a_ranking_that_clearly_improved_is_told_first():
     run = pair_run(0.52, 0.71, interval(0.19, 0.06))
     assert verdict(replace(run, evaluation={**run.evaluation, "check": checked((0.3, 0.9))})).headline == (

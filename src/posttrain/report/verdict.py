@@ -121,7 +121,10 @@ def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
         has = f"{found.headline.rstrip('.')}, and it has forgotten: {' and '.join(lost)}."
         return replace(found, headline=has, tone="bad", change=0)
     if found.tone == "good" and kept(evaluation):
-        return replace(found, headline=f"{found.headline.rstrip('.')}, and on other prompts it stays within the bound.")
+        of_model = found.headline.startswith("The model")
+        so = f"{found.headline.rstrip('.')}, and on other prompts it" if of_model else found.headline
+        kept_it = "stays within the bound." if of_model else "On other prompts the model stays within the bound."
+        return replace(found, headline=f"{so} {kept_it}")
     return found
 
 
