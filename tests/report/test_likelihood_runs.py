@@ -137,6 +137,13 @@ def test_a_ranking_that_clearly_improved_is_told_first():
     )
 
 
+def test_a_ranking_that_improved_while_the_check_fell_is_not_called_a_reward():
+    run = pair_run(0.52, 0.71, interval(0.19, 0.06))
+    found = verdict(replace(run, evaluation={**run.evaluation, "check": checked((0.9, 0.3))}))
+    headline = "By the ranking of held-out pairs the model improved; by the independent check it got worse."
+    assert (found.headline, found.tone) == (headline, "bad")
+
+
 def test_one_check_and_a_loss_that_stayed():
     sides = {side: {"prompts": 9, "loss": interval(2.0, 0.1, 9)} for side in ("baseline", "trained")}
     run = RunRecord(folder=Path("run"), status="finished", evaluation={**sides, "check": checked((0.3, 0.9))})

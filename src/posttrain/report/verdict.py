@@ -64,7 +64,7 @@ def verdict(run: RunRecord) -> Verdict:
         return found
     more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
     fired = f"An alarm fired at step {alarms[0].step}: {alarms[0].name}{more}."
-    measured = found.headline.replace("The model", "By its reward the model")
+    measured = found.headline.replace("The model", f"By {_measured_by(run.evaluation)} the model")
     return replace(found, headline=f"{fired} {measured}", tone="bad")
 
 
@@ -158,7 +158,8 @@ def held_out_verdict(run: RunRecord) -> Verdict:
     }
     headline, tone = headlines[change]
     if change == 1 and any(b and a and _direction(b, a, None) == -1 for _, b, a in check_spans(run.evaluation)):
-        headline, tone = f"By its reward the model improved{amount}; by the independent check it got worse.", "bad"
+        by = _measured_by(run.evaluation)
+        headline, tone = f"By {by} the model improved{amount}; by the independent check it got worse.", "bad"
     return Verdict(
         headline=headline,
         tone=tone,
@@ -168,6 +169,10 @@ def held_out_verdict(run: RunRecord) -> Verdict:
         trained=trained,
         sentences=sentences,
     )
+
+
+def _measured_by(evaluation: Mapping[str, Any]) -> str:
+    return OF_GIVEN.get(kind_of(mapping(evaluation.get("trained"))), "its reward")
 
 
 def check_spans(evaluation: Mapping[str, Any]) -> list[tuple[str, Span | None, Span | None]]:
