@@ -233,14 +233,20 @@ def read_judge(path: str) -> dict[str, Any]:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def alike(completions: list[Any], groups: list[int]) -> list[float]:
-    """Which share of its words an answer has in common with the answers to other questions, on average."""
-    answers = [words(text_of(one)) for one in completions]
+def alike(completions: list[Any], groups: list[int], task: list[int]) -> list[float]:
+    """Which share of its words an answer has in common with the answers to other questions of its kind, on average.
+
+    Twice that in a step of training, where a group has several answers. The mean over a batch counts each pair of
+    answers for both of them, so its policy gradient has the share of each answer twice. Without the second half an
+    answer gains by resembling others, as long as most of the damage is theirs.
+    """
+    answers = [(words(text_of(one)), *of) for one, *of in zip(completions, groups, task, strict=True)]
+    roles = 2 if len(set(groups)) < len(groups) else 1
     found = []
-    for answer, group in zip(answers, groups, strict=True):
-        others = [other for other, of in zip(answers, groups, strict=True) if of != group]
+    for answer, group, kind in answers:
+        others = [other for other, of, its_kind in answers if of != group and its_kind == kind]
         shares = [len(answer & other) / max(1, len(answer | other)) for other in others]
-        found.append(sum(shares) / max(1, len(shares)))
+        found.append(roles * sum(shares) / max(1, len(shares)))
     return found
 
 
@@ -321,11 +327,11 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
         "check": [
             {"function": f"{here}:words_judge", "label": "words", "settings": {"weights": str(data / "judge.json")}}
         ],
-        "sampling": {"group_size": 8, "max_completion_length": 40, "temperature": 0.6, "max_batch_rows": 128},
+        "sampling": {"group_size": 8, "max_completion_length": 40, "temperature": 0.4, "max_batch_rows": 128},
         "train": {
-            "steps": 16,
+            "steps": 24,
             "prompts_per_step": 15,
-            "learning_rate": 3e-6,
+            "learning_rate": 4e-6,
             "schedule": "linear",
             "warmup_steps": 6,
             "tokens_per_microbatch": 4096,
