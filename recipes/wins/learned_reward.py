@@ -17,8 +17,9 @@ the KL work together, and a check of another family watches:
                  acts. RLOO has it in the loss here, where its gradient has less noise than in the reward
     words        the check: logistic regression on words, from pairs that neither the reward model nor RL has seen
 
-It computes in float32. An earlier version, in bfloat16 at a learning rate of 1e-6, moved most weights by less than
-bfloat16 rounds.
+Answers are sampled at a temperature of 0.4. At 0.6 a refusal that a third of the samples begin with is the greedy answer
+to most prompts, and no penalty on samples sees that. It computes in float32: bfloat16 rounds away most of such small
+updates.
 
 The reward model is trained once, for all seeds, in the folder learned_reward-data beside the runs; it begins with an
 SFT on preferred answers. The policy does not: it starts as the pretrained model.
