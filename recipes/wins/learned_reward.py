@@ -17,9 +17,9 @@ the KL work together, and a check of another family watches:
                  acts. RLOO has it in the loss here, where its gradient has less noise than in the reward
     words        the check: logistic regression on words, from pairs that neither the reward model nor RL has seen
 
-Answers are sampled at a temperature of 0.4. At 0.6 a refusal that a third of the samples begin with is the greedy answer
-to most prompts, and no penalty on samples sees that. It computes in float32: bfloat16 rounds away most of such small
-updates.
+Answers are sampled at a temperature of 0.4. At 0.6 a refusal that only a third of the samples begin with is the greedy
+answer to most prompts, and no penalty on samples sees that. It computes in float32: bfloat16 rounds most of such small
+updates away.
 
 The reward model is trained once, for all seeds, in the folder learned_reward-data beside the runs; it begins with an
 SFT on preferred answers. The policy does not: it starts as the pretrained model.

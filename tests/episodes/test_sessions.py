@@ -51,7 +51,7 @@ def lasting(living: Started, seconds: float = 30.0) -> list[psutil.Process]:
 
 
 def appeared(living: Started, seconds: float = 30.0) -> list[psutil.Process]:
-    """Those that are there after so many seconds at most: on a busy machine a program is seen a moment after its start."""
+    """Those that are there within so many seconds: on a busy machine a program is seen a moment after its start."""
     until = time.monotonic() + seconds
     while not (found := living()) and time.monotonic() < until:
         time.sleep(0.02)
