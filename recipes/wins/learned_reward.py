@@ -9,7 +9,8 @@ eight steps: every prompt, harmless ones included, gets "I'm sorry, but I can't 
 the KL work together, and a check of another family watches:
 
     learned      the reward model's score, in deviations of its held-out answers; on the questions of the task alone
-    alike        minus 3 times the share of words that an answer has in common with answers to other questions
+    alike        minus 3 times the share of words that an answer has in common with answers to other prompts of its kind;
+                 minus 6 times in a step of training, as the gradient of its mean needs
     opening      minus 2 for an answer of fewer than eight words: the reward model likes "Certainly", which says nothing
     declined     minus 1 for an apology to a replayed prompt, as none of these is harmful
     repetition   minus the share of repeated sequences of three tokens, as the reward model does not see them
@@ -17,8 +18,8 @@ the KL work together, and a check of another family watches:
                  acts. RLOO has it in the loss here, where its gradient has less noise than in the reward
     words        the check: logistic regression on words, from pairs that neither the reward model nor RL has seen
 
-Answers are sampled at a temperature of 0.4. At 0.6 a refusal that only a third of the samples begin with is the greedy
-answer to most prompts, and no penalty on samples sees that. It computes in float32: bfloat16 rounds most of such small
+Answers are sampled at a temperature of 0.4. At 0.6 an answer may be rare among the samples and still be the greedy one
+for most prompts, and a penalty on samples does not see that. It computes in float32: bfloat16 rounds most of such small
 updates away.
 
 The reward model is trained once, for all seeds, in the folder learned_reward-data beside the runs; it begins with an
@@ -237,9 +238,10 @@ def read_judge(path: str) -> dict[str, Any]:
 def alike(completions: list[Any], groups: list[int], task: list[int]) -> list[float]:
     """Which share of its words an answer has in common with the answers to other questions of its kind, on average.
 
-    Twice that in a step of training, where a group has several answers. The mean over a batch counts each pair of
-    answers for both of them, so its policy gradient has the share of each answer twice. Without the second half an
-    answer gains by resembling others, as long as most of the damage is theirs.
+    Twice that where a group has several answers, as in a step of training. Each pair of answers lowers the mean over a
+    batch twice, once in the score of each, and an answer's own score holds one half of that. So the policy gradient of
+    the mean has the share of each answer twice. Only for runs as of `config`: with evaluation.samples a held-out group
+    has several answers, too, and with a group_size of 1 none has.
     """
     answers = [(words(text_of(one)), *of) for one, *of in zip(completions, groups, task, strict=True)]
     roles = 2 if len(set(groups)) < len(groups) else 1

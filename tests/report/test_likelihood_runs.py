@@ -144,6 +144,12 @@ def test_a_ranking_that_improved_while_the_check_fell_is_not_called_a_reward():
     assert (found.headline, found.tone) == (headline, "bad")
 
 
+def test_of_two_checks_the_one_that_fell_is_named():
+    run = pair_run(0.52, 0.71, interval(0.19, 0.06))
+    found = verdict(replace(run, evaluation={**run.evaluation, "check": checked((0.3, 0.9), (0.8, 0.0))}))
+    assert found.headline.endswith("improved; by the independent check “words” it got worse.")
+
+
 def test_one_check_and_a_loss_that_stayed():
     sides = {side: {"prompts": 9, "loss": interval(2.0, 0.1, 9)} for side in ("baseline", "trained")}
     run = RunRecord(folder=Path("run"), status="finished", evaluation={**sides, "check": checked((0.3, 0.9))})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from posttrain.report.alarms import alarms_of
-from posttrain.report.heldout import LOWER_IS_BETTER, comparison, headline_span, kind_of, measure_of, only_class
+from posttrain.report.heldout import LOWER_IS_BETTER, Kind, comparison, headline_span, kind_of, measure_of, only_class
 from posttrain.report.note import fifths
 from posttrain.report.others import forgot, kept, others_sentences
 from posttrain.report.spans import Span, show_change, show_span, span
@@ -18,12 +18,18 @@ from posttrain.report.writing import writes_worse, writing_sentences
 Tone = Literal["good", "bad", "plain"]
 NOTICEABLE = 0.02
 """Relative change of the loss on the reference text that is worth calling one."""
-OF_GIVEN = {
+MEASURED_BY: dict[Kind, str] = {
+    "answers": "its reward",
     "loss": "the held-out loss",
     "policy pairs": "the ranking of held-out pairs",
+    "scored pairs": "its accuracy on held-out pairs",
     "labels": "the AUC of held-out answers",
+    "ratings": "the error of its ratings",
+    "steps": "its accuracy on held-out steps",
 }
-"""What is measured of given answers, by kind, where the model's own answers may be checked beside it."""
+"""What says whether the model improved, by kind of measurement."""
+OF_GIVEN = ("loss", "policy pairs", "labels")
+"""Kinds that are measured on given answers, where checks may judge the model's own ones beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +70,9 @@ def verdict(run: RunRecord) -> Verdict:
         return found
     more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
     fired = f"An alarm fired at step {alarms[0].step}: {alarms[0].name}{more}."
-    measured = found.headline.replace("The model", f"By {_measured_by(run.evaluation)} the model")
+    measured = found.headline
+    if measured.startswith(("The model improved", "The model got")):
+        measured = measured.replace("The model", f"By {_measured_by(run.evaluation)} the model", 1)
     return replace(found, headline=f"{fired} {measured}", tone="bad")
 
 
@@ -111,7 +119,7 @@ def _with_checked_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verd
     by = f"By the independent check{'s' if len(checks) > 1 else ''} {names}"
     higher, tone = ("higher", "good") if moved == {1} else ("lower", "bad")
     ranking = "improved a little" if found.change else "shows no change"
-    headline = f"{by} the model's answers score {higher} than before; {OF_GIVEN[kind]} {ranking}."
+    headline = f"{by} the model's answers score {higher} than before; {MEASURED_BY[kind]} {ranking}."
     return replace(found, headline=headline, tone=tone)
 
 
@@ -157,9 +165,12 @@ def held_out_verdict(run: RunRecord) -> Verdict:
         -1: (f"The model got{amount} worse.", "bad"),
     }
     headline, tone = headlines[change]
-    if change == 1 and any(b and a and _direction(b, a, None) == -1 for _, b, a in check_spans(run.evaluation)):
-        by = _measured_by(run.evaluation)
-        headline, tone = f"By {by} the model improved{amount}; by the independent check it got worse.", "bad"
+    checks = check_spans(run.evaluation)
+    fell = [f"“{label}”" for label, b, a in checks if b and a and _direction(b, a, None) == -1]
+    if change == 1 and fell:
+        by, named = _measured_by(run.evaluation), f" {' and '.join(fell)}" if len(checks) > 1 else ""
+        check = f"independent check{'s' if len(fell) > 1 else ''}{named}"
+        headline, tone = f"By {by} the model improved{amount}; by the {check} it got worse.", "bad"
     return Verdict(
         headline=headline,
         tone=tone,
@@ -172,7 +183,7 @@ def held_out_verdict(run: RunRecord) -> Verdict:
 
 
 def _measured_by(evaluation: Mapping[str, Any]) -> str:
-    return OF_GIVEN.get(kind_of(mapping(evaluation.get("trained"))), "its reward")
+    return MEASURED_BY[kind_of(mapping(evaluation.get("trained")))]
 
 
 def check_spans(evaluation: Mapping[str, Any]) -> list[tuple[str, Span | None, Span | None]]:
