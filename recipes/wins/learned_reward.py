@@ -9,7 +9,7 @@ eight steps: every prompt, harmless ones included, gets "I'm sorry, but I can't 
 the KL work together, and a check of another family watches:
 
     learned      the reward model's score, in deviations of its held-out answers; on the questions of the task alone
-    alike        minus 3 times the share of words that an answer has in common with answers to other prompts of its kind;
+    alike        minus 3 times the share of words that an answer has in common with those to other prompts of its kind;
                  minus 6 times in a step of training, as the gradient of its mean needs
     opening      minus 2 for an answer of fewer than eight words: the reward model likes "Certainly", which says nothing
     declined     minus 1 for an apology to a replayed prompt, as none of these is harmful
