@@ -19,15 +19,10 @@ def pair(chosen: str, rejected: str) -> dict:
 
 def test_an_answer_is_compared_with_those_to_other_questions_of_its_kind_alone():
     # words and pairs of "a b": {a, b, "a b"}; of "a c": {a, c, "a c"}: one of five in common
-    assert recipe.alike(["a b", "a c"], groups=[0, 1], task=[1, 1]) == pytest.approx([1 / 5, 1 / 5])
+    assert recipe.alike(["a b", "a b", "a c"], groups=[0, 0, 1], task=[1, 1, 1]) == pytest.approx([1 / 5, 1 / 5, 1 / 5])
     assert recipe.alike(["a b", "a b"], groups=[0, 1], task=[1, 1]) == [1, 1]
     assert recipe.alike(["a b", "a b"], groups=[0, 1], task=[0, 1]) == [0, 0]
     assert recipe.alike(["a b", "a b"], groups=[0, 0], task=[1, 1]) == [0, 0]
-
-
-def test_in_a_step_of_training_alike_counts_for_both_answers_of_a_pair():
-    found = recipe.alike(["a b", "c d", "a c", "a b"], groups=[0, 0, 1, 1], task=[1] * 4)
-    assert found == pytest.approx([2 * (1 / 5 + 1) / 2, 2 * (1 / 5 + 0) / 2, 2 * (1 / 5 + 1 / 5) / 2, 2 * (1 + 0) / 2])
 
 
 def test_an_opening_is_shorter_than_the_shortest_refusal():

@@ -9,8 +9,7 @@ eight steps: every prompt, harmless ones included, gets "I'm sorry, but I can't 
 the KL work together, and a check of another family watches:
 
     learned      the reward model's score, in deviations of its held-out answers; on the questions of the task alone
-    alike        minus 3 times the share of words that an answer has in common with those to other prompts of its kind;
-                 minus 6 times in a step of training, as the gradient of its mean needs
+    alike        minus 6 times the share of words that an answer has in common with those to other prompts of its kind
     opening      minus 2 for an answer of fewer than eight words: the reward model likes "Certainly", which says nothing
     declined     minus 1 for an apology to a replayed prompt, as none of these is harmful
     repetition   minus the share of repeated sequences of three tokens, as the reward model does not see them
@@ -154,7 +153,7 @@ def replay_prompts(count: int = 280) -> list[str]:
 
 
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """As a whole or not at all: what is there is not written again."""
+    """Write the file as a whole or not at all, so that one that exists is complete."""
     part = path.with_suffix(".part")
     part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     part.replace(path)
@@ -236,20 +235,13 @@ def read_judge(path: str) -> dict[str, Any]:
 
 
 def alike(completions: list[Any], groups: list[int], task: list[int]) -> list[float]:
-    """Which share of its words an answer has in common with the answers to other questions of its kind, on average.
-
-    Twice that where a group has several answers, as in a step of training. Each pair of answers lowers the mean over a
-    batch twice, once in the score of each, and an answer's own score holds one half of that. So the policy gradient of
-    the mean has the share of each answer twice. Only for runs as of `config`: with evaluation.samples a held-out group
-    has several answers, too, and with a group_size of 1 none has.
-    """
+    """Which share of its words an answer has in common with the answers to other questions of its kind, on average."""
     answers = [(words(text_of(one)), *of) for one, *of in zip(completions, groups, task, strict=True)]
-    roles = 2 if len(set(groups)) < len(groups) else 1
     found = []
     for answer, group, kind in answers:
         others = [other for other, of, its_kind in answers if of != group and its_kind == kind]
         shares = [len(answer & other) / max(1, len(answer | other)) for other in others]
-        found.append(roles * sum(shares) / max(1, len(shares)))
+        found.append(sum(shares) / max(1, len(shares)))
     return found
 
 
@@ -322,7 +314,7 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
         "rewards": [
             {"function": f"{here}:task", "weight": 0},
             {"model": str(reward_model), "settings": {"normalize": True}, "label": "learned", "gate": "task"},
-            {"function": f"{here}:alike", "weight": -3},
+            {"function": f"{here}:alike", "weight": -6},
             {"function": f"{here}:opening", "weight": -2},
             {"function": f"{here}:declined", "weight": -1},
             {"name": "repetition", "settings": {"n": 3}},
