@@ -58,7 +58,7 @@ def test_no_dialogue_is_in_two_parts():
     assert sum(map(len, firsts)) == len(set.union(*firsts)) == sum(map(len, parts))
 
 
-def test_a_reward_model_whose_run_was_killed_is_trained_again(tmp_path):
+def test_a_reward_model_whose_run_was_killed_is_not_taken_for_finished(tmp_path):
     assert not recipe.is_trained(tmp_path)
     (tmp_path / "evaluation.json").write_text(json.dumps({"baseline": {}}), encoding="utf-8")
     assert not recipe.is_trained(tmp_path)
@@ -91,7 +91,7 @@ def test_the_judges_of_the_preferred_answers_learn_from_other_dialogues(tmp_path
 
 
 @pytest.mark.skipif(not recipe.PAIRS.exists(), reason=f"{recipe.PAIRS} is not there")
-def test_hardly_a_first_question_is_in_two_parts_in_other_letters_or_signs():
+def test_hardly_two_first_questions_differ_only_in_case_or_punctuation():
     """Two of 350 that are held out begin a dialogue of the reward model, too; docs/wins.md says so."""
     parts = recipe.split(recipe.read_dialogues())
     held_out, judged, trained = (

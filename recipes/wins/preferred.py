@@ -12,7 +12,7 @@ complies where a person would not. The data are
                  dialogues: what it wrote elsewhere stays likely, and "I'm sorry" is not the answer to everything
 
 DPO alone hardly changes what a small model writes, as it would write neither answer (docs/wins.md). The likelihood term
-teaches it how the preferred ones are written. Training sees none of the two judges that score its answers to held-out
+teaches it how the preferred ones are written. Training sees neither of the two judges that score its answers to held-out
 questions before and after; a refusal to everything would still please both. They learned from a thousand other
 dialogues:
 
@@ -49,7 +49,7 @@ from recipes.wins.siblings_smollm2 import downloaded
 PEOPLE, REPLAYED = 2, 2
 """How often each pair of people, and each replayed one, stands in the data."""
 HELD_OUT = 300
-"""At least as many pairs as are held out; their questions are answered."""
+"""Upper limit: 297 pairs are held out, and their questions are answered."""
 
 
 def write_data(folder: Path, model: str) -> None:

@@ -113,7 +113,7 @@ def test_the_checks_are_told_where_the_ranking_of_given_answers_hardly_moved(
 
 @pytest.mark.parametrize(
     ("drift", "end"),
-    [(0.05, ". On other prompts the model stays within the bound."), (0.6, "and it has forgotten: ")],
+    [(0.05, ". On other prompts the model stays within the bound."), (0.6, ". The model has forgotten: ")],
 )
 def test_beside_the_checks_it_is_told_what_the_model_kept(drift, end):
     run = pair_run(0.52, 0.55, interval(0.03, 0.05))

@@ -48,8 +48,8 @@ class Verdict:
 
 
 def in_brief(run: RunRecord) -> dict[str, Any]:
-    """For programs and the last line of a run: the headline, and 1, 0 or -1 for better, not shown and worse; where it
-    writes worse or has forgotten, how; with alarms, the kinds of those that fired."""
+    """For programs and the last line of a run: the headline; 1, 0 or -1 for a measure that is better, not shown to have
+    changed, or worse, whatever checks say; where it writes worse or has forgotten, how; the kinds of alarms that fired."""
     found = verdict(run)
     measured = found.baseline is not None and found.trained is not None
     more = {
@@ -124,15 +124,14 @@ def _with_checked_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verd
 
 
 def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
-    lost = forgot(evaluation)
-    if lost:
-        has = f"{found.headline.rstrip('.')}, and it has forgotten: {' and '.join(lost)}."
+    said = found.headline.rstrip(".")
+    of_model = said.startswith("The model")  # then the sentence goes on, else one of its own follows
+    if lost := " and ".join(forgot(evaluation)):
+        has = f"{said}, and it has forgotten: {lost}." if of_model else f"{said}. The model has forgotten: {lost}."
         return replace(found, headline=has, tone="bad", change=0)
     if found.tone == "good" and kept(evaluation):
-        of_model = found.headline.startswith("The model")
-        so = f"{found.headline.rstrip('.')}, and on other prompts it" if of_model else found.headline
-        kept_it = "stays within the bound." if of_model else "On other prompts the model stays within the bound."
-        return replace(found, headline=f"{so} {kept_it}")
+        within = "on other prompts it stays" if of_model else "On other prompts the model stays"
+        return replace(found, headline=f"{said}{', and' if of_model else '.'} {within} within the bound.")
     return found
 
 
