@@ -12,8 +12,8 @@ complies where a person would not. The data are
                  dialogues: what it wrote elsewhere stays likely, and "I'm sorry" is not the answer to everything
 
 DPO alone hardly changes what a small model writes, as it would write neither answer (docs/wins.md). The likelihood term
-teaches it how the preferred ones are written. Training sees neither of the two judges that score its answers to held-out
-questions before and after; a refusal to everything would still please both. They learned from a thousand other
+teaches it how the preferred ones are written. Training sees neither of the two judges that score its answers to
+held-out questions before and after. A refusal to everything would still please both. They learned from a thousand other
 dialogues:
 
     judge        the reward model of learned_reward.py
