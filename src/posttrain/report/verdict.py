@@ -49,7 +49,7 @@ class Verdict:
 
 def in_brief(run: RunRecord) -> dict[str, Any]:
     """For programs and the last line of a run: the headline; 1, 0 or -1 for a measure that is better, not shown to have
-    changed, or worse, whatever checks say; how the model writes worse or what it forgot; the kinds of alarms that fired.
+    changed, or worse, whatever checks say; how the model writes worse or what it forgot; which alarms fired.
     """
     found = verdict(run)
     measured = found.baseline is not None and found.trained is not None
