@@ -174,6 +174,10 @@ class Unequal:
         time.sleep(self.pause)
         return random.choice("abcdefgh")
 
+    def reward(self) -> float:
+        time.sleep(self.pause)
+        return 1.0
+
 
 class Faulty:
     """Does what the row says, until the row's file counts that it was begun often enough."""
