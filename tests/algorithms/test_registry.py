@@ -146,6 +146,7 @@ def in_a_process(package: Path, code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_package_publishes_algorithms_by_an_entry_point(package):
     in_a_process(
         package,

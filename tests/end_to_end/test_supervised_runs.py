@@ -59,6 +59,7 @@ def test_rows_of_different_length_that_are_packed_together_train_as_rows_one_by_
         assert together["sft/perplexity"] == pytest.approx(alone["sft/perplexity"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_adapters_learn_and_the_base_stays(answers, tmp_path):
     run = train(answers, tmp_path / "run", lora=LORA)
     change = run.evaluation["difference"]["loss"]

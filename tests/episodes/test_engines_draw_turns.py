@@ -209,6 +209,7 @@ def test_a_killed_engine_costs_no_turn_and_an_environment_that_dies_no_trajector
     assert all(row["scored"] for row in rows)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_begins_open_trajectories_anew_and_loses_none(place: Path):
     slow = {"environment": {"function": f"{WORLDS}:Guess", "settings": {"pause": 0.1}}}
     first = pt.train(config(place, "resumed", **slow), **AHEAD, **{"train.steps": 6, "checkpoint.every": 3})

@@ -241,6 +241,7 @@ def write_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_steps_calls_tools_and_rewards_what_a_user_reads(tmp_path: Path):
     write_model(tmp_path / "model")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in ("a", "json")))

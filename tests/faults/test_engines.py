@@ -116,6 +116,7 @@ def equal_with(place: Path, variant: str, numbers: list[int], **changes: object)
         assert all(first[name].equal(other[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_engines_answer_evaluations_as_the_process_itself_does_while_they_sample_ahead(place, monkeypatch):
     asked = list[int]()
     evaluate = Driver.evaluate

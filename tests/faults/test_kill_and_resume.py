@@ -90,8 +90,8 @@ def kill_and_compare(folder: Path, name: str, algorithm: str, kills: int, seed: 
     assert records(folder / f"{name}-killed") == records(folder / f"{name}-whole")
 
 
-def test_three_kills_and_resumes_change_no_bit(folder):
-    kill_and_compare(folder, "lora-three", "grpo", kills=3, seed=1)
+def test_kills_while_it_samples_and_while_it_updates_change_no_bit(folder):
+    kill_and_compare(folder, "lora-two", "grpo", kills=2, seed=1)
 
 
 @pytest.mark.slow

@@ -27,10 +27,7 @@ from transformers import (
 
 QUICK = [
     "grpo, LoRA and reference",
-    "ppo, shared critic",
-    "kto, three rows",
     "grpo, one row",
-    "grpo, parts in main memory",
     "grpo, a copy on each rank",
     "grpo, Qwen3, divided",
     "grpo, Qwen3, divided, in bfloat16",
@@ -85,6 +82,7 @@ def test_a_step_of_two_ranks_is_that_of_one(folder):
     assert_same(steps(folder, 1, QUICK), steps(folder, 2, QUICK))
 
 
+@pytest.mark.slow
 def test_a_step_of_two_groups_that_divide_matrices_is_that_of_one(folder):
     one = steps(folder, 1, QUICK)
     assert_same({name: one[name] for name in GROUPS}, steps(folder, 4, GROUPS))

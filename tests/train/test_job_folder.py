@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.catalogue import few
 from tests.processes import Code
 
 from posttrain.errors import ConfigError
@@ -57,7 +58,7 @@ def test_one_launcher_at_a_time_has_a_job_in_a_run_and_nobody_else_removes_it(tm
     assert jobs(tmp_path / "run") == [name]
 
 
-@pytest.mark.parametrize("how", ["launched again", "resumed in one process"])
+@pytest.mark.parametrize("how", few(["launched again", "resumed in one process"], "launched again"))
 def test_what_a_killed_launcher_leaves_is_removed_by_whoever_goes_on(tmp_path, launcher, how):
     started, name = launcher
     started.send_signal(signal.SIGKILL)
