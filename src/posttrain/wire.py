@@ -12,7 +12,7 @@ _HEADER = 8
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One message as bytes; DataError for a value that JSON cannot hold.
+    """One message as bytes. Raises DataError for a value that JSON cannot hold.
 
     Tuples become lists, numpy values lists and numbers, dates ISO strings. NaN and lone surrogates survive.
     """
@@ -21,7 +21,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def decode(buffer: bytearray) -> Iterator[Any]:
-    """Take the complete messages out of a buffer of received bytes and leave the rest in it."""
+    """Remove the complete messages from a buffer of received bytes and yield them. The rest stays in the buffer."""
     while len(buffer) >= _HEADER and len(buffer) >= (end := _HEADER + int.from_bytes(buffer[:_HEADER], "big")):
         yield json.loads(bytes(buffer[_HEADER:end]))
         del buffer[:end]

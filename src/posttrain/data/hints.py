@@ -1,7 +1,5 @@
-"""Readings that the data suggests but does not get: `data check` reports them, because a run would quietly learn
-something else.
-
-What a chat template does that training should know before it starts.
+"""Hints of `data check`: uses that the columns suggest although a run would read the data differently, and problems of
+the chat template.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _VERDICT = re.compile(r"prefer|winner|better|label|choice", re.IGNORECASE)
 
 
 def passed_over(rows: Sequence[Row], used: Kind, tried: Mapping[Kind, DataError]) -> list[Finding]:
-    """Kinds that the columns suit better than the one that was used, and why no row can be read so."""
+    """Findings for kinds that the columns suit better than `used`, with the reason why no row can be read that way."""
     return [_passed_over(rows, used, kind, error) for kind, error in tried.items()]
 
 
@@ -52,7 +50,7 @@ def _values(rows: Iterable[Row], column: str) -> str:
 
 
 def looks_like(rows: Sequence[Row], used: Kind) -> list[Finding]:
-    """Answers in columns that nothing reads as answers."""
+    """Findings for columns that look like answers but are not read as answers."""
     if used == "pairs":
         return []
     columns = columns_of(rows)
@@ -82,10 +80,10 @@ def _two_answers(sides: tuple[str, str], columns: Sequence[str]) -> Finding:
 
 
 class TemplateProblem(NamedTuple):
-    """Something about a chat template that training should know."""
+    """A problem of a chat template that affects training."""
 
     kind: str
-    """prefix, masks, generation prompt, end of turn, or tools."""
+    """One of prefix, masks, generation prompt, end of turn and tools."""
     message: str
     fix: str
 
@@ -102,7 +100,7 @@ _TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"t
 def template_problems(
     renderer: Renderer, eos_ids: Collection[int], *, tools: bool = False
 ) -> tuple[TemplateProblem, ...]:
-    """Problems of the chat template, tried with a conversation of two questions; `tools`: the data has some."""
+    """Problems of the chat template, found by rendering a conversation with two questions. `tools`: the data has some."""
     found: list[TemplateProblem] = []
     talk = Conversation(messages=_TALK, trained=(1, 3), renderer=renderer, eos_ids=eos_ids)
     question, answered = _TALK[:1], _TALK[:2]

@@ -1,4 +1,4 @@
-"""A report on data as text for a terminal."""
+"""The report of `data check` as text for a terminal."""
 
 from __future__ import annotations
 
