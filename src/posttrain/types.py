@@ -791,7 +791,7 @@ class Batch:
 
     @staticmethod
     def from_steps(completion_mask_BT: Tensor, targets_BT: Tensor, *, tokens: Tokens | None = None) -> Batch:
-        """Build a batch of answers with labelled steps. The mask is True at the last token of each labelled step only."""
+        """Build a batch of answers with labelled steps. The mask is True only at the last token of a labelled step."""
         rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
         return Batch(
             completion_mask_BT=completion_mask_BT,

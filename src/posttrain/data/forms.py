@@ -268,7 +268,7 @@ def _by_columns(kind: Kind, columns: Sequence[str], sample: Sequence[Mapping[str
 
 
 def _compared(columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> Form | None:
-    """The form of data with two answer columns and a column that says which answer is better; None if it does not fit."""
+    """The form for two answer columns and a column that says which answer is better; None if it does not fit."""
     sides = two_answers(columns)
     verdict = verdict_column(sides, columns, sample) if sides else None
     prompt = next((name for name in PROMPT_NAMES if name in columns), None)

@@ -100,7 +100,7 @@ _TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"t
 def template_problems(
     renderer: Renderer, eos_ids: Collection[int], *, tools: bool = False
 ) -> tuple[TemplateProblem, ...]:
-    """Problems of the chat template, found by rendering a conversation with two questions. `tools`: the data has some."""
+    """Problems of the chat template, found by rendering a conversation of two questions. `tools`: the data has some."""
     found: list[TemplateProblem] = []
     talk = Conversation(messages=_TALK, trained=(1, 3), renderer=renderer, eos_ids=eos_ids)
     question, answered = _TALK[:1], _TALK[:2]

@@ -265,7 +265,7 @@ def _plain(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class Characters:
-    """A replacement for a tokenizer if none was named: one id for each character, and chat messages after their roles."""
+    """Replaces the tokenizer if none was named: one id for each character, and chat messages after their roles."""
 
     eos_token_id = None
     chat_template = "plain"

@@ -119,8 +119,8 @@ class _Text:
             self.more()
 
     def more(self) -> None:
-        """Drop the text before the current position and read on. Each read is as long as the rest of the window, so that
-        a long value takes linear time."""
+        """Drop the text before the current position and read on. A read is at least as long as the rest of the window,
+        so that a long value takes linear time."""
         passed = self.window[: self.at]
         self.lines += passed.count("\n")
         self.columns = len(passed) - passed.rfind("\n") - 1 + (0 if "\n" in passed else self.columns)

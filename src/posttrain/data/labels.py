@@ -77,13 +77,13 @@ def render_labels(
 
 
 def only_class(rows: Sequence[LabelledExample]) -> str:
-    """The label of all answers if they have the same one; "" if there are both kinds, or no answers."""
+    """The label that all answers share; "" if both labels occur, or if there are no answers."""
     labels = set(numbers_of(rows)) if len(rows) else set()
     return "" if len(labels) != 1 else "desirable" if labels.pop() else "undesirable"
 
 
 def refuse_one_class(rows: Sequence[LabelledExample], what: str) -> None:
-    """Raises `DataError` when all answers have the same label."""
+    """Raise `DataError` if all answers have the same label."""
     only = only_class(rows)
     if only:
         alone = ", or imitate these alone with algorithm: sft" if only == "desirable" else ""
@@ -97,7 +97,7 @@ def refuse_one_class(rows: Sequence[LabelledExample], what: str) -> None:
 def render_label(
     row: Row, index: int, form: Form, renderer: Renderer, *, eos_ids: Collection[int], max_length: int
 ) -> LabelledExample | Dropped:
-    """One row of the form; `index` is its number in the data."""
+    """Render one row of layout `form`; `index` is its number in the data."""
     values = form.read(row, chat=renderer.chat)
     if isinstance(values, Dropped):
         return values
