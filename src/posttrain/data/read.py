@@ -281,7 +281,8 @@ def _decoded(raw: bytes, path: Path, number: int) -> str:
 
 
 def parse_json(line: str, name: str, number: int) -> Any:
-    """Parse the JSON value in a line of a file. Raises `DataError` if it is broken, too deep or holds a huge integer."""
+    """Parse the JSON value in a line of a file. Raises `DataError` if it is broken or too deep, or holds a huge
+    integer."""
     try:
         refuse_deep(line)
         return json.loads(line)
