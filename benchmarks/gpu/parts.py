@@ -76,7 +76,7 @@ def parts(place: Place, models: Sequence[str], calibration: Path | None) -> list
 
 
 def seconds_of(task: str, model: str) -> float:
-    """The time limit of a part, in seconds. It is fixed for the tiny model, which tests the harness on busy machines."""
+    """The time limit of a part, in seconds; always 120 for the tiny model, which tests the harness on busy machines."""
     return 120 if model == "tiny" else SECONDS[task]
 
 
