@@ -53,8 +53,8 @@ MODELS = {
     "1.4M by PyTorch": Model(talker, {"width": 256, "layers": 3}),
     "85M": Model(talker, {"width": 768, "layers": 12, "heads": 12, "mlp": 3072}, ENDS[1:2]),
 }
-"""The first two have the same number of weights. The last has the layers of the 110M model of docs/speed.md, without its
-vocabulary: a plain MLP of 3072 has as many weights as a gated one of 2048."""
+"""The first two have the same number of weights. The last has the layers of the 110M model of docs/speed.md, without
+its vocabulary: a plain MLP of 3072 has as many weights as a gated one of 2048."""
 
 
 def measure(name: str, ends: float, rounds: int) -> dict[str, Any]:

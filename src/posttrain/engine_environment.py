@@ -68,5 +68,5 @@ def _run(command: list[str]) -> None:
         raise EngineError(
             given=f"`{' '.join(command)}` ended with code {ended.returncode}",
             allowed="0",
-            fix="Look at what it printed above: usually the network, or too little room on the disk (4 GB are needed).",
+            fix="Read its output above. Usual causes are the network and a full disk (4 GB are needed).",
         )

@@ -74,7 +74,7 @@ class EnvironmentReport:
         """One line for each finding, with its fix below, and the verdict at the end."""
         lines = [f"{f.level:4}  {f.what:13} {f.found}" + (f"\n      {f.fix}" if f.fix else "") for f in self.findings]
         warned = sum(finding.level == "WARN" for finding in self.findings)
-        verdict = "Ready." if self.usable else "Not usable: mend the lines marked FAIL."
+        verdict = "Ready." if self.usable else "Not usable: fix the lines marked FAIL."
         return "\n".join([*lines, "", f"{verdict} {warned} warning{'s' * (warned > 1)}." if warned else verdict])
 
 
@@ -106,7 +106,7 @@ def _plugins() -> Iterator[Finding]:
         told = f"{plugin.name} of {plugin.package}"
         if plugin.name in ours:
             fix = f"posttrain's own {plugin.name} is used. Ask the author of the package for another name."
-            yield Finding(level="WARN", what=plugin.kind, found=f"{told} is not used: a name of posttrain's", fix=fix)
+            yield Finding(level="WARN", what=plugin.kind, found=f"{told} is not used: posttrain already uses this name", fix=fix)
             continue
         try:
             find(plugin.name)
@@ -216,7 +216,7 @@ def _sandbox() -> Finding:
         return Finding(level="WARN", what="sandbox", found=f"unknown: {error}")
     try:
         with open_sandbox(size=1) as sandbox:
-            return Finding(level="OK", what="sandbox", found=f"{sandbox.tier}: attacked, and has held")
+            return Finding(level="OK", what="sandbox", found=f"{sandbox.tier}: it withstood the attacks")
     except SandboxUnavailable as error:
         return Finding(level="WARN", what="sandbox", found=f"code rewards cannot run: {error.given}", fix=error.fix)
 

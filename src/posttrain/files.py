@@ -118,7 +118,7 @@ def read_sealed(folder: Path, name: str) -> bytes:
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(f"{name} cannot be read ({getattr(error, 'strerror', '') or error})") from error
     if sums is not None and hashlib.sha256(content).hexdigest() not in sums:
-        raise Damaged(f"{name} is not as it was written (its sha256 differs)")
+        raise Damaged(f"{name} has changed since it was written (its sha256 differs)")
     return content
 
 
@@ -128,11 +128,11 @@ def read_sealed_json(folder: Path, name: str) -> Any:
     try:
         return json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"{name} is no JSON ({error})") from error
+        raise Damaged(f"{name} is not JSON ({error})") from error
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 AnyPath = TypeVar("AnyPath", bound=PurePath)
@@ -199,7 +199,7 @@ def within_disk(path: Path) -> Iterator[None]:
         raise DoesNotFit(
             given=f"{path} cannot be written: {error.strerror}",
             allowed="a disk with room for it",
-            fix="Free some space and go on: `posttrain resume FOLDER` continues a run; or choose a folder on another "
+            fix="Free some space, then continue the run with `posttrain resume FOLDER`; or choose a folder on another "
             "disk.",
         ) from error
 
@@ -263,7 +263,7 @@ def open_inside(folder: Path, name: str | PurePath, flags: int = os.O_RDONLY) ->
         os.close(place)
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
-        raise OSError(errno.EINVAL, "is no regular file", str(folder / name))
+        raise OSError(errno.EINVAL, "is not a regular file", str(folder / name))
     return found
 
 
@@ -310,8 +310,8 @@ def require_plain(folder: Path, but: tuple[str, ...] = ("tracking/wandb",)) -> N
                 kind = "a symbolic link" if stat.S_ISLNK(mode) else "a pipe, a socket or a device"
                 raise ConfigError(
                     given=f"{path} is {kind}",
-                    allowed="plain files and folders: what lies behind a link is never read, changed or shown",
-                    fix="Remove it, or put what it leads to in its place.",
+                    allowed="plain files and folders: the target of a link is never read, changed or shown",
+                    fix="Remove it, or replace it by a copy of its target.",
                 )
         folders[:] = [name for name in folders if Path(parent, name).relative_to(folder).as_posix() not in but]
 
@@ -321,7 +321,7 @@ def _open_at(place: int, name: str, flags: int, path: Path) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, dir_fd=place)
     except OSError as error:
         is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(place, name)
-        words = "is a symbolic link, or behind one" if is_link else error.strerror
+        words = "is a symbolic link, or is reached through one" if is_link else error.strerror
         raise OSError(errno.ELOOP if is_link else error.errno, words, str(path)) from None
 
 

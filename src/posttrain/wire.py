@@ -35,7 +35,7 @@ def _portable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise DataError(
-        given=f"a column or a message holds a value of type {type(value).__name__}, which no process can be sent",
+        given=f"a column or a message has a value of type {type(value).__name__}, which cannot be sent to a process",
         allowed="text, numbers, lists, dictionaries, dates and numpy arrays",
         fix="Convert the column, or let the function name the columns that it needs instead of taking **kwargs.",
     )

@@ -21,7 +21,7 @@ CURES = (
     ("longer than", "Shorten them, raise data.max_length if it is set, or use a model with a longer context"),
 )
 """The beginning of a reason, and its remedy."""
-MEND = "Mend the rows named above"
+MEND = "Fix the rows named above"
 
 
 def a_type(value: object) -> str:

@@ -328,4 +328,4 @@ def _other_kinds(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> str
         for other in MEANT
         if other not in (kind, "prompts") and (form := _fitting(other, columns, rows)) is not None
     ]
-    return " ".join(f"As it is, the data ({form.name}) suits {TAKEN_BY[form.kind]}." for form in fitting[:2])
+    return " ".join(f"Without changes, the data ({form.name}) suits {TAKEN_BY[form.kind]}." for form in fitting[:2])

@@ -93,7 +93,7 @@ def _items(data: Data) -> Iterable[Any]:
         raise DataError(
             given=f"data is one {type(data).__name__} with {', '.join(names) or 'nothing in it'}",
             allowed="a source, several of them, or rows",
-            fix=f'Choose one split, data["{names[0] if names else "test"}"]; a single row stands in a list, [data].',
+            fix=f'Choose one split, data["{names[0] if names else "test"}"]; pass a single row in a list, [data].',
         )
     if hasattr(data, "columns") and (hasattr(data, "to_dict") or hasattr(data, "to_dicts")):
         raise DataError(

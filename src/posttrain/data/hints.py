@@ -34,12 +34,12 @@ def passed_over(rows: Sequence[Row], used: Kind, tried: Mapping[Kind, DataError]
 def _passed_over(rows: Sequence[Row], used: Kind, kind: Kind, error: DataError) -> Finding:
     form = detect(rows, kind)
     reason = error.given.removeprefix("the data: ")
-    fix = f"{error.fix} As it is, the data is taken for {MEANT[used]}."
+    fix = f"{error.fix} Without changes, the data is used for {MEANT[used]}."
     if kind == "labels":
         label = form.needs[-1]
         fix = f"Write true (desirable) or false into {label} for {TAKEN_BY[kind]}; it holds {_values(rows, label)}."
         if used == "examples":
-            fix += " As it is, sft would imitate all of these answers, the bad ones too."
+            fix += " Without changes, sft would imitate all of these answers, including the bad ones."
     message = f"the columns {form.name} suit {MEANT[kind]}, but training on them would stop: {reason}"
     return Finding(message=message, fix=fix)
 
@@ -62,8 +62,8 @@ def looks_like(rows: Sequence[Row], used: Kind) -> list[Finding]:
         return []
     message = f"{texts[0]} looks like an answer, but only reward functions would receive it"
     fix = (
-        f"Set data.columns = {{completion: {texts[0]}}} to imitate it with sft, or data.answer = {texts[0]} where it "
-        "is the gold answer of rewards."
+        f"Set data.columns = {{completion: {texts[0]}}} to imitate it with sft, or data.answer = {texts[0]} if it "
+        "is the gold answer for rewards."
     )
     return [Finding(message=message, fix=fix)]
 
@@ -71,7 +71,7 @@ def looks_like(rows: Sequence[Row], used: Kind) -> list[Finding]:
 def _two_answers(sides: tuple[str, str], columns: Sequence[str]) -> Finding:
     told = next((name for name in columns if _VERDICT.search(name)), None)
     message = f"{sides[0]} and {sides[1]} look like two answers to compare"
-    message += f", and {told} like the verdict; nothing reads them so" if told else "; nothing reads them so"
+    message += f", and {told} like the verdict; they are not read as such" if told else "; they are not read as such"
     fix = (
         f"For {TAKEN_BY['pairs']}, write the better answer to a column chosen, the other one to rejected and the "
         f"question to prompt, or the verdict as {sides[0]}, {sides[1]} or tie."

@@ -138,7 +138,7 @@ class _Text:
         return DataError(
             given=f"{self.name}, line {line}, column {column}: {reason}",
             allowed="a JSON array of objects",
-            fix=f"Mend the file.{hint}",
+            fix=f"Fix the file.{hint}",
         )
 
 

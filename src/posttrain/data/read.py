@@ -323,7 +323,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             raise DataError(
                 given=f"{path.name}, line {reader.reader.line_num}: broken CSV ({error})",
                 allowed="CSV with a header line",
-                fix="Mend the quotes of that line.",
+                fix="Fix the quotes in that line.",
             ) from None
 
 

@@ -77,7 +77,7 @@ class RowSource:
         return None if None in parts else [part for part in parts if part]
 
 
-# --- where rows stand -------------------------------------------------------------------------------------------------
+# --- positions of rows ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
