@@ -106,7 +106,7 @@ def _plugins() -> Iterator[Finding]:
         told = f"{plugin.name} of {plugin.package}"
         if plugin.name in ours:
             fix = f"posttrain's own {plugin.name} is used. Ask the author of the package for another name."
-            yield Finding(level="WARN", what=plugin.kind, found=f"{told} is not used: posttrain already uses this name", fix=fix)
+            yield Finding(level="WARN", what=plugin.kind, found=f"{told} is not used: its name is reserved", fix=fix)
             continue
         try:
             find(plugin.name)
