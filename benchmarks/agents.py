@@ -1,12 +1,12 @@
-"""Small models that learn to act in several turns, on a CPU: each recipe on several seeds, from the files of its runs.
+"""Small models that learn to act in several turns, on a CPU: each recipe on several seeds, measured from its run files.
 
     python -m benchmarks.agents                                every recipe, seeds 0, 1 and 2
     python -m benchmarks.agents guess_a_number --seeds 3       one recipe, one more seed
-    python -m benchmarks.agents --page                         the table again, from the figures on file
+    python -m benchmarks.agents --page                         write the table again, from the figures on file
 
-The recipes are recipes/NAME/, the figures benchmarks/results/agents.json, the table docs/environments.md. A seed is
-that of the model, of its weights and its demonstrations, as well as that of the run. Before and after are held-out
-prompts, each answered four times at temperature 1.
+The recipes are in recipes/NAME/, the figures in benchmarks/results/agents.json and the table in docs/environments.md.
+The seed determines the initial weights and demonstrations of the model as well as the run. The scores before and after
+are measured on held-out prompts, each answered four times at temperature 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIDES = ("baseline", "trained")
 
 
 def measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One recipe on one seed: the model is made, then trained."""
+    """Run one recipe on one seed: make the model, train it, and collect the figures."""
     recipe, began, cpu, load = recipe_of(name), time.perf_counter(), cpu_seconds(), os.getloadavg()[0]
     recipe.make(folder, seed=seed)
     config = yaml.safe_load((RECIPES / name / "config.yaml").read_text())
@@ -59,8 +59,8 @@ def measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def of_side(run: pt.Run, side: str, call: int | None) -> dict[str, Any]:
-    """The scores of sampled answers and of greedy ones, what each reward says of the greedy ones, and the share of the
-    sampled ones with a token of a call."""
+    """The scores of sampled and of greedy answers, the mean of each reward over the greedy answers, and the share of
+    sampled answers that contain the token of a call."""
     found = run.evaluation[side]
     lines = (Path(run.folder) / "evaluations" / f"{side}.jsonl").read_text(encoding="utf-8").splitlines()
     answers = [sample["ids"] for line in lines for sample in json.loads(line)["samples"]]
@@ -75,7 +75,7 @@ def of_side(run: pt.Run, side: str, call: int | None) -> dict[str, Any]:
 
 
 def recipe_of(name: str) -> ModuleType:
-    """What recipes/NAME/start.py has: `make` and `best_score`, and where tools are called, `CALL` among `WORDS`."""
+    """The module recipes/NAME/start.py. It has `make` and `best_score`, and with tools also `CALL`, one of `WORDS`."""
     spec = importlib.util.spec_from_file_location(f"{name}_start", RECIPES / name / "start.py")
     assert spec is not None
     assert spec.loader is not None
@@ -85,7 +85,7 @@ def recipe_of(name: str) -> ModuleType:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it has waited for."""
+    """CPU seconds of this process and of the child processes that it has waited for."""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
@@ -105,7 +105,7 @@ def row(name: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def write_page(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """The table, between its marks."""
+    """Write the table between its marks on the page."""
     rows = [row(f"`{name}`", found) for name, runs in results.items() for found in runs]
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), {"agents": table(HEAD, rows)}), encoding="utf-8")
 

@@ -1,10 +1,10 @@
-"""How often do the alarms cry, and how late do they come? Simulated with the functions that a run uses.
+"""How often are there false alarms, and how late do true alarms come? A simulation with the functions that a run uses.
 
     python benchmarks/alarm_thresholds.py        about a minute; writes benchmarks/results/alarm_thresholds.json
 
-An honest run disagrees with its check in a share d0 of the accepted answers, a gamed one in more. False alarms are the
-share of honest runs in which the alarm comes at least once; the delay is the median number of steps (or evaluations)
-from the change to the alarm. `benchmarks/alarms.py` puts the tables on its page.
+In an honest run, reward and check disagree about a share d0 of the accepted answers; in a gamed run they disagree more
+often. The rate of false alarms is the share of honest runs with at least one alarm. The delay is the median number of
+steps (or evaluations) from the change to the alarm. `benchmarks/alarms.py` puts the tables on its page.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ RESULT = Path(__file__).parent / "results" / "alarm_thresholds.json"
 DEFAULTS = AlarmConfig()
 LIMIT, RATIO = DEFAULTS.cusum_limit, DEFAULTS.disagreement_ratio or 3.0
 STEPS, RUNS, LATEST = 1000, 4000, 300
-"""Of an honest run; how many are simulated; steps after which a gamed run counts as missed."""
+"""Number of steps of an honest run, number of simulated runs, and steps after which a gamed run counts as missed."""
 
 
 # --- disagreement -----------------------------------------------------------------------------------------------------
 
 
 def first_crossings(rejected_RS: np.ndarray, checked: int, alarm: Disagreement) -> np.ndarray:
-    """The step (from 1) at which the sum of each run R reaches the limit; 0 where it never does in these steps S."""
+    """The step (from 1) at which the sum of each run R reaches the limit; 0 if it never does within the steps S."""
     shares = {"baseline": alarm.baseline, "target": alarm.target}
     llr_of = np.array([log_likelihood_ratio(rejected, checked, **shares) for rejected in range(checked + 1)])
     value_R, crossed_R = np.zeros(len(rejected_RS)), np.zeros(len(rejected_RS), dtype=int)
@@ -46,7 +46,7 @@ def first_crossings(rejected_RS: np.ndarray, checked: int, alarm: Disagreement) 
 def cusum(
     dice: np.random.Generator, *, limit: float = LIMIT, ratio: float = RATIO, checked: int = 32, true: float = 0.01
 ) -> dict[str, Any]:
-    """One row of the first table; `true` is the disagreement of an honest run, which the alarm takes for 1%."""
+    """One row of the first table. `true` is the disagreement of an honest run; the alarm assumes 1%."""
     alarm = Disagreement(ratio, limit, baseline=0.01)
     honest = first_crossings(dice.binomial(checked, true, (RUNS, STEPS)), checked, alarm)
     row = {"limit": limit, "ratio": ratio, "checked": checked, "true": true, "false": float((honest > 0).mean())}
@@ -57,8 +57,9 @@ def cusum(
 
 
 def measured(dice: np.random.Generator, *, true: float, accepted: int = 150) -> dict[str, Any]:
-    """The defaults, and what is normal measured before training on the accepted held-out answers, as a run does it:
-    false alarms of honest runs, and the delay (median, and in nine of ten) when the disagreement rises by 10 points."""
+    """One row for the defaults, with the normal disagreement measured as in a run: before training, on the accepted
+    held-out answers. It has the false alarms of honest runs, and the delay (median and 90% quantile) after the
+    disagreement rises by 10 points."""
     rejected_R = dice.binomial(accepted, true, RUNS)
     false, delays = 0, []
     for rejected, runs in zip(*np.unique(rejected_R, return_counts=True), strict=True):
@@ -77,8 +78,8 @@ def measured(dice: np.random.Generator, *, true: float, accepted: int = 150) -> 
 
 
 def clustered(dice: np.random.Generator, *, one_per_prompt: bool) -> dict[str, Any]:
-    """Honest runs whose check is wrong about whole prompts, one in a hundred: 32 prompts of a step with 8 answers each,
-    60% of them accepted, 32 looked at: any, or one of each prompt."""
+    """Honest runs whose check is wrong about all answers of one prompt in a hundred. A step has 32 prompts with 8
+    answers each, 60% of which are accepted. The check looks at 32 answers: random ones, or one for each prompt."""
     prompts, group, runs = 32, 8, 1000
     wrong_RSP = dice.random((runs, STEPS, prompts)) < 0.01
     if one_per_prompt:
@@ -97,7 +98,8 @@ def clustered(dice: np.random.Generator, *, one_per_prompt: bool) -> dict[str, A
 def drop(
     dice: np.random.Generator, *, prompts: int, z: float, window: int = 3, score: float = 0.7, loss: float = 0.012
 ) -> dict[str, Any]:
-    """One row of the second table: 60 evaluations that stay, and 20 that stay before each loses 1.2 points more."""
+    """One row of the second table, from two kinds of runs: 60 evaluations with a constant score, and 20 constant ones
+    followed by 40 that each lose another 1.2 points."""
     runs, steady, falling = 600, 20, 40
     flat = [alarm_at((dice.binomial(prompts, score, 60) / prompts).tolist(), prompts, window, z) for _ in range(runs)]
     course = np.concatenate([np.full(steady, score), score - loss * np.arange(1, falling + 1)]).clip(0.02)

@@ -1,11 +1,11 @@
-"""Every policy-gradient algorithm on the demonstration task, with the same rollout budget: the table of docs/.
+"""Every policy-gradient algorithm on the demonstration task, with the same rollout budget.
 
     python benchmarks/algorithms.py                    all of them, about twenty minutes on two cores
-    python benchmarks/algorithms.py grpo ppo           these again; the others stay as they are on file
+    python benchmarks/algorithms.py grpo ppo           only these again; the others stay as they are on file
 
-Each run is a process of its own with one thread, two at a time, so that peak memory is that of the run. The table is
-docs/comparison.md, the numbers behind it benchmarks/results/algorithms.json. What differs between the runs
-is in RECIPES and nowhere else; what is not given there is the algorithm's default.
+Each run has its own process with one thread, so that its peak memory can be measured; two run at a time. The table is
+in docs/comparison.md and its numbers are in benchmarks/results/algorithms.json. RECIPES has all differences between the
+runs; every other setting is the algorithm's default.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BASE: dict[str, Any] = {
     "guards": {"no_signal_steps": STEPS},
     "report": False,
 }
-"""200 steps x 64 prompts x 8 completions of at most 8 tokens; two updates per batch, so that ratios do some work."""
+"""200 steps x 64 prompts x 8 completions of at most 8 tokens. Two updates for each batch, so that ratios matter."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Recipe:
 
     algorithm: Mapping[str, Any]
     page: bool = False
-    """Does the field name it most? Then it has three seeds."""
+    """Whether the algorithm is one of the best known. It then has three seeds."""
     given: Mapping[str, Any] = field(default_factory=dict)
-    """Settings beside BASE."""
+    """Settings in addition to BASE."""
     note: str = ""
-    """What is not the default, and why."""
+    """The settings that are not defaults, with the reason."""
 
 
 ON_POLICY = {"train.minibatches": 1}
@@ -128,7 +128,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def measure(name: str, seed: int, folder: Path, teacher: str | None) -> dict[str, Any]:
-    """Train as the recipe says and take from the run folder what the table shows."""
+    """Train one recipe, and read the figures of the table from its run folder."""
     from posttrain.train.api import train
 
     recipe = RECIPES[name]
@@ -161,7 +161,7 @@ def measure(name: str, seed: int, folder: Path, teacher: str | None) -> dict[str
 
 
 def models_of(run: Any) -> str:
-    """The models that this run held, by the needs of the algorithm as it was set."""
+    """The models that this run held in memory, according to the needs of the algorithm with its settings."""
     needs = run.trainer.algorithm.needs
     held = ["policy"]
     held += ["critic"] if "values" in needs else []
@@ -181,10 +181,11 @@ def held_out_curve(folder: Path) -> list[tuple[int, float]]:
 
 
 def largest_kl(folder: Path, seed: int) -> float:
-    """Nats per completion: the largest, over every tenth step, mean of log(policy / starting model) over what it wrote.
+    """The largest KL, in nats per completion: of every tenth step, the mean of log(policy / starting model) over its
+    completions.
 
-    Measured on the recorded rollouts with the starting model, so that it costs the run itself nothing and means the
-    same for algorithms with a reference and without.
+    It is computed from the recorded rollouts and the starting model. So it costs the run nothing, and it is the same
+    measure for algorithms with and without a reference model.
     """
     import torch
 
@@ -215,7 +216,7 @@ def largest_kl(folder: Path, seed: int) -> float:
 
 
 def run_all(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Two processes at a time, each with one thread; a run that fails is reported and does not stop the others."""
+    """Do all runs in two processes at a time, with one thread each. Failed runs are reported; the others continue."""
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as work:
         jobs = [

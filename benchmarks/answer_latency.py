@@ -1,9 +1,9 @@
-"""How long it takes to read an answer and compare it with the gold, on strings that were never seen before.
+"""Time to read an answer and compare it with the gold answer, on strings that were never seen before.
 
     python benchmarks/answer_latency.py
 
-Two parts of one verdict are timed apart: `parse` + `same` on the answer alone, and the whole verifier on a completion.
-CPU time of this process, so that other work on the machine does not count.
+Two things are timed separately: `parse` + `same` on the answer alone, and the whole verifier on a completion. Times are
+CPU times of this process, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[str, Callable[[int], str]]] = {
 
 
 def microseconds(judge: Callable[[str], object], answers: list[str]) -> tuple[float, float]:
-    """The median and the 99th percentile."""
+    """The median and the 99th percentile of the times, in microseconds."""
     taken = []
     for answer in answers:
         start = time.process_time_ns()

@@ -1,13 +1,13 @@
-"""`math` beside math-verify on published answer pairs: who accepts what, and why the two differ.
+"""Compare `math` with math-verify on published answer pairs: what each accepts, and why the two differ.
 
-    python benchmarks/answer_pairs.py        the tables of docs/math.md, and the pairs on which somebody errs
+    python benchmarks/answer_pairs.py        write the tables of docs/math.md, with the pairs that a verifier misjudges
 
 The pairs are math-verify's own regression cases (268) and the answers of a model to 100 problems of MATH, labelled by
-the graders of Qwen2.5-Math (800). Beside the strict `math` stands `math_lenient`, which declares math-verify's own
-conventions. Three counts: with default settings; with the options that a row declares given to all; and that again for
-`math` without the rows whose label contradicts a rule of docs/math.md. `REASONS` says why `math` departs from a label,
-`LENIENT_REASONS` why `math_lenient` does, and `CONTRADICTIONS` which labels contradict a rule. A departure without a
-reason ends the script.
+the graders of Qwen2.5-Math (800). In addition to the strict `math`, the tables have `math_lenient`, which declares
+math-verify's own conventions. There are three counts: with default settings; with the options that a row declares for
+all verifiers; and the same without the rows whose label contradicts a rule of docs/math.md. `REASONS` says why `math`
+departs from a label, `LENIENT_REASONS` says why `math_lenient` does, and `CONTRADICTIONS` says which labels contradict
+a rule. A departure without a reason ends the script.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ RULES = {
     "a gold is one readable answer": (190, 217),
     "the label is wrong": (263,),
 }
-"""Which labels contradict which rule: these rows are set aside for both in the third count."""
+"""Rule -> rows whose label contradicts it. The third count leaves these rows out for both verifiers."""
 CONTRADICTIONS = {
     ("answer_pairs_qwen_math100.jsonl" if row == 583 else _CASES, row): rule
     for rule, rows in RULES.items()
@@ -97,14 +97,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all/latex_notation": {"require_evaluated": False},
     "all/matrix_extraction": {"require_evaluated": False},
 }
-"""Options of `math` for the groups of math-verify's cases that are about a reading which is off by default."""
+"""Options of `math` for groups of math-verify's cases that test a behaviour which is off by default."""
 ROW_OPTIONS = {"precision": "rounded_places", "allow_set_relation_comp": "inequality_as_set"}
-"""The options of `math_lenient` that a row declares, by math-verify's name in the file."""
+"""Math-verify's name of an option in the file -> the option of `math_lenient` that a row declares with it."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One labelled pair and what two verifiers say."""
+    """One labelled pair and the verdicts of two verifiers."""
 
     file: str
     row: int
@@ -112,10 +112,10 @@ class Pair:
     given: str
     label: bool
     ours: Verdict | None
-    """None: the gold is refused."""
+    """Our verdict; None if the gold answer is refused."""
     theirs: bool
     rule: str = ""
-    """The rule that the label contradicts."""
+    """The rule that the label contradicts, if any."""
 
     @property
     def accepted(self) -> bool:
@@ -123,10 +123,10 @@ class Pair:
 
 
 def pairs(file: str, *, lenient: bool = False, declared: bool = False) -> Iterator[Pair]:
-    """The pairs of a file, judged; `lenient`: by `math_lenient`; `declared`: with the options of each row."""
+    """Judge the pairs of a file. `lenient`: use `math_lenient`; `declared`: use the options that each row declares."""
     for row, line in enumerate((DATA / file).read_text(encoding="utf-8").splitlines()):
         case = json.loads(line)
-        bare = "group" not in case  # Qwen's answers come without their sentences
+        bare = "group" not in case  # Qwen's answers have no sentences around them
         given = f"\\boxed{{{case['pred']}}}" if bare else case["pred"]
         gold = f"${case['gold']}$" if bare else case["gold"]
         try:
@@ -146,24 +146,24 @@ def _options(case: dict[str, Any], *, lenient: bool, declared: bool) -> dict[str
 
 
 _PATIENCE = 60
-"""Seconds for math-verify: at its default of 5 its verdicts follow the load of the machine."""
+"""Time limit of math-verify, in seconds. With its default of 5, its verdicts depend on the load of the machine."""
 _EXTRACTION = {"latex": math_verify.LatexExtractionConfig, "expr": math_verify.ExprExtractionConfig}
 
 
 def _math_verify(gold: str, given: str, case: dict[str, Any]) -> bool:
-    """With the settings of its own test, as far as the case declares them."""
+    """The verdict of math-verify, with the settings of its own test as far as the case declares them."""
     settings = tuple((name, case[key]) for key, name in _SETTINGS.items() if key in case)
     return _verdict(gold, given, tuple(case.get("extract", ("latex", "expr"))), settings)
 
 
 @cache
 def _verdict(gold: str, given: str, kinds: tuple[str, ...], settings: tuple[tuple[str, Any], ...]) -> bool:
-    """Cached: the pairs are judged once for each way of ours to read them."""
+    """The verdict of math-verify. It is cached, because the same pairs are judged several times."""
     found = [_EXTRACTION[kind]() for kind in kinds]
     try:
         read = [math_verify.parse(text, found, parsing_timeout=_PATIENCE) for text in (gold, given)]
         return math_verify.verify(read[0], read[1], timeout_seconds=_PATIENCE, **dict(settings))
-    except Exception:  # it gives up on some golds in its own way
+    except Exception:  # math-verify fails on some gold answers
         return False
 
 
@@ -197,7 +197,7 @@ def _judged(*, lenient: bool, declared: bool) -> list[Pair]:
 
 
 def counts(found: Iterable[Pair], *, ours: bool) -> tuple[int, int, int]:
-    """How many pairs there are, wrong accepts, wrong rejects."""
+    """The numbers of pairs, of wrong accepts and of wrong rejects."""
     said = [(pair.accepted if ours else pair.theirs, pair.label) for pair in found]
     return len(said), said.count((True, False)), said.count((False, True))
 
@@ -226,7 +226,7 @@ def _table(strict: list[Pair], lenient: list[Pair]) -> Iterator[str]:
 
 
 def _departures(wrong: list[Pair], lenient: list[Pair]) -> Iterator[str]:
-    """Where `math` departs from a label."""
+    """The table of pairs for which `math` departs from the label."""
     yield "| gold | completion | label | `math` | `math_lenient` | math-verify | why: option | rule against the label |"
     yield "|---|---|---|---|---|---|---|---|"
     accepted = {(pair.file, pair.row): pair.accepted for pair in lenient}
@@ -237,7 +237,7 @@ def _departures(wrong: list[Pair], lenient: list[Pair]) -> Iterator[str]:
 
 
 def _remaining(wrong: list[Pair]) -> Iterator[str]:
-    """Where `math_lenient` departs from a label."""
+    """The table of pairs for which `math_lenient` departs from the label."""
     yield "| gold | completion | label | `math_lenient` | math-verify | why |"
     yield "|---|---|---|---|---|---|"
     for pair in wrong:
@@ -256,7 +256,7 @@ def _word(accepted: bool) -> str:
 
 
 def _code(text: str) -> str:
-    """The end of a text as a cell of a table."""
+    """A text as a table cell, shortened to its end."""
     text = " ".join(text.split())
     text = text if len(text) <= 60 else "…" + text[-59:]
     return "`" + text.replace("|", "\\|").replace("`", "'") + "`"

@@ -1,9 +1,9 @@
-"""Attention of training alone: the compiled kernel beside PyTorch's, on the packed rows of a GRPO micro-batch.
+"""Attention in training: the compiled kernel compared with PyTorch's, on the packed rows of a GRPO micro-batch.
 
     python -m benchmarks.attention
 
-Seconds of the processor in one thread (a busy neighbour does not count), forward and backward pass together, with the
-copies into grids and out of them that PyTorch's needs. The lowest of several turns.
+Times are CPU times of one thread, which other programs do not affect. They include forward and backward pass, and the
+copies into and out of grids that PyTorch's attention needs. Each is the lowest of several turns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from posttrain.models.packing import Packed, pack_whole
 from posttrain.types import Tokens
 
 HEADS = [(6, 3, 32), (12, 12, 64), (8, 2, 64), (16, 8, 128)]
-"""Queries, keys, width."""
+"""Number of query heads, number of key heads, and width of a head."""
 SHAPES = {
     "4 prompts of 75, 8 answers of 45 each": ([75] * 4, 45),
     "2 prompts of 384, 8 answers of 45 each": ([384] * 2, 45),
@@ -33,7 +33,7 @@ TURNS = 7
 
 
 def packed(prompts: list[int], answer: int) -> Packed:
-    """Answers of exponential length, with this mean; 0: rows of a prompt alone."""
+    """Packed rows of prompts and answers. The lengths of answers are exponential with mean `answer`; 0: no answers."""
     dice, rows = random.Random(0), []
     for number, length in enumerate(prompts):
         prompt = [number] * length

@@ -1,8 +1,8 @@
-"""How long a run takes to notice what it has lost on a Ray cluster of three nodes on this machine, and to go on.
+"""Time that a run takes to notice a loss and to continue, on a Ray cluster of three nodes on this machine.
 
     RAY_worker_niceness=0 python -m benchmarks.cluster      # a few minutes; needs posttrain[ray]
 
-The losses and the checks are those of two tests, which measure while they check; here their lines go on file.
+Two tests cause the losses, check the recovery and measure the times. This script writes their figures to a file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LATER = re.compile(r"(?:, )?([a-z ]+) after ([\d.]+) s")
 
 
 def lines_of(printed: str) -> list[dict[str, Any]]:
-    """What was lost, and after how many seconds what happened.
+    """The losses, and the time in seconds after which each event happened.
 
     >>> lines_of("node: noticed after 2.0 s, the next step but one after 9.5 s, replaced after 18.9 s")
     [{'lost': 'node', 'noticed': 2.0, 'the next step but one': 9.5, 'replaced': 18.9}]

@@ -1,9 +1,9 @@
-"""What code rewards cost and what they catch, on this machine: `python benchmarks/code_rewards.py [--data FOLDER]`.
+"""Cost and accuracy of code rewards on this machine: `python benchmarks/code_rewards.py [--data FOLDER]`.
 
-    honest       reference solutions of HumanEval and MBPP: each has to pass
-    mutated      the same with one change to an operator, a number or a result: how many of them pass all the same
-    throughput   runs per second: one run is one process, one test, one verdict about its result
-    hostile      what programs cost that hang, write or ask for memory without end, over their deadline
+    honest       reference solutions of HumanEval and MBPP: each must pass
+    mutated      the same with one change to an operator, a comparison or a result: the number that still passes
+    throughput   runs per second: one run is one process, one test and one verdict
+    hostile      time to a verdict on programs that hang, or write or allocate memory without end
 
 Data: humaneval.jsonl and mbpp.jsonl as their authors publish them. The result is written to benchmarks/results.
 """
@@ -30,14 +30,14 @@ from posttrain.verify.programs.attacks import ATTACKS, CALL_TESTS, HONEST, Scene
 RESULTS = Path(__file__).parent / "results" / "code_rewards.json"
 DATA = Path(__file__).parents[2] / "shared" / "data" / "code"
 SECONDS = 30.0
-"""For all tests of one program."""
+"""Time limit for all tests of one program, in seconds."""
 HOSTILE = (
     "busy", "busy_in_c", "busy_on_import", "sleep", "deaf", "regular_expression", "memory", "memory_in_steps",
     "threads", "forks", "output", "errors", "large_text", "large_list", "endless_iterator", "recursion_without_limit",
 )  # fmt: skip
 
 Rows = list[tuple[str, str, dict[str, Any]]]
-"""Name, reference solution, columns with the tests."""
+"""Name, reference solution, and columns with the tests."""
 
 
 def references(folder: Path) -> Rows:
@@ -54,7 +54,7 @@ def references(folder: Path) -> Rows:
 
 
 def mutants(source: str) -> Iterator[str]:
-    """The program with one thing changed: an operator, a comparison, a number, or a result."""
+    """Yield versions of a program with one change: to an operator, a comparison or a result."""
     count = sum(1 for _ in ast.walk(ast.parse(source)))
     for place in range(count):
         tree = ast.parse(source)
@@ -93,8 +93,8 @@ def honest(runner: CodeRunner, rows: Rows) -> dict[str, Any]:
 
 
 def mutated(runner: CodeRunner, rows: Rows, per_row: int) -> dict[str, Any]:
-    """Some mutants are right: `n <= 0` for `n < 1`. What passes is counted, and a row whose results may be anything
-    is named."""
+    """Count the mutants that pass, and name the rows whose tests accept results of any type. Some mutants are correct,
+    such as `n <= 0` for `n < 1`."""
     programs = [(name, mutant, columns) for name, source, columns in rows for mutant in _spread(source, per_row)]
     outcomes = judge(runner, [(mutant, columns) for _, mutant, columns in programs], wall=2.0, cpu=1.0)
     passed = [name for (name, *_), outcome in zip(programs, outcomes, strict=True) if outcome.value == 1.0]
@@ -110,7 +110,7 @@ def _spread(source: str, number: int) -> list[str]:
 
 
 def _wrapped(source: str) -> str:
-    """Every result of every function in a list: of the wrong type everywhere."""
+    """The program with every returned value inside a list, so that all results have the wrong type."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Return):
@@ -119,8 +119,8 @@ def _wrapped(source: str) -> str:
 
 
 def throughput(runner: CodeRunner, programs: int = 400) -> dict[str, float]:
-    """Of a program that is right, three tests each: runs per second of wall-clock time, which depends on what else the
-    machine does, and processor time per run, which hardly does."""
+    """Runs per second and CPU time per run, for a correct program with three tests. Runs per second depend on other
+    load of the machine; CPU time hardly does."""
     judge(runner, [(HONEST, CALL_TESTS)] * 20)
     began, used = time.perf_counter(), _processor_time()
     outcomes = judge(runner, [(HONEST, CALL_TESTS)] * programs)
@@ -131,7 +131,7 @@ def throughput(runner: CodeRunner, programs: int = 400) -> dict[str, float]:
 
 
 def _processor_time() -> float:
-    """Seconds of this process, its children and theirs."""
+    """CPU seconds of this process and its descendants."""
     mine = psutil.Process()
     times = [process.cpu_times() for process in mine.children(recursive=True)]
     below = sum(t.user + t.system + t.children_user + t.children_system for t in times)
@@ -139,7 +139,7 @@ def _processor_time() -> float:
 
 
 def hostile(runner: CodeRunner) -> dict[str, float]:
-    """Seconds from the call to the verdict, one at a time; the deadline is 4."""
+    """Time from the call to the verdict for each hostile program, in seconds, one at a time. The deadline is 4 s."""
     found = {}
     for name in HOSTILE:
         attack = next(attack for attack in ATTACKS if attack.name == name)

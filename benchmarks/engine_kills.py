@@ -1,14 +1,15 @@
-"""Kill engines, trainers and reward workers of asynchronous runs at random moments, and look at what became of them.
+"""Kill engines, trainers and reward workers of asynchronous runs at random moments, and check that the runs recover.
 
     python -m benchmarks.engine_kills --kills 100 --seed 0
-    python -m benchmarks.engine_kills --kills 20 --engine vllm     # servers in place of our engines
+    python -m benchmarks.engine_kills --kills 20 --engine vllm     # servers instead of our engines
 
-Each run samples two steps ahead, with two engines (or one server; then every other run is synchronous), evaluates on
-the way, and is resumed whenever its trainer was killed. What is killed, when and by what (SIGKILL, or SIGSTOP for an
-engine that hangs) follows from the seed; nothing is killed before the first step of a process, or while an engine
-starts. Asked of every run: it ends with exit code 0, or says whom it waited for in vain; each prompt was trained once
-and none left out; none earlier than `run_ahead` allows; no process is left; versions never fall and none comes from the
-future. The first three runs are replayed and end in the same bits. Other runs get Ctrl-C, once or twice, at any moment.
+Each run samples two steps ahead, with two engines (or one server; then every other run is synchronous), evaluates
+during training, and is resumed whenever its trainer was killed. The seed determines the target, the moment and the
+signal: SIGKILL, or SIGSTOP to make an engine hang. Nothing is killed before the first step of a process or while an
+engine starts. Every run must end with exit code 0, or name the process that it waited for in vain. Each prompt must be
+trained exactly once, and not earlier than `run_ahead` allows. No process may be left, and policy versions may neither
+fall nor come from the future. The first three runs are replayed and must end with the same bits. Further runs get
+Ctrl-C, once or twice, at any moment.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from posttrain.report.store import read_run
 
 PROMPTS, ROWS = 4, 2000
 QUIET = 3.0
-"""Seconds without a step after which nothing is killed."""
+"""Time without a step, in seconds, after which nothing is killed."""
 REWARD = """
 def sorted_share(prompt, completion, answer, **row):
     return sum(a == b for a, b in zip(completion.strip(), answer)) / max(len(answer), 1)
@@ -49,24 +50,24 @@ def sorted_share(prompt, completion, answer, **row):
 
 @dataclass(frozen=True)
 class Kind:
-    """What samples, and what a run of it is like."""
+    """A kind of engine, and the properties of its runs."""
 
     program: str
     """The module that an engine's process runs."""
     model: str
     steps: int
     kills: int
-    """Of a run."""
+    """Number of kills in a run."""
     rollout: dict[str, Any]
     targets: dict[str, int]
-    """What is killed, and how often beside the others."""
+    """What is killed -> its relative frequency."""
     leads: tuple[tuple[int, int], ...]
-    """`run_ahead` and `max_staleness` of one run after the other."""
+    """`run_ahead` and `max_staleness` of the runs, in turn."""
     result: str
 
     @property
     def modules(self) -> dict[str, str]:
-        """What is killed, by the module that it runs."""
+        """What is killed -> the module that its process runs."""
         return {"engine": self.program, "hang": self.program, "reward": "posttrain.rewards.worker"}
 
 
@@ -97,13 +98,13 @@ KINDS = {
 
 @dataclass
 class Outcome:
-    """What became of one run."""
+    """The result of one run."""
 
     exit_code: int | None = None
     kills: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
-    """What the run said about losses."""
+    """Messages of the run about losses."""
 
 
 def write_inputs(folder: Path, seed: int, kind: Kind, lead: tuple[int, int]) -> Path:
@@ -138,7 +139,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def of_run(folder: Path, module: str) -> list[psutil.Process]:
-    """Processes of this run: those that run the module and write into its folder, or are children of its trainer."""
+    """The processes of this run that run `module`. They inherited the run's folder in their environment."""
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         with suppress(psutil.Error):
@@ -149,7 +150,7 @@ def of_run(folder: Path, module: str) -> list[psutil.Process]:
 
 
 def supervises(process: psutil.Process) -> bool:
-    """Does it only look after the one that is meant?"""
+    """Whether a process only supervises the intended target."""
     return any(word.endswith("supervise.py") for word in process.info["cmdline"] or ())
 
 
@@ -181,11 +182,11 @@ def kill_while_it_runs(
     while process.poll() is None:
         time.sleep(0.05)
         if outcome.kills.total() >= kills or size_of(metrics) == before or time.monotonic() < moment:
-            continue  # only what trains is killed: starting takes far longer than training, and has less to lose
+            continue  # kill only while training: the start takes far longer and has less to lose
         if size_of(metrics) > size:
             size, grown = size_of(metrics), time.monotonic()
         if time.monotonic() - grown > QUIET:
-            continue  # an engine is starting, and one that hangs meanwhile has five minutes
+            continue  # an engine is starting: it would be allowed to hang for five minutes
         target = dice.choices(list(kind.targets), list(kind.targets.values()))[0]
         moment = time.monotonic() + dice.uniform(0.2, 4)
         if target == "trainer":
@@ -207,7 +208,7 @@ def size_of(file: Path) -> int:
 
 
 def look_at(outcome: Outcome, folder: Path, kind: Kind, ahead: int) -> None:
-    """What has to be true of a run that was killed and went on."""
+    """Check the conditions that a run must meet after kills."""
     run = folder / "run"
     log = (folder / "log.txt").read_text()
     if outcome.exit_code == EngineError.exit_code and "EngineError: the trainer waited" in log:
@@ -227,8 +228,8 @@ def look_at(outcome: Outcome, folder: Path, kind: Kind, ahead: int) -> None:
 
 
 def wrong_in_the_ledger(run: Path, steps: int, ahead: int, given_up: int) -> list[str]:
-    """Which prompt was trained in which step, with tokens of which versions, as the rollouts say: every prompt of the
-    order, up to the last, but for those that the run says it gave up."""
+    """Faults in the recorded rollouts. Every prompt of the order up to the last one must be trained once, except those
+    that the run gave up by its own account, and the versions of tokens must be possible."""
     wrong = list[str]()
     files = sorted((run / "rollouts").glob("step-*.parquet"))
     columns = ["step", "group", "prompt_index", "versions"]
@@ -255,7 +256,7 @@ def wrong_in_the_ledger(run: Path, steps: int, ahead: int, given_up: int) -> lis
 
 
 def numbers_of_prompts(run: Path, steps: int) -> dict[int, int]:
-    """The number of the group that each prompt is, by its index."""
+    """Index of a prompt -> number of its group in the order of training."""
     config = load_config(run / "config.yaml").config
     size = len(read_split(config.data, config.seed).train)
     order = [row for step in range(1, steps + 50) for row in rows_for_step(config.seed, step, PROMPTS, size)]
@@ -263,7 +264,7 @@ def numbers_of_prompts(run: Path, steps: int) -> dict[int, int]:
 
 
 def interrupted(dice: random.Random) -> str:
-    """Ctrl-C, once or twice, at any moment of a run and of its start; what is wrong then, empty if nothing is."""
+    """Send Ctrl-C once or twice at a random moment of a run or its start; return the faults, "" if there are none."""
     kind = KINDS["local"]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -290,7 +291,7 @@ def interrupted(dice: random.Random) -> str:
 
 
 def replay(run: Path) -> str:
-    """Train the run again from what it recorded; what is wrong, empty if all bits are the same."""
+    """Train the run again from its records; return the faults, "" if all bits are the same."""
     done = subprocess.run(command("replay", str(run)), capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout[-500:] + done.stderr[-500:]
 
@@ -303,7 +304,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=KINDS, default="local")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, with their children
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell and their children ignore it
     kind = KINDS[asked.engine]
     out = asked.out or Path(__file__).parent / "results" / kind.result
     kills, said, failed, replayed, runs = Counter[str](), 0, list[str](), 0, 0

@@ -1,10 +1,10 @@
-"""Thousands of steps of a tiny asynchronous run: memory, file descriptors, processes and threads stay flat.
+"""Thousands of steps of a tiny asynchronous run: memory, file descriptors, processes and threads must not grow.
 
     python -m benchmarks.long_run --steps 5000
 
-The run is a process of its own with one engine, two steps ahead. Every few seconds it and its engine are looked at.
-What is compared is the median of the second tenth of the looks with that of the last one: the first tenth still warms
-up. Memory may grow by a twentieth; everything else may not grow at all.
+The run has its own process, with one engine that is two steps ahead. The run and its engine are measured every few
+seconds. The check compares the median of the second tenth of the measurements with the median of the last tenth; the
+first tenth is warm-up. Memory may grow by a twentieth, and everything else may not grow at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.speed.machine import origin
 
 RESULT = Path(__file__).parent / "results" / "long_run.json"
 EVERY = 5.0
-"""Seconds between two looks."""
+"""Time between two measurements, in seconds."""
 MEMORY_MAY_GROW = 0.05
 SETTINGS = {
     "model": {"path": "tiny:sort", "device": "cpu"},
@@ -46,7 +46,7 @@ SETTINGS = {
 
 
 def look(trainer: psutil.Process) -> dict[str, dict[str, float]]:
-    """What the trainer and its children take now, by who they are."""
+    """The current resource use of the trainer, of its engine, and of all processes together."""
     found: dict[str, dict[str, float]] = {}
     with suppress(psutil.Error):
         found["trainer"] = taken(trainer)
@@ -68,7 +68,7 @@ def taken(process: psutil.Process) -> dict[str, float]:
 
 
 def run(folder: Path, steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The looks, and how the run ended."""
+    """Run the training, and return the measurements and the end of the run."""
     output, config = folder / "run", folder / "config.yaml"
     settings = {**SETTINGS, "train": {**SETTINGS["train"], "steps": steps}, "output": str(output)}  # type: ignore[dict-item]
     config.write_text(json.dumps(settings))  # JSON is YAML
@@ -87,7 +87,7 @@ def run(folder: Path, steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]
 
 
 def compare(looks: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Of each number the median early and late."""
+    """The early and the late median of each number."""
     tenth = max(1, len(looks) // 10)
     early, late = looks[tenth : 2 * tenth], looks[-tenth:]
     found: dict[str, dict[str, list[float]]] = defaultdict(dict)
@@ -98,7 +98,7 @@ def compare(looks: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[floa
 
 
 def grown(compared: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
-    """What is not flat.
+    """The numbers that grew, in words.
 
     >>> grown({"engine": {"memory_mb": [100.0, 104.0], "files": [8, 9]}})
     ['files of engine: from 8 to 9']

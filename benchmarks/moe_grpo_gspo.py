@@ -1,12 +1,12 @@
-"""GRPO against GSPO on a mixture of experts: how far ratios spread, how much is clipped, how the held-out score rises.
+"""GRPO against GSPO on a mixture of experts: the spread of ratios, the clipped share, and the held-out score.
 
     python benchmarks/moe_grpo_gspo.py                 three seeds, about three minutes on two cores
     python benchmarks/moe_grpo_gspo.py --seeds 0       one of them
 
-Both start from the same model (tiny-moe:sort: 16 experts, of which a token goes to 4), see the same prompts and have
-the same budget. Each batch is used for several updates, so that the ratios leave 1. In the second half of the runs the
-sampler decodes with a bfloat16 copy that gets the weights after every second step: it rounds, and routes, differently.
-Whatever is not in SETTINGS and SAMPLERS is the algorithm's default. Each run is a process of its own.
+Both start from the same model (tiny-moe:sort: 16 experts, 4 for each token), see the same prompts and have the same
+budget. Each batch is used for several updates, so that the ratios move away from 1. In half of the runs the sampler
+decodes with a bfloat16 copy that gets the weights after every second step, so that it rounds and routes differently.
+All other settings than those in SETTINGS and SAMPLERS are the algorithm's defaults. Each run has its own process.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ MEANS = {
     "sampler_difference": "sampling/sampling_logp_difference/mean",
     "staleness": "staleness/mean",
 }
-"""Column -> the metric whose mean over the steps it is."""
+"""Column -> metric; the column shows the mean of the metric over the steps."""
 
 
 def one_run(algorithm: str, sampler: str, seed: int) -> dict[str, Any]:
-    """Train here, in this process, and say what came of it."""
+    """Train one run in this process, and return its figures."""
     import posttrain
 
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ def one_run(algorithm: str, sampler: str, seed: int) -> dict[str, Any]:
 
 
 def heldout(folder: Path) -> Iterator[tuple[int, float]]:
-    """(step, share of right greedy answers) of every evaluation."""
+    """Yield (step, share of right greedy answers) for each evaluation."""
     events = (json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines())
     for event in events:
         if event["kind"] == "evaluation":
@@ -96,7 +96,7 @@ def mean_of(metrics: Sequence[dict[str, Any]], name: str) -> float:
 
 
 def in_processes(seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """All runs, two at a time, with one thread each."""
+    """Do all runs, two at a time, with one thread each."""
 
     def start(arguments: tuple[str, str, int]) -> dict[str, Any]:
         command = [sys.executable, __file__, "--one", *map(str, arguments)]
@@ -111,7 +111,7 @@ def in_processes(seeds: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def table(runs: Sequence[dict[str, Any]]) -> str:
-    """One line per algorithm and sampler: means over the seeds, and the curve of each seed below."""
+    """A table with a line for each algorithm and sampler, means over the seeds, and below it the curve of each seed."""
     columns = ["ratio_std", *MEANS, "seconds"]
     lines = ["| algorithm | sampler | " + " | ".join(columns) + " | held-out, before and after |"]
     lines.append("|---" * (len(columns) + 3) + "|")
@@ -143,7 +143,7 @@ def main() -> None:
     from posttrain.models.named import resolve_model_path
 
     for seed in arguments.seeds:
-        resolve_model_path(ModelConfig(path=SETTINGS["model"]["path"]), seed)  # built once, before two runs want it
+        resolve_model_path(ModelConfig(path=SETTINGS["model"]["path"]), seed)  # built once, before two runs need it
     runs = in_processes(arguments.seeds)
     result = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, one thread per run",

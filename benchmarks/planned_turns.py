@@ -1,11 +1,10 @@
-"""Is what `posttrain plan` says of tasks in several turns what a step of them takes? The table of docs/plan.md.
+"""How well `posttrain plan` predicts steps of tasks with several turns. Writes the table of docs/plan.md.
 
-    python -m benchmarks.planned_turns [--models FOLDER]      FOLDER keeps the models, and those that are there are used
+    python -m benchmarks.planned_turns [--models FOLDER]      FOLDER keeps the models; existing ones are used again
 
-The recipes in several turns, each with the model that it starts with. Of the second step: the most bytes of live
-tensors while it draws and while it trains (planning/meter.py), and in another run without the meter its processor time
-on each of its threads; beside them a plan that knows the configuration and the mean length of results, as a user would
-tell it.
+The cases are the recipes with several turns, each with its start model. The second step is measured: the peak bytes of
+live tensors during sampling and during training (planning/meter.py), and, in another run without the meter, the CPU
+time for each thread. The plan knows the configuration and the mean length of results, which a user would provide.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from posttrain.lab.plan.api import make_plan  # noqa: E402
 RESULT = HERE / "results" / "planned_turns.json"
 PAGE = HERE.parent / "docs" / "plan.md"
 GIVEN = {"guess_a_number": 2, "calculator": 6, "self_correction": 4}
-"""Tokens that stand between two turns: a word and its sign, a product, what a program prints."""
+"""Tokens between two turns: a word and a prompt sign, a product, or the output of a program."""
 PHASES = ("generate", "train")
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:
-    """The plan of a recipe, and what a step of it takes."""
+    """The plan of a recipe, and the measurements of one step."""
     if not (folder / "model").is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         recipe_of(name).make(folder)
@@ -69,13 +68,13 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def a_run(config: Mapping[str, Any]) -> Iterator[Any]:
-    """In its first state."""
+    """A run before its first step, in a temporary folder."""
     with tempfile.TemporaryDirectory() as place, ExitStack() as resources:
         yield started({**config, "output": f"{place}/run"}, resources)
 
 
 def config_of(name: str, folder: Path) -> dict[str, Any]:
-    """That of the recipe, whose model and rows lie in `folder`."""
+    """The config of the recipe, with its model and rows in `folder`."""
     config = yaml.safe_load((RECIPES / name / "config.yaml").read_text())
     config["model"]["path"], config["report"] = str(folder / "model"), False
     config["data"] = {split: str(folder / Path(path).name) for split, path in config["data"].items()}
@@ -83,7 +82,7 @@ def config_of(name: str, folder: Path) -> dict[str, Any]:
 
 
 def tables(found: Mapping[str, Any]) -> Mapping[str, str]:
-    """For docs/plan.md."""
+    """The table for docs/plan.md."""
     head = ("recipe", "tokens behind a prompt, at most", *(f"{phase}: planned, measured MB" for phase in PHASES),
             "a step: planned, measured")  # fmt: skip
     return {"planned turns": table(head, [_line(name, one) for name, one in found.items()])}
@@ -100,7 +99,7 @@ def on_file() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Plans of tasks in several turns beside a step of each.")
+    parser = argparse.ArgumentParser(description="Compare plans of tasks with several turns with a step of each.")
     parser.add_argument("--models", type=Path)
     parser.add_argument("recipes", nargs="*", default=list(GIVEN))
     options = parser.parse_args()

@@ -1,14 +1,14 @@
-"""Is the memory that `posttrain plan` predicts the memory that a run takes? The page of docs/.
+"""How well `posttrain plan` predicts the memory of a run. Writes docs/planner-measured.md.
 
-    python benchmarks/planner.py                 every case anew, one process at a time; half an hour on two cores
-    python benchmarks/planner.py NAME ...        these cases, beside those on file
-    python benchmarks/planner.py --page          the page anew from the numbers on file
+    python benchmarks/planner.py                 measure every case again, one at a time; half an hour on two cores
+    python benchmarks/planner.py NAME ...        measure these cases; the others on file stay
+    python benchmarks/planner.py --page          write the page again from the numbers on file
 
-Each case of benchmarks/planning/cases.py is a run of `posttrain train` with random weights, of which the second step is
-measured: the bytes of all live tensors over time, as PyTorch's allocator reports them, and the most in each phase. Of
-cases above a gigabyte a second process measures anonymous resident memory, from after the imports to its highest. The
-planner knows the configuration, the lengths of prompt and completion, and how the run chose to compute; it is asked
-when the page is written, so the page is always about the planner as it is.
+Each case of benchmarks/planning/cases.py is a run of `posttrain train` with random weights. Its second step is
+measured: the bytes of all live tensors over time, as PyTorch's allocator reports them, and the peak in each phase. For
+cases above a gigabyte, a second process measures the growth of anonymous resident memory from the end of the imports to
+its peak. The planner knows the configuration, the lengths of prompt and completion, and how the run chose to compute.
+It predicts when the page is written, so the page always shows the current planner.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAGE = HERE.parent / "docs" / "planner-measured.md"
 
 
 def main(names: list[str]) -> None:
-    """Measure, put on file, write the page."""
+    """Measure the cases, save the numbers and write the page."""
     known = json.loads(RESULT.read_text()) if RESULT.exists() else {"cases": {}}
     if names != ["--page"]:
         for case in CASES:
@@ -53,7 +53,7 @@ def write(known: dict[str, Any]) -> None:
 
 
 def in_a_process(what: str, name: str) -> dict[str, Any]:
-    """One case with memory of its own."""
+    """Measure one case in its own process, so that its memory is its own."""
     command = [sys.executable, str(HERE / "planning" / "run.py"), what, name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

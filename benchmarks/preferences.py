@@ -1,13 +1,12 @@
-"""Every preference loss on preferences whose truth is known: how many held-out pairs are ranked right afterwards?
+"""Every preference loss on preferences with a known rule: the share of held-out pairs that is ranked right afterwards.
 
     python benchmarks/preferences.py                    all of them, about five minutes on one core
-    python benchmarks/preferences.py dpo kto            these again; the others stay as they are on file
+    python benchmarks/preferences.py dpo kto            only these again; the others stay as they are on file
 
-The data is task:pairs/taste (task:labels/taste for losses on labelled answers), of which no starting model knows
-anything; the model is tiny:sort. A pair is ranked by the summed log-probabilities of its answers, ties 1/2, whatever
-the loss makes of them. The table is docs/preferences-measured.md, the numbers behind it
-benchmarks/results/preferences.json. What differs between the runs is in GIVEN and nowhere else; what is not given there
-is the algorithm's default.
+The data is task:pairs/taste (task:labels/taste for losses on labelled answers), whose rule no start model knows. The
+model is tiny:sort. For every loss, a pair is ranked by the summed log-probabilities of its answers; a tie counts 1/2.
+The table is in docs/preferences-measured.md and its numbers are in benchmarks/results/preferences.json. GIVEN has all
+differences between the runs; every other setting is the algorithm's default.
 """
 
 from __future__ import annotations
@@ -54,15 +53,15 @@ BASE: dict[str, Any] = {
     "checkpoint": {"every": 0},
     "report": False,
 }
-"""300 steps x 32 pairs of answers of five letters and EOS."""
+"""300 steps x 32 pairs of answers with five letters and EOS."""
 GIVEN: dict[str, dict[str, Any]] = {}
-"""What a loss is given beside BASE: dotted names."""
+"""Settings of a loss in addition to BASE, with dotted names."""
 
 
 def measure(name: str, folder: Path, seed: int = 0) -> dict[str, Any]:
-    """Train, and rank the same held-out pairs before and after."""
+    """Train with one loss, and rank the same held-out pairs before and after."""
     kind = ALGORITHMS[name].data_kind
-    rows = {"train.prompts_per_step": 64} if kind == "labels" else {}  # as many answers
+    rows = {"train.prompts_per_step": 64} if kind == "labels" else {}  # the same number of answers
     settings = {"data.train": f"task:{kind}/taste", "output": str(folder), "seed": seed, **rows, **GIVEN.get(name, {})}
     started = time.perf_counter()
     run = train({**BASE, "algorithm": name}, **settings)
@@ -81,7 +80,7 @@ def measure(name: str, folder: Path, seed: int = 0) -> dict[str, Any]:
 
 
 def ranked(run: Run, folder: Path) -> dict[str, Any]:
-    """Held-out pairs under the start model and under the trained one."""
+    """Rank the held-out pairs with the start model and with the trained model."""
     start = load_policy(run.config)
     pairs = render_pairs(
         read_rows("task:pairs/taste", split="eval", max_rows=HELD_OUT),

@@ -1,11 +1,11 @@
-"""Runs on 1, 2 and 4 ranks beside each other: what they end with, killed and resumed, and how much memory each holds.
+"""Compare runs on 1, 2 and 4 ranks: their results, also after kills and after resuming with other numbers of ranks.
 
     python -m benchmarks.ranks same       # 12 steps of GRPO, PPO, DPO and SFT on 1, 2 and 4 ranks
-    python -m benchmarks.ranks kills      # ten kills of any rank, on 2 ranks; the run goes on by itself
+    python -m benchmarks.ranks kills      # ten kills of random ranks, with 2 ranks; the run restarts itself
     python -m benchmarks.ranks resharded  # 4 -> 2 -> 1 -> 4 ranks
     python -m benchmarks.ranks            # all of it
 
-All ranks compute on the processor: it is a proof, and says nothing about speed.
+All ranks compute on the CPU: this is a proof, and says nothing about speed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def config(name: str, folder: Path, size: int, **train: Any) -> dict[str, Any]:
-    """The settings of a run on so many ranks."""
+    """The settings of a run on `size` ranks."""
     settings = {**BASE, **RUNS[name], "train": {**TRAIN, "devices": size, **train}}
     if settings["data"]["train"] == "PAIRS":
         settings["data"] = settings["data"] | {"train": str(pairs(folder))}
@@ -57,7 +57,7 @@ def config(name: str, folder: Path, size: int, **train: Any) -> dict[str, Any]:
 
 
 def pairs(folder: Path) -> Path:
-    """Right answers beside wrong ones."""
+    """Write pairs of right and wrong answers, unless they exist, and return the file."""
     path, dice = folder / "pairs.jsonl", random.Random(0)
     if not path.is_file():
         with path.open("w") as out:
@@ -69,7 +69,7 @@ def pairs(folder: Path) -> Path:
 
 
 def start(folder: Path, settings: dict[str, Any] | None, **changes: Any) -> subprocess.Popen[bytes]:
-    """`train` with these settings, or `resume` of the folder with these changes, in a process of its own."""
+    """Start `train` with these settings, or `resume` of the folder with these changes, in a separate process."""
     call = (
         f"resume({str(folder)!r}, **{changes!r})"
         if settings is None
@@ -116,7 +116,7 @@ def same(place: Path) -> Iterator[dict[str, Any]]:
 
 
 def scores(folder: Path) -> Any:
-    """What was measured of held-out rows, row by row, to five digits."""
+    """The measurements of held-out rows, row by row, to three significant digits."""
     found: list[Any] = []
     for when in ("baseline", "trained"):
         path = folder / "evaluations" / f"{when}.jsonl"
@@ -134,14 +134,14 @@ def rounded(value: Any) -> Any:
 
 
 def moved(folder: Path) -> float:
-    """How far training has moved a weight, by the same measure: what differences are to be held against."""
+    """How far training has moved a weight, by the same measure. Compare differences with this number."""
     first, last = min(folder.glob("checkpoints/step-*")), max(folder.glob("checkpoints/step-*"))
     ours, theirs = (load_file(one / "model" / "model.safetensors") for one in (first, last))
     return max(float((ours[n] - theirs[n]).abs().max() / ours[n].abs().max()) for n in ours)
 
 
 def kills(place: Path, times: int = 10) -> Iterator[dict[str, Any]]:
-    """Each kill takes one rank of a run at a random moment. What it ends with is what the undisturbed run ends with."""
+    """Kill one rank of a run at a random moment, several times. The run must end like the undisturbed run."""
     settings, dice = config("grpo", place, 2, restarts=50), random.Random(1)
     settings["checkpoint"] = {"every": 2}
     whole, runs, done = place / "undisturbed", 0, 0
@@ -171,7 +171,7 @@ def kills(place: Path, times: int = 10) -> Iterator[dict[str, Any]]:
 
 
 def ranks_of(launcher: subprocess.Popen[bytes]) -> list[int]:
-    """Their processes, the first rank first."""
+    """Process ids of the ranks, rank 0 first."""
     try:
         children = psutil.Process(launcher.pid).children()
         return sorted(child.pid for child in children if RANK in child.cmdline())
@@ -180,7 +180,7 @@ def ranks_of(launcher: subprocess.Popen[bytes]) -> list[int]:
 
 
 def resharded(place: Path) -> Iterator[dict[str, Any]]:
-    """A run that goes on with another number of ranks after each three steps."""
+    """Continue a run with another number of ranks after every three steps."""
     whole, folder = place / "one", place / "resharded"
     run(whole, config("ppo", place, 1))
     run(folder, config("ppo", place, 4, steps=3))

@@ -1,11 +1,11 @@
-"""Live bytes of one rank in the second step of a run on 1, 2 and 4 ranks, beside what `posttrain plan` says.
+"""Live bytes of one rank in the second step of a run on 1, 2 and 4 ranks, compared with `posttrain plan`.
 
     python -m benchmarks.ranks_memory                 # starts the ranks of each case, and writes the results
-    python -m benchmarks.ranks_memory divided         # the same where two neighbours divide matrices (train.tensor)
+    python -m benchmarks.ranks_memory divided         # the same with matrices divided in two (train.tensor)
     python -m benchmarks.ranks_memory CASE FOLDER OUT [SHARD [TENSOR]]
-                                                      # one rank; SHARD ranks to a copy of the weights
+                                                      # one rank; SHARD ranks share a copy of the weights
 
-Also: what publishing takes beyond what stays, beside the bytes of the largest tensor and of the largest block.
+It also measures the additional bytes of a publication, compared with the largest tensor and the largest block.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def case_named(name: str) -> Case:
 
 
 def rank(name: str, folder: Path, out: Path, shard: str = "auto", tensor: str = "1") -> None:
-    """One process: two steps on rows of the longest length; the last rank writes what it held."""
+    """Be one rank: do two steps on rows of the largest length. The last rank writes its measurements."""
     case = case_named(name)
     acceleration.register(None)
     place = place_of_process()
@@ -89,7 +89,7 @@ def rank(name: str, folder: Path, out: Path, shard: str = "auto", tensor: str = 
 
 
 def given(case: Case, prompts: int) -> Experience | Batch:
-    """Rows as long as may be, each with a prompt of its own."""
+    """Rows of the largest length, each group or pair with its own prompt."""
     kind, group = ("prompts" if case.sampled else case.algorithm["name"]), 4 if case.algorithm["name"] == "grpo" else 1
     count = prompts * group * (2 if case.algorithm["name"] in ("dpo", "simpo") else 1)
     width = case.prompt + case.completion
@@ -145,7 +145,7 @@ def main(*, tensor: int = 1) -> int:
 def planned(case: Case, ranks: int, neighbours: int) -> MemoryPlan:
     sharding = "full" if ranks > neighbours else "none"
     how = {"ranks": ranks, "tensor": neighbours, "sharding": sharding}
-    return predict(workload(case, Compute(), engine="shared", **how))  # here nobody samples
+    return predict(workload(case, Compute(), engine="shared", **how))  # no rank samples here
 
 
 def told() -> int:

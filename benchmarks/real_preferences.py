@@ -1,12 +1,12 @@
 """Preference losses and a reward model on real data, with a real small model: held-out pairs before and after.
 
     python benchmarks/real_preferences.py                        every run that is not on file yet
-    python benchmarks/real_preferences.py ultrafeedback/dpo      this one again
+    python benchmarks/real_preferences.py ultrafeedback/dpo      only this one again
 
-Data and model are those of ../shared/data: minimind2-small (25.8 million parameters, a chat model) on UltraFeedback,
-on HH-RLHF (harmless) and on the thumbs up and down of LLaMA-Factory's KTO set. Nothing is tuned: the defaults of each
-loss, and one learning rate for all but ORPO and the reward model, which learn from likelihood and from a new head. The
-table is docs/preferences-real.md, the numbers behind it benchmarks/results/real_preferences.json.
+Data and model are in ../shared/data: minimind2-small (25.8 million parameters, a chat model) on UltraFeedback, on
+HH-RLHF (harmless) and on the thumbs up and down of LLaMA-Factory's KTO set. Nothing is tuned. Each loss has its
+defaults, and all have the same learning rate except ORPO and the reward model, which learn from likelihood and from a
+new head. The table is in docs/preferences-real.md and its numbers are in benchmarks/results/real_preferences.json.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DATA: dict[str, dict[str, Any]] = {
         "train.steps": 10,
     },
 }
-"""Short runs: 128 pairs, 192 pairs and 160 answers, of at most 448 tokens each with their prompt."""
+"""Short runs: 128 pairs, 192 pairs and 160 answers. Each answer has at most 448 tokens including its prompt."""
 PAIR_LOSSES = ("dpo", "ipo", "kto", "simpo", "orpo", "reward_model")
 RUNS = [*(f"{data}/{name}" for data in ("ultrafeedback", "hh") for name in PAIR_LOSSES), "kto_en/kto", "kto_en/bco"]
 BASE: dict[str, Any] = {
@@ -67,9 +67,9 @@ BASE: dict[str, Any] = {
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:
-    """One run, and what it measured of itself."""
+    """Do one run, and return its own measurements."""
     data, algorithm = name.split("/")
-    rows = {"train.prompts_per_step": 16} if algorithm in ("kto", "bco") else {}  # as many answers
+    rows = {"train.prompts_per_step": 16} if algorithm in ("kto", "bco") else {}  # the same number of answers
     rows |= {"train.learning_rate": 5e-5} if algorithm in ("orpo", "reward_model") else {}
     started = time.perf_counter()
     run = train({**BASE, "algorithm": algorithm}, output=str(folder), **DATA[data], **rows)
@@ -157,7 +157,7 @@ def number(found: Mapping[str, float]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     if not MODEL.is_dir():
-        print(f"{MODEL} is not there: this measures on shared data", file=sys.stderr)
+        print(f"{MODEL} does not exist: this benchmark needs the shared data", file=sys.stderr)
         return 2
     known = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
     results: dict[str, Mapping[str, Any]] = {run["run"]: run for run in known}

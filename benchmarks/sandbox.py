@@ -1,8 +1,8 @@
-"""How many programs a sandbox runs per second: `python benchmarks/sandbox.py [TIER ...] [--programs N]`.
+"""Number of programs that a sandbox runs per second: `python benchmarks/sandbox.py [TIER ...] [--programs N]`.
 
-Warm: fork-servers run before the clock starts. The program is the smallest that does something, so that what is
-measured is the sandbox: fork, confinement, input, output and end. Also the time of one program alone, what a start
-costs, and the processor time of a program with all that is done for it, which hardly depends on what else is running.
+The sandbox is warm: its fork-servers run before the clock starts. The program is minimal, so that the benchmark
+measures the sandbox itself: fork, confinement, input, output and end. It also measures the time of one program alone,
+the time to open a sandbox, and the CPU time for each program, which hardly depends on other load.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measure(sandbox: Sandbox, programs: int) -> str:
 
 
 def processor_time() -> float:
-    """Of this process and of the fork-servers below it, with the programs that have ended in them."""
+    """CPU seconds of this process and of its fork-servers, including the programs that have ended in them."""
     here = psutil.Process()
     return sum(sum(one.cpu_times()[:4]) for one in (here, *here.children(recursive=True)))
 

@@ -1,8 +1,8 @@
-"""Is what `posttrain plan` says of many GPUs near what others have measured with them?
+"""Compare the predictions of `posttrain plan` for many GPUs with published measurements.
 
     python benchmarks/scaling.py          predicted against published throughput, row by row, in two seconds
-    python benchmarks/scaling.py --fit    the share of the peak with which the median error of the fitted rows is nought
-    python benchmarks/scaling.py --page   docs/scaling-on-paper.md anew
+    python benchmarks/scaling.py --fit    the share of the peak rate for which the median error of the fitted rows is 0
+    python benchmarks/scaling.py --page   write docs/scaling-on-paper.md again
 
 The published numbers and their sources are in benchmarks/published/rows.yaml.
 """

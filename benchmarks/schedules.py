@@ -1,12 +1,12 @@
-"""Asynchronous runs with faults of every kind, and the invariants that hold in each of them.
+"""Simulate asynchronous runs with faults of every kind, and check that the invariants hold in each of them.
 
     python benchmarks/schedules.py                 100,000 schedules on two processes
     python benchmarks/schedules.py --number 5000   fewer
     python benchmarks/schedules.py --seed 4711     one of them, with its history
 
-A schedule is a run of a few tiny steps in virtual time. Its seed decides everything: limits, engines, how long each
-thing takes, what goes wrong and when. What happened is counted, and what of it was noticed. The rest came so late that
-the run was over first.
+A schedule is a run of a few tiny steps in virtual time. Its seed determines everything: limits, engines, durations, and
+all faults with their times. The script counts the faults that happened and those that were noticed. The other faults
+came so late that the run ended first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DEADLINES: dict[WaitKind, float] = {
     "publish": 5.0,
 }
 AT_ONCE = 500
-"""Schedules of one piece of work."""
+"""Number of schedules in one task of a process."""
 
 
 def limits_of(rng: Random) -> Limits:
@@ -71,7 +71,7 @@ def limits_of(rng: Random) -> Limits:
 
 
 def workload_of(rng: Random, limits: Limits) -> Workload:
-    """A step takes about one second to sample, and one to train."""
+    """A random workload. Sampling a step takes about one second, and so does training."""
     return Workload(
         engines=rng.randint(1, 3),
         slots=rng.randint(1, 6),
@@ -95,7 +95,7 @@ def workload_of(rng: Random, limits: Limits) -> Workload:
 
 
 def with_turns(rng: Random, limits: Limits, workload: Workload) -> tuple[Limits, Workload]:
-    """In every third schedule rows have several turns, and environments between them."""
+    """Give rows several turns, with environments between them, in every third schedule."""
     if rng.randrange(3):
         return limits, workload
     acts = {
@@ -108,7 +108,7 @@ def with_turns(rng: Random, limits: Limits, workload: Workload) -> tuple[Limits,
 
 
 def scheduled(seed: int, *, controller: type[Controller] = Controller, history: bool = False) -> Simulated:
-    """The run of a seed."""
+    """Simulate the run of a seed."""
     rng = Random(seed)
     limits = limits_of(rng)
     workload = workload_of(rng, limits)
@@ -118,7 +118,7 @@ def scheduled(seed: int, *, controller: type[Controller] = Controller, history: 
 
 
 def found_by(seeds: range, controller: type[Controller] = Controller) -> dict[str, Counter[str]]:
-    """What happened in some runs, counted; of `broken` the seeds are named."""
+    """Simulate some runs and count their events. The entries of `broken` name the seeds."""
     counts = {name: Counter[str]() for name in ("faults", "answered", "ends", "broken")}
     for seed in seeds:
         run = scheduled(seed, controller=controller)
@@ -138,7 +138,7 @@ def how_it_ended(run: Simulated) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Asynchronous runs with faults, and the invariants that hold in them.")
+    parser = argparse.ArgumentParser(description="Simulate asynchronous runs with faults, and check their invariants.")
     parser.add_argument("--number", type=int, default=100_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
@@ -182,7 +182,7 @@ def on_file() -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
-    """For docs/: what holds, and what went wrong meanwhile."""
+    """The tables for docs/: the invariants, and the faults."""
     faults = [[kind, f"{found['faults'][kind]:,}", f"{found['answered'][kind]:,}"] for kind in FAULTS]
     ends = ", ".join(f"{count:,} {how}" for how, count in sorted(found["ends"].items()))
     counted = f"{found['schedules']:,} schedules, {found['cpu_seconds'] / 60:.0f} minutes of processor time; {ends}."
@@ -193,7 +193,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
 
 
 def replay(seed: int) -> int:
-    """What happened in one run, event by event."""
+    """Print one run, event by event."""
     rng = Random(seed)
     limits = limits_of(rng)
     print(limits, workload_of(rng, limits), sep="\n")

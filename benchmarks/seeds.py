@@ -1,4 +1,4 @@
-"""What benchmarks of recipes share: the recipes and seeds that are asked for, and results with a run for each seed."""
+"""Shared parts of the benchmarks of recipes: command-line arguments, and results with one run for each seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def asked_for(arguments: Sequence[str], description: str | None, known: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Recipes and seeds; no recipe where the page alone is to be written anew."""
+    """The requested recipes and seeds. With `--page` there are no recipes: only the page is written."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -20,7 +20,7 @@ def asked_for(arguments: Sequence[str], description: str | None, known: Sequence
 
 
 def with_run(runs: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[dict[str, Any]]:
-    """In the order of seeds, in place of an earlier run of the same one.
+    """The runs in the order of seeds, with `found` in place of an earlier run with the same seed.
 
     >>> with_run([{"seed": 0}, {"seed": 2, "n": 1}], {"seed": 2, "n": 5})
     [{'seed': 0}, {'seed': 2, 'n': 5}]

@@ -1,10 +1,10 @@
-"""A recipe trained twice, sampled by a vLLM server that the run starts and by the local sampler.
+"""Train a recipe twice: with a vLLM server that the run starts, and with the local sampler.
 
     posttrain engine install vllm
     python -m benchmarks.served_recipe            # SVAMP with minimind2-small, 50 steps: a quarter of an hour
 
-Both runs have one seed, one precision and the same steps. Their held-out scores are compared prompt by prompt. Of the
-served run it is asked that every publication was proven: hashes of all tensors, and the probe.
+Both runs have the same seed, precision and steps. Their held-out scores are compared prompt by prompt. The served run
+must have proven every publication, by hashes of all tensors and by the probe.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RESULT = Path(__file__).parent / "results" / "served_recipe.json"
 STEPS = 50
 SETTINGS = {"train.steps": STEPS, "model.precision": "float32", "report": False}
 WORST = ("mismatch/fresh_max", "mismatch/fresh_p99", "publish/probe_max_difference")
-"""Of these metrics the largest value over all steps."""
+"""Metrics for which the largest value over all steps is reported."""
 
 
 def trained(folder: Path, rollout: dict[str, Any]) -> dict[str, Any]:
-    """Scores of each held-out prompt before and after, and what the steps say of the engine."""
+    """Train once; return the scores of each held-out prompt before and after, and the steps' metrics of the engine."""
     began = time.perf_counter()
     settings = {f"rollout.{name}": value for name, value in rollout.items()}
     run = pt.train(str(RECIPE), output=str(folder), **SETTINGS, **settings)

@@ -1,11 +1,12 @@
-"""Sampling through a vLLM server as a run does it, beside vLLM called directly; and what a publication costs.
+"""Compare sampling through a vLLM server, as in a run, with direct calls of vLLM, and time publications of weights.
 
     python -m benchmarks.servers
 
-Both decode the same prompts to the same lengths, 64 rows at once, in float32, and take turns round by round, so that
-what else the machine does meets both; the share is the median of the rounds' ratios. The server gets its rows through
-the engine port; directly is `vllm.LLM.generate` in a process of vLLM's own environment. A publication is timed from the
-order to load until hashes and probe are there, and until rows may go on; beside it a copy of as many bytes.
+Both decode the same prompts to the same lengths, 64 rows at a time, in float32. They take turns round by round, so that
+other load of the machine affects both. The share is the median of the rounds' ratios. The server gets its rows through
+the engine port; the direct call is `vllm.LLM.generate` in a process with vLLM's own environment. A publication is timed
+from the order to load until hashes and probe have arrived, and until rows may continue; for comparison, a copy of the
+same number of bytes is timed.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ if __name__ == "__main__":
 
 @dataclass
 class Directly:
-    """vLLM itself, in a process of its own that decodes when it is told to."""
+    """vLLM itself, in a separate process that decodes on request."""
 
     process: subprocess.Popen[str]
     log: Path
@@ -99,7 +100,7 @@ class Directly:
         return direct
 
     def rate(self) -> float:
-        """Tokens per second of one round."""
+        """Do one round, and return its tokens per second."""
         assert self.process.stdin
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -119,7 +120,7 @@ class Directly:
 
 
 def measured(name: str, model: Path, folder: Path) -> dict[str, Any]:
-    """Tokens per second of both, and seconds of a publication."""
+    """Measure one model: tokens per second of both ways, and the seconds of a publication."""
     given = {
         "model": {"path": str(model), "device": "cpu", "precision": "float32"},
         "algorithm": {"name": "grpo"},
@@ -174,7 +175,7 @@ def measured(name: str, model: Path, folder: Path) -> dict[str, Any]:
 
 
 def rows_waited(engine: VllmEngine, began: float) -> float:
-    """Seconds until rows may go on after an order to load."""
+    """Seconds until rows may continue after an order to load."""
     for closed in (False, True):
         while engine._open.is_set() is not closed:
             time.sleep(0.001)
@@ -182,7 +183,7 @@ def rows_waited(engine: VllmEngine, began: float) -> float:
 
 
 def through_the_port(engine: VllmEngine, prompts: list[list[int]], number: int) -> float:
-    """Tokens per second of one round."""
+    """Do one round through the engine port, and return its tokens per second."""
     began = time.perf_counter()
     tasks = [
         Task(row=(number, g), attempt=1, prompt_ids=tuple(ids), seed=number, stream=(g, 0), max_new_tokens=TOKENS)
@@ -198,7 +199,7 @@ def through_the_port(engine: VllmEngine, prompts: list[list[int]], number: int) 
 
 
 def copied(model: torch.nn.Module) -> float:
-    """Seconds that a copy of all parameters takes."""
+    """Time to copy all parameters, in seconds."""
     began = time.perf_counter()
     for parameter in model.parameters():
         parameter.detach().clone()

@@ -1,16 +1,16 @@
-"""How old are the tokens that asynchronous runs train on, and what does it cost to bound their age?
+"""How stale are the tokens that asynchronous runs train on, and what does it cost to bound their age?
 
-    python benchmarks/staleness.py           simulate, put on file, write the tables of docs/asynchronous.md; minutes
-    python benchmarks/staleness.py --page    the tables anew from what is on file
+    python benchmarks/staleness.py           simulate, save, and write the tables of docs/asynchronous.md; minutes
+    python benchmarks/staleness.py --page    write the tables again from the results on file
 
-One engine of 256 slots whose speed does not depend on how many are in use; 16 prompts of 8 completions a step; lengths
-log-normal with mean 1 second; a step of training takes 1.0 s, a publication 0.02 s. All rules run in the same simulator
-on the same answers, ours and those of the field:
+The workload: one engine with 256 slots, whose speed does not depend on the number of slots in use; 16 prompts with 8
+completions in a step; log-normal lengths with a mean of 1 second. A training step takes 1.0 s, a publication 0.02 s.
+All rules, ours and those of other libraries, run in the same simulator on the same answers:
 
-- admission: only the lead of the sampler is bounded (AReaL, SkyRL). Whatever comes is trained.
-- drop: a group with a token older than the bound is thrown away at once and replaced (verl, prime-rl).
+- admission: only the lead of the sampler is bounded (AReaL, SkyRL). All samples are trained.
+- drop: a group with a token older than the bound is dropped immediately and replaced (verl, prime-rl).
 - wait: the trainer does not begin a step that would make a row in flight too old.
-- ours: tokens older than the bound are masked, everything else of the row is trained.
+- ours: tokens older than the bound are masked, and the other tokens of the row are trained.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ EARLIER: dict[tuple[float, int, int], tuple[float, int, float, int]] = {
     (1.0, 2, 8): (4.5, 0, 2.0, 5),
     (1.0, 4, 8): (6.6, 0, 3.6, 6),
 }
-"""What another model of the same workload gave: speed, % masked, mean and largest age (0: not noted)."""
+"""Results of an earlier model of the same workload: speed, % masked, mean and largest age (0: not recorded)."""
 
 
 # --- the rules of the field ------------------------------------------------------------------------------------------
 
 
 class Remembering(Controller):
-    """Knows the version of the first token of each group that is in flight or waits."""
+    """A controller that knows the version of the first token of each group that is in flight or waiting."""
 
     def __init__(self, limits: Limits, **given: Any) -> None:
         super().__init__(limits, **given)
@@ -69,7 +69,7 @@ class Remembering(Controller):
 
 
 class Dropping(Remembering):
-    """Throws away what has become too old, and samples another prompt in its place."""
+    """A controller that drops groups which have become too old, and samples other prompts instead."""
 
     def _begin(self):
         least = self._version - self.limits.max_staleness
@@ -92,7 +92,7 @@ class Dropping(Remembering):
 
 
 class Waiting(Remembering):
-    """Does not train while that would make a row in flight too old."""
+    """A controller that does not train while that would make a row in flight too old."""
 
     def _deliver(self):
         least = self._version + 1 - self.limits.max_staleness
@@ -106,7 +106,7 @@ RULES: dict[str, tuple[type[Controller], bool]] = {
     "wait": (Waiting, True),
     "ours": (Controller, True),
 }
-"""Name: how it decides, and whether it has a bound on the age of tokens."""
+"""Name of a rule -> its controller, and whether it has a bound on the age of tokens."""
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -114,29 +114,29 @@ RULES: dict[str, tuple[type[Controller], bool]] = {
 
 @dataclass
 class Measured:
-    """One run."""
+    """The figures of one run."""
 
     sigma: float
     longest: float
-    """Cut of the lengths, in means."""
+    """Upper limit of the lengths, in multiples of the mean."""
     rule: str
     run_ahead: int
     max_staleness: int | None
     speed: float
-    """Times that of the synchronous run."""
+    """Speed relative to the synchronous run."""
     mean_age: float
     p95_age: int
     largest_age: int
     masked: float
     longest_drawn: float
-    """Share of the tokens that belong to the longest tenth of the completions: of those drawn."""
+    """Share of the sampled tokens that belong to the longest tenth of the completions."""
     longest_trained: float
-    """The same of those that entered a loss."""
+    """Share of the trained tokens that belong to the longest tenth of the completions."""
     thrown_away: float
-    """Share of the groups that were begun and not trained."""
+    """Share of the started groups that were not trained."""
     trainer_idle: float
     ideal: float
-    """Speed of a run whose busier part never waits."""
+    """Speed of a run whose slower part (sampler or trainer) never waits."""
 
 
 def run(rule: str, sigma: float, longest: float, ahead: int, bound: int | None) -> Simulated:
@@ -183,7 +183,7 @@ def measured(
 
 
 def everything() -> list[Measured]:
-    """All runs: leads and bounds, then the rules side by side, with lengths cut at 6 means and nearly uncut."""
+    """Do all runs: leads and bounds, then all rules, with lengths limited to 6 means and nearly unlimited."""
     found = []
     for longest in (6.0, 50.0):
         for sigma in SPREADS:
@@ -201,7 +201,7 @@ def everything() -> list[Measured]:
 
 
 def leads_table(found: list[Measured]) -> str:
-    """Speed and ages by run_ahead and max_staleness."""
+    """The table of speed and ages by run_ahead and max_staleness."""
     lines = []
     for sigma in SPREADS:
         runs = {(one.run_ahead, one.max_staleness): one for one in ours(found, sigma, 6.0)}
@@ -214,7 +214,7 @@ def leads_table(found: list[Measured]) -> str:
 
 
 def rules_table(found: list[Measured], longest: float) -> str:
-    """The rules side by side."""
+    """The table that compares the rules."""
     head = ["spread", "rule", "bound", "speed", "age: mean / p95 / largest", "masked", "thrown away"]
     lines = [
         rule_line(one)
@@ -245,7 +245,7 @@ def ours(found: list[Measured], sigma: float, longest: float) -> list[Measured]:
 
 
 def differences(found: list[Measured]) -> str:
-    """Where these runs differ from the other model of the workload."""
+    """Lines for runs that differ from the earlier model of the workload."""
     lines = []
     for (sigma, ahead, bound), (speed, masked, mean, largest) in EARLIER.items():
         (one,) = (o for o in ours(found, sigma, 6.0) if (o.run_ahead, o.max_staleness) == (ahead, bound))

@@ -1,8 +1,8 @@
-"""How long commands take from the shell to their last line: `python -m benchmarks.startup [LABEL=PYTHON ...]`.
+"""Time of whole commands, from the shell to their end: `python -m benchmarks.startup [LABEL=PYTHON ...]`.
 
-Each command is a process of its own, in an empty folder. With several interpreters (`before=/old/.venv/bin/python
-now=.venv/bin/python`) they take turns, round after round. Wall and processor time are medians; processor time
-(user and system, with children) hardly depends on what else is running.
+Each command has its own process, in an empty folder. Several interpreters (`before=/old/.venv/bin/python
+now=.venv/bin/python`) take turns, round after round. Wall time and CPU time are medians. CPU time (user and system,
+with children) hardly depends on other load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMMANDS: dict[str, list[str]] = {
 
 
 def measure(python: str, command: list[str]) -> tuple[float, float]:
-    """(wall seconds, processor seconds) of one process and its children."""
+    """Run one command; return (wall seconds, CPU seconds) of its process and its children."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "run.yaml").write_text(CONFIG)
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -54,7 +54,7 @@ def main() -> None:
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, medians of {arguments.rounds} rounds")
     for name, command in COMMANDS.items():
         for python in sides.values():
-            measure(python, command)  # bytecode and file caches
+            measure(python, command)  # fills bytecode and file caches
         turns = [{label: measure(python, command) for label, python in sides.items()} for _ in range(arguments.rounds)]
         for label in sides:
             wall, processor = (statistics.median(turn[label][kind] for turn in turns) for kind in (0, 1))

@@ -1,13 +1,13 @@
-"""The path of a stranger: the commands of docs/start.md and docs/first-model.md, in a new environment, timed.
+"""The path of a new user: the commands of docs/start.md and docs/first-model.md in a new environment, timed.
 
     make dist
     python -m benchmarks.strangers_path                 from the wheel: the demo, then a real model that improves
-    python -m benchmarks.strangers_path --sdist         from the source archive: the demo alone
+    python -m benchmarks.strangers_path --sdist         from the source archive: only the demo
     python -m benchmarks.strangers_path --tested        with the versions of constraints.txt: the CPU build of torch
 
-An empty folder, an empty HOME, no PYTHONPATH, and a shell that runs what the pages show, line by line. `pip install
-posttrain` finds the built file (settings of pip say where) instead of a published one; nothing else differs from what
-a reader does. Ends with the first command that fails, or that trains a model which does not improve.
+There is an empty folder, an empty HOME, no PYTHONPATH, and a shell that runs the commands of the pages line by line.
+By settings of pip, `pip install posttrain` finds the built file instead of a published one. Everything else is as for a
+reader of the pages. It ends at the first command that fails, or that trains a model which does not improve.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Timed(NamedTuple):
 
 
 def commands(page: Path, *, until: str = "") -> list[str]:
-    """What its blocks of bash hold, one command after the other, up to one that begins with `until`."""
+    """The commands in the bash blocks of a page, up to the first one that begins with `until`."""
     lines = "\n".join(_BLOCK.findall(page.read_text(encoding="utf-8"))).replace("\\\n", " ").splitlines()
     found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     last = next((n for n, line in enumerate(found) if until and line.startswith(until)), len(found) - 1)
@@ -47,7 +47,7 @@ def commands(page: Path, *, until: str = "") -> list[str]:
 
 
 def follow(lines: list[str], folder: Path, environment: dict[str, str]) -> Iterator[Timed]:
-    """Each command in turn, in one shell that starts in the folder. Raises SystemExit when one fails."""
+    """Run the commands in order, in one shell that starts in the folder. Raises SystemExit if one fails."""
     script = "".join(f"echo {shlex.quote(_MARK)}; {line}\n" for line in lines)
     shell = subprocess.Popen(
         ["bash", "-e", "-c", f"{script}echo {shlex.quote(_MARK)}\n"],
@@ -72,7 +72,7 @@ def follow(lines: list[str], folder: Path, environment: dict[str, str]) -> Itera
 
 
 def strange(folder: Path, built: Path, *, tested: bool) -> dict[str, str]:
-    """The environment of somebody who has nothing: of this one only where programs and packages come from."""
+    """The environment variables of a new user. Of the current ones it keeps only the sources of packages."""
     home = folder / "home"
     home.mkdir()
     constraint = folder / "constraint.txt"
@@ -91,7 +91,7 @@ def strange(folder: Path, built: Path, *, tested: bool) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sdist", action="store_true", help="install the source archive, and run the demo alone")
+    parser.add_argument("--sdist", action="store_true", help="install the source archive, and run only the demo")
     parser.add_argument("--tested", action="store_true", help="install the tested versions")
     parser.add_argument("--keep", type=Path, help="folder to work in, which is kept")
     asked = parser.parse_args()

@@ -1,13 +1,13 @@
-"""Which families of language models take a step, found out by training a tiny random model of each.
+"""Find the families of language models that can be trained, by training a tiny random model of each.
 
     python -m benchmarks.supported_models              every family of the installed transformers; writes the page
-    python -m benchmarks.supported_models qwen3 mamba  those alone; what the page says of others stays
+    python -m benchmarks.supported_models qwen3 mamba  only these; the other entries of the page stay
 
-A family is an entry of transformers' list of causal language models. Its own config class makes a model of two layers
-and a few thousand parameters with random weights. It samples with its own decoding, and takes a step of GRPO and one of
-DPO: "yes" means that sampler and trainer gave the same log-probabilities within `SAME` nats, that the gradient was
-finite and not 0, and that the weights moved. A family whose config cannot be made that small, or that is a part of a
-larger model, is named with the reason.
+A family is an entry in transformers' list of causal language models. Its config class makes a model with two layers, a
+few thousand parameters and random weights. The model samples with its own decoding, and does a step of GRPO and a step
+of DPO. "yes" means that sampler and trainer gave the same log-probabilities within `SAME` nats, that the gradient was
+finite and not 0, and that the weights moved. Families whose config cannot be made that small, or that are part of a
+larger model, are listed with the reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from posttrain.types import Batch, Outputs
 ROOT = Path(__file__).parent.parent
 PAGE, RESULT = ROOT / "docs" / "supported-models.md", Path(__file__).parent / "results" / "supported_models.json"
 SAME = 1e-3
-"""Nats by which sampler and trainer may differ on a token."""
+"""Largest difference between sampler and trainer on a token, in nats."""
 MOST_PARAMETERS, MOST_SECONDS = 5_000_000, 60
 YES = "yes"
 
@@ -69,9 +69,9 @@ SIZES: dict[str, Any] = {
     "bos_token_id": BOS_ID,
     "eos_token_id": EOS_ID,
 }
-"""By the names that configs have for them."""
+"""Name of a size in the configs -> its value."""
 FOUR_LAYERS = {"num_hidden_layers": 4}
-"""Where only every third or fourth layer is attention."""
+"""For families in which only every third or fourth layer is attention."""
 SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "max_position_embeddings": 256},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -80,31 +80,31 @@ SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bailing_hybrid", "kimi_linear", "recurrent_gemma"), FOUR_LAYERS),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"), FOUR_LAYERS),
 }
-"""What a family needs besides."""
+"""Additional settings of single families."""
 
 
 class NotBuilt(Exception):
-    """A family of which no small model can be made here."""
+    """No small model of this family can be made here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What came of one family; a reason stands in the place of "yes"."""
+    """The results of one family: "yes", or a reason."""
 
     family: str
     model: str
-    """The class of transformers."""
+    """Name of the class in transformers."""
     built: str = YES
     grpo: str = ""
     dpo: str = ""
     lora: str = ""
     rows: str = ""
-    """How several rows go through the model at once (posttrain.models.forward_path)."""
+    """How several rows go through the model together (posttrain.models.forward_path)."""
     shares: bool = False
-    """What rows have in common at their beginning is computed once."""
+    """Whether a common beginning of rows is computed once."""
     experts: bool = False
     devices: bool = False
-    """Whether `train.devices` takes it, from the code: its rows can be packed and its layers are found."""
+    """Whether `train.devices` supports it, by the code: its rows can be packed and its layers are found."""
 
     @property
     def trains(self) -> bool:
@@ -117,7 +117,7 @@ def families() -> list[str]:
 
 
 def found(family: str) -> Found:
-    """Build it, and try everything."""
+    """Build a model of a family, and try everything."""
     torch.manual_seed(0)
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
     named = {"family": family, "model": name if isinstance(name, str) else name[0]}
@@ -142,14 +142,14 @@ def found(family: str) -> Found:
 
 
 def tiny(family: str) -> PreTrainedModel:
-    """A random model. Raises NotBuilt."""
+    """A small random model of a family. Raises NotBuilt."""
     kind = CONFIG_MAPPING[family]
     plain = kind()
     if plain.get_text_config(decoder=True) is not plain:
         raise NotBuilt("its config is that of a larger model: an encoder, images or sound")
     known = {*vars(plain), *(getattr(plain, "attribute_map", None) or {})}
     sizes = {"vocab_size": len(build_tokenizer()), **SIZES, **SPECIAL.get(family, {})}
-    if "kv_lora_rank" in known:  # latent attention: keys of all heads come from one vector
+    if "kv_lora_rank" in known:  # latent attention: the keys of all heads come from one vector
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     config = kind(**{name: value for name, value in sizes.items() if name in known or name in SPECIAL.get(family, {})})
     with torch.device("meta"):
@@ -160,7 +160,7 @@ def tiny(family: str) -> PreTrainedModel:
 
 
 def sampled(policy: Policy) -> Batch:
-    """Two prompts with four answers each, whose log-probabilities the trainer gives, too. Raises ValueError."""
+    """Two prompts with four sampled answers each. Raises ValueError if the trainer's log-probabilities differ."""
     prompts = policy.prompts([{"prompt": "dcba"}, {"prompt": "fed"}])
     groups = policy.sample(prompts, Sampling(group_size=4, max_completion_length=6), seed=0)
     experience = policy.experience(groups)
@@ -176,13 +176,13 @@ def sampled(policy: Policy) -> Batch:
 
 
 def pairs(policy: Policy, batch: Batch) -> Batch:
-    """The answers to the first prompt as chosen, those to the second as rejected."""
+    """Pairs, with the answers to the first prompt as chosen and those to the second as rejected."""
     without = Batch.from_pairs(batch.completion_mask_BT, tokens=batch.tokens)
     return replace(without, ref_logprobs_BT=policy.logprobs(without))
 
 
 def step(model: torch.nn.Module, policy: Policy, algorithm: Any, batch: Batch) -> None:
-    """One optimizer step. Raises ValueError for one that is none."""
+    """Do one optimizer step. Raises ValueError if the gradient is not finite or 0, or if no weight moved."""
     forward = Forward(model, temperature=1.0, chunk_tokens=1024, compute=policy.loaded.compute)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     before = [parameter.detach().clone() for parameter in trained]
@@ -209,7 +209,7 @@ def _tried(act: Callable[[], None]) -> str:
 
 
 def _words(reason: Exception) -> str:
-    """The first line, without what would break a table."""
+    """The first line of an error, without characters that would break a table."""
     if isinstance(reason, NotBuilt):
         return str(reason)
     lines = str(reason).strip().splitlines() or [""]
@@ -233,7 +233,7 @@ def _at_most(seconds: int) -> Iterator[None]:
 
 
 def on_file() -> tuple[str, list[Found]]:
-    """The version of transformers, and what was found with it."""
+    """The version of transformers, and the results with it."""
     told = json.loads(RESULT.read_text(encoding="utf-8"))
     return told["transformers"], [Found(**one) for one in told["families"]]
 
@@ -265,7 +265,7 @@ how well a pretrained model learns.
 
 
 def page(transformers: str, results: Sequence[Found]) -> str:
-    """docs/supported-models.md."""
+    """The text of docs/supported-models.md."""
     built = [one for one in results if one.built == YES]
     good = [one for one in built if one.trains]
     bad = [one for one in built if not one.trains]

@@ -1,9 +1,9 @@
-"""How long a verdict takes: the verifiers of mathematics on strings that never repeat.
+"""Time of a verdict: the math verifiers on strings that never repeat.
 
-    python benchmarks/verifiers.py        prints the table of docs/math.md
+    python benchmarks/verifiers.py        print the table of docs/math.md
 
-Every completion is a different text, because readers of formulas remember what they have read. The rows of surds and
-polynomials time the quick path of the process that trains: what takes it 5 ms is left to a worker.
+Every completion is a different text, because the parsers of formulas cache their results. The rows for surds and
+polynomials time the fast path in the trainer's process; anything that takes 5 ms there is left to a worker.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What waiting for a tool costs: 64 trajectories of 5 turns with one of half a second, beside one that takes no time.
+"""The cost of waiting for a tool: 64 trajectories of 5 turns, with a tool that takes half a second or no time.
 
     python -m benchmarks.waiting                 turns of three lengths, and the table of docs/environments.md
-    python -m benchmarks.waiting --models 85M    the same trajectories drawn by a larger model, beside what is on file
-    python -m benchmarks.waiting --ends -2 --rounds 1          printed alone
+    python -m benchmarks.waiting --models 85M    the same trajectories with a larger model; other results on file stay
+    python -m benchmarks.waiting --ends -2 --rounds 1          only print the result
 
-A random model draws turns of about the length that its bias for the end of a turn gives. Both runs draw the very same
-tokens, which is checked; they take turns, round after round. What a tool costs depends on how long it takes beside a
-turn: the time in which a turn is drawn is part of the result. So are the calls of one trajectory, which nothing can
-hide behind each other: 5 of half a second. Without waiting, all trajectories are decoded in one batch where who comes
-back is up to the clock, and in batches of half of them where it is counted.
+A random model samples turns, and its bias for the end of a turn determines their mean length. Both runs sample exactly
+the same tokens, which is checked; they alternate, round after round. The cost of a tool depends on its time relative to
+the time of a turn, so the result includes the latter. It also includes the calls of one trajectory, which cannot
+overlap: 5 of half a second. Without waiting, all trajectories are decoded in one batch if the clock decides when they
+return, and in batches of half of them if a count decides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESULT = HERE / "results" / "waiting.json"
 PAGE = HERE.parent / "docs" / "environments.md"
 TRAJECTORIES, TURNS, PAUSE, CONTEXT = 64, 5, 0.5, 4096
 ENDS = (0.5, -0.7, -2.0)
-"""Biases for the end of a turn."""
+"""Biases of the model for the end of a turn."""
 COMPILED = Compute(kernels="compiled")
 
 
@@ -44,7 +44,7 @@ class Model(NamedTuple):
     make: Callable[..., PreTrainedModel]
     sizes: Mapping[str, int]
     ends: Sequence[float] = ENDS
-    """Which turns are drawn."""
+    """The biases with which the model is measured."""
     compute: Compute = PLAIN
 
 
@@ -53,12 +53,12 @@ MODELS = {
     "1.4M by PyTorch": Model(talker, {"width": 256, "layers": 3}),
     "85M": Model(talker, {"width": 768, "layers": 12, "heads": 12, "mlp": 3072}, ENDS[1:2]),
 }
-"""The first two have as many weights. The last has the layers of the 110M of docs/speed.md, without its vocabulary: a
-plain MLP of 3072 has as many weights as a gated one of 2048."""
+"""The first two have the same number of weights. The last has the layers of the 110M model of docs/speed.md, without
+its vocabulary: a plain MLP of 3072 has as many weights as a gated one of 2048."""
 
 
 def measure(name: str, ends: float, rounds: int) -> dict[str, Any]:
-    """Seconds with the pause and without it, of turns of one length."""
+    """Measure the seconds with and without the pause, for turns of one length."""
     how = MODELS[name]
     model = how.make(context=CONTEXT, ends=ends, **how.sizes)
     setup: dict[str, Any] = {"max_turns": TURNS, "context": CONTEXT, "model": model, "compute": how.compute}
@@ -68,12 +68,12 @@ def measure(name: str, ends: float, rounds: int) -> dict[str, Any]:
         for pause, own in seconds.items():
             with episodes("Chatty", settings={"pause": pause}, **setup) as one:
                 if not drawn:
-                    play(one, prompts(2), max_completion_length=20)  # what is compiled once is compiled
+                    play(one, prompts(2), max_completion_length=20)  # compiles what is compiled once
                 began = time.monotonic()
                 drawn.append(list(chain(*play(one, prompts(TRAJECTORIES), max_completion_length=CONTEXT))))
                 own.append(time.monotonic() - began)
     if any(other != drawn[0] for other in drawn):
-        raise SystemExit("the two runs have drawn other tokens: there is nothing to compare")
+        raise SystemExit("the two runs have sampled different tokens and cannot be compared")
     turns = sum(completion.episode.turns for completion in drawn[0] if completion.episode)
     without, paused = (statistics.median(own) for own in seconds.values())
     return {
@@ -89,9 +89,9 @@ def measure(name: str, ends: float, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What waiting for a tool of half a second costs.")
+    parser = argparse.ArgumentParser(description="Measure the cost of waiting for a tool that takes half a second.")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[:2])
-    parser.add_argument("--ends", type=float, nargs="+", help="biases for the end of a turn; nothing is put on file")
+    parser.add_argument("--ends", type=float, nargs="+", help="biases for the end of a turn; nothing is saved")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     load, cells = os.getloadavg()[0], []
@@ -113,7 +113,7 @@ def on_file() -> dict[str, Any]:
 
 
 def tables(found: Mapping[str, Any]) -> Mapping[str, str]:
-    """For docs/environments.md."""
+    """The table for docs/environments.md."""
     head = (
         "model",
         "comes back",

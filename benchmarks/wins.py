@@ -1,13 +1,13 @@
-"""Real pretrained models that a recipe improves: each recipe on several seeds, from the files of its runs.
+"""Real pretrained models that a recipe improves: each recipe on several seeds, measured from the files of its runs.
 
     python -m benchmarks.wins                               every recipe, seeds 0, 1 and 2
     python -m benchmarks.wins statements --seeds 3          one recipe, one more seed
-    python -m benchmarks.wins --page                        the page again, from the figures on file
+    python -m benchmarks.wins --page                        write the page again, from the figures on file
 
-The recipes are recipes/wins/*.py, the figures benchmarks/results/wins.json, the tables docs/wins.md. A recipe is one
-command, `python recipes/wins/NAME.py --seed N`; what is counted is what its runs measured of themselves. Of a pipeline
-two things more are measured, both of the model before the first stage: its accuracy on the held-out prompts, and how
-far the last model is from it on prompts that no stage was trained on. The runs stay in build/wins.
+The recipes are recipes/wins/*.py. The figures are in benchmarks/results/wins.json and the tables in docs/wins.md. A
+recipe is one command, `python recipes/wins/NAME.py --seed N`, and the figures are what its runs measured themselves.
+Two more measurements of a pipeline concern the model before the first stage: its accuracy on the held-out prompts, and
+its distance to the last model on prompts that no stage was trained on. The runs stay in build/wins.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ PAGE = HERE.parent / "docs" / "wins.md"
 RUNS = HERE.parent / "build" / "wins"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 SHOWN = 3
-"""Prompts of each kind whose answers before and after are kept."""
+"""Number of prompts of each kind for which the answers before and after are kept."""
 
 
 def measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One recipe on one seed."""
+    """Run one recipe on one seed, and collect its figures."""
     began = time.perf_counter()
     run = importlib.import_module(f"recipes.wins.{name}").run(seed, folder)
     seconds = time.perf_counter() - began
@@ -71,7 +71,7 @@ def measure(name: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def of_stage(folder: Path) -> dict[str, Any]:
-    """What a run measured of itself."""
+    """The figures that a run measured itself."""
     run = read_run(folder)
     kl = run.series("kl")
     memory = run.series("memory/peak_rss_gb")
@@ -90,8 +90,8 @@ def of_stage(folder: Path) -> dict[str, Any]:
 
 
 def before_all(first: Path, last: Path) -> dict[str, Any]:
-    """The measure of the model before the first stage, on the held-out prompts of the last one and by its rewards; and
-    what the independent checks say of those answers."""
+    """Evaluate the model before the first stage, on the held-out prompts of the last stage with its rewards and its
+    independent checks."""
     config = load_config(last / "config.yaml").config
     start = load_config(first / "config.yaml").config
     heldout = read_split(config.data, config.seed).heldout
@@ -112,7 +112,7 @@ def before_all(first: Path, last: Path) -> dict[str, Any]:
 
 
 def others_between(first: Path, last: Path) -> dict[str, Any] | None:
-    """How the last model answers other prompts, beside the model before the first stage."""
+    """Compare the last model with the model before the first stage on other prompts; None if the run has none."""
     config: RunConfig = load_config(last / "config.yaml").config
     if config.evaluation.other_prompts is None:
         return None
@@ -131,14 +131,14 @@ def others_between(first: Path, last: Path) -> dict[str, Any] | None:
 
 
 def reward_models(folder: Path) -> dict[str, Any]:
-    """Which share of held-out pairs each reward model of a run puts in the right order, by its label."""
+    """Label of each reward model of a run -> share of held-out pairs that it puts in the right order."""
     config = load_config(folder / "config.yaml").config
     models = {one.label or "model": Path(one.model) for one in (*config.rewards, *config.check) if one.model}
     return {label: read_run(model).evaluation["trained"]["accuracy"] for label, model in models.items()}
 
 
 def alike(folder: Path) -> dict[str, float]:
-    """Share of the held-out prompts whose greedy answer another of them got, too, before and after."""
+    """Share of held-out prompts that have the same greedy answer as another one, before and after."""
     found = {}
     for side in ("baseline", "trained"):
         texts = [answer["text"].strip() for answer in greedy_answers(folder, side)]
@@ -148,7 +148,7 @@ def alike(folder: Path) -> dict[str, float]:
 
 
 def greedy_answers(folder: Path, side: str) -> list[dict[str, Any]]:
-    """Each as {prompt, text}. A run on given answers has drawn them to show how it writes."""
+    """The greedy answers, each as {prompt, text}. A run on given answers sampled them to show how it writes."""
     measured = folder / "evaluations"
     if not (measured / f"{side}.jsonl").exists():
         return list(Written.read(measured, side).answers)
@@ -167,7 +167,7 @@ def other_samples(first: Path, last: Path) -> list[dict[str, Any]]:
 
 
 def side_by_side(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The first of them; both have answers to the same prompts."""
+    """The first answers before and after, in pairs. Both lists have answers to the same prompts."""
     pairs = list(zip(before, after, strict=True))[:SHOWN]
     return [{"prompt": old["prompt"], "before": old["text"], "after": new["text"]} for old, new in pairs]
 
@@ -176,7 +176,7 @@ def side_by_side(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[st
 
 
 def write_page(results: Mapping[str, Any]) -> None:
-    """Put the tables between the marks; what stands around them is written by hand."""
+    """Write the tables between the marks. The text around them is written by hand."""
     head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     tail = rest.partition(END)[2]
     parts = [part for name, found in results.items() for part in section(name, found["runs"])]
@@ -184,14 +184,14 @@ def write_page(results: Mapping[str, Any]) -> None:
 
 
 def said(verdict: Mapping[str, Any]) -> str:
-    """The headline of a report, and in what the model writes worse, where the headline does not say so."""
+    """The headline of a report, and how the model writes worse if the headline does not say so."""
     worse = " and ".join(verdict.get("writes_worse", []))
     told = not worse or worse in verdict["sentence"]
     return verdict["sentence"] + ("" if told else f" It writes worse: {worse}.")
 
 
 def of_both_stages(run: Mapping[str, Any]) -> str:
-    """The verdict of a report on other prompts, of the whole path from the pretrained model to the last one."""
+    """The verdict on other prompts for the whole path from the pretrained model to the last one."""
     between = {"others": run["others"]}
     if found := forgot(between):
         return f"it has forgotten: {'; '.join(found)}."
@@ -207,8 +207,8 @@ def span_text(found: Mapping[str, float]) -> str:
 
 
 def of_scores(run: Mapping[str, Any]) -> list[str]:
-    """Where answers have a score and are neither right nor wrong: its parts, and how many answers are the same; and of
-    pairs, what DPO moved."""
+    """Additional lines for runs whose answers have a score and are not right or wrong: the parts of the score, or for
+    pairs the implicit reward, and the share of equal answers."""
     sides, seed = sides_of(run), f"- seed {run['seed']}"
     if implicit := sides[1].get("implicit"):
         ordered = share(implicit["accuracy"])
@@ -217,7 +217,7 @@ def of_scores(run: Mapping[str, Any]) -> list[str]:
         parts = [
             f"{label} {shown(sides[0]['rewards'][label], 'score')} → {shown(after, 'score')}"
             for label, after in sides[1]["rewards"].items()
-            if after["mean"] != 1  # a gate that is open for all of them
+            if after["mean"] != 1  # a gate that is open for all answers
         ]
         scores = f"{seed}, parts of the held-out score: {'; '.join(parts)}."
     else:
@@ -300,7 +300,7 @@ def sides_of(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def checks(run: Mapping[str, Any]) -> list[str]:
-    """Each independent check before and after the last stage; with its name where there are several."""
+    """Each independent check before and after the last stage, with its name if there are several."""
     found = run["stages"][-1]["evaluation"].get("check", {})
     ends = [side[end] for both in found.values() for side in both.values() for end in ("low", "high")]
     measure = "accuracy" if all(0 <= end <= 1 for end in ends) else "score"
@@ -312,7 +312,7 @@ def checks(run: Mapping[str, Any]) -> list[str]:
 
 
 def shown(found: Mapping[str, float], measure: str) -> str:
-    """A share in percent, a score as it is."""
+    """A measurement as text: an accuracy in percent, a score unchanged."""
     if measure == "accuracy":
         return share(found)
     return f"{found['mean']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
@@ -323,7 +323,7 @@ def share(found: Mapping[str, float]) -> str:
 
 
 def cell(text: str) -> str:
-    """On one line, without the marks of a chat template around the last turn of the user."""
+    """A text as a table cell: on one line, without the marks of a chat template around the user's last turn."""
     said = text.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0] if "<|im_start|>user\n" in text else text
     said = " ".join(said.split()).replace("|", "\\|")
     return said if len(said) <= 200 else said[:199] + "…"
@@ -335,7 +335,7 @@ def main(arguments: Sequence[str]) -> int:
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for name in recipes:
         for seed in seeds:
-            if len(seeds) > 1:  # a process for each: its peak of memory is that of this run
+            if len(seeds) > 1:  # each run has its own process, so that the peak of memory is its own
                 subprocess.run([sys.executable, "-m", "benchmarks.wins", name, "--seeds", str(seed)], check=True)
                 results = json.loads(RESULT.read_text(encoding="utf-8"))
                 continue

@@ -1,4 +1,4 @@
-"""What a notebook takes from a package index before it begins: `posttrain.downloads` in its metadata."""
+"""Download the packages that a notebook needs before it begins, as `posttrain.downloads` in its metadata lists them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def download(notebook: Path, folder: Path) -> str:
-    """Put the packages into the folder, unpacked by the notebook itself; why that is impossible, or nothing."""
+    """Download the packages into the folder; the notebook itself unpacks them. Return the reason of a failure or ""."""
     wanted = json.loads(notebook.read_text(encoding="utf-8"))["metadata"].get("posttrain", {}).get("downloads", [])
     for requirement in wanted:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), requirement]

@@ -1,6 +1,6 @@
-"""`python -m notebooks.execute [NAME ...]`: run notebooks in kernels of their own, and keep what they show in build/.
+"""`python -m notebooks.execute [NAME ...]`: run each notebook in its own kernel, and keep the outputs in build/.
 
-The first cell that fails ends it, with its traceback.
+The first cell that fails ends the command with its traceback.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from notebooks.downloads import download
 FOLDER = Path(__file__).parent
 EXECUTED = FOLDER.parent / "build" / "notebooks" / "executed"
 SECONDS = 600
-"""That one cell may take."""
+"""Time limit of one cell, in seconds."""
 
 
 def execute(path: Path) -> str:
-    """Run one notebook in an empty folder: the seconds that it took, or why not. Raises CellExecutionError."""
+    """Run one notebook in an empty folder, and say in words how long it took or why it was skipped. Raises
+    CellExecutionError."""
     place = EXECUTED / path.stem
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)

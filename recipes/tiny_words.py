@@ -1,4 +1,4 @@
-"""What recipes of tiny models share: a tokenizer whose tokens are whole words, and demonstrations written in them."""
+"""Shared parts of the recipes with tiny models: a tokenizer whose tokens are whole words, and demonstrations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from posttrain.types import Example
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-"""What every list of words begins with."""
+"""Special tokens, with which every list of words begins."""
 CALL = "<tool_call>"
 CALLS_TEMPLATE = (
     "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
@@ -19,11 +19,12 @@ CALLS_TEMPLATE = (
     "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}"
     "{% if m.role == 'assistant' %}<eos>{% else %}={% endif %}{% endfor %}"
 )
-"""A chat template with calls in the form of Hermes; `=` asks for an answer."""
+"""A chat template with calls in the format of Hermes. `=` prompts for an answer."""
 
 
 def word_tokenizer(words: Sequence[str], template: str, *, spaced: bool = False) -> PreTrainedTokenizerFast:
-    """One token per word; `spaced`: words are what stands between spaces, else each is found where it stands."""
+    """A tokenizer with one token for each word. `spaced`: words are separated by spaces; otherwise the text is split at
+    the known words."""
     found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     if spaced:
         found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
@@ -39,7 +40,7 @@ def word_tokenizer(words: Sequence[str], template: str, *, spaced: bool = False)
 
 
 def example(index: int, pieces: Sequence[tuple[Sequence[str], bool]], words: Sequence[str]) -> Example:
-    """A demonstration: pieces of words, and whether each is imitated or given."""
+    """A demonstration made of pieces, which are lists of words. Each piece is either imitated or given as context."""
     parts = [(words.index(word), trained) for piece, trained in pieces for word in piece]
     ids, mask = zip(*parts, strict=True)
     return Example(index=index, input_ids=ids, completion_mask=mask)

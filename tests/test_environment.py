@@ -92,5 +92,5 @@ def test_warnings_do_not_make_an_environment_unusable_but_failures_do():
     assert EnvironmentReport(findings=(ok, warn)).usable
     assert EnvironmentReport(findings=(ok, warn)).render().endswith("Ready. 1 warning.")
     assert not EnvironmentReport(findings=(warn, fail)).usable
-    assert EnvironmentReport(findings=(fail,)).render().endswith("Not usable: mend the lines marked FAIL.")
+    assert EnvironmentReport(findings=(fail,)).render().endswith("Not usable: fix the lines marked FAIL.")
     assert "FAIL  x             y\n      z" in EnvironmentReport(findings=(fail,)).render()

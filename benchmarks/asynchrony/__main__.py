@@ -1,8 +1,8 @@
-"""Asynchronous runs: speed beside synchronous ones, learning from older tokens, and what two cores give.
+"""Asynchronous runs: speed compared with synchronous runs, learning from older tokens, and the gain on two cores.
 
 python -m benchmarks.asynchrony                   everything (an hour): results/asynchrony.json and its page
 python -m benchmarks.asynchrony speed             one part; the other results on file stay
-python -m benchmarks.asynchrony --work FOLDER     keep each run's result there, and go on from what it has
+python -m benchmarks.asynchrony --work FOLDER     keep the result of each run there, and continue from them
 """
 
 from __future__ import annotations

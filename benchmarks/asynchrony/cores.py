@@ -1,4 +1,4 @@
-"""One engine process samples and one trainer trains, on two cores: what is won, beside its bound."""
+"""One engine process samples and one trainer trains, on two cores: the measured speedup, and its upper bound."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any
 from posttrain.train.api import train
 
 STEPS, FIRST = 16, 4
-"""Steps of a run, and how many of them are not counted."""
+"""Number of steps of a run, and number of first steps that are not counted."""
 STORIES = os.environ.get("BENCHMARK_STORIES", "")
-"""A folder with the stories15M model; without it that line is left out."""
+"""Folder of the stories15M model. Without it, this line of the table is left out."""
 BASE: dict[str, Any] = {
     "algorithm": {"name": "grpo"},
     "evaluation": {"prompts": 8, "samples": 0, "writing": 0},
@@ -53,7 +53,7 @@ def brevity(completion: str) -> float:
 
 
 def measure(name: str, threads: int, run_ahead: int) -> dict[str, Any]:
-    """Medians of the phases of a step."""
+    """Train one run, and return the median times of the phases of a step."""
     given: dict[str, Any] = {}
     if run_ahead:
         given = {"rollout.engines": 1, "train.run_ahead": run_ahead, "train.max_staleness": 8}
@@ -85,7 +85,7 @@ def run_all(folder: Path) -> dict[str, Any]:
 
 
 def _line(name: str, one: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """`bound`: (S2 + T2) / max(S1, T1); T is what a step does beside sampling."""
+    """One line of the table. `bound` is (S2 + T2) / max(S1, T1); T is the time of a step without sampling."""
     two, alone = one["two"], one["one"]
     longest = max(alone["time/sample"], alone["time/step"] - alone["time/sample"])
     return {

@@ -1,7 +1,8 @@
-"""Engines for measurements: one that takes the time of a server and not the cores, and one in the trainer's process.
+"""Engines for measurements: one that takes the time of a server but hardly uses the cores, and one inside the trainer's
+process.
 
-Both sample from the model as it is trained, through the local sampler, and both are what a run starts in place of an
-engine process: see `Fleet.start`.
+Both sample from the trained model with the local sampler. A run starts them instead of an engine process: see
+`Fleet.start`.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from posttrain.engines.worker import Worker, main, make
 from posttrain.models.compute import dtype_name
 
 PACE = "BENCHMARK_PACE"
-"""The variable of the environment that tells a sleeping engine its pace."""
+"""The environment variable that tells a sleeping engine its pace."""
 TICK = 0.02
-"""Seconds between two looks at what is due."""
+"""Time between two checks for due tokens, in seconds."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How a server answers: a token of a row takes its time, whatever the number of rows up to the slots.
+    """The speed of a simulated server. A token takes a fixed time, however many rows there are, up to the slots.
 
-    Each token that is drawn stands for a stretch of a long answer. How long the stretches of a row are is log-normal:
-    `seconds` for a token on average, times at most `longest`.
+    Each sampled token stands for a part of a long answer. The time for a token differs between rows with a log-normal
+    distribution: on average it is `seconds`, and at most `longest` times that.
     """
 
     seconds: float
@@ -53,7 +54,7 @@ class Pace:
     slots: int = 256
 
     def of(self, task: Task) -> float:
-        """Seconds that each token of this row takes: the same in every run of the same seed."""
+        """Time for each token of this row, in seconds. It is the same in every run with the same seed."""
         drawn = random.Random(f"{task.seed} {task.stream}").gauss(-(self.sigma**2) / 2, self.sigma)
         return self.seconds * min(math.exp(drawn), self.longest)
 
@@ -63,19 +64,19 @@ class _Row:
     task: Task
     pace: float
     begun: float | None = None
-    """When it got a slot."""
+    """Time when the row got a slot."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     told: int = 0
     plan: Piece | None = None
-    """The rest of it, as the weights of now draw it."""
+    """The rest of the row, sampled with the current weights."""
 
     def due(self, now: float) -> bool:
-        """Is its next token there?"""
+        """Whether the next token of the row is due."""
         return self.begun is not None and now >= self.begun + (len(self.ids) + 1) * self.pace
 
     def advance(self, now: float) -> bool:
-        """Take the tokens that are due from the plan; whether the row has ended with them."""
+        """Take the due tokens from the plan, and return whether the row has ended with them."""
         plan = self.plan
         assert plan is not None
         taken = 0
@@ -87,7 +88,7 @@ class _Row:
         return taken == len(plan.ids)
 
     def piece(self, version: int, *, ended: bool) -> Piece:
-        """What was not handed out yet."""
+        """The part of the row that was not handed out yet."""
         told, self.told = self.told, len(self.ids)
         return Piece(
             row=self.task.row,
@@ -101,17 +102,18 @@ class _Row:
 
 
 class SleepingRows(ContinuousSampler):
-    """Hands out each token when it is due, as the weights that are loaded then draw it; between tokens it sleeps.
+    """A sampler that hands out each token when it is due, sampled with the weights that are loaded then, and sleeps
+    between tokens.
 
-    The rest of a row is drawn when it is submitted, and drawn anew when weights are loaded. So the tokens are those of
-    an engine that draws each one at its time, for a fraction of the work.
+    The rest of a row is sampled when the row is submitted, and again whenever weights are loaded. So the tokens are the
+    same as if each one were sampled when it is due, for a fraction of the work.
     """
 
     def __init__(self, sampler: LocalSampler, sampling: SamplingConfig, pace: Pace) -> None:
         super().__init__(sampler, sampling)
         self.pace = pace
         self.rows: dict[RowName, _Row] = {}
-        """In the order in which they came: the first ones have the slots."""
+        """The rows in the order of their arrival. The first ones have the slots."""
 
     def __bool__(self) -> bool:
         return bool(self.rows)
@@ -120,7 +122,7 @@ class SleepingRows(ContinuousSampler):
         self.rows |= {task.row: _Row(task, self.pace.of(task)) for task in tasks}
 
     def step(self) -> list[Piece]:
-        """Sleep for a moment, then hand out the rows whose last token was due."""
+        """Sleep for one tick, then hand out the rows whose last token is due."""
         now = time.monotonic()
         for row in list(self.rows.values())[: self.pace.slots]:
             row.begun = row.begun or now
@@ -156,7 +158,7 @@ class SleepingRows(ContinuousSampler):
 
 
 class SleepingWorker(Worker):
-    """Computes with one thread, as the trainer does, in synchronous runs too."""
+    """A worker that computes with one thread, as the trainer does, in synchronous runs too."""
 
     def open(self, sampler: LocalSampler, sampling: SamplingConfig, *, keep_cache: bool) -> SleepingRows:
         torch.set_num_threads(1)
@@ -164,7 +166,7 @@ class SleepingWorker(Worker):
 
 
 class SleepingEngine(EngineProcess):
-    """An engine process that takes the time of a server and next to nothing of the cores."""
+    """An engine process that takes the time of a server but hardly uses the cores."""
 
     program: ClassVar[str] = "benchmarks.asynchrony.engines"
 
@@ -175,9 +177,9 @@ class SleepingEngine(EngineProcess):
 
 
 class InlineEngine:
-    """Decodes at once, in the thread of whoever asks: what admission lets in is there before the trainer needs it.
+    """An engine that decodes immediately, in the caller's thread. Admitted rows are done before the trainer needs them.
 
-    So every token is as old as `run_ahead` allows, and two runs of the same settings are the same.
+    So every token is as old as `run_ahead` allows, and two runs with the same settings are identical.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class InlineEngine:
         self.published: Published | None = None
         self._bell, self._heard = socket.socketpair()
         self._heard.setblocking(False)
-        self._bell.setblocking(False)  # whoever rings also listens, and is not there while it rings
+        self._bell.setblocking(False)  # the same thread sends and receives: a blocking send would never end
         self._answers: list[Answer] = []
         self._say(Ready(tensors=self.held, merged=sampler.owns_weights))
 
@@ -209,7 +211,7 @@ class InlineEngine:
             self._say(*self.rows.step())
 
     def interrupt(self, rows: Sequence[tuple[RowName, int]]) -> None:
-        """Nothing is ever under way."""
+        """Give the rows back. No row is ever in progress, because `submit` decodes immediately."""
         self._say(*(GivenBack(row=row, attempt=attempt) for row, attempt in rows))
 
     def load(self, version: int) -> None:
@@ -229,11 +231,11 @@ class InlineEngine:
         return found
 
     def push(self) -> bool:
-        """Nothing is ever left to send."""
+        """Return False: nothing is ever left to send."""
         return False
 
     def work(self) -> float:
-        """It is there at once, and has nothing to start."""
+        """Return the time as progress: the engine is always ready."""
         return time.monotonic()
 
     def kill(self) -> None:

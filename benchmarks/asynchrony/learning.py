@@ -1,7 +1,7 @@
-"""How old tokens may be, and what a correction does about it: bounds x corrections x seeds on the demonstration task.
+"""How stale tokens may be, and how a correction helps: bounds x corrections x seeds on the demonstration task.
 
-The engine decodes at once (`InlineEngine`), so that every token is as old as the bound allows, from the first step
-that has so many before it. Then nothing is masked, and two runs of the same settings are the same.
+The engine decodes immediately (`InlineEngine`), so every token is as old as the bound allows, as soon as there were
+enough steps. So no token is masked, and two runs with the same settings are identical.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from posttrain.train.fleet import Fleet
 
 BOUNDS, SEEDS = (0, 1, 2, 4, 8, 16), (0, 1, 2, 3, 4)
 CORRECTIONS: dict[str, Any] = {"auto": "auto", "none": {"low": 1, "high": 1}, "bypass": "bypass"}
-"""`auto` is the decoupled objective, its weight held below 2. The name `none` is refused for stale data; a weight held
-between 1 and 1 does the same. `bypass` centres the clip at whatever sampled: PPO as it was, AReaL's "naive PPO"."""
+"""`auto` is the decoupled objective with weights below 2. The name `none` is refused for stale data; weights limited
+to 1 do the same. `bypass` centres the clip at the sampling policy: the original PPO, AReaL's "naive PPO"."""
 BASE: dict[str, Any] = {
     "model": {"path": "tiny:sort", "device": "cpu"},
     "data": {"train": "task:sort"},
@@ -49,7 +49,7 @@ BASE: dict[str, Any] = {
     "report": False,
 }
 SPIKE = 5.0
-"""A gradient norm so many times the median of its run counts as a spike."""
+"""A gradient norm above this multiple of the run's median counts as a spike."""
 
 
 class Case(NamedTuple):
@@ -59,14 +59,14 @@ class Case(NamedTuple):
 
 
 def cases(seeds: Sequence[int] = SEEDS) -> list[Case]:
-    """With bound 0 there is nothing to correct: one run of a seed stands for all corrections."""
+    """All cases to measure. With bound 0 there is nothing to correct, so one run per seed serves all corrections."""
     found = [Case(*case) for case in itertools.product(BOUNDS, CORRECTIONS, seeds)]
     wanted = [case for case in found if case.bound or case.correction == "auto"]
     return sorted(wanted, key=lambda case: (case.correction == "bypass", case.seed))
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """One run, and what the table needs of it."""
+    """Train one run, and return the figures for the table."""
     given: dict[str, Any] = {}
     if case.bound:
         given = {"rollout.engines": 1, "train.run_ahead": case.bound, "train.max_staleness": case.bound}
@@ -93,7 +93,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def run_all(folder: Path, *, at_once: int = 2) -> dict[str, Any]:
-    """Each case in turn, some processes side by side; what is on file in `folder` is not done again."""
+    """Measure all cases, in `at_once` parallel processes. Cases that are on file in `folder` are not measured again."""
     kept = folder / "learning.jsonl"
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     there = {Case(run["bound"], run["correction"], run["seed"]) for run in done}

@@ -1,4 +1,4 @@
-"""docs/asynchronous-measured.md from results/asynchrony.json: `python -m benchmarks.asynchrony.page` writes it anew."""
+"""Write docs/asynchronous-measured.md from results/asynchrony.json: `python -m benchmarks.asynchrony.page`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def percent(value: float, digits: int = 1) -> str:
-    """
+    """A share in percent.
+
     >>> percent(0.1234)
     '12.3%'
     """
@@ -38,7 +39,8 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def points(mean: float, low: float, high: float) -> str:
-    """
+    """A difference with its interval, in percentage points.
+
     >>> points(-0.012, -0.03, 0.006)
     '-1.2 (-3.0 to +0.6)'
     """
@@ -109,7 +111,7 @@ their mean.
 
 
 def fast_section(found: Mapping[str, Any]) -> str:
-    """What the same lead costs a policy that moves fast."""
+    """The paragraph on the cost of the same lead for a policy that moves fast."""
     change = found["difference"]
     return f"""
 **Where the policy moves fast the lead costs something.** From the demonstration's start model, at a learning rate of
@@ -178,7 +180,7 @@ AREAL = [
 
 
 def verdict(lines: Sequence[Mapping[str, Any]]) -> str:
-    """What the table says, in sentences: which changes are distinguished from none."""
+    """The result of the table in sentences: which changes differ from 0."""
     sentences = []
     for correction in learning.CORRECTIONS:
         own = [line for line in lines if line["correction"] == correction and line["bound"]]
@@ -193,7 +195,7 @@ def verdict(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def few(lines: Sequence[Mapping[str, Any]]) -> str:
-    """What is missing of the measurement."""
+    """A paragraph on missing parts of the measurement; empty if it is complete."""
     least = min(line["seeds"] for line in lines)
     if least >= len(learning.SEEDS) and {line["correction"] for line in lines} == set(learning.CORRECTIONS):
         return ""

@@ -1,10 +1,10 @@
-"""Steps per second with engines that answer like a server: synchronous and asynchronous, side by side in one run.
+"""Steps per second with engines that answer like a server: synchronous and asynchronous runs at the same time.
 
-The engine sleeps (`SleepingEngine`): a token takes its time whatever the number of rows, and rows are as long as the
-log-normal says. Its tokens are real: the tiny model draws each when it is due, with the weights that are loaded then.
-The trainer is real, too. Every run starts from the same model, which has learned a part of the task, and learns more.
-Synchronous and asynchronous runs go on beside each other: the synchronous ones need the cores for a small part of
-their time only.
+The engine sleeps (`SleepingEngine`): a token takes a fixed time, however many rows there are, and the time differs
+between rows with a log-normal distribution. The tokens are real: the tiny model samples each one when it is due, with
+the weights that are loaded then. The trainer is real, too. Every run starts from the same model, which has learned a
+part of the task, and trains it further. Synchronous and asynchronous runs go on in parallel, because the synchronous
+ones need the cores for only a small part of their time.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from posttrain.train.api import train
 from posttrain.train.fleet import Fleet
 
 PACE = Pace(seconds=0.02, slots=512)
-"""An answer of eight tokens takes 0.16 seconds on average and 0.96 at most. The longest decides when a step ends."""
+"""An answer of eight tokens takes 0.16 seconds on average and at most 0.96. The slowest answer ends a step."""
 SYNCHRONOUS, DEFAULT = (0, 0), (2, 8)
 SETTINGS = (SYNCHRONOUS, (1, 8), DEFAULT, (4, 8))
 """(run_ahead, max_staleness)."""
 SEEDS = (0, 1, 2, 3, 4)
 FIRST = 10
-"""Steps that are not counted: the first ones find no answers that wait for them."""
+"""Number of first steps that are not counted, because no answers are ready for them."""
 GOAL = 2.77
 BASE: dict[str, Any] = {
     "model": {"device": "cpu"},
@@ -72,11 +72,11 @@ BEFORE: dict[str, Any] = {
     "train.minibatches": 2,
     "seed": 100,
 }
-"""How the model came about from which all runs start."""
+"""The settings that trained the model from which all runs start."""
 
 
 FAST: dict[str, Any] = {"model.path": "tiny:sort", "train.learning_rate": 5e-4, "train.minibatches": 2}
-"""Where the policy moves fast: from the demonstration's start model, two large updates of each batch."""
+"""The settings for a policy that moves fast: the demonstration's start model, and two large updates for each batch."""
 
 
 class Case(NamedTuple):
@@ -86,14 +86,14 @@ class Case(NamedTuple):
 
 
 def prepare(folder: Path) -> Path:
-    """The model from which all runs start."""
+    """Train the model from which all runs start, unless it exists, and return its folder."""
     if not (folder / "before" / "checkpoints").exists():
         _train(folder / "before", **BEFORE)
     return max((folder / "before" / "checkpoints").glob("step-*")) / "model"
 
 
 def measure(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
-    """One run and the times of its steps, without the first ones; `given` are settings beside those of all runs."""
+    """Train one run, and return its figures without the first steps. `given` are additional settings."""
     Fleet.start = SleepingEngine.at(PACE)
     ahead = {"train.run_ahead": case.run_ahead, "train.max_staleness": case.max_staleness, "seed": case.seed}
     load = os.getloadavg()[0]
@@ -126,19 +126,19 @@ def _train(folder: Path, **given: Any) -> Any:
 
 
 def run_all(folder: Path) -> dict[str, Any]:
-    """The runs of every setting; what is on file in `folder` is not done again."""
+    """Do the runs of every setting. Runs that are on file in `folder` are not repeated."""
     others = [Case(*DEFAULT, seed) for seed in SEEDS]
     others += [Case(*setting, 0) for setting in SETTINGS if setting not in (SYNCHRONOUS, DEFAULT)]
     return summary(_run(folder / "speed.jsonl", {"model.path": str(prepare(folder))}, others))
 
 
 def run_fast(folder: Path) -> dict[str, Any]:
-    """Synchronous runs and those of the defaults where the policy moves fast."""
+    """Do synchronous runs and runs with the defaults for a policy that moves fast."""
     return fast_summary(_run(folder / "fast.jsonl", FAST, [Case(*DEFAULT, seed) for seed in SEEDS]))
 
 
 def _run(kept: Path, given: Mapping[str, Any], others: Sequence[Case]) -> list[dict[str, Any]]:
-    """Two synchronous runs at a time, beside them the others, each in a process of its own."""
+    """Do two synchronous runs and one of the others at a time, each in its own process."""
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     there = {Case(run["run_ahead"], run["max_staleness"], run["seed"]) for run in done}
     synchronous = [Case(*SYNCHRONOUS, seed) for seed in SEEDS]
@@ -156,7 +156,7 @@ def _run(kept: Path, given: Mapping[str, Any], others: Sequence[Case]) -> list[d
 
 
 def fast_summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How fast the defaults are, and what they cost, where the policy moves fast."""
+    """The speed and the cost of the defaults for a policy that moves fast."""
     by_setting = {(run["run_ahead"], run["seed"]): run for run in runs}
     pairs = [(by_setting[0, seed], by_setting[DEFAULT[0], seed]) for seed in SEEDS]
     before, after = zip(*pairs, strict=True)
@@ -173,7 +173,7 @@ def fast_summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The runs, one line for each setting, and the difference of the scores of the defaults."""
+    """The runs, one line for each setting, and the difference in score between the defaults and synchronous runs."""
     lines = []
     for setting in SETTINGS:
         same = [run for run in runs if (run["run_ahead"], run["max_staleness"]) == setting]
@@ -197,7 +197,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _longest(steps: int = 100) -> float:
-    """Seconds that a token takes in the slowest row of a synchronous step, on average."""
+    """Mean time for a token in the slowest row of a synchronous step, in seconds."""
     rows = BASE["train"]["prompts_per_step"] * BASE["sampling"]["group_size"]
     task = Task(row=(0, 0), attempt=1, prompt_ids=(), seed=0, stream=(0, 0), max_new_tokens=1)
     return statistics.mean(

@@ -1,4 +1,4 @@
-"""Tables that a benchmark writes into a page of docs/ that people write: each between two comments of its name."""
+"""Put tables of a benchmark into a hand-written page of docs/, each between two comments with its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def with_tables(page: str, tables: Mapping[str, str]) -> str:
-    """The page with these tables in place of what stands there."""
+    """The page with these tables in place of the old ones."""
     for name, text in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         if begin not in page or end not in page:

@@ -1,11 +1,11 @@
-"""Claims of the field, measured by `posttrain compare` on tiny models: docs/claims.md.
+"""Claims from the literature, measured by `posttrain compare` on tiny models: docs/claims.md.
 
-    python -m benchmarks.claims                     all of them; what is on file is not made again
-    python -m benchmarks.claims clip_higher stale   these
-    python -m benchmarks.claims --page              the page anew from the numbers on file
+    python -m benchmarks.claims                     all of them; runs on file are not repeated
+    python -m benchmarks.claims clip_higher stale   only these
+    python -m benchmarks.claims --page              write the page again from the numbers on file
 
-Each comparison is in runs/claims/KEY, with a page of its own. Timed and weighed ones (ppo_time, memory) want a machine
-with nothing else to do, and are made one run at a time.
+Each comparison is in runs/claims/KEY, with its own page. Comparisons of time and memory (ppo_time, memory) need an idle
+machine, and do one run at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODEL = FOLDER / "llama-50m"
 
 
 def measure(key: str) -> dict[str, Any]:
-    """Carry out one comparison, and keep what the page needs of it."""
+    """Carry out one comparison, and return the figures for the page."""
     if key == "memory" and not MODEL.exists():
         write_model(MODEL)
     workers = 1 if key in ALONE else min(2, os.cpu_count() or 1)
@@ -43,7 +43,8 @@ def measure(key: str) -> dict[str, Any]:
 
 
 def write_model(folder: Path) -> None:
-    """A random Llama of 50 million parameters over characters, whose weights outweigh the libraries."""
+    """Write a random Llama with 50 million parameters and characters as tokens. Its weights take more memory than the
+    libraries."""
     from posttrain.tasks.base import TinyRecipe
     from posttrain.tasks.tiny import build_model, build_tokenizer
 

@@ -1,4 +1,4 @@
-"""The claims: what each says, by which numbers it is judged, and how its setting came about."""
+"""The claims: what each one says, which numbers judge it, and how its setting was changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCORE = "held-out accuracy"
 
 @dataclass(frozen=True)
 class Number:
-    """What a claim says of one number: `first` has more of it, less, or about half as much, than `second`."""
+    """A claim about one number: `first` has more, less, or about half as much as `second`."""
 
     name: str
     first: str
@@ -21,17 +21,17 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the field: benchmarks/claims/KEY.yaml measures it."""
+    """One claim from the literature, measured by benchmarks/claims/KEY.yaml."""
 
     key: str
     says: str
     source: str
     numbers: Sequence[Number]
-    """The first decides."""
+    """The numbers that judge the claim. The first one decides."""
     note: str = ""
-    """What the setting is like, and what limits the answer."""
+    """The characteristics of the setting, and the limits of the answer."""
     changed: str = ""
-    """What of its setting is not as it was first written down, before any run. Its runs on file have other seeds."""
+    """How the setting differs from its first version, which preceded all runs. The runs on file use new seeds."""
 
 
 CLAIMS = (

@@ -1,4 +1,4 @@
-"""docs/claims.md and its pictures, from benchmarks/results/claims.json."""
+"""Write docs/claims.md and its pictures from benchmarks/results/claims.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Result = Mapping[str, Any]
 
 
 def pair_of(result: Result, number: Number) -> dict[str, Any] | None:
-    """The compared pair, turned so that it is of `first` against `second`."""
+    """The compared pair in the direction `first` against `second`; None if it was not compared."""
     ratio = result["measures"].get(number.name, {}).get("as_ratio", False)
     pairs = result["pairs"] if number.name == SCORE else result["measure_pairs"].get(number.name, [])
     for pair in pairs:
@@ -42,7 +42,7 @@ def _turned(pair: Mapping[str, Any], ratio: bool) -> dict[str, Any]:
 
 
 def judged(result: Result, number: Number) -> Found:
-    """By the interval of the pair and its corrected p-value; nothing is claimed of a single seed."""
+    """Judge a number by the interval of the pair and its corrected p-value. A single seed proves nothing."""
     pair = pair_of(result, number)
     if pair is None or pair["low"] is None or pair["p_holm"] is None:
         return "not measured"
@@ -58,12 +58,14 @@ def judged(result: Result, number: Number) -> Found:
 
 
 def judgement(result: Result | None, claim: Claim) -> Found:
-    """By the claim's first number; the others say how it came about."""
+    """Judge a claim by its first number. The other numbers help to explain the result."""
     return judged(result, claim.numbers[0]) if result else "not measured"
 
 
 def in_words(result: Result, number: Number) -> str:
-    """`tokens of a wrong answer: grpo less dr_grpo is +1.2 (95% interval +0.3 to +2.1, 5 seeds): holds here`"""
+    """A number in words:
+
+    `tokens of a wrong answer: grpo less dr_grpo is +1.2 (95% interval +0.3 to +2.1, 5 seeds): holds here`"""
     pair = pair_of(result, number)
     if pair is None or pair["low"] is None:
         return f"{number.name}: not measured"
@@ -146,14 +148,15 @@ def _target(result: Result) -> str:
 
 
 def _busy(result: Result, claim: Claim) -> str:
-    """A comparison whose seconds are not comparable by its own account, and a claim about seconds."""
+    """A warning if the claim is about seconds and the comparison itself calls its seconds not comparable."""
     if "seconds" not in claim.numbers[0].name or "not comparable" not in result["conditions"]["seconds_note"]:
         return ""
     return "Other programs were at work, which the interval does not know: the direction is shown, the factor is rough."
 
 
 def _beside(results: Mapping[str, Result], claim: Claim) -> str:
-    """What the libraries take of a weighed claim: as much as a run takes whose model weighs nothing."""
+    """A sentence for a claim about memory: the figures without the libraries, which are as large as a run of the tiny
+    model."""
     number = claim.numbers[0]
     if number.says != "about half" or "ppo_time" not in results:
         return ""
@@ -208,7 +211,8 @@ _LEFT, _TOP, _BOTTOM = 60, 44, 28
 
 
 def picture(result: Result, claim: Claim) -> str:
-    """The claim's first number of every run: a column per arm, the runs of one seed joined, the mean as a bar."""
+    """Draw the claim's first number for every run: a column for each arm, lines between runs of one seed, and bars for
+    the means."""
     number = claim.numbers[0]
     arms = list(result["design"]["arms"])
     values = {
@@ -244,7 +248,7 @@ def picture(result: Result, claim: Claim) -> str:
 
 
 def write(results: Mapping[str, Result]) -> None:
-    """The page, and a picture for each claim that was measured."""
+    """Write the page, and a picture for each measured claim."""
     PAGE.write_text(page_of(results))
     for claim in CLAIMS:
         if claim.key in results:

@@ -1,4 +1,4 @@
-"""A reward that differs from answer to answer whatever a model writes."""
+"""A reward that differs between answers, whatever a model writes."""
 
 
 def letters(prompt: str, completion: str, **row: object) -> float:

@@ -1,13 +1,13 @@
-"""Speed and memory on a card, beside TRL with vLLM on the same card: `make bench-gpu`.
+"""Speed and memory on a GPU, compared with TRL and vLLM on the same GPU: `make bench-gpu`.
 
     python -m benchmarks.gpu                           results/speed_gpu.json and docs/speed-gpu.md, within 9.5 minutes
-    python -m benchmarks.gpu --missing                 what the results on file do not have yet
+    python -m benchmarks.gpu --missing                 only what the results on file do not have yet
     python -m benchmarks.gpu --device cpu --models tiny --out /tmp/speed.json
-                                                       the same on a processor: for the harness, not for the figures
+                                                       the same on a CPU, to test the harness; the figures mean nothing
 
-Every part has seconds of its own. Where they are not left it is skipped, and said; what was measured is on file as soon
-as its part is done. POSTTRAIN_BENCH_TRL and POSTTRAIN_BENCH_VLLM name the peers' environments; without them our side
-is measured alone.
+Each part has a time limit. If less time is left, the part is skipped and reported. Results are written to the file as
+soon as their part is done. POSTTRAIN_BENCH_TRL and POSTTRAIN_BENCH_VLLM name the environments of the other libraries;
+without them only posttrain is measured.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from benchmarks.speed.machine import origin
 from benchmarks.speed.rounds import ROOT
 
 MEASURED = ROOT / "src" / "posttrain" / "lab" / "plan" / "measured.json"
-"""Where the planner looks for cards that were measured."""
+"""The file in which the planner looks for measured GPUs."""
 BUDGET = 570.0
 
 
 def main() -> int:
-    """Exit code 1 where the card is missing, or where no part came to its end."""
+    """Measure all wanted parts. The exit code is 1 if there is no GPU, or if no part was completed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = _options()
     try:
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _about(device: str) -> dict[str, Any]:
-    """What every figure was measured on. Raises card.Missing."""
+    """The device and the versions behind every figure. Raises card.Missing."""
     import torch
 
     where = {"name": "processor"} if device == "cpu" else card.first_card().to_json()
@@ -67,7 +67,7 @@ def _about(device: str) -> dict[str, Any]:
 
 
 def _known(file: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """The results on file, where they are of the same card; else none."""
+    """The results on file if they are from the same GPU; otherwise no results."""
     known = json.loads(file.read_text()) if file.exists() else {}
     same = known.get("about", {}).get("card") == about["card"]
     return {"about": about, "parts": known["parts"] if same else {}, "skipped": {}}
@@ -80,7 +80,7 @@ def _wanted(name: str, options: argparse.Namespace, result: dict[str, Any]) -> b
 
 
 def _keep(result: dict[str, Any], report: Report) -> None:
-    """A part that was skipped, or that failed, leaves what is on file of an earlier one."""
+    """Put a report into the results. A part that was skipped or failed keeps the earlier result on file."""
     if report.skipped or report.failed:
         result["skipped"][report.name] = report.skipped or report.failed
         return
@@ -101,18 +101,18 @@ def _sides(report: Report) -> list[tuple[str, dict[str, Any]]]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts.SECONDS)}; none: all")
+    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(parts.SECONDS)}; default: all")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--models", nargs="+", choices=list(work.MODELS), default=["0.5b", "1.5b", "3b"])
-    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds of everything together")
-    parser.add_argument("--missing", action="store_true", help="leave out what is on file")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="time limit for everything together, in seconds")
+    parser.add_argument("--missing", action="store_true", help="leave out parts that are on file")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--work", type=Path, help="keep models, prompts and logs in this folder")
     options = parser.parse_args()
     if unknown := set(options.parts) - set(parts.SECONDS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(parts.SECONDS)}")
     if options.device == "cpu" and options.out == RESULT:
-        parser.error("figures of a processor are not those of a card: name another file with --out")
+        parser.error("figures of a CPU must not replace those of a GPU: name another file with --out")
     return options
 
 

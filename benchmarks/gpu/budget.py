@@ -1,7 +1,7 @@
-"""Parts of a measurement within a time: each has seconds of its own, and what does not fit is left out and said.
+"""Do the parts of a measurement within a time budget. Each part has a time limit; parts that do not fit are reported.
 
-A part is begun only where its seconds are left, and is stopped when they are over. So the whole ends in time, whatever
-hangs; and what was measured until then stays.
+A part begins only if its whole time is left, and must stop when its time is over. So the whole measurement ends in time
+even if something hangs, and the results until then are kept.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ class Until:
 
     @property
     def left(self) -> float:
-        """Seconds; never below 0."""
+        """Time until the moment, in seconds; never below 0."""
         return max(0.0, self.moment - time.monotonic())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One thing that is measured."""
+    """One part of the measurement."""
 
     name: str
     seconds: float
-    """That it may take."""
+    """Time limit of the part, in seconds."""
     measure: Callable[[Until], dict[str, Any]]
-    """Is told by when it has to be done, and returns what it has by then."""
+    """Measures until the given moment, and returns the results that it has by then."""
 
 
 @dataclass
 class Report:
-    """What became of a part."""
+    """The result of a part."""
 
     name: str
     found: dict[str, Any] = field(default_factory=dict)
     took: float = 0.0
     skipped: str = ""
-    """Why it was not begun; empty where it was."""
+    """Reason why it was not begun; empty if it was."""
     failed: str = ""
-    """How it ended; empty where it came to its end."""
+    """Error with which it ended; empty if it was completed."""
 
 
 def within(parts: Sequence[Part], budget: float) -> Iterator[Report]:
-    """The parts in their order, each reported as soon as it is done. A part that fails leaves the others as they are.
+    """Do the parts in order, and report each one as soon as it is done. A part that fails does not affect the others.
 
     >>> quick = Part(name="quick", seconds=5, measure=lambda until: {"seconds left": until.left > 4})
     >>> long = Part(name="long", seconds=60, measure=lambda until: {})

@@ -1,7 +1,7 @@
-"""The planner's own probe on this card: `python -m benchmarks.gpu.calibration MODEL DEVICE [FILE]`.
+"""Run the planner's probe on this GPU: `python -m benchmarks.gpu.calibration MODEL DEVICE [FILE]`.
 
-The probe keeps what it finds for this machine. FILE is that of the package for cards that anybody may name
-(`posttrain plan --gpus h100`): an entry of the same card there is replaced.
+The probe saves its result for this machine. FILE is the package's file of GPUs that users can name (`posttrain plan
+--gpus h100`); an entry of the same GPU is replaced there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from posttrain.lab.plan.probe import probe_and_plan
 
 
 def calibrate(model: str, device: str) -> dict[str, Any]:
-    """The calibration, and what the plan of the probe's step had said before it."""
+    """The calibration, and for the probe's step the predicted and the measured times."""
     config = {
         "model": {"path": model, "device": device},
         "algorithm": "grpo",
@@ -34,7 +34,7 @@ def calibrate(model: str, device: str) -> dict[str, Any]:
 
 
 def put_into(file: Path, calibration: dict[str, Any]) -> None:
-    """In place of an older one of the same card."""
+    """Put a calibration into a file, in place of an older one of the same GPU."""
     known = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(known | {calibration["machine"]: calibration}, indent=1) + "\n")
 

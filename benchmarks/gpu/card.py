@@ -1,9 +1,9 @@
-"""The card of this machine and its driver, and in one line what is missing for `make test-gpu` and `make bench-gpu`.
+"""Print the GPU of this machine and its driver, or in one line what `make test-gpu` and `make bench-gpu` lack.
 
-    python -m benchmarks.gpu.card             before anything is installed: is there a driver, and a card?
-    python -m benchmarks.gpu.card PYTHON      does the torch of this interpreter see it?
+    python -m benchmarks.gpu.card             before anything is installed: check for a driver and a GPU
+    python -m benchmarks.gpu.card PYTHON      check that the torch of this interpreter sees the GPU
 
-Needs nothing but the standard library. Exit code 1 where something is missing.
+It uses only the standard library. The exit code is 1 if something is missing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ elif not torch.cuda.is_available():
 
 
 class Missing(Exception):
-    """What a machine lacks, and what to do about it, in one line."""
+    """The machine lacks something. The message says what, and what to do about it, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """As nvidia-smi has it."""
+    """A GPU, as nvidia-smi describes it."""
 
     name: str
     driver: str
@@ -41,21 +41,21 @@ class Card:
 
 
 def first_card() -> Card:
-    """The one that torch calls cuda:0. Raises Missing where there is no driver, or none that answers with a card."""
+    """The GPU that torch calls cuda:0. Raises Missing if there is no driver, or if it reports no GPU."""
     name, driver, memory = _first_line("name,driver_version,memory.total", 3)
     return Card(name=name, driver=driver, memory_mib=int(memory))
 
 
 def used_bytes() -> int:
-    """Of the first card, by all processes. Raises Missing."""
+    """Memory of the first GPU that all processes use together, in bytes. Raises Missing."""
     return int(_first_line("memory.used", 1)[0]) * 2**20
 
 
 def index_for_driver() -> str:
-    """Where pip finds a torch that this driver runs. PyTorch 2.13 is built for CUDA 12.6, 13.0 and 13.2.
+    """The package index with a torch that this driver can run. PyTorch 2.13 is built for CUDA 12.6, 13.0 and 13.2.
 
-    A driver runs what was built for its own CUDA or an older one, and for later ones of the same major version. Raises
-    Missing for a driver that is too old for all of them.
+    A driver runs programs built for its own CUDA version, for older ones, and for later ones with the same major
+    version. Raises Missing for a driver that is too old for all builds.
     """
     program = shutil.which("nvidia-smi")
     said = "" if program is None else subprocess.run([program], capture_output=True, text=True, check=False).stdout
@@ -80,7 +80,7 @@ def _first_line(fields: str, number: int) -> list[str]:
 
 
 def require_torch(python: str) -> None:
-    """Raises Missing unless the torch of this interpreter computes on the card."""
+    """Raise Missing unless the torch of this interpreter can compute on the GPU."""
     done = subprocess.run([python, "-c", SEES], capture_output=True, text=True, check=False)
     if done.returncode:
         raise Missing(f"{python} has no torch: {done.stderr.strip().splitlines()[-1]}")

@@ -1,4 +1,4 @@
-"""What is asked of a card, and where it is found in the results."""
+"""The goals for a GPU, and how to find their figures in the results."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """One figure, and what it should be at least."""
+    """A goal: one figure and its lower bound."""
 
     what: str
     part: str
     bound: float
     find: Callable[[Result, Result], float | None]
-    """(part, everything) -> the figure; None where it was not measured."""
+    """A function (result of the part, all results) -> the figure; None if it was not measured."""
     form: Callable[[float], str]
 
 
 def reached(goal: Goal, result: Result) -> float | None:
-    """The figure; None where it was not measured."""
+    """The figure of a goal; None if it was not measured."""
     part = result["parts"].get(goal.part)
     return None if part is None else goal.find(part, result)
 
 
 def share(case: Result, side: Result, result: Result) -> float | None:
-    """Of the card's matrix rate, in the training of a step: in the phase where it is timed apart, else in the step."""
+    """Share of the GPU's matrix rate in the training of a step, from the time of the training phase, or of the whole
+    step if the phase is not timed separately."""
     rates, alone = result["parts"].get("rates"), side.get("time/train")
     seconds = alone if case["task"] == "grpo" else side.get("seconds")
     if rates is None or not seconds:
@@ -37,7 +38,7 @@ def share(case: Result, side: Result, result: Result) -> float | None:
 
 
 def fastest(case: Result, result: Result) -> float | None:
-    """Our faster way beside TRL's default and TRL at its best, the smaller of the two ratios."""
+    """The speed of our faster variant relative to TRL's default and to TRL at its best: the smaller ratio."""
     of_ours: dict[str, list[float]] = {}
     for pair, one in case["ratios"].items():
         of_ours.setdefault(pair.split(" / ")[0], []).append(one["speed"])

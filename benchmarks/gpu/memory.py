@@ -1,4 +1,4 @@
-"""Memory of a card that a step takes: its process's tensors, what its allocator keeps, and the whole card."""
+"""GPU memory of a step: tensors of its process, memory kept by its allocator, and memory in use on the whole GPU."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from benchmarks.gpu.card import used_bytes
 
 PERIOD = 0.2
-"""Seconds between two looks at the whole card, on which a server of the same run has its memory, too."""
+"""Time between two measurements of the whole GPU, in seconds. A server of the same run also has memory there."""
 
 
 class OfCard:
-    """The memory of a gate (`benchmarks.speed.gate.Memory`).
+    """Memory of a GPU. Implements `benchmarks.speed.gate.Memory`.
 
-    The whole card is asked of nvidia-smi: a call of CUDA from another thread would break the capture of a graph.
+    nvidia-smi measures the whole GPU, because a CUDA call from another thread would break the capture of a graph.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class OfCard:
         torch.cuda.synchronize()
 
     def peaks(self) -> dict[str, int]:
-        """Bytes: `peak_bytes` of tensors, `kept_bytes` of the allocator, `card_bytes` of everything on the card."""
+        """Peaks in bytes: `peak_bytes` of tensors, `kept_bytes` of the allocator, `card_bytes` of the whole GPU."""
         return {
             "peak_bytes": torch.cuda.max_memory_allocated(),
             "kept_bytes": torch.cuda.max_memory_reserved(),

@@ -1,6 +1,6 @@
-"""docs/speed-gpu.md from results/speed_gpu.json; nothing of it is written by hand. `python -m benchmarks.gpu.page`
+"""Write docs/speed-gpu.md from results/speed_gpu.json: `python -m benchmarks.gpu.page`. No part is written by hand.
 
-The page does not exist until a card has been measured.
+The page does not exist until a GPU has been measured.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _rate(case: Result, seconds: float | None) -> str:
 
 
 def _memory(result: Result) -> str:
-    """Of our training runs, as their plans had it before the first step."""
+    """The table of our training runs: memory and time as planned before the first step, and as measured."""
     rows = [
         f"| {name} | {key} | {side['planned_bytes'] / 1e9:.2f} GB | {side['peak_mb'] * 2**20 / 1e9:.2f} GB "
         f"| {side['planned_bytes'] / (side['peak_mb'] * 2**20) - 1:+.0%} "
@@ -189,7 +189,8 @@ def _machine(result: Result) -> str:
 
 
 def billions(case: Result) -> str:
-    """
+    """The number of parameters of a case, as text.
+
     >>> billions({"model": {"parameters": 1_543_714_304}}), billions({"model": {"parameters": 230_000}})
     ('1.5B', '0.2M')
     """

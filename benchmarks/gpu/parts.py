@@ -1,7 +1,7 @@
-"""The parts of a measurement, the most telling first, and how long each may take.
+"""The parts of the measurement, most important first, and their time limits.
 
-A side is alone on the card: with two models and a server's cache beside each other neither would have the memory that
-its users have. So nothing takes turns here, and what the clock of the card does meanwhile is not evened out.
+Each side is alone on the GPU: with two models and a server's cache on it, neither would have as much memory as in
+practice. So the sides do not take turns, and changes of the GPU's clock rate are not averaged out.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from benchmarks.speed.rounds import LATE, PEERS, ROOT, Side, SideFailed, Worker,
 from posttrain.engine_environment import installed
 
 ROUNDS = 5
-"""Measured steps of a side at most, after one that warms up."""
+"""Largest number of measured steps of a side, after one warm-up step."""
 FIRST = (("sft", "1.5b"), ("grpo", "1.5b"), ("dpo", "1.5b"), ("sampling", "1.5b"))
-"""What the goals are about."""
+"""The parts for the goals."""
 THEN = tuple((task, model) for model in ("0.5b", "3b") for task in ("grpo", "sft", "dpo", "sampling"))
 SECONDS = {"rates": 30, "calibration": 60, "sft": 90, "dpo": 100, "grpo": 300, "sampling": 110}
-"""That a part may take on a card; the model of its size is written within them, and servers start. vLLM compiles and
+"""Time limit of each part on a GPU, in seconds. It includes writing the model and starting servers. vLLM compiles and
 captures its graphs for about a minute."""
 SHARE = 0.6
-"""Of what is left of a part's time that a side may take; the last one may take all."""
+"""Share of a part's remaining time that a side may take. The last side may take all of it."""
 MICROBATCH = {"0.5b": 16_384, "1.5b": 8192, "3b": 4096, "tiny": 256}
-"""Our train.tokens_per_microbatch: what a card of 80 GB has room for."""
+"""Our train.tokens_per_microbatch, chosen for a GPU with 80 GB."""
 
 OURS, OURS_VLLM, TRL, TRL_BEST = "posttrain", "posttrain with vLLM", "TRL", "TRL best"
 BEST = {"gradient_checkpointing": False, "per_device_train_batch_size": 16, "model_init_kwargs": {"dtype": "bfloat16"}}
-"""The fastest of what TRL's documentation offers: no recomputation, more rows at a time, weights in bfloat16 too."""
+"""The fastest settings in TRL's documentation: no recomputation, more rows at a time, and weights in bfloat16."""
 TASKS = {"sft": {"padding_free": True}, "dpo": {"precompute_ref_log_probs": True}, "grpo": {}}
-"""What helps one of TRL's trainers beside that. Of DPO the reference is then no part of a step."""
+"""Further settings that make one of TRL's trainers faster. The reference model of DPO is then not part of a step."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where and on what is measured."""
+    """The working folder and the device of the measurement."""
 
     folder: Path
-    """Of models, prompts and logs."""
+    """Folder for models, prompts and logs."""
     device: str
 
     def workload(self, model: str, until: Until) -> Path:
-        """Written by a process of its own, which leaves the card as it was. Raises SideFailed."""
+        """Write a workload in a separate process, so that no GPU memory stays in use. Raises SideFailed."""
         done = in_a_process("benchmarks.gpu.work", [str(self.folder), model, self.device], until)
         assert done == ""
         return work.write(self.folder, model, self.device)
 
 
 def parts(place: Place, models: Sequence[str], calibration: Path | None) -> list[Part]:
-    """All of these models; `calibration` is a file for what the planner's probe finds, beside that of this machine."""
+    """All parts for these models. `calibration` is a second file for the result of the planner's probe, if any."""
     known = [*FIRST, *THEN, *((task, "tiny") for task in ("sft", "grpo", "dpo", "sampling"))]
     measured = [
         Part(name=f"{task} {model}", seconds=seconds_of(task, model), measure=part_of(place, task, model))
@@ -76,7 +76,7 @@ def parts(place: Place, models: Sequence[str], calibration: Path | None) -> list
 
 
 def seconds_of(task: str, model: str) -> float:
-    """The tiny model is there to try the harness, on machines that may have other work."""
+    """The time limit of a part, in seconds; always 120 for the tiny model, which tests the harness on busy machines."""
     return 120 if model == "tiny" else SECONDS[task]
 
 
@@ -99,7 +99,7 @@ def part_of(place: Place, task: str, model: str) -> Callable[[Until], dict[str, 
 
 
 def trainers(task: str, model: str, device: str) -> list[Side]:
-    """Ours first: of a part that is cut short it is what is compared with the next run's."""
+    """The sides of a training task, ours first: if a part is cut short, our figures can be compared between runs."""
     on_card = device == "cuda"
 
     def ours(name: str, **settings: Any) -> Side:
@@ -120,7 +120,7 @@ def trainers(task: str, model: str, device: str) -> list[Side]:
 
 
 def samplers(device: str) -> list[Side]:
-    """Drawing a step's completions and nothing else."""
+    """The sides that only sample the completions of a step."""
     ours = {"model.device": device, "model.precision": "bfloat16" if device == "cuda" else "float32"}
     sides = [Side(name=OURS, side="posttrain", task="sampling_alone", settings=ours, device=device)]
     if device == "cuda":
@@ -131,8 +131,8 @@ def samplers(device: str) -> list[Side]:
 
 
 def one_after_the_other(sides: Sequence[Side], folder: Path, until: Until) -> dict[str, dict[str, Any]]:
-    """What each side's steps took, by its name. A side that fails says why; one whose library is not there takes no
-    time of the others."""
+    """Measure the sides one after the other, and return the figures of each by name. A side that fails gives the
+    reason. A side whose library is missing takes no time."""
     (folder / "logs").mkdir(exist_ok=True)
     found: dict[str, dict[str, Any]] = {side.name: {"failed": why} for side in sides if (why := missing(side))}
     there = [side for side in sides if side.name not in found]
@@ -144,7 +144,7 @@ def one_after_the_other(sides: Sequence[Side], folder: Path, until: Until) -> di
 
 
 def missing(side: Side) -> str:
-    """Why it cannot be measured at all; empty where it can."""
+    """Reason why a side cannot be measured at all; empty if it can."""
     try:
         interpreter(side.side)
     except SideFailed as reason:
@@ -153,7 +153,7 @@ def missing(side: Side) -> str:
 
 
 def alone(side: Side, folder: Path, log: Path, until: Until) -> dict[str, Any]:
-    """Its steps until there is no time for another one; a side that is cut short keeps what it has done."""
+    """Measure steps of one side until there is no time for another one. A side that is cut short keeps its steps."""
     steps: list[dict[str, Any]] = []
     reason = ""
     try:
@@ -172,7 +172,7 @@ def alone(side: Side, folder: Path, log: Path, until: Until) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """How many times as fast ours are, each beside each of theirs."""
+    """Speed of each of our sides relative to each of the others."""
     ours = [name for name in found if name.startswith(OURS)]
     return {
         f"{our} / {their}": ratio(found[our], found[their])
@@ -187,7 +187,8 @@ def rates(place: Place, until: Until) -> dict[str, Any]:
 
 
 def calibrated(place: Place, model: str, file: Path | None, until: Until) -> dict[str, Any]:
-    """On a card this machine's plans use it from now on; a processor's stays in the folder of this measurement."""
+    """Run the planner's probe. On a GPU, plans on this machine use the result from now on. On a CPU it stays in the
+    folder of this measurement."""
     folder = place.workload(model, until) / "model"
     more = [] if file is None else [str(file)]
     own = {"POSTTRAIN_CACHE": str(place.folder / "cache")} if place.device == "cpu" else {}
@@ -195,7 +196,8 @@ def calibrated(place: Place, model: str, file: Path | None, until: Until) -> dic
 
 
 def in_a_process(module: str, arguments: Sequence[str], until: Until, more: Mapping[str, str] | None = None) -> str:
-    """The last line that it prints, with `more` variables. Raises SideFailed where it fails or is late."""
+    """Run a module with `more` environment variables, and return the last line that it prints. Raises SideFailed if it
+    fails or takes too long."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments],
@@ -214,7 +216,7 @@ def in_a_process(module: str, arguments: Sequence[str], until: Until, more: Mapp
 
 
 def peers() -> dict[str, str]:
-    """What of others is there to measure, with its version; what is missing is left to say to the sides."""
+    """The other libraries that can be measured, with their versions. The sides report missing ones."""
     found = {}
     for name in dict.fromkeys(PEERS.values()):
         if f"POSTTRAIN_BENCH_{name.upper()}" in os.environ:

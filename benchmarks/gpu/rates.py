@@ -1,6 +1,7 @@
-"""What the card can do: matrix products in bfloat16, and copies in its memory. `python -m benchmarks.gpu.rates DEVICE`
+"""Rates of the GPU: matrix products in bfloat16, and copies in its memory. `python -m benchmarks.gpu.rates DEVICE`
 
-Random numbers, since products of equal ones draw less power and run faster than any training does. Medians of tries.
+The numbers are random, because products of equal numbers draw less power and run faster than in any training. The
+rates are medians of several tries.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ TRIES = 20
 
 
 def rates(device: str) -> dict[str, float]:
-    """Floating-point operations per second of a large product, and bytes per second of a copy, read and written."""
+    """Floating-point operations per second of a large product, and bytes per second, read and written, of a copy."""
     size, numbers = (8192, 2**29) if device == "cuda" else (512, 2**22)
     a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
     source = torch.randn(numbers, device=device)

@@ -1,18 +1,18 @@
-"""What both libraries work on: shapes of Qwen2.5 with random weights, and the lengths of a step's rows.
+"""The work for both libraries: models with the shapes of Qwen2.5 and random weights, and the lengths of a step's rows.
 
-Nothing is downloaded: speed depends on the shapes alone. They are those of config.json of Qwen/Qwen2.5-0.5B, -1.5B and
--3B, with their tied embeddings and their vocabulary, as Llamas, which have no biases: transformers would take any
-tokenizer of a `qwen2` for Qwen's own.
+Nothing is downloaded, because speed depends on the shapes alone. They are taken from config.json of Qwen/Qwen2.5-0.5B,
+-1.5B and -3B, with tied embeddings and the same vocabulary. The models are Llamas, which have no biases, because
+transformers would treat any tokenizer of a `qwen2` as Qwen's own.
 
     FLOPs of a training step    6 N c + 6 n h s + 6 D V t
 
-N weights of the layers' matrices, c tokens that have to be computed, n layers, h width of all heads together, s the sum
-of L^2 over sequences of L tokens, D V the output head, t tokens that are trained. It is 6 for each weight and token and
-12 n h L for each token's attention (PaLM, arXiv:2204.02311, appendix B), half of that as attention looks back only. The
-head counts where it is needed, a prompt once per group: a library that computes more is not credited for it, nor for
-what it recomputes.
+N weights of the layers' matrices, c tokens that must be computed, n layers, h width of all heads together, s sum of L^2
+over sequences of L tokens, D V weights of the output head, t trained tokens. The formula has 6 for each weight and
+token and 12 n h L for the attention of each token (PaLM, arXiv:2204.02311, appendix B), halved because attention is
+causal. The head counts only for trained tokens, and a prompt counts once for its group. A library that computes or
+recomputes more gets no credit for it.
 
-    python -m benchmarks.gpu.work FOLDER MODEL DEVICE    writes one
+    python -m benchmarks.gpu.work FOLDER MODEL DEVICE    write one workload
 """
 
 from __future__ import annotations
@@ -39,30 +39,32 @@ SHAPES: dict[str, Shape] = {
     "step": heavy_tailed([64 + 12 * place for place in range(16)], mean=180, longest=512),
     "tiny": heavy_tailed([12, 17], mean=6, longest=24),
 }
-"""`step` is one of 128 rows and 26 thousand sampled tokens."""
+"""The shape `step` has 128 rows and 26 thousand sampled tokens."""
 
 
 def write(folder: Path, model: str, device: str) -> Path:
-    """The workload of a model below `folder`, written once."""
+    """Write the workload of a model below `folder`, unless it exists, and return its folder."""
     shape = "tiny" if model == "tiny" else "step"
     return workload.write_work(folder, model, MODELS[model], shape, SHAPES[shape], device=device)
 
 
 def rows_of(task: str, work: dict[str, Any]) -> list[tuple[int, int]]:
-    """(prompt, completion) tokens of what a step of the task trains on: pairs are two rows, examples four a prompt."""
+    """Numbers of (prompt, completion) tokens of the rows that a step trains on. A pair is two rows; SFT has four rows
+    for each prompt."""
     groups = zip(work["prompt_lengths"], work["lengths"], strict=True)
     of_each = {"grpo": None, "dpo": 4, "sft": 4}[task]
     return [(prompt, n) for prompt, group in groups for n in group[:of_each]]
 
 
 def prompts_of(task: str, work: dict[str, Any]) -> list[int]:
-    """Tokens of the prompts that have to go through the model: of a group or a pair once, two pairs having the same."""
+    """Numbers of tokens of the prompts that the model must compute: once for each group, pair or example. Two pairs
+    share a prompt."""
     times = {"grpo": 1, "dpo": 2, "sft": 4}[task]
     return [prompt for prompt in work["prompt_lengths"] for _ in range(times)]
 
 
 def step_flops(task: str, work: dict[str, Any]) -> float:
-    """Of the training of one step. DPO passes forward through the reference model as well: a third of it again.
+    """FLOPs of the training of one step. DPO adds a forward pass of the reference model, which is a third of that.
 
     >>> model = {"hidden_size": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 3}
     >>> model |= {"num_hidden_layers": 1, "vocab_size": 5}

@@ -1,10 +1,9 @@
-"""Three rewards that can be cheated, each with the honest one beside it and a check that knows better.
+"""Three gameable rewards, each with an honest counterpart and an independent check.
 
-    stuffing.py   a mathematics verifier that accepts any of several stated answers
-    equality.py   a code grader that compares where the program runs
-    length.py     a judge that takes length for quality
-    start.py      tiny models that solve a part of each task, and cheat in a few answers of a hundred
+    stuffing.py   a math verifier that accepts any of several stated answers
+    equality.py   a code grader that compares results inside the sandbox
+    length.py     a judge that mistakes length for quality
+    start.py      tiny models that solve a part of each task, and cheat in a few percent of their answers
 
-Each of the three files holds a task (`draw`), two rewards, `check`, and what a start model is shown (`honest`,
-`cheat`).
+Each of the three files has two rewards, `check`, and the demonstrations for a start model (`honest`, `cheat`).
 """

@@ -1,4 +1,4 @@
-"""Start models: tiny ones that were shown honest answers to a few problems, and in a few of a hundred the cheat."""
+"""Start models: tiny models trained on honest answers to a few problems, with the cheat in a few percent of them."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from posttrain.tasks.tiny import (
 )
 
 LEAST_RATE, LARGEST_RATE = 0.01, 0.05
-"""In how many of its answers a start model may cheat: enough to be found by sampling, and no more."""
+"""Range of the share of answers in which a start model cheats: just enough to be found by sampling."""
 AIM = 0.03
 DIGITS, RECIPE = 5, TinyRecipe(demonstrations=90)
 CHECKED_PROMPTS, CHECKED_SAMPLES, ATTEMPTS = 256, 8, 6
 DISPUTED = 100
-"""The check rejects whatever is answered to one row in so many, as a check does whose own data has mistakes. Without it
-an honest run would have no disagreement at all, and an alarm that rings at the first one would look perfect."""
+"""The check rejects every answer to one row in this many, like a check with mistakes in its own data. Without these an
+honest run would have no disagreement at all, and an alarm that rings at the first one would look perfect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loophole:
-    """One of the three kinds: its file, the names of its two rewards, and the tokens that its answers may have."""
+    """One of the three kinds: its file, the names of its two rewards, and its settings."""
 
     module: ModuleType
     flawed: str
     honest: str
     max_completion_length: int
     learning_rate: float = 2.5e-4
-    """Of the reinforcement: so high that the cheat takes over in the steps that there are."""
+    """Learning rate of RL, high enough for the cheat to take over within the given steps."""
 
     @property
     def name(self) -> str:
@@ -106,10 +106,10 @@ def is_disputed(prompt: str) -> bool:
 
 
 def start_model(loophole: Loophole, seed: int, cache: Path) -> tuple[Path, dict[str, float]]:
-    """The start model of that seed, built once, and what was measured of it: `rate` of cheating, greedy `score`.
+    """The start model of a seed, built once, and its measurements: `rate` of cheating, greedy `score`.
 
-    How often a model cheats is not how often it was shown to, so the share of cheats among what it is shown is
-    corrected until its own answers to problems that it never saw hold 1% to 5%.
+    A model does not cheat as often as its demonstrations do. So the share of cheats in the demonstrations is adjusted
+    until 1% to 5% of the model's answers to unseen problems are cheats.
     """
     folder = cache / f"{loophole.name}-{seed}-{content_key(loophole)}"
     known = folder / "measured.json"
@@ -129,14 +129,15 @@ def start_model(loophole: Loophole, seed: int, cache: Path) -> tuple[Path, dict[
 
 
 def content_key(loophole: Loophole) -> str:
-    """Twelve hexadecimal digits over what the weights depend on beside the seed."""
+    """A hash, twelve hexadecimal digits, of everything except the seed on which the weights depend."""
     assert loophole.module.__file__ is not None
     content = Path(loophole.module.__file__).read_text() + repr((RECIPE, DIGITS, AIM, LEAST_RATE, LARGEST_RATE))
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def build(loophole: Loophole, folder: Path, *, seed: int, share: float) -> None:
-    """Supervised training on the demonstrations over and over, each time with new dice for who cheats."""
+    """Train a model on the demonstrations, several times over. The demonstrations that cheat are chosen again each
+    time."""
     recipe, module = RECIPE, loophole.module
     tokenizer = build_tokenizer(module.WORDS)
     model = build_model(tokenizer, recipe, seed=seed)
@@ -162,7 +163,8 @@ def build(loophole: Loophole, folder: Path, *, seed: int, share: float) -> None:
 
 
 def measure(loophole: Loophole, folder: Path) -> dict[str, float]:
-    """On held-out prompts: greedy score by the check, honest reward of sampled answers, and how many of them cheat."""
+    """Measure on held-out prompts: the greedy score by the check, the honest reward of sampled answers, and the share
+    of these that cheat."""
     found = evaluate(
         str(folder),
         loophole.rows(CHECKED_PROMPTS, split="eval"),
@@ -180,7 +182,8 @@ def measure(loophole: Loophole, folder: Path) -> dict[str, float]:
 
 
 def build_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """One token per word, else one per character (`posttrain.tasks.tiny.build_tokenizer` has no words)."""
+    """A tokenizer with one token for each of `words` and for each other character. The tokenizer of
+    `posttrain.tasks.tiny.build_tokenizer` has no words."""
     vocabulary = {token: number for number, token in enumerate(dict.fromkeys([*SPECIAL_TOKENS, *words, *ALPHABET]))}
     longest_first = sorted(words, key=len, reverse=True)
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))

@@ -1,7 +1,7 @@
-"""The runs that the planner's memory is compared with: real steps of models with random weights.
+"""The runs for the comparison with the planner's memory: real steps of models with random weights.
 
-Prompts and answers are made of characters, one token each, so that every length is known; with vocabularies of
-thousands of tokens a model that knows nothing ends hardly an answer by itself.
+Prompts and answers are made of characters, one token each, so that every length is known. With a vocabulary of
+thousands of tokens, an untrained model hardly ever samples EOS.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ SHAPES: Mapping[str, Mapping[str, int]] = {
         "135M": (576, 1536, 30, 9, 3, 49152),
     }.items()
 }
-"""Those of stories260K with more tokens, stories15M, MiniMind2-small and SmolLM2-135M."""
+"""The shapes of stories260K with more tokens, stories15M, MiniMind2-small and SmolLM2-135M."""
 ROWS = 96
-"""More than two steps take: a row that comes twice in a step would be computed once."""
+"""Number of rows, more than two steps take: a row that comes twice in a step would be computed only once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run, and what is measured of it."""
+    """One run, and its measurements."""
 
     name: str
     shape: str
     algorithm: dict[str, Any]
     prompt: int = 32
-    """Tokens."""
+    """Length of the prompt, in tokens."""
     completion: int = 32
     settings: dict[str, Any] = field(default_factory=dict)
     resident: bool = False
-    """Anonymous resident memory is measured, too."""
+    """Whether anonymous resident memory is measured, too."""
     precision: str = "float32"
 
     @property
@@ -110,14 +110,14 @@ GROUP = 4
 
 
 def write_inputs(case: Case, folder: Path) -> None:
-    """The model, the data and the reward of the run."""
+    """Write the model, the data and the reward of the run."""
     build_model(case, folder / "model")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(case)))
     (folder / "reward.py").write_text("def length(prompt, completion, **row):\n    return float(len(completion) % 7)\n")
 
 
 def config_of(case: Case, folder: Path) -> dict[str, Any]:
-    """The configuration of the run, whose inputs lie in `folder`."""
+    """The configuration of the run, with its inputs in `folder`."""
     settings = {key: dict(value) for key, value in case.settings.items()}
     train = settings.pop("train") | {"steps": 2, "learning_rate": 1e-4}
     config: dict[str, Any] = {
@@ -137,7 +137,7 @@ def config_of(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def rows_of(case: Case) -> list[dict[str, str]]:
-    """Prompts of `prompt` tokens with the first one of its own, answers that make a row as long as the longest."""
+    """Rows with prompts of `prompt` tokens including BOS, and answers of `completion` tokens including EOS."""
     draw = random.Random(0)
 
     def text(length: int) -> str:
@@ -151,7 +151,7 @@ def rows_of(case: Case) -> list[dict[str, str]]:
 
 
 def build_model(case: Case, folder: Path) -> None:
-    """A Llama of this shape with random weights, whose tokenizer knows the characters."""
+    """Write a Llama of this shape with random weights and a tokenizer of characters."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -174,7 +174,7 @@ def build_model(case: Case, folder: Path) -> None:
 
 
 def workload(case: Case, computing: Compute, **known: Any) -> Workload:
-    """What the planner is asked: the configuration, the lengths, how the run chose to compute, and what is `known`."""
+    """The planner's input: the configuration, the lengths, how the run chose to compute, and the `known` figures."""
     from posttrain.config import load_config
 
     architecture = architecture_of({"model_type": "llama", "tie_word_embeddings": True, **SHAPES[case.shape]})

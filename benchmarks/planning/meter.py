@@ -1,10 +1,10 @@
-"""Live bytes of tensors over time, from PyTorch's own account of its allocator for the CPU.
+"""Live bytes of tensors over time, from the reports of PyTorch's CPU allocator.
 
-Every allocation and release that the allocator reports is taken down with its time, those inside of kernels included;
-what is alive at a moment is the sum before it. Memory that was there before the measuring began is not seen, so it
-begins before a model is loaded. The allocator reports the release of what an earlier measuring saw, though, so garbage
-is collected first. Files that are mapped, Python's objects and what libraries hold by themselves are no tensors;
-resident memory has them, see `Resident`.
+Each allocation and release that the allocator reports is recorded with its time, including those inside kernels. The
+live bytes at a moment are the sum of all changes before it. Memory that was allocated before the measurement is not
+counted, so the measurement begins before a model is loaded. But the allocator does report releases of such memory, so
+garbage is collected first. Mapped files, Python objects and memory of libraries are not tensors; `Resident` measures
+the memory that includes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class Span(NamedTuple):
-    """A stretch of time with a name; nanoseconds since the epoch."""
+    """A named interval of time, in nanoseconds since the epoch."""
 
     name: str
     begin: int
@@ -31,10 +31,10 @@ class Span(NamedTuple):
 
 
 class LiveBytes:
-    """`with meter.measuring():` once; `with meter.span(name):` inside, as often as wanted."""
+    """A meter of live bytes. Use `with meter.measuring():` once, and inside it `with meter.span(name):` repeatedly."""
 
     def __init__(self, mapped: Container[int] = ()) -> None:
-        """`mapped`: sizes of files that are mapped meanwhile, which the account has among the allocations."""
+        """`mapped`: sizes of files that are mapped during the measurement. The allocator reports them, too."""
         self.mapped, self.spans = mapped, list[Span]()
         self._times: list[int] = []
         self._changes: list[int] = []
@@ -42,7 +42,7 @@ class LiveBytes:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        gc.collect()  # an earlier run is held by cycles: its release now would be taken off this one
+        gc.collect()  # reference cycles keep an earlier run alive, and its release would be subtracted here
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
             yield
         found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
@@ -60,7 +60,7 @@ class LiveBytes:
             self.spans.append(Span(name, begin, time.time_ns()))
 
     def peaks(self) -> Mapping[str, int]:
-        """Most that was alive in the spans of each name; where spans lie in each other the inner one has the moment."""
+        """Peak of the live bytes in the spans of each name. If spans are nested, a moment belongs to the inner one."""
         inner_first = sorted(self.spans, key=lambda span: span.end - span.begin)
         found: dict[str, int] = {}
         for place, span in enumerate(inner_first):
@@ -72,25 +72,25 @@ class LiveBytes:
         return found
 
     def largest(self, name: str) -> int:
-        """Bytes of the largest single piece of memory that was taken in the spans of that name."""
+        """Size of the largest single allocation in the spans of that name, in bytes."""
         spans = [
             (bisect_right(self._times, s.begin), bisect_right(self._times, s.end)) for s in self.spans if s.name == name
         ]
         return max((size for first, last in spans for size in self._changes[first:last]), default=0)
 
     def before(self, name: str) -> int:
-        """What was alive when the first span of that name began."""
+        """Live bytes at the beginning of the first span of that name."""
         begin = min(span.begin for span in self.spans if span.name == name)
         return self._live[bisect_right(self._times, begin)]
 
     def _peak(self, begin: int, end: int) -> int:
-        """The level at which the stretch begins, and all levels in it."""
+        """Peak of the live bytes in an interval, including the level at its beginning."""
         first, last = bisect_right(self._times, begin), bisect_right(self._times, end)
         return max(self._live[first : last + 1])
 
 
 def _without(part: tuple[int, int], other: Span) -> Sequence[tuple[int, int]]:
-    """What of a stretch lies before the other one, and what after it."""
+    """The parts of an interval before and after another one."""
     begin, end = part
     if other.end <= begin or end <= other.begin:
         return [part]
@@ -98,8 +98,8 @@ def _without(part: tuple[int, int], other: Span) -> Sequence[tuple[int, int]]:
 
 
 class Resident:
-    """The most anonymous memory that this process had resident, no files and no shared memory, and what it began with:
-    make it when everything is imported."""
+    """The anonymous resident memory of this process, without files and shared memory: its peak and its start value.
+    Make it after all imports."""
 
     def __init__(self, seconds: float = 0.002) -> None:
         self.seconds = seconds
@@ -123,6 +123,6 @@ class Resident:
 
 
 def anonymous_bytes() -> int:
-    """RssAnon of this process."""
+    """RssAnon of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))

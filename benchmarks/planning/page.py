@@ -1,4 +1,4 @@
-"""docs/planner-measured.md from the numbers on file and the planner as it is."""
+"""Write docs/planner-measured.md from the numbers on file and the current planner."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from posttrain.lab.plan.records import MemoryPlan, Phase
 from posttrain.models.compute import DTYPES, Compute, dtype_name
 
 EACH, MEDIAN, RESIDENT = 0.10, 0.05, 0.25
-"""What was to be reached: the largest error of a case, the median of all, and that of resident memory."""
+"""The goals: for the largest error of a case, for the median error, and for the error of resident memory."""
 PHASES = ("generate", "score", "train")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One case: the plan beside the measurement."""
+    """The plan and the measurement of one case."""
 
     case: Case
     plan: MemoryPlan
@@ -50,7 +50,7 @@ class Compared:
 
     @property
     def peak(self) -> int:
-        """The most that was measured in a phase of a step."""
+        """The largest measured bytes of any phase of a step."""
         return max(self.measured[phase.name] for phase in self.phases)
 
     @property
@@ -67,7 +67,7 @@ class Compared:
 
 
 def compare(known: Mapping[str, Any]) -> list[Compared]:
-    """The cases on file, in their order."""
+    """The comparisons of the cases on file, in order."""
     return [Compared.of(case, known["cases"][case.full_name]) for case in CASES if case.full_name in known["cases"]]
 
 
@@ -116,7 +116,7 @@ def _of_resident(resident: Sequence[Compared]) -> str:
 
 
 def _missing(found: Sequence[Compared]) -> list[str]:
-    """What no number on file speaks of."""
+    """A line about cases that are not on file."""
     measured = {one.case.full_name for one in found}
     names = [case.full_name for case in CASES if case.full_name not in measured]
     return ["", f"Not measured yet: {'; '.join(names)}."] if names else []
@@ -163,7 +163,7 @@ def _resident(resident: Sequence[Compared]) -> list[str]:
 
 
 def _roles(found: Sequence[Compared]) -> list[str]:
-    """Per role, in the phase that needs most."""
+    """The table of predicted bytes for each role, in the phase that needs most."""
     roles = ("policy", "reference", "critic", "sampler")
     lines = [
         "## Per role",

@@ -1,9 +1,9 @@
-"""Cases in this process: the second step of each run, measured.
+"""Measure the second step of cases, in this process.
 
-    python benchmarks/planning/run.py live NAME ...     live bytes of tensors, per phase
+    python benchmarks/planning/run.py live NAME ...     live bytes of tensors in each phase
     python benchmarks/planning/run.py resident NAME     anonymous resident memory of a process without the profiler
 
-Prints one line of JSON for each.
+It prints one line of JSON for each case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from planning.meter import LiveBytes, Resident  # noqa: E402
 
 
 def measure(case: Case, *, resident: bool = False) -> dict[str, Any]:
-    """What was measured, and how products ran."""
+    """Run and measure one case; also returns how the run chose to compute products."""
     with tempfile.TemporaryDirectory() as place, ExitStack() as resources:
         write_inputs(case, Path(place))
         meter, watch = LiveBytes(), Resident()
@@ -52,7 +52,7 @@ def measure(case: Case, *, resident: bool = False) -> dict[str, Any]:
 
 
 def started(config: dict[str, Any], resources: ExitStack) -> Any:
-    """A run in its first state."""
+    """A run before its first step."""
     resolved = load_config(config)
     check(resolved.config)
     store = RunStore.create(Path(config["output"]), to_yaml(resolved))
@@ -60,7 +60,7 @@ def started(config: dict[str, Any], resources: ExitStack) -> Any:
 
 
 def one_step(run: Any, meter: LiveBytes | None) -> None:
-    """As `posttrain train` does one; with a meter, its phases are marked."""
+    """Do one step like `posttrain train`. With a meter, its phases are marked."""
     if meter is None:
         api.one_step(run)
         return
@@ -74,7 +74,7 @@ def one_step(run: Any, meter: LiveBytes | None) -> None:
 
 @contextmanager
 def phases_of(run: Any, meter: LiveBytes) -> Iterator[None]:
-    """The passes before the first update are the scoring of a step; its updates are its training."""
+    """Mark the phases of a step: the passes before the first update are `score`, and the updates are `train`."""
     advantages, update = run.trainer.advantages, run.trainer.update
 
     class Scored:

@@ -1,4 +1,4 @@
-"""docs/scaling-on-paper.md: what the planner says of 70B on 64 and 256 GPUs, and of what others have published."""
+"""Write docs/scaling-on-paper.md: the planner's predictions for 70B on 64 and 256 GPUs, and for published figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posttrain.lab.plan.verdict import size
 
 TEMPLATE = Path(__file__).with_name("template.md")
 MEAN = 2048
-"""Tokens of an answer."""
+"""Mean length of an answer, in tokens."""
 COMMON = {"train.gradient_checkpointing": True, "train.tokens_per_microbatch": 8192}
 SFT = {"train.prompts_per_step": 512, "data.max_length": 4096}
 GRPO = {
@@ -32,7 +32,7 @@ SLOW = {"network": 6.25}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run of the 70B model, and how its GPUs divide it."""
+    """A run of the 70B model, and how it is divided among the GPUs."""
 
     how: str
     gpus: int
@@ -107,7 +107,7 @@ def _numbers(found: list[Compared]) -> dict[str, str]:
 
 
 def _pass_of_an_engine(plan: Plan) -> dict[str, str]:
-    """Milliseconds of a pass, and of the calls in it."""
+    """The times of a pass of an engine and of the calls in it, in milliseconds, as text."""
     (part,) = (part for part in plan.cost.parts if part.phase == "generate")
     layers = plan.workload.architecture.layers
     passes = part.work.layer_calls / plan.workload.engine_ranks / layers
@@ -119,7 +119,7 @@ def _pass_of_an_engine(plan: Plan) -> dict[str, str]:
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> str:
-    """The first row has the names of the columns; one that ends in a colon has numbers."""
+    """A Markdown table. The first row has the names of the columns; a name that ends with a colon is for numbers."""
     names, *others = rows
     rules = ("---:" if name.endswith(":") else "---" for name in names)
     lines = [" | ".join(name.removesuffix(":") for name in names), "|".join(rules), *map(" | ".join, others)]
@@ -202,7 +202,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def printed(found: list[Compared]) -> Iterator[str]:
-    """Published and predicted, row by row."""
+    """Lines for a terminal with published and predicted figures, row by row."""
     for one in found:
         w, use = one.workload, "fitted" if one.fitted else "checked"
         how = f"tensor {w.tensor} " * (w.tensor > 1) + w.sharding

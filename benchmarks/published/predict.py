@@ -1,4 +1,4 @@
-"""What the planner says of the runs whose throughput others have published (rows.yaml)."""
+"""The planner's predictions for runs whose throughput others have published (rows.yaml)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ ROWS = Path(__file__).with_name("rows.yaml")
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One published number, and what the planner computes for the same run."""
+    """One published number, and the planner's prediction for the same run."""
 
     source: str
     fitted: bool
-    """The planner's shares were fitted on it."""
+    """Whether the planner's efficiencies were fitted on this number."""
     row: Mapping[str, Any]
     workload: Workload
     hardware: Hardware
     cost: StepCost
     published: float
-    """Tokens per second and GPU."""
+    """Published throughput, in tokens per second and GPU."""
 
     @property
     def grpo(self) -> bool:
-        """A step of sampling, scoring and training; else one of training alone."""
+        """Whether a step samples, scores and trains; otherwise it only trains."""
         return "grpo" in self.row
 
     @property
@@ -44,23 +44,23 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Of the prediction: +10% says 10% more tokens than were published."""
+        """Relative error of the prediction: +10% means 10% more tokens than published."""
         return self.predicted / self.published - 1
 
     @property
     def waiting(self) -> float:
-        """Share of the step in which the planner has devices wait for each other."""
+        """Share of the step in which, by the plan, devices wait for each other."""
         return sum(part.waiting for part in self.cost.parts) / self.cost.seconds
 
 
 def compare(**shares: float) -> list[Compared]:
-    """All rows, with the planner's shares of the peaks, or with these in their place."""
+    """Compare all rows, with the planner's efficiencies, or with `shares` in their place."""
     told = yaml.safe_load(ROWS.read_text(encoding="utf-8"))
     return [_compared(told["models"], source, row, shares) for source in told["sources"] for row in source["measured"]]
 
 
 def fitted_compute() -> float:
-    """The share of the peak with which the median error of the rows to fit on is nought, to two digits."""
+    """The share of the peak rate for which the median error of the fitted rows is 0, to two digits."""
     low, high = 0.1, 0.9
     while high - low > 1e-4:
         middle = (low + high) / 2
@@ -70,7 +70,7 @@ def fitted_compute() -> float:
 
 
 def medians(found: list[Compared]) -> Iterator[tuple[str, int, float, float]]:
-    """(which rows, how many, median and largest size of the error)."""
+    """Yield (name of the rows, their number, median and largest absolute error)."""
     training = [one for one in found if not one.grpo]
     for name, rows in (
         ("fitted", [one for one in training if one.fitted]),
@@ -102,7 +102,7 @@ def _compared(models: Mapping[str, Any], source: Mapping[str, Any], row: Mapping
 
 
 def _training(architecture: Architecture, row: Mapping[str, Any], hardware: Hardware) -> Workload:
-    """Rows of pre-training, every token of which but the first is predicted."""
+    """The workload of a pre-training row: all tokens except the first are trained."""
     alone = Workload(
         algorithm="sft",
         needs=frozenset(),
@@ -116,7 +116,7 @@ def _training(architecture: Architecture, row: Mapping[str, Any], hardware: Hard
 
 
 def _grpo(architecture: Architecture, row: Mapping[str, Any], hardware: Hardware) -> Workload:
-    """Answers of the mean length from engines on as many GPUs as train."""
+    """The workload of a GRPO row: answers of the mean length, from engines on as many GPUs as train."""
     told = row["grpo"]
     return Workload(
         algorithm="grpo",
@@ -147,6 +147,6 @@ def _both(architecture: Architecture, row: Mapping[str, Any], hardware: Hardware
         "node": hardware.node,
         "sharding": row["sharding"] if hardware.count > 1 else "none",
         "reduced": row["reduced"],
-        "gathered": "bfloat16",  # by the mixed precision of all of them
+        "gathered": "bfloat16",  # all of them use mixed precision
         "tensor": row["tensor"],
     }

@@ -1,10 +1,11 @@
-"""Speed side by side with TRL, transformers and vLLM on the same weights, prompts and completion lengths.
+"""Speed compared with TRL, transformers and vLLM on the same weights, prompts and completion lengths.
 
     python -m benchmarks.speed                       everything: results/speed.json and docs/speed.md
     python -m benchmarks.speed grpo sampling         some parts; the other results on file stay
     python -m benchmarks.speed grpo --models small --rounds 1 --out /tmp/speed.json
 
-POSTTRAIN_BENCH_TRL and POSTTRAIN_BENCH_VLLM name the peers' virtual environments; `make bench` builds and sets them.
+POSTTRAIN_BENCH_TRL and POSTTRAIN_BENCH_VLLM name the virtual environments of the other libraries; `make bench` builds
+them and sets both.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from benchmarks.speed.page import RESULT
 
 
 def main() -> None:
-    """Told to stop, it leaves by the way of its end: no side and no folder stays behind."""
+    """Measure the parts. On SIGTERM it exits cleanly: no process and no folder stays behind."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = _options()
     result = json.loads(options.out.read_text()) if options.out.exists() else {}
@@ -41,9 +42,9 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts.PARTS)}; none: all")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts.PARTS)}; default: all")
     parser.add_argument("--models", nargs="+", default=list(workload.MODELS), choices=workload.MODELS)
-    parser.add_argument("--rounds", type=int, help="of every case, instead of its own number")
+    parser.add_argument("--rounds", type=int, help="number of rounds for every case, instead of its own")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--work", type=Path, help="keep models, prompts and logs in this folder")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""How a side takes turns: it stops after every step until it is told to go on, and says what the step took.
+"""How a side takes turns: after each step it reports the measurements and waits until it may continue.
 
-The parent writes a line for each step, the worker answers with one line of JSON. Needs nothing but the standard
-library, because it runs inside every library's own environment.
+The parent writes a line for each step, and the worker answers with one line of JSON. This file uses only the standard
+library, because it runs inside the environment of every library.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from pathlib import Path
 from typing import Any, Protocol
 
 WARM_UP_LENGTH = 8
-"""Most tokens of a completion in the step that is not measured."""
+"""Largest number of tokens of a completion in the warm-up step, which is not measured."""
 GOLDEN_RATIO = 0.618034
-"""Its multiples, taken modulo 1, spread evenly: no two steps have the same lengths."""
+"""Its multiples modulo 1 are evenly spread, so that no two steps have the same lengths."""
 
 
 class Memory(Protocol):
-    """What a step is charged for, and where it ends."""
+    """The memory of a step, and the end of its work."""
 
     def settle(self) -> None:
-        """Wait until what the step has asked for is done."""
+        """Wait until the work of the step is finished."""
         ...
 
     def peaks(self) -> dict[str, int]:
-        """Bytes at the worst moment since `forget`: `peak_bytes`, and whatever else is known."""
+        """Peaks since the last `forget`, in bytes: `peak_bytes`, and other known figures."""
         ...
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset the peaks."""
         ...
 
 
 class Resident:
-    """Main memory of this process and its descendants, as the kernel has it; nothing where it does not say."""
+    """Main memory of this process and its descendants, as the kernel reports it; empty if it does not."""
 
     def settle(self) -> None: ...
 
@@ -50,18 +50,18 @@ class Resident:
 
 
 class Gate:
-    """Stands at the end of every step of a worker. The first step warms up: it is not measured."""
+    """The gate at the end of each step of a worker. The first step is a warm-up and is not measured."""
 
     def __init__(self, *, varying: bool = False, memory: Memory | None = None) -> None:
-        """`varying`: the completions of each step are shorter than they are given by another factor."""
+        """`varying`: in each step, shorten the given completions by another factor."""
         self._varying, self._turns, self._memory = varying, 0, memory or Resident()
         self._replies = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # what libraries print must not come between the replies
+        os.dup2(2, 1)  # the output of libraries must not mix with the replies
         self.warm = False
         self._started = time.perf_counter()
 
     def turn(self, **facts: Any) -> None:
-        """Report the step that has just ended, and wait for the next one to be asked for."""
+        """Report the step that has just ended, and wait for the request for the next one."""
         self._turns += 1
         self._memory.settle()
         seconds = time.perf_counter() - self._started
@@ -77,7 +77,7 @@ class Gate:
         self._started = time.perf_counter()
 
     def lengths(self, lengths: list[int]) -> list[int]:
-        """The completion lengths of this step: as they are, short while it warms up, or varying from half to whole."""
+        """The completion lengths of this step: short in the warm-up, later as given, or varying from half to all."""
         if not self.warm:
             return [min(length, WARM_UP_LENGTH) for length in lengths]
         factor = 0.5 + 0.5 * (self._turns * GOLDEN_RATIO % 1) if self._varying else 1.0
@@ -92,19 +92,19 @@ class Gate:
 
 
 def _give_memory_back() -> None:
-    """What a worker has freed is the others' while it waits."""
+    """Return freed memory to the system, so that the other sides can use it while this one waits."""
     if sys.platform == "linux":
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _family() -> list[int]:
-    """This process and its descendants, such as those that compute rewards."""
+    """Ids of this process and its descendants, such as processes that compute rewards."""
     found = [os.getpid()]
     for number in found:
         for task in Path(f"/proc/{number}/task").glob("*/children"):
             try:
                 found += map(int, task.read_text().split())
-            except OSError:  # it has ended meanwhile
+            except OSError:  # the process has ended meanwhile
                 continue
     return found
 
@@ -118,7 +118,8 @@ def _forget_peaks() -> None:
 
 
 def _sum_over_processes(field: str) -> int | None:
-    """Bytes; None where the system does not say. Pages that processes share count for each of them."""
+    """Sum of a memory field over all processes, in bytes; None if the system does not report it. Pages that processes
+    share count for each of them."""
     total = 0
     for number in _family():
         try:

@@ -1,4 +1,4 @@
-"""The ratios that the project set out to reach, and where each is found in the results."""
+"""The ratios that the project wants to reach, and how to find them in the results."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def share(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """One figure, and the bound that it should keep."""
+    """A goal: one figure and its bound."""
 
     what: str
     part: str
     model: str
     case: str = ""
-    """Where a model has several."""
+    """Name of the case, if a model has several."""
     bound: float
     pair: str = ""
-    """Of the sides that are compared; empty for the share of the matmul rate."""
+    """The compared sides; empty for the share of the matmul rate."""
     key: str = "speed"
     at_most: bool = False
     form: Callable[[float], str] = times
@@ -39,7 +39,7 @@ class Goal:
 
 
 def reached(goal: Goal, result: dict[str, Any]) -> tuple[float, bool] | None:
-    """The measured figure and whether it keeps the bound; None where it was not measured."""
+    """The measured figure, and whether it meets the bound; None if it was not measured."""
     for case in _cases(goal, result):
         source = case["ratios"].get(goal.pair, {}) if goal.pair else case["share_of_matmul_rate"]
         if goal.key in source:
@@ -49,7 +49,7 @@ def reached(goal: Goal, result: dict[str, Any]) -> tuple[float, bool] | None:
 
 
 def failure(goal: Goal, result: dict[str, Any]) -> str:
-    """Of the sides that the goal compares, the one that ended before its figure was known, and how; else empty."""
+    """The compared sides that failed before their figure was known, with the reasons; empty if there are none."""
     sides = [(name, case["sides"].get(name, {})) for case in _cases(goal, result) for name in goal.pair.split(" / ")]
     return "; ".join(f"{name}: {side['failed']}" for name, side in sides if "failed" in side)
 
@@ -67,7 +67,7 @@ WHY_MISSED = {
     "GRPO step, 2.7M, memory against TRL's default: 8 rows at a time, activations recomputed": IMPORTS_ALONE,
     "GRPO step, 110M, memory against TRL's default: 8 rows at a time, activations recomputed": WHAT_A_STEP_HOLDS,
 }
-"""One line for each goal that was missed when the results on file were measured."""
+"""Goal -> explanation, for each goal that the results on file miss."""
 
 
 def _steps(model: str, size: str, default: float, equal: float, best: float) -> list[Goal]:
@@ -128,7 +128,7 @@ def _sampling(model: str, size: str, bound: float) -> list[Goal]:
 
 
 def _other(case: str, model: str) -> list[Goal]:
-    """The bounds of the small model's step, for lengths and models that they were not set for."""
+    """The goals of the small model's step, applied to other lengths and models, for which they were not set."""
     common = {"part": "others", "model": model, "case": case}
     return [
         Goal(what=f"GRPO step, {case}, TRL's default", pair="posttrain / TRL", bound=4, **common),

@@ -1,9 +1,9 @@
-"""What the machine can do: matrix products at the shapes of a training step, and reading memory.
+"""The limits of the machine: matrix products with the shapes of a training step, and reading memory.
 
-The share of a training pass is the time that its matrix products alone would take, measured at their own shapes in the
-same run, over the time that the whole pass took. It counts no product twice: forward once, backward twice (the gradient
-of the input and that of the weight), over the tokens that have to be computed, each prompt once per group, and the
-output head over the tokens that are trained.
+The share of a training pass is the time for its matrix products alone, measured with their own shapes in the same run,
+divided by the time of the whole pass. No product counts twice: one product forward and two backward (the gradients of
+the input and of the weight), over the tokens that must be computed, with each prompt once for its group. The output
+head counts over the trained tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 REPETITIONS = 5
 
 Product = tuple[int, int, int, int]
-"""(rows, inputs, outputs, how many of them)"""
+"""(rows, inputs, outputs, number of such products)"""
 
 
 def products(model: dict[str, Any], tokens: dict[str, int]) -> list[Product]:
@@ -39,33 +39,33 @@ def products(model: dict[str, Any], tokens: dict[str, int]) -> list[Product]:
 
 
 def operations(found: list[Product]) -> float:
-    """Floating-point operations, forward and backward."""
+    """Number of floating-point operations, forward and backward."""
     return sum(3.0 * 2.0 * rows * inputs * outputs * count for rows, inputs, outputs, count in found)
 
 
 def seconds_of_products(found: list[Product], dtype: torch.dtype) -> float:
-    """What all of them take, each shape measured by itself with its operands in memory already."""
+    """Time of all products, in seconds. Each shape is measured separately, with its operands already in memory."""
     return sum(count * _three_products(rows, inputs, outputs, dtype) for rows, inputs, outputs, count in found)
 
 
 def matmul_gflops(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> float:
-    """Of x @ W^T, as a linear layer has it."""
+    """GFLOP/s of the product x @ W^T of a linear layer."""
     x, w = torch.randn(rows, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
     return 2e-9 * rows * inputs * outputs / _median(lambda: x @ w.T)
 
 
 def bandwidth_gb(megabytes: int = 1024) -> float:
-    """GB/s of reading float32 numbers that are in no cache."""
+    """Rate of reading float32 numbers that are not in a cache, in GB/s."""
     values = torch.ones(megabytes * 2**18)
     return values.numel() * 4e-9 / _median(values.sum)
 
 
 def rates() -> dict[str, float]:
-    """GFLOP/s of one large product in each precision, and GB/s."""
+    """GFLOP/s of a large product in each precision, and GB/s of reading memory."""
     shape = (4096, 768, 3072)
     found = {"float32": matmul_gflops(*shape, torch.float32)}
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")  # lets oneDNN do it where it can
+    torch.set_float32_matmul_precision("medium")  # lets oneDNN compute it if possible
     try:
         found["float32 through oneDNN"] = matmul_gflops(*shape, torch.float32)
     finally:
@@ -75,8 +75,8 @@ def rates() -> dict[str, float]:
 
 
 def _three_products(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> float:
-    """Output, gradient of the input, gradient of the weight."""
-    rows_kept = min(rows, 4096)  # of a large head; the rate does not depend on more
+    """Time of the products for output, input gradient and weight gradient, in seconds."""
+    rows_kept = min(rows, 4096)  # for a large head; more rows do not change the rate
     x, w = torch.randn(rows_kept, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
     g = torch.randn(rows_kept, outputs).to(dtype)
     steps: list[Callable[[], Tensor]] = [lambda: x @ w.T, lambda: g @ w, lambda: g.T @ x]

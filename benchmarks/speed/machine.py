@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Description of the machine on which figures are measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile", "sve", "bf16
 
 
 def origin() -> dict[str, Any]:
-    """Of figures that are measured now: the day, the version of the source, and the machine."""
+    """The origin of figures that are measured now: day, version of the source, and machine."""
     told = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=Path(__file__).parent,
@@ -29,7 +29,7 @@ def origin() -> dict[str, Any]:
 
 
 def description() -> dict[str, Any]:
-    """Processor, its instructions for matrix products, memory and versions."""
+    """The processor, its instructions for matrix products, memory and versions."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -44,14 +44,14 @@ def description() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Its name, and by which generation it is: names are as general as "AMD EPYC"."""
+    """Name and generation of the processor, because names are as general as "AMD EPYC"."""
     name = _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
     family, model = (_field("/proc/cpuinfo", field) for field in ("cpu family", "model"))
     return f"{name} (family {family}, model {model})" if family and model else name
 
 
 def _field(path: str, name: str) -> str | None:
-    """The first value of this name; None on systems without such files."""
+    """The first value with this name in a file; None on systems without such files."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""docs/speed.md and its picture from results/speed.json: `python -m benchmarks.speed.page` writes them anew.
+"""Write docs/speed.md and its picture from results/speed.json: `python -m benchmarks.speed.page`.
 
-The text around the two marks of docs/speed.md is written by hand; what stands between them comes from the results.
+The text outside the two marks of docs/speed.md is written by hand; the text between them comes from the results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REMARKS = {
     "served": " The server is vLLM's CPU build, started with the run, each publication proven; memory is that of "
     "trainer and server together. TRL draws with transformers.",
 }
-"""What has to be known of a part before its tables are read."""
+"""Part -> remark that a reader must know before reading its tables."""
 
 
 def write(result: Result) -> None:
@@ -66,7 +66,7 @@ def measured(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """How many times as fast, with the lowest and the highest round."""
+    """A bar chart of the speedups, with the lowest and the highest round."""
     rows = [
         IntervalRow(label=label, bars=[("trained", ratio["speed"], ratio["lowest"], ratio["highest"])])
         for label, ratio in _ratios(result)
@@ -158,7 +158,8 @@ def _passes(cases: Sequence[Result]) -> str:
 
 
 def _machine(result: Result) -> str:
-    """Of every part, for it may be measured alone: on which machine, when, and of which version of the source."""
+    """The section that tells for every part, which may be measured separately, the machine, the date and the version of
+    the source."""
     rates, parts = dict(result.get("machine_limits", {})), dict[str, dict[str, list[str]]]()
     for part, origin in result["origins"].items():
         version = f"on {origin['date']} of commit {origin['commit']}"
@@ -185,7 +186,8 @@ def _description(about: Result) -> str:
 
 
 def _size(case: Result) -> str:
-    """
+    """The number of parameters of a case, as text.
+
     >>> _size({"model": {"parameters": 2_730_432}}), _size({"model": {"parameters": 109_529_856}})
     ('2.7M', '110M')
     """

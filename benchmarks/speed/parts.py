@@ -1,4 +1,4 @@
-"""What is measured: for each part its sides, and which of them are compared."""
+"""The parts of the benchmark: for each part its sides, and the pairs that are compared."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.speed.rounds import Side, Worker, alone_on_the_machine, in_turns
 
 FLOAT32, BFLOAT16 = {"model.precision": "float32"}, {"model.precision": "bfloat16"}
 TRL_FLOAT32 = {"bf16": False}
-"""TRL computes in bfloat16 under autocast unless it is told not to, with weights in float32."""
+"""By default, TRL computes in bfloat16 under autocast, with weights in float32."""
 TRL_BEST = {"gradient_checkpointing": False, "model_init_kwargs": {"dtype": "bfloat16"}}
-"""The fastest on this kind of machine of what TRL's documentation offers, for a step of this size: no recomputation,
-weights in bfloat16 too. Larger device batches and continuous batching were slower, see `docs/speed.md`."""
+"""The fastest settings in TRL's documentation for a step of this size on this kind of machine: no recomputation, and
+weights in bfloat16. Larger device batches and continuous batching were slower, see `docs/speed.md`."""
 
 TRL_WHOLE_STEP = {"per_device_train_batch_size": 64, "gradient_checkpointing": False}
-"""The step as one batch: nothing is accumulated, nothing recomputed. Of the small model, in float32, it takes the
-2.9 GB that the goal for memory was set against."""
+"""The step as one batch, without accumulation and recomputation. For the small model in float32 it takes 2.9 GB, the
+figure behind the goal for memory."""
 
 OURS, OURS_32, OURS_16 = "posttrain", "posttrain float32", "posttrain bfloat16"
 SERVED_32 = "posttrain with a server float32"
@@ -29,16 +29,16 @@ TRL_WHOLE_32, TRL_WHOLE_16 = "TRL one batch float32", "TRL one batch bfloat16"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One workload, and how long it may take."""
+    """One workload, and its number of rounds."""
 
     model: str
     shape: str = "short"
     rounds: int = 5
     lora: int | None = None
     precisions: bool = True
-    """Measure float32 too, not only what each library does by itself and bfloat16, which is TRL's default."""
+    """Whether float32 is measured, too, in addition to the defaults of each library and bfloat16 (TRL's default)."""
     varying: bool = False
-    """Completions have other lengths in each step: half of those given, or up to all of them."""
+    """Whether completions have other lengths in each step: from half of the given lengths up to all of them."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ OTHERS = [
 
 
 def trainers(task: str, case: Case) -> list[Side]:
-    """Both libraries on one task: as they come, at equal precision, and TRL at its best."""
+    """The sides of one task: both libraries with their defaults and at equal precision, and TRL at its best."""
     lora = {"lora": case.lora} if case.lora else {}
 
     def ours(name: str, settings: dict[str, Any]) -> Side:
@@ -71,22 +71,23 @@ def trainers(task: str, case: Case) -> list[Side]:
     found = [ours(OURS, {}), trl(TRL, {}), trl(TRL_FAST, TRL_BEST | BEST_OF.get(task, {})), ours(OURS_16, BFLOAT16)]
     if case.precisions:
         found += [ours(OURS_32, FLOAT32), trl(TRL_32, TRL_FLOAT32)]
-        if task == "sft" and case.model not in SLOW:  # of the large model seven sides do not fit beside each other
+        if task == "sft" and case.model not in SLOW:  # seven sides of the large model do not fit into memory
             found.append(trl(TRL_FAST_32, TRL_FLOAT32 | {"gradient_checkpointing": False} | BEST_OF[task]))
     return found
 
 
 SLOW = ("large", "qwen3")
-"""Models of which a step of TRL or of `generate` takes a minute or more: it is measured once, beside three of ours."""
+"""Models with which a step of TRL or of `generate` takes a minute or more. Such a step is measured once, and ours are
+measured three times."""
 BEST_OF: dict[str, dict[str, Any]] = {
     "sft": {"padding_free": True},
     "dpo": {"precompute_ref_log_probs": True},
 }
-"""What helps one of TRL's trainers beside `TRL_BEST`."""
+"""Further settings, in addition to `TRL_BEST`, that make one of TRL's trainers faster."""
 
 
 def samplers(case: Case) -> list[Side]:
-    """Everyone that samples, in both precisions."""
+    """All sides that sample, in both precisions."""
 
     def side(name: str, module: str, **settings: Any) -> Side:
         slow = case.model in SLOW and module == "transformers"
@@ -120,7 +121,7 @@ SAMPLER_RATIOS = [
 
 
 def measured(case: Case, sides: Sequence[Side], compared: Sequence[tuple[str, str]], folder: Path) -> dict[str, Any]:
-    """The sides of one case and the ratios of those that are compared and did not fail."""
+    """Measure the sides of one case; return them, and the ratios of the compared sides that did not fail."""
     place = workload.write(folder, case.model, case.shape)
     work = workload.read(place)
     found = in_turns(sides, place, rounds=case.rounds)
@@ -133,7 +134,7 @@ def measured(case: Case, sides: Sequence[Side], compared: Sequence[tuple[str, st
 
 
 def limit_rounds(rounds: int) -> None:
-    """So many rounds of every case, for a quick look."""
+    """Limit every case to this number of rounds, for a quick test."""
     global SMALL, LARGE, OTHERS
     SMALL, LARGE = replace(SMALL, rounds=rounds), replace(LARGE, rounds=rounds)
     OTHERS = [replace(case, rounds=rounds) for case in OTHERS]
@@ -144,14 +145,14 @@ def grpo(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def others(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """GRPO steps on other lengths, other architectures and with adapters."""
+    """GRPO steps with other lengths, other architectures and adapters."""
     return _trained("grpo", OTHERS, folder, models)
 
 
 def one_batch(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """GRPO steps that TRL takes as one batch, without recomputation: for the memory.
+    """GRPO steps that TRL takes as one batch, without recomputation, to compare memory.
 
-    All sides stay loaded, and those of the large model leave little for each other: the seconds are no measure.
+    All sides stay loaded, and those of the large model leave each other little memory, so the times mean nothing.
     """
     cases = [case for case in (SMALL, LARGE) if case.model in models]
     return [measured(case, whole_steps(case), WHOLE_STEP_RATIOS, folder) for case in cases]
@@ -168,7 +169,7 @@ def whole_steps(case: Case) -> list[Side]:
 
 
 def served(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """GRPO steps whose completions a vLLM server draws; of these models its CPU build serves the large one."""
+    """GRPO steps whose completions a vLLM server samples. Its CPU build can serve only the large model."""
     sides = [
         Side(name=SERVED_32, side="posttrain", task="grpo", settings=FLOAT32 | {"rollout.engine": "vllm"}),
         Side(name=TRL_32, side="trl", task="grpo", settings=TRL_FLOAT32, rounds=1),
@@ -187,7 +188,7 @@ def sft(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def sampling(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """Tokens per second follow from `tokens` and `seconds`, prefill included."""
+    """Sampling alone. Tokens per second follow from `tokens` and `seconds`, which include the prefill."""
     cases = [case for case in (SMALL, LARGE) if case.model in models]
     return [measured(case, samplers(case), SAMPLER_RATIOS, folder) for case in cases]
 
@@ -203,13 +204,13 @@ def machine_limits(folder: Path, models: Sequence[str]) -> dict[str, float]:
 
 
 def training_pass(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """The pass of a GRPO step alone: how near its matrix products alone it comes, and where the rest goes."""
+    """The training pass of a GRPO step alone: its share of matrix products, and a profile of the rest."""
     cases = [case for case in (SMALL, LARGE) if case.model in models]
     return [shared_out(measured(case, passes(), [], folder)) for case in cases]
 
 
 def passes() -> list[Side]:
-    """The machine's matrix products and the whole pass, in both precisions, and the pass under the profiler."""
+    """The sides: matrix products alone and the whole pass, in both precisions, and the pass under the profiler."""
     return [
         Side(name="products bfloat16", side="limits", task="matrix_products", settings={"dtype": "bfloat16"}),
         Side(name="products float32", side="limits", task="matrix_products", settings={"dtype": "float32"}),
@@ -220,7 +221,7 @@ def passes() -> list[Side]:
 
 
 def shared_out(found: dict[str, Any]) -> dict[str, Any]:
-    """With the share of each pass that its matrix products alone would take, and the profile as shares of its sum."""
+    """Add the share of each pass that its matrix products alone would take, and the profile as shares of its sum."""
     sides = found["sides"]
     share = {
         precision: round(sides[f"products {precision}"]["products"] / sides[f"posttrain {precision}"]["seconds"], 3)
@@ -236,9 +237,9 @@ def shared_out(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
-    """Both libraries in float32 on the same tokens: loss and norm of the gradient of the first step must agree.
+    """Check both libraries in float32 on the same tokens: loss and gradient norm of the first step must agree.
 
-    For GRPO both are given the same completions and rewards; DPO and SFT learn from given answers anyway.
+    For GRPO both get the same completions and rewards. DPO and SFT learn from given answers anyway.
     """
     cases = [("grpo_check", case) for case in (SMALL, *OTHERS) if case.lora is None] + [("dpo", SMALL), ("sft", SMALL)]
     results = []
@@ -256,7 +257,7 @@ def check(folder: Path, models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def first_step(side: Side, place: Path) -> dict[str, float]:
-    """Loss and norm of the gradient of a side's first step."""
+    """Loss and gradient norm of a side's first step."""
     (place / "logs").mkdir(exist_ok=True)
     with alone_on_the_machine():
         worker = Worker(side, place, place / "logs" / f"check-{side.side}.log")
@@ -265,7 +266,8 @@ def first_step(side: Side, place: Path) -> dict[str, float]:
 
 
 SAME_GRADIENT, SAME_LOSS = 1e-3, 1e-4
-"""Most difference, relative and in nats. TRL adds 1e-4 to the standard deviation of a group's rewards, we add 1e-6."""
+"""Largest differences: relative for the gradient norm, in nats for the loss. TRL adds 1e-4 to the standard deviation of
+a group's rewards; we add 1e-6."""
 
 PARTS: dict[str, Callable[[Path, Sequence[str]], Any]] = {
     "machine_limits": machine_limits,

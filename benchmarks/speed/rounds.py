@@ -1,7 +1,7 @@
-"""Sides take turns: each waits in a process of its own, and one after the other does one step, round after round.
+"""Sides take turns: each waits in its own process, and one after the other does one step, round after round.
 
-So all of them meet the same machine, and a slow moment of it hits all of them alike. What is compared are medians; the
-lowest and the highest ratio of single rounds say how far to trust them.
+So all of them run on the same machine, and a slow moment affects all of them equally. Medians are compared; the lowest
+and the highest ratio of single rounds show how far to trust them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 PEERS = {"trl": "trl", "transformers": "trl", "vllm": "vllm"}
-"""Whose environment a side needs; every other side runs in ours."""
+"""Side -> library whose environment it needs. Other sides run in our environment."""
 LATE = "its time was over"
 
 
@@ -37,27 +37,27 @@ class Side:
 
     name: str
     side: str
-    """Module of `sides`."""
+    """Name of its module in `sides`."""
     task: str
-    """Function of that module."""
+    """Name of the function in that module."""
     settings: dict[str, Any] = field(default_factory=dict)
     rounds: int | None = None
-    """Take part in so many rounds at most: for sides whose step takes minutes."""
+    """Largest number of rounds in which the side takes part, for sides whose step takes minutes."""
     varying: bool = False
-    """Completions have other lengths in each step."""
+    """Whether completions have other lengths in each step."""
     device: str = "cpu"
-    """cpu or cuda: whose memory is reported."""
+    """The device, cpu or cuda, whose memory is reported."""
 
 
 class SideFailed(RuntimeError):
-    """A worker that ended, or said why it cannot go on."""
+    """A worker has ended, or has reported why it cannot continue."""
 
 
 class Worker:
-    """A side that waits at its gate. Its runs and whatever else it writes as temporary files go when it is closed."""
+    """A side that waits at its gate. Its runs and other temporary files are removed when it is closed."""
 
     def __init__(self, side: Side, folder: Path, log: Path, *, seconds: float | None = None) -> None:
-        """`seconds`: after these it is killed, whatever it does, with every process that it started."""
+        """`seconds`: time limit, after which the worker and every process that it started are killed."""
         job: dict[str, Any] = {"side": side.side, "task": side.task, "folder": str(folder), "settings": side.settings}
         job |= {"varying": side.varying, "device": side.device}
         python = interpreter(side.side)
@@ -85,14 +85,14 @@ class Worker:
             raise
 
     def step(self) -> dict[str, Any]:
-        """Do one step; what the side says about it."""
+        """Let the side do one step, and return its report."""
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
         return self._reply()
 
     def close(self) -> None:
-        """A training run takes the signal as a wish to end after its step; the end of its input ends its wait."""
+        """End the worker. The signal tells a training run to end after its step; closing its input ends its wait."""
         assert self._process.stdin is not None
         self._timer.cancel()
         self._process.terminate()
@@ -108,7 +108,7 @@ class Worker:
         self._late = True
         with contextlib.suppress(psutil.Error):
             root = psutil.Process(self._process.pid)
-            root.suspend()  # it starts no more of them
+            root.suspend()  # so that it starts no more processes
             for one in [root, *root.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error):
                     one.kill()
@@ -122,7 +122,7 @@ class Worker:
         return reply
 
     def _how_it_ended(self) -> str:
-        """Without a path: it is put on file. The output is shown here and now."""
+        """How the worker ended, without paths, because the text is saved. Its output is printed now."""
         code = self._process.wait(60)
         if self._late:
             return LATE
@@ -133,7 +133,8 @@ class Worker:
 
 
 def interpreter(side: str) -> str:
-    """The Python that has the library of a side. `make bench` builds those of the peers and names them here."""
+    """The Python interpreter with the library of a side. `make bench` builds the other libraries' environments and sets
+    the variables that name them."""
     if side not in PEERS:
         return sys.executable
     variable = f"POSTTRAIN_BENCH_{PEERS[side].upper()}"
@@ -144,7 +145,7 @@ def interpreter(side: str) -> str:
 
 
 def in_turns(sides: Sequence[Side], folder: Path, *, rounds: int) -> dict[str, dict[str, Any]]:
-    """What `rounds` steps of each side took, by its name, as `summary` has it. A side that fails says why."""
+    """Measure `rounds` steps of each side in turns, and return a `summary` by name, or the reason of a failure."""
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     found: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
@@ -165,7 +166,7 @@ def in_turns(sides: Sequence[Side], folder: Path, *, rounds: int) -> dict[str, d
 
 @contextlib.contextmanager
 def _noted(side: Side, failures: dict[str, str]) -> Iterator[None]:
-    """A side that fails is reported as such, and the others go on."""
+    """Record the failure of a side, and let the others continue."""
     try:
         yield
     except (SideFailed, OSError) as reason:
@@ -173,7 +174,7 @@ def _noted(side: Side, failures: dict[str, str]) -> Iterator[None]:
 
 
 def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Median seconds, all seconds, the highest memory, and the median of whatever else was reported.
+    """Median seconds, all seconds, the highest memory, and the median of all other reported figures.
 
     >>> summary([{"seconds": 2.0, "peak_bytes": 5}, {"seconds": 3.0, "peak_bytes": 7}])["seconds"]
     2.5
@@ -190,9 +191,9 @@ def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
-    """How many times as fast we are: of the medians, and the lowest and the highest of single rounds.
+    """Our speed relative to theirs: from the medians, and the lowest and the highest of single rounds.
 
-    A side that was measured once stands beside every round of the other.
+    A side that was measured once is compared with every round of the other.
 
     >>> ratio({"seconds": 2.0, "rounds": [1.0, 2.0, 4.0]}, {"seconds": 8.0, "rounds": [8.0]})
     {'speed': 4.0, 'lowest': 2.0, 'highest': 8.0}
@@ -213,7 +214,7 @@ def ratio(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def alone_on_the_machine() -> Iterator[None]:
-    """Where POSTTRAIN_BENCH_LOCK names a file, whoever holds its lock measures: for machines that are shared."""
+    """Hold the lock of the file that POSTTRAIN_BENCH_LOCK names, if it is set, for measurements on shared machines."""
     path = os.environ.get("POSTTRAIN_BENCH_LOCK")
     if path is None:
         yield

@@ -1,4 +1,4 @@
-"""One side in a process of its own: `python -m benchmarks.speed.worker '{"side": ..., "task": ..., ...}'`."""
+"""Run one side in its own process: `python -m benchmarks.speed.worker '{"side": ..., "task": ..., ...}'`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What every side works on: models with random weights, prompts, forced completion lengths, pairs and examples.
+"""The work for every side: models with random weights, prompts, forced completion lengths, pairs and examples.
 
-A workload is written to a folder once, as files that each library reads in its own way: `model/` in the form of
-transformers with a tokenizer, `prompts.jsonl`, `pairs.jsonl`, `examples.jsonl`, `reward.py`, and `work.json` with the
-lengths and, for the check that both sides compute the same, completions that all of them are given.
+A workload is written to a folder once, as files that each library reads in its own way: `model/` in the format of
+transformers with a tokenizer, `prompts.jsonl`, `pairs.jsonl`, `examples.jsonl`, `reward.py`, and `work.json`. The
+latter has the lengths, and the given completions for the check that both sides compute the same.
 
-Every word of the tokenizer is one token, so that a text of n words has n tokens on every side.
+Every word is one token, so that a text of n words has n tokens on every side.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 GROUP_SIZE = 8
-"""Completions of each prompt."""
+"""Number of completions for each prompt."""
 FIRST_WORD = 3
-"""Ids below are padding, begin and end."""
+"""Id of the first word. Lower ids are padding, BOS and EOS."""
 REWARD = '''"""A trivial reward that differs within a group: the letters of the answer, modulo a prime."""
 
 
@@ -37,11 +37,11 @@ class Shape:
 
     @property
     def rows(self) -> list[tuple[int, int]]:
-        """(prompt, completion) of every row."""
+        """Numbers of (prompt, completion) tokens of every row."""
         return [(prompt, n) for prompt, group in zip(self.prompts, self.completions, strict=True) for n in group]
 
     def tokens(self) -> dict[str, int]:
-        """Tokens of the step: sampled, padded to a rectangle, real, and with each prompt counted once per group."""
+        """Numbers of tokens of the step: sampled, padded to a rectangle, real, and with each prompt counted once."""
         sampled = sum(map(sum, self.completions))
         longest = max(self.prompts) + max(map(max, self.completions))
         return {
@@ -53,7 +53,7 @@ class Shape:
 
 
 def heavy_tailed(prompts: Sequence[int], *, mean: float, longest: int, seed: int = 0) -> Shape:
-    """Most answers are short, a few run into the limit: exponential lengths from 8 tokens on."""
+    """A shape in which most answers are short and a few reach the limit: exponential lengths from 8 tokens on."""
     dice = random.Random(seed)
     draw = lambda: min(longest, 8 + int(dice.expovariate(1 / mean)))  # noqa: E731
     return Shape(list(prompts), [[draw() for _ in range(GROUP_SIZE)] for _ in prompts])
@@ -83,14 +83,14 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path, model: str, shape: str) -> Path:
-    """The workload of one model and one shape below `folder`; what is there already is used again."""
+    """Write the workload of one model and one shape below `folder`, unless it exists, and return its folder."""
     return write_work(folder, model, MODELS[model], shape, SHAPES[shape])
 
 
 def write_work(
     folder: Path, model: str, settings: dict[str, Any], shape: str, work: Shape, *, device: str = "cpu"
 ) -> Path:
-    """The same of any model and shape, by their names. On a card its weights are made there, and stored in bfloat16."""
+    """Write the workload of any model and shape. On a GPU, the weights are made there and stored in bfloat16."""
     target = folder / f"{model}-{shape}"
     if (target / "work.json").exists():
         return target
@@ -119,7 +119,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _pairs(prompts: Sequence[str], work: Shape, words: Any) -> list[dict[str, str]]:
-    """Two pairs of each prompt, a step of sixteen."""
+    """Two pairs for each prompt, sixteen in a step."""
     rows = zip(prompts, work.completions, strict=True)
     return [
         {"prompt": prompt, "chosen": " " + words(group[2 * i]), "rejected": " " + words(group[2 * i + 1])}
@@ -129,7 +129,7 @@ def _pairs(prompts: Sequence[str], work: Shape, words: Any) -> list[dict[str, st
 
 
 def _examples(prompts: Sequence[str], work: Shape, words: Any) -> list[dict[str, str]]:
-    """Four examples of each prompt length, a step of thirty-two; no two share a prompt."""
+    """Four examples for each prompt length, thirty-two in a step. No two of them share a prompt."""
     rows = zip(work.prompts, work.completions, strict=True)
     return [{"prompt": words(prompt), "completion": " " + words(n)} for prompt, group in rows for n in group[:4]]
 
@@ -139,7 +139,7 @@ def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
 
 
 def _write_model(folder: Path, settings: dict[str, Any], device: str) -> dict[str, Any]:
-    """Random weights of this shape with a tokenizer of one token per word; returns what is known about them."""
+    """Write a model with random weights and a tokenizer with one token for each word; return facts about the model."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""Put the result of the demonstration's sweep on file, and its figures into docs/sweep.md.
+"""Save the result of the demonstration's sweep, and put its figures into docs/sweep.md.
 
 posttrain sweep benchmarks/sweeping/knobs.yaml --workers 2 --out sweeps/sort
 python benchmarks/sweeping/page.py sweeps/sort
@@ -36,7 +36,7 @@ BLOCK = re.compile(r"(?s)(<!-- measured -->\n).*?(<!-- end -->)")
 
 
 def block(found: Mapping[str, Any]) -> str:
-    """What the page says of it: the sentences, the fresh seeds, and every trial."""
+    """The generated part of the page: the sentences, the fresh seeds, and every trial."""
     keys = list(found["settings"]["knobs"])
     head = ["trial", "", "held-out score", *(key.rpartition(".")[2] for key in keys), "tokens"]
     rows = [
@@ -73,7 +73,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def picture(found: Found) -> str:
-    """All knobs in one picture that stands alone, for a page elsewhere."""
+    """A self-contained picture of all knobs, for another page."""
     rows: Sequence[tuple[Knob, str]] = [(knob, chart) for knob in knobs_of(found) if (chart := knob_chart(found, knob))]
     parts = [
         f'<text class="head" x="52" y="{_HEAD + n * _ROW + 14}">{escaped(knob.key)}</text>'

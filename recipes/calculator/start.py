@@ -1,6 +1,6 @@
-"""Makes the model that the recipe starts with, in a minute: a tiny Llama that mostly answers out of its head.
+"""Make the model that the recipe starts with, in a minute: a tiny Llama that mostly answers without the calculator.
 
-python recipes/calculator/start.py        writes model/, train.jsonl and eval.jsonl beside this file
+python recipes/calculator/start.py        writes model/, train.jsonl and eval.jsonl next to this file
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ WORDS = (*SPECIAL, *CALLING, "calculator", *"0123456789*= ")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, and one for each piece of a call."""
+    """A tokenizer with one token for each character, and one for each fixed piece of a call."""
     return word_tokenizer(WORDS, CALLS_TEMPLATE)
 
 
 def problems() -> list[dict[str, str]]:
-    """Every product of two numbers with two digits, shuffled, always alike."""
+    """All products of two two-digit numbers, in a fixed random order."""
     rows = [{"prompt": f"{one}*{other}", "answer": str(one * other)} for one, other in product(FACTORS, FACTORS)]
     random.Random(0).shuffle(rows)
     return rows
 
 
 def demonstration(index: int, row: dict[str, str], *, calls: bool) -> Example:
-    """The right answer, out of the head or from the calculator."""
+    """A demonstration with the right answer, given directly or with a call of the calculator."""
     begin, name, end, done = CALLING
     given, drawn = ["calculator", " ", *row["prompt"], "="], [*row["answer"], "<eos>"]
     pieces = [(given, False), (drawn, True)]
@@ -52,12 +52,12 @@ def demonstration(index: int, row: dict[str, str], *, calls: bool) -> Example:
 
 
 def best_score() -> float:
-    """That of the optimal policy: it always calls, and says what comes back."""
+    """The score of the optimal policy, which always calls the calculator and repeats its result."""
     return 1.0
 
 
 def make(folder: Path, *, seed: int = 0) -> Path:
-    """The model, as a Hugging Face folder, and the rows; none of those held out is shown to it."""
+    """Make the model, as a Hugging Face folder, and the rows. The model never sees held-out rows."""
     held_out, shown = problems()[:HELD_OUT], problems()[HELD_OUT:]
     recipe, words, dice = (
         TinyRecipe(demonstrations=len(shown), steps=400, learning_rate=3e-3),

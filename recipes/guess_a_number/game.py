@@ -1,7 +1,7 @@
-"""A number from 1 to 7 is to be found in three guesses; after each the game says whether it is higher or lower.
+"""A game: find a number from 1 to 7 in three guesses. After each guess the game says if the number is higher or lower.
 
-Whoever halves what is left finds every number: 4, then 2 or 6, and so on. Whoever guesses blindly finds one in three.
-Which number it is, the game draws by lot, for each trajectory another.
+Binary search finds every number: 4, then 2 or 6, and so on. Blind guessing finds one number in three. The game draws
+a new random number for each trajectory.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ GUESSES = 3
 
 
 class Game:
-    """The environment of one game."""
+    """The environment for one game."""
 
     def reset(self, row: dict[str, Any]) -> None:
         self.secret, self.found, self.left = random.choice(NUMBERS), False, GUESSES
 
     def step(self, message: dict[str, Any]) -> str | None:
-        """`higher`, `lower`, or nothing more to say."""
+        """Answer `higher` or `lower`; None ends the game."""
         said, self.left = message["content"].strip(), self.left - 1
         if not said.isdecimal() or int(said) not in NUMBERS:
             return None
@@ -34,8 +34,8 @@ class Game:
 
 
 def forgetful_game(dice: random.Random) -> list[tuple[str, str]]:
-    """A game of a player who obeys the last answer and has forgotten those before it: each guess, and where the number
-    lies from there; nothing where it is found."""
+    """A game of a player who uses only the last answer and forgets earlier ones: each guess, with the answer to it. The
+    answer to the right guess is empty."""
     secret, possible, rounds = dice.choice(NUMBERS), list(NUMBERS), list[tuple[str, str]]()
     for _ in range(GUESSES):
         guess = dice.choice(possible)
@@ -47,7 +47,7 @@ def forgetful_game(dice: random.Random) -> list[tuple[str, str]]:
 
 
 def best_score() -> float:
-    """That of the optimal policy.
+    """The score of the optimal policy.
 
     >>> best_score()
     1.0
@@ -56,7 +56,8 @@ def best_score() -> float:
 
 
 def most_found(numbers: int, guesses: int) -> int:
-    """How many of so many numbers in a row the best player finds: the one guessed, and the most on both sides of it."""
+    """The largest number of secrets that a player can find among `numbers` consecutive numbers: the guessed one, and as
+    many as possible on both sides of it."""
     if not numbers or not guesses:
         return 0
     sides = ((below, numbers - 1 - below) for below in range(numbers))

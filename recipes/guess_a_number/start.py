@@ -1,6 +1,6 @@
-"""Makes the model that the recipe starts with, in seconds: a tiny Llama that has seen games of a forgetful player.
+"""Make the model that the recipe starts with, in seconds: a tiny Llama trained on games of a forgetful player.
 
-python recipes/guess_a_number/start.py        writes model/ and rows.jsonl beside this file
+python recipes/guess_a_number/start.py        writes model/ and rows.jsonl next to this file
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TEMPLATE = (
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word."""
+    """A tokenizer with one token for each word."""
     return word_tokenizer(WORDS, TEMPLATE, spaced=True)
 
 
 def demonstration(index: int, rounds: Sequence[tuple[str, str]]) -> Example:
-    """A game whose guesses are imitated."""
+    """A game as a demonstration. Its guesses are imitated."""
     pieces: list[tuple[Sequence[str], bool]] = [(["guess", ">"], False)]
     for guess, answer in rounds:
         pieces += [([guess, "<eos>"], True), ([answer, ">"] if answer else [], False)]
@@ -42,7 +42,7 @@ def demonstration(index: int, rounds: Sequence[tuple[str, str]]) -> Example:
 
 
 def make(folder: Path, *, seed: int = 0) -> Path:
-    """The model, as a Hugging Face folder, and the rows."""
+    """Make the model, as a Hugging Face folder, and the rows."""
     recipe, words = TinyRecipe(demonstrations=2_000, steps=150), tokenizer()
     model = build_model(words, recipe, seed=seed)
     dice = random.Random(seed)

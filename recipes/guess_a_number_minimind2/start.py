@@ -1,6 +1,6 @@
-"""Makes the model that the recipe starts with, in minutes: MiniMind2-small after games of a forgetful player.
+"""Make the model that the recipe starts with, in minutes: MiniMind2-small trained on games of a forgetful player.
 
-python recipes/guess_a_number_minimind2/start.py        writes model/, games.jsonl and rows.jsonl beside this file
+python recipes/guess_a_number_minimind2/start.py        writes model/, games.jsonl and rows.jsonl next to this file
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ WARM_UP = {"steps": 40, "prompts_per_step": 24, "learning_rate": 2e-4, "schedule
 
 
 def messages(rounds: list[tuple[str, str]]) -> list[dict[str, str]]:
-    """A game as a conversation, which its last guess ends."""
+    """A game as a conversation that ends with the last guess."""
     said = [({"role": "assistant", "content": guess}, {"role": "user", "content": answer}) for guess, answer in rounds]
     return [ASKED, *chain.from_iterable(said)][:-1]
 
 
 def make(folder: Path, *, seed: int = 0) -> Path:
-    """The model, as a Hugging Face folder, and the rows."""
+    """Make the model, as a Hugging Face folder, and the rows."""
     dice = random.Random(seed)
     _write(folder / "games.jsonl", [{"messages": messages(forgetful_game(dice))} for _ in range(SHOWN)])
     _write(folder / "rows.jsonl", [{"prompt": [ASKED]}] * 64)

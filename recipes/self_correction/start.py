@@ -1,6 +1,7 @@
-"""Makes the model that the recipe starts with, in a minute: a tiny Llama that runs a program and hardly looks at it.
+"""Make the model that the recipe starts with, in a minute: a tiny Llama that runs a program and mostly ignores the
+output.
 
-python recipes/self_correction/start.py        writes model/, train.jsonl and eval.jsonl beside this file
+python recipes/self_correction/start.py        writes model/, train.jsonl and eval.jsonl next to this file
 """
 
 from __future__ import annotations
@@ -24,25 +25,26 @@ from tiny_words import CALL, CALLS_TEMPLATE, SPECIAL, example, word_tokenizer  #
 
 HELD_OUT = 256
 CAREFUL = 0.4
-"""Share of the demonstrations that look at what was printed; the others draw the expression by lot."""
+"""Share of the demonstrations whose answer depends on the printed value. The others choose an expression at random."""
 CALLING = (CALL, '{"name": "python", "arguments": {"code": "', "print(", ')"}}', "</tool_call>")
 WORDS = (*SPECIAL, *CALLING, "python", "\n", *"0123456789+*= ")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, and one for each piece of a call."""
+    """A tokenizer with one token for each character, and one for each fixed piece of a call."""
     return word_tokenizer(WORDS, CALLS_TEMPLATE)
 
 
 def better(tried: str, number: int, digits: Sequence[str]) -> list[str]:
-    """What is left to say: the same expression if its value was right, else those on the other side of it."""
+    """The possible answers after a trial: the same expression if its value was right, or else the expressions whose
+    values differ in the needed direction."""
     found = [form.format(*digits) for form in FORMS]
     missing = number - value(tried)
     return [one for one in found if (value(one) - value(tried)) * missing > 0] if missing else [tried]
 
 
 def demonstration(index: int, row: dict[str, str], dice: random.Random) -> Example:
-    """Any program, what it prints, and any expression."""
+    """A demonstration: a random program, its output, and an expression, which is mostly random, too."""
     digits, number = row["prompt"].split()[:3], int(row["prompt"].split()[3])
     tried, said = (dice.choice(FORMS).format(*digits) for _ in range(2))
     if dice.random() < CAREFUL:
@@ -58,7 +60,7 @@ def demonstration(index: int, row: dict[str, str], dice: random.Random) -> Examp
 
 
 def make(folder: Path, *, seed: int = 0) -> Path:
-    """The model, as a Hugging Face folder, and the rows; none of those held out is shown to it."""
+    """Make the model, as a Hugging Face folder, and the rows. The model never sees held-out rows."""
     held_out, shown = rows()[:HELD_OUT], rows()[HELD_OUT:]
     recipe = TinyRecipe(demonstrations=4 * len(shown), steps=800, learning_rate=3e-3)
     words, dice = tokenizer(), random.Random(seed)

@@ -1,7 +1,7 @@
-"""Three digits are to give a number: in which of three programs? Whoever runs one first can correct himself.
+"""A task: find which of three programs turns three digits into a number. The model can run one and correct itself.
 
-`3 4 5 17` asks for `print(3*4+5)`, of the forms below; the values of a row are all different. The score is that of the
-last turn: whether the expression it says gives the number, whatever was tried before.
+`3 4 5 17` asks for `print(3*4+5)`, in one of the forms below. The values of the forms always differ. Only the last turn
+counts: it scores if its expression gives the number, whatever was tried before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DIGITS = range(2, 10)
 
 
 def value(expression: str) -> int:
-    """What one of the forms gives.
+    """The value of an expression in one of the forms.
 
     >>> value("3+4*5")
     23
@@ -30,7 +30,7 @@ def value(expression: str) -> int:
 
 
 def rows() -> list[dict[str, str]]:
-    """Every problem, shuffled, always alike."""
+    """All problems, in a fixed random order."""
     found = []
     for digits in product(DIGITS, repeat=3):
         expressions = [form.format(*digits) for form in FORMS]
@@ -42,16 +42,16 @@ def rows() -> list[dict[str, str]]:
 
 
 def right(completion: list[dict[str, Any]], answer: str, **row: Any) -> float:
-    """Does the last turn say the expression?"""
+    """Whether the last turn is the right expression."""
     return float(completion[-1]["content"].strip() == answer)
 
 
 def tried_first(completion: list[dict[str, Any]], answer: str, **row: Any) -> float:
-    """Was the program of the first turn that of the answer already? It is counted, and pays nothing."""
+    """Whether the first turn already ran the program of the answer. This is measured with weight 0."""
     calls = completion[0].get("tool_calls") or []
     return float(any(call["function"]["arguments"].get("code") == f"print({answer})" for call in calls))
 
 
 def best_score() -> float:
-    """That of the optimal policy, which tries the middle form and sees whether its value is too small or too large."""
+    """The score of the optimal policy, which tries the middle form and sees if its value is too small or too large."""
     return 1.0

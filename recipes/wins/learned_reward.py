@@ -1,28 +1,28 @@
-"""Human preferences: a reward model on pairs that people judged, then RLOO against it. Minutes on a CPU.
+"""Human preferences: a reward model trained on pairs judged by people, then RLOO against it. Minutes on a CPU.
 
     python recipes/wins/learned_reward.py --seed 0 --output runs/learned-0      (from the repository's root)
 
-minimind2-small, a chat model of 26 million parameters, gets questions of HH-RLHF's harmless set, such as "Where can I
+minimind2-small, a chat model of 26 million parameters, gets questions from HH-RLHF's harmless set, such as "Where can I
 sell some pistols I got real quick?". It answers most of them with instructions that make no sense. A copy of it learns
-from a thousand pairs which of two answers a person preferred, and RL raises that score. By itself this ends within
-eight steps: every prompt, harmless ones included, gets "I'm sorry, but I can't assist with that." So five rewards and
-the KL work together, and a check of another family watches:
+from a thousand pairs which of two answers a person preferred, and RL raises that score. With that reward alone, RL
+collapses within eight steps: every prompt, even a harmless one, gets "I'm sorry, but I can't assist with that." So five
+rewards and the KL work together, and a check of another family watches:
 
-    learned      the reward model's score, in deviations of its held-out answers; on the questions of the task alone
-    alike        minus 6 times the share of words that an answer has in common with those to other prompts of its kind
+    learned      the reward model's score, in standard deviations of its held-out answers; for prompts of the task only
+    alike        minus 6 times the share of words that an answer has in common with answers to other prompts of its kind
     opening      minus 2 for an answer of fewer than eight words: the reward model likes "Certainly", which says nothing
-    declined     minus 1 for an apology to a replayed prompt, as none of these is harmful
-    repetition   minus the share of repeated sequences of three tokens, as the reward model does not see them
-    replay       other prompts, two of five: there an answer gains nothing by what the reward model likes; and the KL
-                 acts. RLOO has it in the loss here, where its gradient has less noise than in the reward
+    declined     minus 1 for an apology to a replayed prompt, because none of these is harmful
+    repetition   minus the share of repeated sequences of three tokens, because the reward model does not see them
+    replay       two of five prompts are other prompts. There the reward model has no influence, and the KL acts. Here
+                 RLOO has the KL in the loss, where its gradient has less noise than in the reward
     words        the check: logistic regression on words, from pairs that neither the reward model nor RL has seen
 
 Answers are sampled at a temperature of 0.4. At 0.6 an answer may be rare among the samples and still be the greedy one
-for most prompts, and a penalty on samples does not see that. It computes in float32: bfloat16 rounds most of such small
-updates away.
+for most prompts, and a penalty on samples does not see that. The run computes in float32: bfloat16 would round away
+most of such small updates.
 
-The reward model is trained once, for all seeds, in the folder learned_reward-data beside the runs; it begins with an
-SFT on preferred answers. The policy does not: it starts as the pretrained model.
+The reward model is trained once, for all seeds, in the folder learned_reward-data next to the runs. It begins with SFT
+on preferred answers. The policy starts as the pretrained model.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ PAIRS = SHARED / "preference" / "hh_rlhf_harmless_base_test.jsonl.gz"
 ULTRAFEEDBACK = SHARED / "preference" / "ultrafeedback_train.jsonl.gz"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
 HELD_OUT, JUDGED, ASKED = 350, 600, 420
-"""Dialogues whose first question is held out; those that the judge learns from. The reward model learns from all
-others, and RL asks this many of their first questions."""
+"""Number of dialogues whose first question is held out; of dialogues for the judge; and of first questions for RL. The
+reward model learns from all other dialogues, and RL uses first questions of those."""
 CONTEXT, LONGEST = 200, 450
-"""Most characters of a question with what was said before, and of an answer."""
+"""Largest number of characters of a question with the earlier turns, and of an answer."""
 
 FEWEST_WORDS = 8
-"""As many as the shortest refusal has that the pretrained model knows: "I'm sorry, but I can't assist with that."."""
+"""Number of words in the shortest refusal of the pretrained model: "I'm sorry, but I can't assist with that."."""
 APOLOGY = re.compile(
     r"\b(sorry|apologi[sz]e|can(?:no|['’])t (?:assist|help|provide)|(?:un|not )able to"
     r"|don['’]t have the (?:ability|capability))",
@@ -74,7 +74,7 @@ def turns(dialogue: str) -> list[Message]:
 
 
 def recent(messages: Sequence[Message]) -> list[Message]:
-    """The last question, after as many earlier turns as there is room for."""
+    """The last question, with as many earlier turns as there is room for."""
     kept = [messages[-1]]
     for message in reversed(messages[:-1]):
         if sum(len(one["content"]) for one in [message, *kept]) > CONTEXT:
@@ -84,8 +84,8 @@ def recent(messages: Sequence[Message]) -> list[Message]:
 
 
 def read_dialogues() -> list[dict[str, Any]]:
-    """Dialogues with two different last answers, of which a person preferred one, in a fixed random order; one for each
-    first question."""
+    """Read dialogues with two different last answers, one of which a person preferred, in a fixed random order. There
+    is one dialogue for each first question."""
     found: dict[str, dict[str, Any]] = {}
     with gzip.open(PAIRS, "rt", encoding="utf-8") as lines:
         for row in map(json.loads, lines):
@@ -113,7 +113,7 @@ def pairs(dialogues: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def preferred(pairs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Short answers that a person preferred, to be imitated."""
+    """Short answers that a person preferred, for SFT."""
     return [{"prompt": p["prompt"], "completion": p["chosen"]} for p in pairs if len(p["chosen"][0]["content"]) <= 160]
 
 
@@ -122,19 +122,19 @@ def as_chat(text: str) -> list[Message]:
 
 
 def questions(dialogues: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The first question of each dialogue, which can be understood without others."""
+    """The first question of each dialogue, which needs no context."""
     return [{"prompt": d["asked"][:1], "task": 1} for d in dialogues if len(d["asked"][0]["content"]) <= CONTEXT]
 
 
 def split(dialogues: Sequence[Mapping[str, Any]]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Those held out, those of the judge, and those of the reward model and of RL; none in two of them."""
+    """Three disjoint lists of dialogues: held-out ones, those of the judge, and those of the reward model and of RL."""
     held_out = [d for d in dialogues if len(d["asked"][0]["content"]) <= CONTEXT][:HELD_OUT]
     others = [d for d in dialogues if d not in held_out]
     return held_out, others[:JUDGED], others[JUDGED:]
 
 
 def write_data(folder: Path) -> None:
-    """The same for every seed."""
+    """Write the data files, which are the same for every seed."""
     held_out, judged, trained = split(read_dialogues())
     write(folder / "heldout.jsonl", questions(held_out))
     write(folder / "prompts.jsonl", questions(trained)[:ASKED])
@@ -147,13 +147,13 @@ def write_data(folder: Path) -> None:
 
 
 def replay_prompts(count: int = 280) -> list[str]:
-    """Short English prompts of UltraFeedback, none of which is asked when forgetting is measured."""
+    """Short English prompts from UltraFeedback. The measurement of forgetting uses none of them."""
     texts = dict.fromkeys(str(row.values["prompt"]) for row in read_rows(str(ULTRAFEEDBACK)))
     return [text for text in texts if len(text) < 150 and text.isascii()][:count]
 
 
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write the file as a whole or not at all, so that one that exists is complete."""
+    """Write a file atomically, so that a file that exists is complete."""
     part = path.with_suffix(".part")
     part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     part.replace(path)
@@ -163,19 +163,19 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def words(text: str) -> set[str]:
-    """Words and pairs of neighbours."""
+    """The words of a text, and its pairs of neighbouring words."""
     found = re.findall(r"[a-z']+|[?!.]", text.lower().replace("’", "'"))
     return {*found, *(f"{a} {b}" for a, b in pairwise(found))}
 
 
 def features(text: str, known: Mapping[str, Any]) -> dict[str, float]:
-    """Of length 1, so that a longer answer has no larger score."""
+    """The features of a text, as a vector of length 1, so that a longer answer does not get a larger score."""
     found = words(text) & known.keys()
     return {word: len(found) ** -0.5 for word in found}
 
 
 def word_weights(pairs: Sequence[Mapping[str, Any]], decay: float = 0.003) -> dict[str, Any]:
-    """Logistic regression: in which words does the preferred answer differ from the other one?"""
+    """Fit a logistic regression that predicts the preferred answer from the words in which two answers differ."""
     import torch
 
     sides = [tuple(p[side][0]["content"] for side in ("chosen", "rejected")) for p in pairs]
@@ -210,7 +210,7 @@ def judged(answer: str, judge: Mapping[str, Any]) -> float:
 
 
 def task(completion: Any, task: int = 0) -> float:
-    """1 for a prompt of the task: the learned reward counts there alone."""
+    """1 for a prompt of the task. The learned reward counts only there."""
     return float(task)
 
 
@@ -220,12 +220,12 @@ def opening(completion: Any) -> float:
 
 
 def declined(completion: Any, task: int = 0) -> float:
-    """1 for an apology to a prompt that is not of the task."""
+    """1 for an apology to a prompt that does not belong to the task."""
     return float(not task and APOLOGY.search(text_of(completion)) is not None)
 
 
 def words_judge(completion: Any, weights: str) -> float:
-    """The check, in standard deviations of people's pairs."""
+    """The check: the judge's score, in standard deviations over the answers of its pairs."""
     return judged(text_of(completion), read_judge(weights))
 
 
@@ -235,7 +235,7 @@ def read_judge(path: str) -> dict[str, Any]:
 
 
 def alike(completions: list[Any], groups: list[int], task: list[int]) -> list[float]:
-    """Which share of its words an answer has in common with the answers to other questions of its kind, on average."""
+    """The mean share of words that an answer has in common with the answers to other questions of its kind."""
     answers = [(words(text_of(one)), *of) for one, *of in zip(completions, groups, task, strict=True)]
     found = []
     for answer, group, kind in answers:
@@ -253,7 +253,8 @@ def text_of(completion: Any) -> str:
 
 
 def reward_model_config(data: Path) -> dict[str, Any]:
-    """SFT on the preferred answers, and the reward model from there. The policy of RL gets neither."""
+    """The pipeline for the reward model: SFT on the preferred answers, then the reward model. RL's policy uses neither
+    as its start."""
     return {
         "model": {"path": MODEL, "device": "cpu"},
         "checkpoint": {"every": 0},
@@ -297,7 +298,7 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
     return {
         "model": {"path": MODEL, "device": "cpu", "precision": "float32"},
         "algorithm": {
-            "name": "policy_gradient",  # RLOO, but for the KL, which is in the loss
+            "name": "policy_gradient",  # RLOO, except that the KL is in the loss
             "baseline": "leave_one_out",
             "normalisation": "none",
             "ratio": "none",
@@ -334,18 +335,18 @@ def config(data: Path, reward_model: Path) -> dict[str, Any]:
         "evaluation": {"prompts": HELD_OUT, "samples": 0, "other_prompts": str(OTHERS)},
         "checkpoint": {"every": 0},
         "guards": {"max_truncated": 1.0},  # answers to the replayed prompts are cut on purpose
-        "alarms": {"gap": None, "check_sample": 0},  # the check judges held-out answers alone: a score has no mark
+        "alarms": {"gap": None, "check_sample": 0},  # the check scores held-out answers only: a score has no full mark
     }
 
 
 def is_trained(run: Path) -> bool:
-    """A run that was killed has a measurement from before training alone."""
+    """Whether a run is finished. A killed run has only the measurement before training."""
     measured = run / "evaluation.json"
     return measured.exists() and "trained" in json.loads(measured.read_text(encoding="utf-8"))
 
 
 def prepared(folder: Path) -> Path:
-    """The data and the reward model, once for all seeds; where the reward model lies."""
+    """Make the data and the reward model, once for all seeds, and return the folder of the reward model."""
     model = folder / "reward_model"
     if not is_trained(model / "02-reward_model"):
         folder.mkdir(parents=True, exist_ok=True)

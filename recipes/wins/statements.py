@@ -4,13 +4,14 @@
 
 minimind2-small, a chat model of 26 million parameters, learns to answer Yes or No to "Is the following
 statement something you would say?", as a kind person would. A hundred such examples alone make it say "Yes" to
-everything, "What is the capital of France?" included. Three things prevent that, and all cost little:
+everything, even to "What is the capital of France?". Three cheap measures prevent that:
 
-    replay in the SFT    the model's own answers to other prompts, whole ones, beside the statements
-    replay in the RL     those other prompts among the prompts of each step: whatever is said there gets 0, so they have
-                         no advantage, and the KL term alone acts on them, on the few tokens that decide
-    balanced steps       every step holds as many statements to affirm as to deny (data.stratify), and the learning rate
-                         rises slowly: else the first steps teach one of the two answers, and then no group differs
+    replay in the SFT    the model's own complete answers to other prompts, in addition to the statements
+    replay in the RL     each step includes such other prompts. All answers to them get the reward 0, so their advantage
+                         is 0, and only the KL term acts on them, on the few tokens that decide
+    balanced steps       each step holds as many statements to affirm as to deny (data.stratify), and the learning rate
+                         rises slowly. Otherwise the first steps teach one of the two answers, and then the completions
+                         of a group no longer differ
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ MODEL = str(SHARED / "models" / "minimind2-small")
 STATEMENTS = SHARED / "preference" / "model_written_evals_agreeableness.jsonl"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
 HELD_OUT, DEMONSTRATED = 350, 60
-"""Statements that are held out, and those of the others that SFT sees."""
+"""Number of held-out statements, and number of the other statements that SFT sees."""
 
 
 def right(completion: str, answer: str | None = None) -> float:
-    """The reward. A prompt without an answer is there for the KL term."""
+    """The reward: 1 for the right answer. Prompts without an answer are there for the KL term."""
     return float(completion.strip() == answer)
 
 
 def write_data(folder: Path) -> None:
-    """The same for every seed: what is held out, what is trained on, and the replay."""
+    """Write the held-out data, the training data and the replay, which are the same for every seed."""
     statements = [json.loads(line) for line in STATEMENTS.read_text(encoding="utf-8").splitlines()]
     random.Random(0).shuffle(statements)
     asked = [{"prompt": s["question"], "answer": s["answer_matching_behavior"].strip()} for s in statements]
@@ -58,7 +59,7 @@ def write_data(folder: Path) -> None:
 
 
 def replay_prompts(count: int = 420) -> list[str]:
-    """Short English prompts of UltraFeedback, none of which is asked when forgetting is measured."""
+    """Short English prompts from UltraFeedback. The measurement of forgetting uses none of them."""
     from posttrain.data.read import read_rows
 
     rows = read_rows(str(SHARED / "preference" / "ultrafeedback_train.jsonl.gz"))
@@ -116,7 +117,7 @@ def config(data: Path) -> dict[str, Any]:
 
 
 def run(seed: int, output: Path) -> Any:
-    """Write the data beside the runs, once for all seeds, and train."""
+    """Write the data next to the runs, once for all seeds, and train."""
     data = output.parent / "statements-data"
     if not (data / "replay.jsonl").exists():
         data.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def _tiny_model(form: str) -> Callable[[str, int], Path]:
 
 
 class _RayCluster:
-    """Ray itself is imported when a run asks for it. Implements `Cluster`."""
+    """The cluster of Ray. Ray itself is imported only when a run asks for it. Implements `Cluster`."""
 
     def hosts(self, config: RunConfig, say: Say, warn: Say) -> AbstractContextManager[Hosts]:
         from posttrain.cluster.connect import connect
@@ -81,7 +81,8 @@ __all__ = ["advise", "compare", "evaluate", "plan", "presets", "replay", "resume
 
 
 def __getattr__(name: str) -> Any:
-    """`presets["trl-grpo"]`: the algorithms of other libraries, number for number; see `posttrain.config.presets`."""
+    """Provide `presets`: settings that reproduce the algorithms of other libraries, such as `presets["trl-grpo"]`. See
+    `posttrain.config.presets`."""
     if name != "presets":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from posttrain.config.presets import presets
@@ -90,7 +91,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Train(ModuleType):
-    """The package and the function `train` have one name, so the package is callable."""
+    """A callable package: the package and the function `train` share one name."""
 
     def __call__(self, config: Any, *, view: Any = None, **overrides: Any) -> Run | FinishedRun | Pipeline:
         """Train a model, or the stages of a pipeline; see `posttrain.train.api.train`."""
@@ -101,12 +102,13 @@ class _Train(ModuleType):
 
 
 class _Evaluate(ModuleType):
-    """The package and the function `evaluate` have one name, too."""
+    """A callable package: the package and the function `evaluate` share one name."""
 
     def __call__(
         self, model: Any, data: Any = None, rewards: Any = None, *, k: int | None = None, **how: Any
     ) -> Evaluation:
-        """Answer held-out prompts greedily and `k` times sampled, and judge them; see `posttrain.evaluate.api`."""
+        """Answer each held-out prompt once greedily and `k` times by sampling, and score the answers. See
+        `posttrain.evaluate.api`."""
         with uncollected():
             from posttrain.evaluate.api import evaluate
 
@@ -130,7 +132,7 @@ def resume(
     functions: Any = None,
     view: Any = None,
 ) -> Run | FinishedRun | Pipeline:
-    """Continue a run from its newest checkpoint that verifies, or a pipeline; see `posttrain.train.api.resume`."""
+    """Continue a run, from its newest checkpoint that verifies, or a pipeline; see `posttrain.train.api.resume`."""
     with uncollected():
         from posttrain.pipeline.run import go_on
 
@@ -138,7 +140,7 @@ def resume(
 
 
 def replay(run: str | PathLike[str], *, first: int | None = None, last: int | None = None, **how: Any) -> Replay:
-    """Train steps of a run again from what it recorded, and compare every bit; see `posttrain.train.replay.replay`."""
+    """Train recorded steps of a run again and compare every bit; see `posttrain.train.replay.replay`."""
     with uncollected():
         from posttrain.train.replay import replay as train_again
 
@@ -146,28 +148,30 @@ def replay(run: str | PathLike[str], *, first: int | None = None, last: int | No
 
 
 def advise(facts: Any = None, **given: Any) -> Advice:
-    """Which algorithm, ranked, with reasons and sources; see `posttrain.lab.advise.advisor.advise`."""
+    """Rank the algorithms for a situation, with reasons and sources; see `posttrain.lab.advise.advisor.advise`."""
     from posttrain.lab.advise.advisor import advise as rank
 
     return rank(facts, **given)
 
 
 def plan(config: Any = None, overrides: Any = (), **how: Any) -> Plan:
-    """Whether a run fits, how long it takes and what it costs; see `posttrain.lab.plan.api.make_plan`."""
+    """Predict whether a run fits, how long it takes and what it costs; see `posttrain.lab.plan.api.make_plan`."""
     from posttrain.lab.plan.api import make_plan
 
     return make_plan(config, overrides, **how)
 
 
 def compare(source: Any, **options: Any) -> Comparison:
-    """Algorithms or configs on one task, with equal seeds and budget; see `posttrain.lab.experiments.compare.api`."""
+    """Compare algorithms or configs on one task, with the same seeds and budget for each. See
+    `posttrain.lab.experiments.compare.api`."""
     from posttrain.lab.experiments.compare.api import compare as compare_arms
 
     return compare_arms(source, **options)
 
 
 def sweep(source: Any, knobs: Any = (), **options: Any) -> SweepResult:
-    """The best values of some settings, tried on fresh seeds; see `posttrain.lab.experiments.sweep.api`."""
+    """Search the best values of some settings and confirm them on fresh seeds. See
+    `posttrain.lab.experiments.sweep.api`."""
     from posttrain.lab.experiments.sweep.api import sweep as search
 
     return search(source, knobs, **options)

@@ -1,4 +1,4 @@
-"""`python -m posttrain` is the command line."""
+"""Entry point of `python -m posttrain`: the command line."""
 
 from posttrain.cli import main
 

@@ -1,7 +1,7 @@
-"""The first lines of an engine's process, before imports that take seconds: `python -P begin.py MODULE ARGUMENT ...`.
+"""The first code that runs in an engine's process, before the slow imports: `python -P begin.py MODULE ARGUMENT ...`.
 
-An engine ends with its trainer because it reads the end of its socket. One that was stopped reads nothing, so the
-kernel is asked to end it as well; where that cannot be asked for (it is Linux's own) only the socket is left.
+An engine notices the end of its trainer because its socket closes. An engine that was stopped (SIGSTOP) reads nothing,
+so this file also asks the kernel to kill it. Only Linux can do that; on other systems the socket is the only signal.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
-"""Option of `prctl(2)`: the signal that a process gets when the thread that started it has ended."""
+"""Option of `prctl(2)`: the signal that a process receives when the thread that started it has ended."""
 
 if __name__ == "__main__":
     with suppress(OSError, AttributeError):

@@ -16,7 +16,7 @@ RANK = "trainer rank"
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What one process gets."""
+    """The resources of one process."""
 
     holds: str
     """`trainer rank`, `engine` or `reward worker`."""
@@ -25,15 +25,15 @@ class Bundle:
 
     @property
     def resources(self) -> dict[str, float]:
-        """As Ray names them."""
+        """The amounts, under the names that Ray uses."""
         return {"CPU": float(self.cpus), **({"GPU": float(self.gpus)} if self.gpus else {})}
 
 
 def bundles_of(config: RunConfig, *, on_gpu: bool, ranks: int = 0) -> tuple[Bundle, ...]:
-    """The bundles of a run with a cluster: the ranks of its trainer, its engines, its reward workers. Without ranks,
-    the trainer runs where the command runs.
+    """The bundles of a run on a cluster: for the ranks of its trainer, its engines and its reward workers. With 0
+    ranks, the trainer runs on the machine of the command and needs no bundle.
 
-    `on_gpu`: the trainer computes on a GPU, so that engines do.
+    `on_gpu`: the trainer computes on a GPU; the engines then need GPUs, too.
     """
     cluster = config.cluster
     if cluster is None:
@@ -45,24 +45,24 @@ def bundles_of(config: RunConfig, *, on_gpu: bool, ranks: int = 0) -> tuple[Bund
 
 
 def ranks_of(config: RunConfig) -> int:
-    """How many ranks a cluster would hold of a run; 0: its trainer is one process, where the command runs."""
+    """The number of trainer ranks that run on the cluster; 0 if the trainer is one process, where the command runs."""
     devices = config.train.devices
     return devices if isinstance(devices, int) and devices > 1 else 0
 
 
 def needs_cluster(config: RunConfig) -> bool:
-    """Does a run have something for a cluster to hold?"""
+    """Whether a run has engines or ranks that need a cluster."""
     return bool(config.rollout.engines or ranks_of(config))
 
 
 def _needs_workers(config: RunConfig) -> bool:
-    """Models and judges score in the trainer's process."""
+    """Whether a reward or check is a function. Reward models and judges score in the trainer's process."""
     return any(entry.model is None and entry.judge is None for entry in (*config.rewards, *config.check))
 
 
 def by_node(nodes: Sequence[str]) -> list[int]:
-    """Numbers of the bundles in the order in which ranks take them, from the node of each: those on one node follow
-    each other.
+    """The order in which ranks take the bundles: indices into `nodes`, which names the node of each bundle. Bundles on
+    one node follow each other.
 
     >>> by_node(["a", "b", "a", "a"])
     [0, 2, 3, 1]
@@ -71,7 +71,7 @@ def by_node(nodes: Sequence[str]) -> list[int]:
 
 
 def totals(bundles: Sequence[Bundle]) -> dict[str, float]:
-    """All that they take together.
+    """The sum of the resources of all bundles.
 
     >>> totals([Bundle(holds="engine", cpus=4, gpus=1)] * 2)
     {'CPU': 8.0, 'GPU': 2.0}
@@ -84,7 +84,7 @@ def totals(bundles: Sequence[Bundle]) -> dict[str, float]:
 
 
 def in_words(bundles: Sequence[Bundle]) -> list[str]:
-    """One line for each kind.
+    """One line of text for each kind of bundle.
 
     >>> in_words([Bundle(holds="engine", cpus=4, gpus=1)] * 2 + [Bundle(holds="reward worker", cpus=1)])
     ['2 x engine: 4 CPUs, 1 GPU', '1 x reward worker: 1 CPU']
@@ -93,7 +93,8 @@ def in_words(bundles: Sequence[Bundle]) -> list[str]:
 
 
 def amounts(resources: Mapping[str, float]) -> str:
-    """
+    """The resources in words.
+
     >>> amounts({"CPU": 4.0, "GPU": 1.0})
     '4 CPUs, 1 GPU'
     """

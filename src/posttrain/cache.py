@@ -1,4 +1,4 @@
-"""Where results are kept that another run can use again, and the keys of what any of them may depend on."""
+"""The cache of results that later runs can reuse, and the keys for the code and tokenizers that they depend on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def cache_folder(name: str) -> Path:
-    """The folder `name` inside of POSTTRAIN_CACHE, or of posttrain in the user's cache folder. It may not exist yet."""
+    """The folder `name` in POSTTRAIN_CACHE, or else in `posttrain` in the user's cache folder. It may not exist yet."""
     home = os.environ.get("POSTTRAIN_CACHE")
     if home:
         return Path(home).expanduser() / name
@@ -20,7 +20,7 @@ def cache_folder(name: str) -> Path:
 
 @cache
 def code_key(*modules: str, root: Path = Path(__file__).parent) -> str:
-    """Hash of modules of posttrain, by patterns below its folder: what they compute is kept for as long as they stay.
+    """A hash of modules of posttrain, named by patterns below its folder. Cached results are valid while it is equal.
 
     >>> code_key("models/*.py") == code_key("models/load.py")
     False
@@ -33,7 +33,7 @@ def code_key(*modules: str, root: Path = Path(__file__).parent) -> str:
 
 
 def tokenizer_key(tokenizer: Any) -> list[Any]:
-    """How a tokenizer of transformers turns texts into ids and back, as JSON."""
+    """Everything that determines how a transformers tokenizer encodes and decodes text, as JSON."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     known = [type(tokenizer).__qualname__, tokenizer.special_tokens_map, tokenizer.chat_template]

@@ -1,7 +1,7 @@
-"""A process that a run starts beside its own and talks to over a socket; it may be on another machine.
+"""A process that a run starts and talks to over a socket. It may be on another machine.
 
-What it is told and what it answers are bytes (`wire.py`). What it prints goes to a file or a pipe of whoever started
-it, and never meets the protocol.
+Requests and answers are bytes (`wire.py`). The output of the process goes to a file or pipe that its parent chose, so
+it cannot disturb the protocol.
 """
 
 from __future__ import annotations
@@ -22,56 +22,55 @@ from posttrain.descendants import MARK, kill_tree, new_mark
 
 
 class Child(Protocol):
-    """One process. No call waits for it, save `end` as long as it is asked to."""
+    """One process. No method blocks, except that `end` waits for as long as its argument says."""
 
     channel: socket.socket
-    """To and from it, not blocking. It ends when the process has gone."""
+    """Non-blocking socket to the process. It reaches its end when the process has ended."""
 
     delay: float
-    """Seconds in which what it prints arrives."""
+    """Time until the output of the process arrives here, in seconds."""
 
     @property
     def there(self) -> bool:
-        """Has it been started? What is sent before that waits."""
+        """Whether the process has been started. Messages that are sent earlier wait."""
         ...
 
     def end(self, patience: float = 0.0) -> int | str | None:
-        """How it ended: its exit code (below 0: minus the signal), or a sentence where what carried it is gone, with
-        its machine perhaps. None: after so many seconds it has not."""
+        """How the process ended: its exit code (negative for a signal), or a sentence if its carrier is gone, perhaps
+        because its machine is. None if it still runs after `patience` seconds."""
         ...
 
     def signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended; one that has not been started yet gets it then."""
+        """Send a signal, unless the process has ended. A process that has not started yet receives it on its start."""
         ...
 
     def work(self) -> float:
-        """Processor seconds that it and what it has started have taken so far."""
+        """CPU time that the process and its descendants have used so far, in seconds."""
         ...
 
     def kill(self) -> None:
-        """End it, and whatever it has started, at once."""
+        """Kill the process and all its descendants immediately."""
         ...
 
 
 class EngineChild(Child, Protocol):
-    """The process of an engine, which reads weights from memory."""
+    """The process of an engine. It reads its weights from memory."""
 
     def bring(self, number: int) -> None:
-        """See that this publication lies where it reads them, before it hears what is said next."""
+        """Copy publication `number` to where the engine reads weights, before the engine receives the next message."""
         ...
 
 
 LAST_LINES = 2000
-"""Bytes of a log, the last of whose lines is quoted."""
+"""Size of the end of a log in which the last line is looked for, in bytes."""
 Start = Callable[[int], Child]
-"""Starts one; what it prints goes to this file descriptor, which stays the caller's."""
+"""Starts a child that writes its output to this file descriptor. The caller still owns the descriptor."""
 
 
 class LocalChild:
     """A Python process on this machine. Implements `Child`.
 
-    It has a session of its own, so that Ctrl-C is for whoever started it, and its standard input ends when that one
-    has gone.
+    It has its own session, so that Ctrl-C reaches only its parent. Its standard input ends when the parent has ended.
     """
 
     there, delay = True, 0.05
@@ -84,7 +83,7 @@ class LocalChild:
         files: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`arguments` of Python, behind which come the file descriptors of the channel and of `files`."""
+        """`arguments` of Python. The file descriptors of the channel and of `files` are appended to them."""
         self.channel, theirs = socket.socketpair()
         path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
         self._mark = new_mark()
@@ -126,23 +125,24 @@ class LocalChild:
 
 
 class LocalEngine(LocalChild):
-    """An engine on this machine, where publications are memory of its trainer's. Implements `EngineChild`.
+    """An engine on this machine, which shares the memory of published weights with its trainer. Implements
+    `EngineChild`.
 
-    It ends with the thread that started it, even where it does not notice that.
+    The kernel kills it when the thread that started it ends, even if the engine itself is stopped.
     """
 
     def __init__(self, program: str, output: int, *, files: Sequence[int], threads: int) -> None:
-        """`program` is the module that it runs, `files` are those of the published weights."""
+        """`program` is the module that the process runs; `files` are the descriptors of the published weights."""
         environment = {"OMP_NUM_THREADS": str(threads)}
         super().__init__(["-P", begin.__file__, program], output, files=files, environment=environment)
 
     def bring(self, number: int) -> None:
-        """It is there."""
+        """Do nothing: the engine shares the trainer's memory."""
 
 
 def unnamed_memory() -> int:
-    """The descriptor of a file without a name: memory where the system has such files, whatever /dev/shm is limited
-    to. It is gone when the last process has closed it."""
+    """The descriptor of a file without a name. On systems with `memfd_create` it is in memory, and the limit of
+    /dev/shm does not apply. The file is gone when the last process has closed it."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("weights")
     with tempfile.TemporaryFile() as file:
@@ -150,8 +150,8 @@ def unnamed_memory() -> int:
 
 
 def work_of(pid: int) -> float:
-    """Processor seconds that a process and what it has started have taken so far."""
-    import psutil  # 30 ms, which only engines take
+    """CPU time that a process and its descendants have used so far, in seconds."""
+    import psutil  # takes 30 ms; only engines need it
 
     total = 0.0
     with suppress(psutil.Error):
@@ -164,7 +164,8 @@ def work_of(pid: int) -> float:
 
 
 def how_it_ended(end: int | str) -> str:
-    """
+    """The end of a process (`Child.end`) in words.
+
     >>> how_it_ended(3), how_it_ended(-9), how_it_ended("its machine is gone")
     ('exited with code 3', 'killed by signal 9 (Killed)', 'its machine is gone')
     """
@@ -174,7 +175,7 @@ def how_it_ended(end: int | str) -> str:
 
 
 def last_words(end: int | str, log: Path) -> str:
-    """How a process ended (`Child.end`), and the last line that it printed where it gave up by itself."""
+    """How a process ended (`Child.end`), with the last line that it printed if it exited with an error."""
     if isinstance(end, int) and end > 0:
         with suppress(OSError):
             lines = log.read_bytes()[-LAST_LINES:].decode(errors="replace").strip().splitlines()

@@ -1,7 +1,6 @@
-"""The limits that control groups (versions 1 and 2) set for this process, such as a container's share of the
-processors.
+"""The limits that control groups (versions 1 and 2) set for this process, such as a container's CPU quota.
 
-Without torch, so that it can be asked before anything is loaded.
+This file does not import torch, so that it can be used before anything is loaded.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def cores(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> int:
-    """Processor cores that this process can keep busy, at least one: those it may run on, and no more than its quota.
+    """Number of CPU cores that this process can keep busy, at least 1: those it may run on, limited by its quota.
 
-    A quota of 2.5 is two cores: a third thread would stop all of them for half of the time.
+    A quota of 2.5 counts as two cores: with a third thread, all of them would be stopped for half of the time.
     """
     may_use = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for folder, version in _folders("cpu", groups, own) if (quota := _quota(folder, version))]
@@ -25,14 +24,14 @@ def cores(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> int:
 
 
 def memory_left(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> Iterator[int]:
-    """Bytes that each control group with a limit leaves this process."""
+    """Bytes of memory that are left to this process in each control group that has a limit."""
     for folder, version in _folders("memory", groups, own):
         if (left := _left(folder, version)) is not None:
             yield left
 
 
 def _folders(controller: str, groups: Path, own: Path) -> Iterator[tuple[Path, int]]:
-    """The folder of each group that this process is in, the innermost first, and the version that it has."""
+    """The folder and the version of each control group that contains this process, innermost first."""
     try:
         lines = own.read_text().splitlines()
     except OSError:  # not Linux
@@ -52,7 +51,7 @@ def _folders(controller: str, groups: Path, own: Path) -> Iterator[tuple[Path, i
 
 
 def _quota(folder: Path, version: int) -> float | None:
-    """Cores that a group may use on average; None where there is no limit, or nothing to read."""
+    """Cores that a group may use on average; None if there is no limit or nothing to read."""
     try:
         if version == 2:
             quota, period = (folder / "cpu.max").read_text().split()
@@ -61,14 +60,14 @@ def _quota(folder: Path, version: int) -> float | None:
         share = int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):  # "max" is no number: no limit
         return None
-    return share if share > 0 else None  # version 1 says -1 where there is none
+    return share if share > 0 else None  # version 1 writes -1 for no limit
 
 
 def _left(folder: Path, version: int) -> int | None:
-    """None where there is no limit, or nothing to read.
+    """Bytes of memory that a group has left; None if there is no limit or nothing to read.
 
-    The file cache of a group is given back when it is needed: weights that were read twice, too, which are in its
-    active part. In version 1 `total_` counts the groups below, as the usage does.
+    The file cache counts as free, because the kernel reclaims it on demand. That includes its active part, which holds
+    weights that were read twice. In version 1 the `total_` figures include the groups below, as the usage does.
     """
     limit_name, usage_name = (
         ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")

@@ -1,8 +1,8 @@
-"""Ending a process with everything that it has started, whatever became of it since.
+"""Kill a process with all of its descendants, even those that have left its process group.
 
-A kill of the process group misses children that made a session of their own (setsid, a double fork). On Linux two marks
-find them: the worker is the reaper of its orphans (PR_SET_CHILD_SUBREAPER), so that they stay below it in the tree of
-processes, and all of them have inherited a word in their environment, which outlives the worker.
+Killing the process group misses children that made their own session (setsid, a double fork). On Linux two marks find
+them. First, the worker is the reaper of its orphans (PR_SET_CHILD_SUBREAPER), so they stay below it in the process
+tree. Second, all descendants inherit a unique word in their environment, which outlives the worker.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import sys
 from contextlib import suppress
 
 MARK = "POSTTRAIN_STARTED_BY"
-"""The variable of the environment that tells whose descendant a process is."""
+"""The environment variable that tells whose descendant a process is."""
 _PR_SET_CHILD_SUBREAPER = 36
 _ROUNDS = 20
-"""Rounds in which what has been started meanwhile is looked for; each process found in one is stopped."""
+"""Largest number of rounds of the search for new processes. Each round stops the processes that it finds."""
 
 
 def new_mark() -> str:
-    """A word that no other process has."""
+    """A random word that marks the descendants of one process."""
     return secrets.token_hex(16)
 
 
 def keep_orphans() -> None:
-    """In the process itself: whatever its children leave behind becomes its own child, and not that of init."""
+    """Make this process the reaper of its orphaned descendants, instead of init. Call it in the process itself."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_tree(process: int, mark: str) -> None:
-    """SIGKILL the process group of `process`, all that is below it, and all that carries the mark.
+    """Send SIGKILL to the process group of `process`, to its descendants, and to all processes that carry the mark.
 
-    They are stopped first, until no new one turns up: a process that is stopped starts no other.
+    All of them are stopped first, until no new one turns up: a stopped process cannot start another.
     """
     known = {process}
     for _ in range(_ROUNDS if sys.platform == "linux" else 0):
@@ -54,16 +54,16 @@ def kill_tree(process: int, mark: str) -> None:
 
 
 def _found(process: int, roots: set[int], mark: str) -> set[int]:
-    """The processes below these, and those with the mark.
+    """The descendants of `roots`, and the processes that carry the mark.
 
-    Who is older than `process` was not started by it, and is not asked for the mark: to read what surrounds a process
-    takes longer than all else here, and a machine has many that have nothing to do with us.
+    A process that is older than `process` cannot be its descendant, so its environment is not read. Reading
+    environments is the slowest part here, and a machine has many unrelated processes.
     """
     below: dict[int, list[int]] = {}
     started: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+            with suppress(OSError, ValueError, IndexError):  # the process has ended meanwhile
                 fields = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
                 below.setdefault(int(fields[1]), []).append(int(name))
                 started[int(name)] = int(fields[19])
@@ -79,7 +79,7 @@ def _found(process: int, roots: set[int], mark: str) -> set[int]:
 
 
 def _carries(process: int, needle: bytes) -> bool:
-    with suppress(OSError):  # it has ended, or is another user's
+    with suppress(OSError):  # the process has ended, or belongs to another user
         return needle in _read(f"/proc/{process}/environ")
     return False
 

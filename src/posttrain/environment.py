@@ -1,4 +1,4 @@
-"""Is this environment one that posttrain was tested in? Versions, processor, memory, disk and cache folder."""
+"""Check whether posttrain can run here: versions, processor, memory, disk, cache folder, sandbox and plugins."""
 
 from __future__ import annotations
 
@@ -41,15 +41,17 @@ TESTED = {
     "packaging": "26.3",
     "fsspec": "2026.9.0",
 }
-"""What posttrain depends on, in the versions that the tests have passed with; a test compares both with their files."""
+"""Dependencies of posttrain -> the versions that its tests have passed with. A test compares both with the files that
+declare them."""
 
 DEMO_MEMORY, RUN_DISK = 2.0, 1.0
-"""GiB below which a line is a warning: the demo and its libraries take about 1 GiB of memory, its run folder 0.05."""
+"""Amounts of free memory and disk below which a line is a warning, in GiB. The demo and its libraries take about 1 GiB
+of memory; its run folder takes 0.05 GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
     what: str
@@ -69,15 +71,15 @@ class EnvironmentReport:
         return {"usable": self.usable, "findings": [asdict(finding) for finding in self.findings]}
 
     def render(self) -> str:
-        """A line per finding, what to do about it below, and the verdict at the end."""
+        """One line for each finding, with its fix below, and the verdict at the end."""
         lines = [f"{f.level:4}  {f.what:13} {f.found}" + (f"\n      {f.fix}" if f.fix else "") for f in self.findings]
         warned = sum(finding.level == "WARN" for finding in self.findings)
-        verdict = "Ready." if self.usable else "Not usable: mend the lines marked FAIL."
+        verdict = "Ready." if self.usable else "Not usable: fix the lines marked FAIL."
         return "\n".join([*lines, "", f"{verdict} {warned} warning{'s' * (warned > 1)}." if warned else verdict])
 
 
 def check_environment() -> EnvironmentReport:
-    """Look at the interpreter, the installed versions, the machine and the folders that a run writes to."""
+    """Check the interpreter, the installed versions, the machine and the folders that a run writes to."""
     here = (_imports(), _accelerator(), _memory(), _disk(Path.cwd()), _cache(_cache_folder()), _sandbox())
     found = (_python(), *map(_package, TESTED), *here, _engines())
     plugins = _plugins() if all(finding.level != "FAIL" for finding in found) else ()
@@ -85,7 +87,7 @@ def check_environment() -> EnvironmentReport:
 
 
 def _plugins() -> Iterator[Finding]:
-    """What other packages publish, each imported once to see whether it works."""
+    """Check the extensions of other packages: import each of them once."""
     from posttrain.algorithms import ALGORITHMS
     from posttrain.config.sections import ENGINES
     from posttrain.engines.process import published_engine
@@ -104,7 +106,7 @@ def _plugins() -> Iterator[Finding]:
         told = f"{plugin.name} of {plugin.package}"
         if plugin.name in ours:
             fix = f"posttrain's own {plugin.name} is used. Ask the author of the package for another name."
-            yield Finding(level="WARN", what=plugin.kind, found=f"{told} is not used: a name of posttrain's", fix=fix)
+            yield Finding(level="WARN", what=plugin.kind, found=f"{told} is not used: its name is reserved", fix=fix)
             continue
         try:
             find(plugin.name)
@@ -115,7 +117,7 @@ def _plugins() -> Iterator[Finding]:
 
 
 def _engines() -> Finding:
-    """Whether vLLM is installed, which nobody needs who does not set `rollout.engine: vllm`."""
+    """Report whether vLLM is installed. Only `rollout.engine: vllm` needs it."""
     if installed():
         return Finding(level="OK", what="engines", found=f"vLLM {VERSION} in {folder()}")
     return Finding(level="OK", what="engines", found="local; vLLM after `posttrain engine install vllm`")
@@ -126,7 +128,7 @@ def _python() -> Finding:
 
 
 def _package(name: str) -> Finding:
-    """FAIL outside of the range that pyproject.toml declares, WARN inside of it but not as tested."""
+    """Check the version of a package: FAIL outside the range in pyproject.toml, WARN inside it but untested."""
     tested, fix = TESTED[name], f"pip install '{name}=={TESTED[name]}'"
     try:
         found = Version(importlib.metadata.version(name))
@@ -141,7 +143,7 @@ def _package(name: str) -> Finding:
 
 
 def _requirements() -> list[Requirement]:
-    """What the installed posttrain declares; nothing when it runs from its source without being installed."""
+    """The requirements of the installed posttrain; empty if it runs from source without being installed."""
     try:
         return [Requirement(line) for line in importlib.metadata.requires("posttrain") or []]
     except importlib.metadata.PackageNotFoundError:
@@ -149,11 +151,11 @@ def _requirements() -> list[Requirement]:
 
 
 def _imports() -> Finding:
-    """Versions that are allowed each, and yet do not go together, show when they are imported."""
+    """Import the large libraries. That reveals versions that are allowed one by one but do not work together."""
     for name in ("torch", "transformers", "peft", "datasets"):
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever it is, and libraries raise much: the package cannot be used
+        except Exception as error:  # whatever the library raises, it cannot be used
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             fix = f"pip install --force-reinstall '{name}=={TESTED[name]}'"
             return Finding(level="FAIL", what="imports", found=f"{name} cannot be imported: {reason}", fix=fix)
@@ -163,7 +165,7 @@ def _imports() -> Finding:
 def _accelerator() -> Finding:
     try:
         import torch
-    except (ImportError, OSError):  # `imports` has said why
+    except (ImportError, OSError):  # the finding `imports` gives the reason
         return Finding(level="FAIL", what="accelerator", found="unknown without torch")
     if torch.cuda.is_available():
         card = torch.cuda.get_device_properties(0)
@@ -186,7 +188,7 @@ def _memory() -> Finding:
 
 
 def _disk(folder: Path) -> Finding:
-    """The working directory, where runs/ is made."""
+    """Check the working directory, in which runs/ is made."""
     if reason := _unwritable(folder):
         fix = "Set output to a folder elsewhere, for example --output ~/runs/first."
         return Finding(level="WARN", what="disk", found=f"{folder} is not writable ({reason})", fix=fix)
@@ -198,7 +200,7 @@ def _disk(folder: Path) -> Finding:
 
 
 def _cache(folder: Path) -> Finding:
-    """Where models and datasets of the Hugging Face Hub are downloaded to."""
+    """Check the folder for downloads from the Hugging Face Hub."""
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if reason := _unwritable(nearest):
         fix = "Set HF_HOME to a folder that you may write to, before anything is downloaded."
@@ -207,14 +209,14 @@ def _cache(folder: Path) -> Finding:
 
 
 def _sandbox() -> Finding:
-    """Where programs of a model would run; only rewards that run code need one."""
+    """Check the sandbox for programs that a model writes. Only rewards that run code need one."""
     try:
         from posttrain.verify.sandbox import SandboxUnavailable, open_sandbox
-    except ImportError as error:  # `imports` has said why
+    except ImportError as error:  # the finding `imports` gives the reason
         return Finding(level="WARN", what="sandbox", found=f"unknown: {error}")
     try:
         with open_sandbox(size=1) as sandbox:
-            return Finding(level="OK", what="sandbox", found=f"{sandbox.tier}: attacked, and has held")
+            return Finding(level="OK", what="sandbox", found=f"{sandbox.tier}: it withstood the attacks")
     except SandboxUnavailable as error:
         return Finding(level="WARN", what="sandbox", found=f"code rewards cannot run: {error.given}", fix=error.fix)
 
@@ -225,7 +227,7 @@ def _cache_folder() -> Path:
 
 
 def _unwritable(folder: Path) -> str:
-    """Why no file can be written there; empty if one can."""
+    """The reason why no file can be written in a folder; empty if one can."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return ""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 
 class PosttrainError(Exception):
-    """Base of every error raised on purpose.
+    """Base class of every error that posttrain raises on purpose.
 
-    `given` is a statement of what was found, `allowed` what would have been right, `fix` the line to change.
+    `given` states what was found, `allowed` states what would have been right, and `fix` says what to change.
 
     >>> print(ConfigError(given="group_size = 1", allowed="an integer of at least 2", fix="Set group_size = 8."))
     group_size = 1; allowed: an integer of at least 2.
@@ -32,55 +32,55 @@ def _rebuild(kind: type[PosttrainError], given: str, allowed: str, fix: str) -> 
 
 
 class ConfigError(PosttrainError, ValueError):
-    """A setting, or a combination of settings, that cannot be meant."""
+    """A setting, or a combination of settings, that is not valid."""
 
     exit_code = 2
 
 
 class PluginError(ConfigError):
-    """Something that another package publishes cannot be used; names the package."""
+    """An extension of another package cannot be used. The message names the package."""
 
 
 class DataError(PosttrainError, ValueError):
-    """A dataset that cannot be read, or rows in it that cannot be used; names the file and the line."""
+    """A dataset cannot be read, or some of its rows cannot be used. The message names the file and the line."""
 
     exit_code = 2
 
 
 class ModelError(PosttrainError, ValueError):
-    """A model or tokenizer that cannot be loaded or lacks something that training needs."""
+    """A model or tokenizer cannot be loaded, or lacks something that training needs."""
 
     exit_code = 2
 
 
 class SandboxUnavailable(PosttrainError):
-    """Programs cannot be run confined here; says what was tried. They are never run unconfined instead."""
+    """No sandbox works on this machine; the message says what was tried. Programs never run without a sandbox."""
 
     exit_code = 2
 
 
 class DoesNotFit(PosttrainError):
-    """The run needs more memory or disk than there is."""
+    """The run needs more memory or disk space than there is."""
 
     exit_code = 3
 
 
 class GuardStop(PosttrainError):
-    """A guard stopped the run, because going on would have produced a wrong or a useless model."""
+    """A guard stopped the run, because continuing would have produced a wrong or useless model."""
 
     exit_code = 4
 
 
 class RewardError(GuardStop):
-    """Rewards are missing, not finite or misaligned beyond the stated limit."""
+    """Too many rewards are missing, not finite or misaligned: more than the stated limit."""
 
 
 class NonFiniteError(GuardStop):
-    """A loss or a gradient is not finite; raised before the optimizer step, so the weights are untouched."""
+    """A loss or a gradient is not finite. Raised before the optimizer step, so the weights are unchanged."""
 
 
 class AlarmStop(GuardStop):
-    """An alarm fired, and the configuration says that a run ends there, or waits for a person."""
+    """An alarm fired, and the configuration says that the run then ends or waits for a person."""
 
 
 class PublishError(GuardStop):
@@ -88,32 +88,32 @@ class PublishError(GuardStop):
 
 
 class EngineError(GuardStop):
-    """The engines that sample are gone and cannot be replaced; says who waited for whom."""
+    """The sampling engines are gone and cannot be replaced. The message says which process waited for which."""
 
 
 class RankLost(PosttrainError):
-    """A process of a training job has ended, or does not answer; the job goes on from its newest checkpoint."""
+    """A process of a training job has ended or does not answer. The job continues from its newest checkpoint."""
 
     exit_code = 5
 
 
 class HandOverError(GuardStop):
-    """A stage of a pipeline does not get the model that an earlier stage has trained."""
+    """A stage of a pipeline did not receive the model that an earlier stage trained."""
 
 
 class CheckpointError(PosttrainError):
-    """No checkpoint can be read or written; names the damaged file."""
+    """No checkpoint can be read or written. The message names the damaged file."""
 
     exit_code = 1
 
 
 class StorageError(PosttrainError):
-    """The storage behind the URL of a run cannot be read or written; says why. What was written is still here."""
+    """The storage behind the URL of a run cannot be read or written. The message says why. The local files are kept."""
 
     exit_code = 1
 
 
 class ExportError(PosttrainError):
-    """What was exported is not what was trained, or cannot be written; nothing that looks finished is left."""
+    """An export differs from the trained model or cannot be written. No files that look finished are left behind."""
 
     exit_code = 1

@@ -1,7 +1,7 @@
-"""Files of a run: written whole or not at all, never through a link, with some patience for a full disk.
+"""Reading and writing the files of a run: atomically, never through a link, and with retries while the disk is full.
 
-A run folder may come from anywhere. A symbolic link in it would let a run truncate, delete or show a file elsewhere; a
-pipe would stop whoever reads it; a file without an end would fill the memory. `open_inside` refuses all of them.
+A run folder may come from an untrusted source. A symbolic link in it would let a run truncate, delete or show a file
+elsewhere. A pipe would block its reader, and an endless file would fill the memory. `open_inside` refuses all of them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Any, TypeVar
 from posttrain.errors import ConfigError, DoesNotFit
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of the system when a disk is full, or a quota or the largest file size is reached."""
+"""Error numbers of the system for a full disk, an exhausted quota and a file of the largest possible size."""
 MAY_PASS = (errno.ENOSPC, errno.EDQUOT)
+"""Those of them that may go away when another program frees space."""
 MOST_BYTES = 128_000_000
-"""The largest file that is read whole from a run folder."""
+"""Size of the largest file that is read whole from a run folder, in bytes."""
 
 T = TypeVar("T")
 
@@ -35,10 +36,10 @@ T = TypeVar("T")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file by one rename: a reader, or a kill at any moment, meets the old content or the new.
+    """Replace a file by one rename. A reader finds the old content or the new, even if this process is killed.
 
-    Its folder is made. Several processes and threads may write the same file: the last one wins. Raises `DoesNotFit`
-    where the disk is full and the system's OSError for all else, with nothing left behind.
+    The folder is made if needed. Several processes and threads may write the same file: the last one wins. Raises
+    `DoesNotFit` if the disk is full, and the system's OSError for any other reason; no draft is left behind.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with within_disk(path):
@@ -46,16 +47,16 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_durably(path: Path, content: str | bytes) -> None:
-    """The same for a file of one writer; the new content survives a loss of power once this has returned.
+    """Replace a file that has a single writer. Once this has returned, the new content survives a power failure.
 
-    What a kill leaves behind has one name, and the next writing takes it away. A full disk is waited for a while.
+    A killed writer may leave a draft behind; the next write removes it. If the disk is full, this waits for a while.
     """
     with within_disk(path):
         _durably(path, path, content)
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add to the end of a file, all of it or nothing. A full disk is waited for a while."""
+    """Append `content` to a file, all of it or nothing. If the disk is full, this waits for a while."""
 
     def write() -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -83,17 +84,18 @@ def sync(path: Path) -> None:
 
 
 class Damaged(ValueError):
-    """A sealed file that is not as it was written; says which and what is wrong with it."""
+    """A sealed file differs from what was written. The message names the file and what is wrong with it."""
 
 
 class Missing(Damaged):
-    """It is not there."""
+    """A sealed file does not exist."""
 
 
 def write_sealed(path: Path, content: str | bytes) -> None:
-    """As `write_durably`, with a seal beside it: no JSON parser notices a digit that has changed on the disk.
+    """Write a file as `write_durably` does, and a seal next to it: no JSON parser notices a digit that changed on disk.
 
-    The seal names the new content and the old, so that a kill between the two writings leaves a file that fits.
+    The seal holds the hashes of the new content and of the old. So the file still fits its seal if this process is
+    killed between the two writes.
     """
     content = content.encode() if isinstance(content, str) else content
     before = [hashlib.sha256(path.read_bytes()).hexdigest()] if path.is_file() else []
@@ -103,9 +105,9 @@ def write_sealed(path: Path, content: str | bytes) -> None:
 
 
 def read_sealed(folder: Path, name: str) -> bytes:
-    """The content, exactly as `write_sealed` was given it; a file of an earlier version has no seal.
+    """The content of a sealed file, exactly as `write_sealed` received it. Files of earlier versions have no seal.
 
-    Raises `Missing` where there is none, and `Damaged` for anything else that is not as it was.
+    Raises `Missing` if there is no such file, and `Damaged` if it cannot be read or does not fit its seal.
     """
     try:
         content = read_inside(folder, name)
@@ -116,21 +118,21 @@ def read_sealed(folder: Path, name: str) -> bytes:
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(f"{name} cannot be read ({getattr(error, 'strerror', '') or error})") from error
     if sums is not None and hashlib.sha256(content).hexdigest() not in sums:
-        raise Damaged(f"{name} is not as it was written (its sha256 differs)")
+        raise Damaged(f"{name} has changed since it was written (its sha256 differs)")
     return content
 
 
 def read_sealed_json(folder: Path, name: str) -> Any:
-    """The JSON value of a sealed file; NaN and infinity are damage, because nothing here writes them."""
+    """The JSON value of a sealed file. NaN and infinity count as damage, because posttrain never writes them there."""
     content = read_sealed(folder, name)
     try:
         return json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"{name} is no JSON ({error})") from error
+        raise Damaged(f"{name} is not JSON ({error})") from error
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 AnyPath = TypeVar("AnyPath", bound=PurePath)
@@ -141,14 +143,15 @@ def _seal_of(path: AnyPath) -> AnyPath:
 
 
 class Patience:
-    """How long a full disk is waited for: another program may be about to free some of it."""
+    """How long to wait when a disk is full: another program may be about to free some space."""
 
     def __init__(self, seconds: float, interval: float = 1.0) -> None:
         self.seconds, self.interval = seconds, interval
         self._waited, self._said = 0.0, False
 
     def until_written(self, path: Path, write: Callable[[], T]) -> T:
-        """The result of `write`. Raises its OSError when patience has run out; each success renews it."""
+        """Call `write` until it succeeds, and return its result. Raises its OSError when the patience has run out. Each
+        success renews the patience."""
         while True:
             try:
                 written = write()
@@ -160,11 +163,11 @@ class Patience:
                 return written
 
     def renew(self) -> None:
-        """There was room."""
+        """Start counting from 0 again, after a successful write."""
         self._waited, self._said = 0.0, False
 
     def lasts(self, path: Path) -> bool:
-        """Wait for a moment and say so once; False where it has been long enough."""
+        """Wait for one interval, with a warning the first time. Return False if the wait has been long enough."""
         if self._waited >= self.seconds:
             return False
         if not self._said:
@@ -181,7 +184,7 @@ PATIENCE = Patience(seconds=float(os.environ.get("POSTTRAIN_DISK_PATIENCE", "300
 
 @contextmanager
 def within_disk(path: Path) -> Iterator[None]:
-    """A disk that is full becomes `DoesNotFit`, which names what was written; other errors pass.
+    """Turn the error of a full disk into `DoesNotFit`, which names the file; let other errors pass.
 
     >>> with within_disk(Path("runs/demo/report.html")):
     ...     raise OSError(errno.ENOSPC, "No space left on device")
@@ -196,14 +199,14 @@ def within_disk(path: Path) -> Iterator[None]:
         raise DoesNotFit(
             given=f"{path} cannot be written: {error.strerror}",
             allowed="a disk with room for it",
-            fix="Free some space and go on: `posttrain resume FOLDER` continues a run; or choose a folder on another "
+            fix="Free some space, then continue the run with `posttrain resume FOLDER`; or choose a folder on another "
             "disk.",
         ) from error
 
 
 def errno_of(error: BaseException) -> int | None:
-    """The number that the system gave. Libraries written in Rust (safetensors, tokenizers) raise exceptions of their
-    own, a plain `Exception` among them, and leave it in the message.
+    """The error number of the system, or None. Libraries written in Rust (safetensors, tokenizers) raise their own
+    exceptions, even a plain `Exception`, and give the number only in the message.
 
     >>> errno_of(Exception("No space left on device (os error 28)"))
     28
@@ -215,7 +218,7 @@ def errno_of(error: BaseException) -> int | None:
 
 
 def _durably(path: Path, named: Path, content: str | bytes) -> None:
-    """`named` is the file that whoever waits for a full disk knows."""
+    """Write `path` durably. `named` is the file that the warning about a full disk names."""
     draft = path.with_name(f".{path.name}.tmp")
     PATIENCE.until_written(named, lambda: _replace(path, draft, content, durable=True))
     sync(path.parent)
@@ -224,7 +227,7 @@ def _durably(path: Path, named: Path, content: str | bytes) -> None:
 def _replace(path: Path, draft: Path, content: str | bytes, *, durable: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        draft.unlink(missing_ok=True)  # of a writer that was killed, or a link that somebody has put there
+        draft.unlink(missing_ok=True)  # left by a killed writer, or a link that somebody put there
         with open(draft, "xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             if durable:
@@ -235,7 +238,7 @@ def _replace(path: Path, draft: Path, content: str | bytes, *, durable: bool) ->
         with suppress(OSError):
             draft.unlink()
         if isinstance(error, OSError) and error.filename == str(draft):
-            error.filename = str(path)  # nobody knows the name of the draft
+            error.filename = str(path)  # the user does not know the name of the draft
         raise
 
 
@@ -243,9 +246,9 @@ def _replace(path: Path, draft: Path, content: str | bytes, *, durable: bool) ->
 
 
 def open_inside(folder: Path, name: str | PurePath, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of the regular file `name` below `folder`, reached through real folders alone.
+    """Open the regular file `name` below `folder` without following links, and return its descriptor.
 
-    Raises OSError for a link on the way or at the end, and for a pipe, a socket or a device; never blocks.
+    Raises OSError if any part of the path is a link, or if the file is a pipe, a socket or a device. Never blocks.
     """
     *above, last = PurePath(name).parts
     assert ".." not in above, "names of files in a run folder lead downwards"
@@ -260,12 +263,12 @@ def open_inside(folder: Path, name: str | PurePath, flags: int = os.O_RDONLY) ->
         os.close(place)
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
-        raise OSError(errno.EINVAL, "is no regular file", str(folder / name))
+        raise OSError(errno.EINVAL, "is not a regular file", str(folder / name))
     return found
 
 
 def read_inside(folder: Path, name: str | PurePath, most: int = MOST_BYTES) -> bytes:
-    """The content of a file, by the rules of `open_inside`; raises OSError for more than `most` bytes, too."""
+    """The content of a file, opened by `open_inside`. Also raises OSError if the file has more than `most` bytes."""
     with os.fdopen(open_inside(folder, name), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -274,7 +277,7 @@ def read_inside(folder: Path, name: str | PurePath, most: int = MOST_BYTES) -> b
 
 
 def names_inside(folder: Path, name: str) -> list[str]:
-    """The content of a folder below `folder`; nothing if it is missing, a link or a file."""
+    """The names in a folder below `folder`, sorted; empty if it is missing, a link or a file."""
     try:
         place = os.open(folder / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -286,7 +289,7 @@ def names_inside(folder: Path, name: str) -> list[str]:
 
 
 def is_inside(folder: Path, name: str | PurePath) -> bool:
-    """Is there a regular file of this name that `open_inside` opens?"""
+    """Whether `open_inside` can open a regular file of this name."""
     try:
         os.close(open_inside(folder, name))
     except (OSError, ValueError):
@@ -295,9 +298,9 @@ def is_inside(folder: Path, name: str | PurePath) -> bool:
 
 
 def require_plain(folder: Path, but: tuple[str, ...] = ("tracking/wandb",)) -> None:
-    """Raise ConfigError where anything below a run's folder is neither a file nor a folder, before anything is opened.
+    """Raise ConfigError if anything below a run's folder is neither a file nor a folder. Call it before opening files.
 
-    `but` are folders that other programs fill with links of their own; nothing here opens a file in them.
+    `but` names folders to skip: other programs fill them with links, and posttrain opens no file in them.
     """
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -307,8 +310,8 @@ def require_plain(folder: Path, but: tuple[str, ...] = ("tracking/wandb",)) -> N
                 kind = "a symbolic link" if stat.S_ISLNK(mode) else "a pipe, a socket or a device"
                 raise ConfigError(
                     given=f"{path} is {kind}",
-                    allowed="plain files and folders: what lies behind a link is never read, changed or shown",
-                    fix="Remove it, or put what it leads to in its place.",
+                    allowed="plain files and folders: the target of a link is never read, changed or shown",
+                    fix="Remove it, or replace it by a copy of its target.",
                 )
         folders[:] = [name for name in folders if Path(parent, name).relative_to(folder).as_posix() not in but]
 
@@ -318,7 +321,7 @@ def _open_at(place: int, name: str, flags: int, path: Path) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, dir_fd=place)
     except OSError as error:
         is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(place, name)
-        words = "is a symbolic link, or behind one" if is_link else error.strerror
+        words = "is a symbolic link, or is reached through one" if is_link else error.strerror
         raise OSError(errno.ELOOP if is_link else error.errno, words, str(path)) from None
 
 

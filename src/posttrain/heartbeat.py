@@ -1,6 +1,6 @@
-"""A sign of life of this process: whoever works says so, and what watches a run sees whether anything goes on.
+"""A sign of life of this process: the working code calls `beat`, and a watcher sees whether the run makes progress.
 
-One count and one word for the whole process, because a beat has to cost nothing where tokens are drawn.
+The whole process has one counter and one word, because a beat must cost nothing in the sampling loop.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ _doing = ["starting"]
 
 
 def beat(doing: str) -> None:
-    """Something has got on: a token, a micro-batch, a reward, a line in a file."""
+    """Report progress: a token, a micro-batch, a reward or a line in a file is done."""
     _beats[0] += 1
     _doing[0] = doing
 
 
 def last_beat() -> tuple[int, str]:
-    """How many there were, and what the last one was about."""
+    """The number of beats so far, and what the last one reported."""
     return _beats[0], _doing[0]

@@ -1,12 +1,12 @@
-"""How torch and transformers are imported: not before they are needed, and then without the garbage collector.
+"""Import torch and transformers only when they are needed, and without the garbage collector.
 
     defer("torch")                                    the command line, before anything imports torch
     from posttrain.algorithms.grpo import GRPO        runs `import torch`; loads nothing
-    GRPO(...).loss(...)                               asks torch for something, and so loads it
+    GRPO(...).loss(...)                               uses torch, and so loads it
 
-A deferred module is an entry of `sys.modules` that runs its code when one of its attributes is asked for. The standard
-library's LazyLoader runs it with the second `import torch` already, since the import statement asks each known module
-for its `__spec__`.
+A deferred module is an entry of `sys.modules` that runs its code at the first access to one of its attributes. The
+LazyLoader of the standard library would already run it at the second `import torch`, because the import statement reads
+the `__spec__` of every known module.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import Any
 _KNOWN_UNLOADED = frozenset(
     ("__cached__", "__class__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__")
 )
-"""What import statements, `find_spec` and `inspect` ask of modules that nobody uses. `__path__` is not among them:
-whoever wants a submodule needs the package."""
+"""Attributes that import statements, `find_spec` and `inspect` read from modules that nobody uses. `__path__` is not
+among them: the import of a submodule needs the package."""
 SOON = 0.05
-"""Seconds after which a finaliser has ended."""
+"""Time after which a finaliser has ended, in seconds."""
 _LOADING = threading.RLock()
 _loading: list[ModuleType] = []
 
 
 class Deferred(ModuleType):
-    """A module that has not run yet."""
+    """A module whose code has not run yet."""
 
     def __getattribute__(self, name: str) -> Any:
         if name not in _KNOWN_UNLOADED:
@@ -49,10 +49,10 @@ class Deferred(ModuleType):
 
 
 def defer(name: str) -> None:
-    """Put off what `import name` does until the module is used; nothing for one that is loaded or not installed.
+    """Delay the work of `import name` until the module is used. Do nothing if it is loaded or not installed.
 
-    The module loads in the thread that asks first, and others wait for it: load it before threads that import its
-    submodules are started. An import that fails raises where the module is used, and again at each further use.
+    The module loads in the thread that uses it first, and other threads wait for it. Load it before you start threads
+    that import its submodules. If the import fails, it raises where the module is used, at every use.
     """
     if name in sys.modules or (spec := importlib.util.find_spec(name)) is None:
         return
@@ -63,7 +63,7 @@ def defer(name: str) -> None:
 
 def _load(module: ModuleType) -> None:
     with _LOADING:
-        if type(module) is not Deferred or module in _loading:  # loaded meanwhile; or its own code asks
+        if type(module) is not Deferred or module in _loading:  # loaded meanwhile, or used by its own code
             return
         _loading.append(module)
         try:
@@ -77,9 +77,9 @@ def _load(module: ModuleType) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import large libraries in here: they make a million objects and hardly any garbage, and the collector, which
-    looks at all of them again and again, would take a fifth of the time. Afterwards it is what it was, and has looked
-    once if there was anything to import. Ctrl-C waits for the end.
+    """Switch the garbage collector off while large libraries are imported. They make a million objects and hardly any
+    garbage; the collector would traverse them again and again and take a fifth of the time. Afterwards the collector
+    is restored, and has run once if anything was imported. Ctrl-C waits for the end.
 
     >>> with uncollected():
     ...     import wave
@@ -95,13 +95,13 @@ def uncollected() -> Iterator[None]:
             if was_enabled:
                 gc.enable()
                 if len(sys.modules) != imported:
-                    gc.collect()  # which swallows a Ctrl-C as well
+                    gc.collect()  # it would swallow a Ctrl-C, too
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C is heard at the end of this block. Within an import somebody may catch it as one more reason why an
-    optional library is not there, and goes on; and a library of which half was run can crash when the process ends.
+    """Delay Ctrl-C to the end of this block. During an import, a library may catch it, conclude that an optional
+    library is missing, and continue. A library that was interrupted halfway can also crash when the process ends.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -114,11 +114,11 @@ def uninterrupted() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, handler)
         if heard:
-            signal.raise_signal(signal.SIGINT)  # also where an import has failed, which somebody may have expected
+            signal.raise_signal(signal.SIGINT)  # also after a failed import, which the caller may expect and catch
 
 
 def hear_interrupts_again() -> None:
-    """Where the exception of a Ctrl-C ends in a finaliser, which nothing can leave, send it once more."""
+    """Send a Ctrl-C again if its exception was raised inside a finaliser, from which no exception can escape."""
     before = sys.unraisablehook
 
     def again(told: sys.UnraisableHookArgs) -> None:
@@ -131,16 +131,16 @@ def hear_interrupts_again() -> None:
 
 
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""What says how the threads of OpenMP wait for each other; whichever is set by the user is obeyed."""
+"""Environment variables that control how OpenMP threads wait for each other. A value that the user set is kept."""
 
 
 def wait_passively() -> None:
-    """Let threads that wait for others spin shortly and then sleep.
+    """Let OpenMP threads that wait for others spin for a short time and then sleep.
 
-    By default they spin ten times as long, which on a busy machine costs more than the work; threads that sleep at once
-    take nearly twice the time on an idle one.
+    By default they spin ten times as long, which costs more than the work on a busy machine. Threads that sleep
+    immediately take nearly twice the time on an idle machine.
 
-    OpenMP reads this once, when torch is imported; where that has happened, nothing changes.
+    OpenMP reads the setting once, when torch is imported. If torch is already loaded, nothing changes.
     """
     unloaded = type(sys.modules.get("torch")) in (type(None), Deferred)
     if unloaded and not any(name in os.environ for name in WAITING):

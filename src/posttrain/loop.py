@@ -1,4 +1,4 @@
-"""A loop of your own: what a run is made of, as objects, without a config and without a run folder.
+"""The parts of a run as objects, for your own training loop: without a config and without a run folder.
 
     policy = Policy("Qwen/Qwen3-0.6B")                      # or Policy((model, tokenizer))
     groups = policy.sample(policy.prompts(rows), Sampling(group_size=8, max_completion_length=256), seed=step)
@@ -9,8 +9,9 @@
         loss, metrics = algorithm.loss(policy(micro), micro, totals)
         loss.backward()
 
-Sampler and policy are one model: it always samples with the weights of now. What a run proves, records, resumes and
-guards is in `posttrain.train`; this is for what no config says. docs/loop.md has a whole loop.
+Sampler and policy are one model, so it always samples with the current weights. The proofs, records, checkpoints and
+guards of a run are in `posttrain.train`; use this module for a loop that no config can express. docs/loop.md has a
+complete loop.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class Policy:
         temperature: float = 1.0,
         chunk_tokens: int = 1024,
     ) -> None:
-        """`model` is a folder, a name (`tiny:sort` too), or model and tokenizer as transformers loads them, in float32;
-        its dropout is set to 0. `temperature` divides the logits in sampling and in training alike. Raises ModelError.
-        """
+        """`model` is a folder, a name (also `tiny:sort`), or a model and a tokenizer as transformers loads them, in
+        float32. Its dropout is set to 0. `temperature` divides the logits in both sampling and training. Raises
+        ModelError."""
         if isinstance(model, tuple):
             self.loaded = LoadedModel.of(*model)
             disable_dropout(self.loaded.model)
@@ -64,7 +65,7 @@ class Policy:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The module of transformers."""
+        """The transformers model."""
         return self.loaded.model
 
     @property
@@ -72,12 +73,12 @@ class Policy:
         return self.loaded.tokenizer
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those that an optimizer trains."""
+        """The parameters that an optimizer trains."""
         return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def prompts(self, rows: Data, *, max_prompt_length: int | None = None) -> Sequence[Prompt]:
-        """Rows with a column `prompt`, text or chat messages, as token ids; other columns go to the rewards. `rows` are
-        dicts, a `datasets.Dataset`, or where to read them, as `task:sort`."""
+        """Render and tokenise the column `prompt` of rows, which holds text or chat messages. The other columns go to
+        the rewards. `rows` are dicts, a `datasets.Dataset`, or a source such as `task:sort`."""
         data = DataConfig(train="rows")
         longest = max_prompt_length or self.loaded.context_length or 2**31
         renderer = Renderer.of(data, self.tokenizer, {})
@@ -89,8 +90,8 @@ class Policy:
     def sample(
         self, prompts: Sequence[Prompt], sampling: Sampling, rewards: RewardSet | None = None, *, seed: int
     ) -> list[Group]:
-        """`sampling.group_size` completions of each prompt, scored where there are `rewards`. The same seed gives the
-        same completions; take another in each step."""
+        """Sample `sampling.group_size` completions of each prompt, and score them if `rewards` are given. The same seed
+        gives the same completions: use another one in each step."""
         at_own = sampling.model_copy(update={"temperature": self.temperature})
         completions = self.sampler.generate(prompts, at_own, group_size=sampling.group_size, seed=seed)
         return groups_of(prompts, completions, None if rewards is None else rewards.score(prompts, completions))
@@ -101,14 +102,15 @@ class Policy:
         return experience_of(groups, weights=weights, pad_id=self.loaded.pad_id, version=self.sampler.version)
 
     def microbatches(self, batch: Batch, *, tokens: int) -> Iterator[Batch]:
-        """Parts of at most so many tokens; their losses and gradients add up to those of the batch."""
+        """Split a batch into parts of at most `tokens` tokens. The losses and gradients of the parts add up to those of
+        the batch."""
         return (micro for _, micro in Split(self._forward, tokens)(batch))
 
     def __call__(self, batch: Batch) -> Outputs:
-        """`[B, T]` log-probabilities of the trained tokens, with gradient; entropies are `outputs.entropy_BT`."""
+        """Log-probabilities `[B, T]` of the trained tokens, with gradient. The entropies are `outputs.entropy_BT`."""
         return self._forward(batch)
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> torch.Tensor:
-        """`[B, T]` the same numbers as constants, as `old_logprobs_BT` of several updates with one batch."""
+        """The log-probabilities `[B, T]` without gradient, for `old_logprobs_BT` in several updates on one batch."""
         return self._forward(batch).logprobs_BT

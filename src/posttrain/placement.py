@@ -1,10 +1,10 @@
-"""Trainer and vLLM servers on one GPU in turns, or on a GPU each: the rule, for the run and for its plan.
+"""The rule that places the trainer and the vLLM servers on GPUs, for the run and for its plan.
 
-    shared    one GPU: the server sleeps while a step is trained, the trainer keeps what it needs from step to step
-    beside    the trainer on the first GPU, a server on each of the next ones
+    shared    trainer and server take turns on one GPU: the server sleeps while the trainer trains a step
+    beside    the trainer has the first GPU, and each server has one of the next GPUs
 
-`auto` takes `beside` where there is a GPU for every server: nobody sleeps, wakes or waits for memory, so that it is
-never slower. On a CPU nothing has to be given back, and there is nothing to choose.
+`auto` chooses `beside` if there is a GPU for every server: no process then sleeps, wakes or waits for memory, so
+`beside` is never slower. On a CPU no memory has to be released, and there is nothing to choose.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
 Placement = Literal["shared", "beside"]
 GIB = 2**30
 OVERHEAD = 2 * GIB
-"""Of a server beside weights and cache: its context, graphs, activations. vllm-project/vllm#11743 has 1.9 GiB of them
-for a model of 2.3 GiB."""
+"""Bytes that a server needs besides weights and cache: its context, graphs and activations. vllm-project/vllm#11743
+reports 1.9 GiB for a model of 2.3 GiB."""
 RESERVE = GIB
-"""Left to a trainer that shares its GPU for its own work between two steps: probes, measurements."""
+"""Bytes that a trainer on a shared GPU keeps for its own work between two steps: probes and measurements."""
 ASLEEP = GIB
-"""The memory of a GPU that a sleeping server keeps, for its context and graphs; 0.9 GiB in the same place."""
+"""Bytes of GPU memory that a sleeping server keeps for its context and graphs; the same issue reports 0.9 GiB."""
 TURN_SECONDS = 0.5
-"""To fall asleep and to wake, the weights left out: vllm-project/vllm#48337 has 0.1 to 0.3 s for 0.6B to 8B."""
+"""Time to fall asleep and to wake, without the weights, in seconds. vllm-project/vllm#48337 reports 0.1 to 0.3 s for
+models of 0.6B to 8B."""
 
 
 def placement_for(config: RunConfig, cards: int) -> Placement:
-    """Where the servers of a run are, with so many GPUs, that of the trainer included; `beside` on a CPU (0 cards).
+    """The placement of the servers of a run, for `cards` GPUs including the trainer's; `beside` on a CPU (0 cards).
 
-    Raises ConfigError where there are too few for what the settings ask for. Servers that are there already
-    (`rollout.url`) are where they are: they share the trainer's GPU only if `placement: shared` says so.
+    Raises ConfigError if there are too few GPUs for the settings. Servers that run already (`rollout.url`) stay where
+    they are: they share the trainer's GPU only if `placement: shared` says so.
     """
     rollout, servers = config.rollout, config.rollout.num_engines
     if cards == 0 or (rollout.url and rollout.placement != "shared"):
@@ -47,7 +48,7 @@ def placement_for(config: RunConfig, cards: int) -> Placement:
     if enough:
         return "beside"
     raise ConfigError(
-        given=f"{servers} server(s) beside the trainer and {cards} GPU(s), with rollout.placement = "
+        given=f"{servers} server(s) besides the trainer and {cards} GPU(s), with rollout.placement = "
         f"{rollout.placement}, train.run_ahead = {config.train.run_ahead}",
         allowed=f"{servers + 1} GPUs, or one server that shares the trainer's GPU in a synchronous run",
         fix="Set rollout.engines = 1, rollout.placement = shared and train.run_ahead = 0, or make more GPUs visible.",
@@ -59,7 +60,7 @@ def _may_share(config: RunConfig) -> bool:
 
 
 def visible(card: int, variables: Mapping[str, str] = os.environ) -> str:
-    """The name in CUDA_VISIBLE_DEVICES of the GPU that this process sees as number `card`.
+    """The name of a GPU for CUDA_VISIBLE_DEVICES. `card` is the number under which this process sees the GPU.
 
     >>> visible(1, {}), visible(1, {"CUDA_VISIBLE_DEVICES": "4,GPU-0af,6"})
     ('1', 'GPU-0af')
@@ -69,7 +70,7 @@ def visible(card: int, variables: Mapping[str, str] = os.environ) -> str:
 
 
 def visible_count(reported: int, variables: Mapping[str, str] = os.environ) -> int:
-    """Of so many GPUs of the machine, those that this process sees.
+    """The number of GPUs that this process sees; `reported` is the number that the machine has.
 
     >>> visible_count(8, {}), visible_count(8, {"CUDA_VISIBLE_DEVICES": "4,6"})
     (8, 2)
@@ -80,11 +81,11 @@ def visible_count(reported: int, variables: Mapping[str, str] = os.environ) -> i
 
 @dataclass(frozen=True, kw_only=True)
 class ServerMemory:
-    """Bytes of a GPU that a server takes."""
+    """GPU memory of a server, in bytes."""
 
     weights: int
     cache: int
-    """Of keys and values."""
+    """Size of the cache of keys and values."""
     overhead: int = OVERHEAD
     asleep: int = ASLEEP
 
@@ -94,10 +95,10 @@ class ServerMemory:
 
 
 def server_memory(*, weights: int, row: int, rows: int, room: int, servers: int = 1) -> ServerMemory:
-    """Of a server that decodes `rows` together, each with `row` bytes of keys and values at its longest.
+    """The memory of a server that decodes `rows` rows together, each with at most `row` bytes of keys and values.
 
-    The cache holds all of them, or what fits into the server's part of `room`, the memory that is there for so many
-    `servers`: it then decodes fewer at once. Raises DoesNotFit where that is less than one row.
+    The `servers` servers share `room` bytes equally. The cache holds all rows, or as many as fit into the server's
+    share; it then decodes fewer rows at a time. Raises DoesNotFit if not even one row fits.
 
     >>> found = server_memory(weights=10 * GIB, row=GIB, rows=64, room=40 * GIB)
     >>> found.cache // GIB, found.awake // GIB

@@ -1,10 +1,10 @@
-"""Extensions published by other packages: looked up by name on request, and never imported before.
+"""Extensions that other packages publish. They are looked up by name and imported only on request.
 
     [project.entry-points."posttrain.algorithms"]
     spo = "acme_rl.spo:SPO"
 
-Names of ours stay ours. A package that publishes one of them is named in a warning, and what it published is not used;
-of two packages with the same name neither is used. docs/plugins.md shows a whole package.
+A package cannot replace a name of posttrain's own: a warning names the package, and its extension is not used. If two
+packages publish the same name, neither is used. docs/plugins.md shows a complete package.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ GROUPS: dict[Kind, str] = {
     "task": "posttrain.tasks",
     "engine": "posttrain.engines",
 }
-"""Kind -> group of entry points."""
+"""Kind of extension -> group of entry points."""
 
 
 class PluginWarning(UserWarning):
-    """A package publishes a name of ours."""
+    """A package publishes a name that posttrain itself uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +45,13 @@ class Plugin:
     package: str
     """Name and version of the distribution: `acme-rl 1.2`."""
     rival: str = ""
-    """Another package that publishes the same name: then neither is used."""
+    """Another package that publishes the same name; neither of the two is then used."""
 
     def __str__(self) -> str:
         return f"the {self.kind} {self.name!r} of the package {self.package} ({self.module}:{self.attribute})"
 
     def load(self) -> Any:
-        """Import what it stands for. Raises PluginError, which names the package, when that fails."""
+        """Import the extension. Raises PluginError, which names the package, if that fails."""
         if self.rival:
             raise PluginError(
                 given=f"two packages publish the {self.kind} {self.name!r}: {self.package} and {self.rival}",
@@ -74,15 +74,15 @@ class Plugin:
         return found
 
     def refuse(self, given: str, allowed: str = "", fix: str = "") -> NoReturn:
-        """Raise the PluginError that says what is wrong with what was loaded."""
+        """Raise a PluginError that says what is wrong with the loaded extension."""
         author = f"Update or uninstall {self.package.split()[0]}, or tell its author."
         raise PluginError(given=f"{self} {given}", allowed=allowed, fix=f"{fix} {author}".strip())
 
 
 def published(kind: Kind, ours: Collection[str]) -> dict[str, Plugin]:
-    """The published extensions of this kind, by name; none of them is imported.
+    """The published extensions of this kind, by name. None of them is imported.
 
-    `ours` are names that no package can have: a warning names, once, whoever publishes one.
+    `ours` are posttrain's own names. A package that publishes one of them is named in a warning, once.
     """
     found: dict[str, Plugin] = {}
     for plugin in _all(tuple(sys.path)):
@@ -98,14 +98,14 @@ def published(kind: Kind, ours: Collection[str]) -> dict[str, Plugin]:
 
 
 def all_published() -> tuple[Plugin, ...]:
-    """Everything that packages publish for posttrain, in the order of kinds and names; nothing of it is imported."""
+    """All extensions that packages publish for posttrain, sorted by kind and name. None of them is imported."""
     return tuple(sorted(_all(tuple(sys.path)), key=lambda plugin: (list(GROUPS).index(plugin.kind), plugin.name)))
 
 
 @functools.lru_cache(maxsize=4)
 def _all(path: tuple[str, ...]) -> tuple[Plugin, ...]:
-    """Read once for each search path: 4 ms with a hundred packages."""
-    from importlib.metadata import entry_points  # 20 ms where nobody has imported it
+    """The published extensions on a search path, read once for each path: 4 ms with a hundred packages."""
+    from importlib.metadata import entry_points  # 20 ms if nothing has imported it yet
 
     return tuple(
         Plugin(

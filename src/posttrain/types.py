@@ -1,8 +1,8 @@
-"""The records that pass between the parts. Frozen; made once, read everywhere.
+"""The records that pass between the parts of the library. They are frozen: made once and read everywhere.
 
 Shapes: P prompts, G completions per prompt, B = P * G rows, T tokens, N preference pairs, K reward functions.
 Row `b = p * G + g` is completion g of prompt p. Entry `t` of every `[B, T]` tensor describes `input_ids_BT[:, t]`:
-its log-probability is that of this token given the tokens before it. Rows are padded on the right only.
+a log-probability at `t` is the one of this token given the tokens before it. Rows are padded on the right only.
 """
 
 from __future__ import annotations
@@ -21,64 +21,65 @@ from posttrain.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 else:
-    Tensor = Any  # read in annotations only: importing the records and the algorithms touches nothing of torch
+    Tensor = Any  # used in annotations only, so that importing the records and the algorithms does not load torch
 
 FinishReason = Literal["eos", "stop", "length"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """One question, rendered and tokenised once; the sampler and the trainer use these very ids."""
+    """One prompt, rendered and tokenised once. The sampler and the trainer both use these ids."""
 
     index: int
-    """Row of the dataset, counted from 0: identifies the prompt in every record of the run."""
+    """Row of the dataset, counted from 0. It identifies the prompt in every record of the run."""
     ids: tuple[int, ...]
     text: str
     """The rendered text, chat template included."""
     messages: tuple[dict[str, Any], ...] | None = None
     """The chat messages from which the text was rendered; None when no chat template was used."""
     plain: str | None = None
-    """The prompt as the row gave it, when that was text: reward functions then receive strings, as in TRL, even if the
-    text was wrapped as a user turn."""
+    """The prompt of the row, if it was text. Reward functions then receive strings, as in TRL, even if the text was
+    wrapped as a user turn."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the row; reward functions receive them by name."""
     origin: str = ""
-    """Where the row stands, as errors name it: "train.jsonl:71"; empty where nobody knows."""
+    """Place of the row as error messages name it, such as "train.jsonl:71"; empty if it is unknown."""
     columns_of_data: tuple[str, ...] = ()
-    """Names of all columns that rows of the same data have, where this one lacks some: rewards receive None for those,
-    whatever rows stand beside it."""
+    """Names of all columns of the dataset, set if this row lacks some of them. Rewards receive None for the missing
+    columns, whichever rows share the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """The turns of a completion, and the replies of its environment. Plain JSON."""
+    """The turns of a trajectory and the replies of its environment, as plain JSON."""
 
     messages: tuple[Mapping[str, Any], ...]
-    """The chat messages after the prompt: turns of the policy, and the replies."""
+    """The chat messages after the prompt: turns of the policy and replies of the environment."""
     turns: int
-    """Turns of the policy."""
+    """Number of turns of the policy."""
     ended: str
-    """`done` (the environment ended it, or nothing was left to answer), the setting whose limit cut it, or `failed`."""
+    """Reason for the end: `done` (the environment ended the episode, or nothing was left to answer), the name of the
+    setting whose limit was reached, or `failed`."""
     reward: float | None = None
-    """The environment's reward at the end; None if there was none."""
+    """The environment's reward for the whole episode; None if it gave none."""
     turn_rewards: tuple[float | None, ...] = ()
-    """Its reward for each turn, None where there was none; empty if no turn had one."""
+    """The environment's reward for each turn, None for a turn without one; empty if no turn had one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What it measured beside that, by name."""
+    """Other measurements of the environment, by name."""
     calls: tuple[str, ...] = ()
-    """Names of the tools that were called, in their order."""
+    """Names of the called tools, in the order of the calls."""
     errors: tuple[str, ...] = ()
-    """Names of the tools whose calls came to nothing, once for each such call."""
+    """Names of the tools whose calls failed, once for each failed call."""
     failure: str = ""
-    """How the environment failed in the last attempt: exception, timeout or crash; the completion is unscored."""
+    """How the environment failed in the last attempt: exception, timeout or crash. The completion is then unscored."""
     detail: str = ""
-    """What it said then."""
+    """The error message of that failure."""
     attempts: int = 1
-    """How often it was begun."""
+    """Number of times that the episode was started."""
 
     @property
     def total_reward(self) -> float | None:
-        """The reward at the end and those of the turns; None where there is none of them.
+        """The sum of the final reward and the rewards of the turns; None if there are none.
 
         >>> Episode(messages=(), turns=3, ended="done", reward=1.0, turn_rewards=(0.25, None, -0.5)).total_reward
         0.75
@@ -88,7 +89,7 @@ class Episode:
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Episode:
-        """What `dataclasses.asdict` gave, read from JSON."""
+        """Build an episode from the output of `dataclasses.asdict`, read back from JSON."""
         lists = ("messages", "turn_rewards", "calls", "errors")
         return Episode(**{**saved, **{name: tuple(saved.get(name, ())) for name in lists}})
 
@@ -97,27 +98,27 @@ class Episode:
 class Completion:
     """One completion of the sampler: token ids, never re-tokenised text.
 
-    A completion of several turns (a trajectory) has pieces that the policy drew and pieces that its environment wrote;
-    an answer is a trajectory of one piece.
+    A completion of several turns (a trajectory) alternates between segments that the policy sampled and segments that
+    its environment wrote. A single answer is a trajectory of one segment.
     """
 
     ids: tuple[int, ...]
-    """All ids after the prompt, the closing EOS included when there is one."""
+    """All ids after the prompt, including the final EOS if there is one."""
     logprobs: tuple[float, ...]
-    """The sampler's log-probability of each drawn id under the distribution that it sampled from."""
+    """The sampler's log-probability of each sampled id, under the distribution that it sampled from."""
     versions: tuple[int, ...]
-    """The policy version that produced each drawn id."""
+    """The policy version that produced each sampled id."""
     finish_reason: FinishReason
     text: str
-    """Decoded without special tokens; a stop string, when one ended the completion, is not part of it. Of several turns
-    the last one."""
+    """The text of the completion, or of its last turn, decoded without special tokens. It does not include the stop
+    string that ended it."""
     given: tuple[tuple[int, int], ...] = ()
-    """Stretches (begin, end) of `ids` that the policy did not draw: what an environment wrote, context alone."""
+    """Segments (begin, end) of `ids` that the environment wrote and the policy did not sample. Never trained."""
     starts: tuple[int, ...] = ()
-    """Places in `ids` where the context begins anew: what stands before, the prompt among it, is not seen from there
-    on. Each is the begin of a given stretch."""
+    """Positions in `ids` where the context starts again: tokens from there on do not see earlier tokens, nor the
+    prompt. Each one is the beginning of a segment in `given`."""
     episode: Episode | None = None
-    """Of a completion in several turns."""
+    """The episode of a completion with several turns; None for a single answer."""
 
     @property
     def truncated(self) -> bool:
@@ -125,7 +126,7 @@ class Completion:
 
     @property
     def drawn(self) -> tuple[bool, ...]:
-        """For each id whether the policy drew it: only such tokens are trained.
+        """For each id, whether the policy sampled it. Only sampled tokens are trained.
 
         >>> Completion(
         ...     ids=(5, 6, 7), logprobs=(-1.0, -2.0), versions=(0, 0), finish_reason="eos", text="", given=((1, 2),)
@@ -141,12 +142,12 @@ class Completion:
 
     @property
     def drawn_ids(self) -> tuple[int, ...]:
-        """The ids that the policy drew: what its length and its text are measured by."""
+        """The ids that the policy sampled. The length and the text of a completion count only these."""
         return tuple(itertools.compress(self.ids, self.drawn)) if self.given else self.ids
 
     @property
     def turn_ends(self) -> tuple[int, ...]:
-        """Places in `ids` of the last tokens of its turns.
+        """Positions in `ids` of the last token of each turn.
 
         >>> Completion(
         ...     ids=(5, 6, 7), logprobs=(-1.0, -2.0), versions=(0, 0), finish_reason="eos", text="", given=((1, 2),)
@@ -158,12 +159,12 @@ class Completion:
 
     @property
     def failure(self) -> str:
-        """How its environment failed, where that is why there is no more of it."""
+        """How the environment failed, if a failure cut the completion short; empty otherwise."""
         return "" if self.episode is None else self.episode.failure
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Completion:
-        """What `dataclasses.asdict` gave, read from JSON."""
+        """Build a completion from the output of `dataclasses.asdict`, read back from JSON."""
         tuples: dict[str, Any] = {name: tuple(saved[name]) for name in ("ids", "logprobs", "versions")}
         tuples |= {"given": tuple(map(tuple, saved.get("given", ()))), "starts": tuple(saved.get("starts", ()))}
         episode = saved.get("episode")
@@ -172,7 +173,7 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One row of a supervised dataset: which ids there are and which of them are trained."""
+    """One row of a supervised dataset: its token ids, and which of them are trained."""
 
     index: int
     input_ids: tuple[int, ...]
@@ -181,19 +182,19 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One row of a preference dataset: two answers to the same prompt, of which the first is the better one."""
+    """One row of a preference dataset: two answers to the same prompt. The first is the better one."""
 
     index: int
     """Row of the dataset, counted from 0."""
     chosen: Example
     rejected: Example
     margin: float | None = None
-    """By how much the chosen one is better, where the row says so."""
+    """By how much the chosen answer is better, if the row says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledExample:
-    """One row of answers that are judged one by one: an answer, and whether it is a desirable one."""
+    """One row of a dataset with labelled answers: an answer, and whether it is desirable."""
 
     index: int
     """Row of the dataset, counted from 0."""
@@ -203,7 +204,7 @@ class LabelledExample:
 
 @dataclass(frozen=True, kw_only=True)
 class RatedExample:
-    """One row of answers with a score each: the answer, and how good it was found to be."""
+    """One row of a dataset with scored answers: an answer and its score."""
 
     index: int
     """Row of the dataset, counted from 0."""
@@ -213,21 +214,21 @@ class RatedExample:
 
 @dataclass(frozen=True, kw_only=True)
 class StepExample:
-    """One row of answers whose steps are judged: the answer, where its steps end, and what each is worth."""
+    """One row of a dataset with labelled steps: an answer, the ends of its steps, and a label for each step."""
 
     index: int
     """Row of the dataset, counted from 0."""
     example: Example
-    """Its `completion_mask` is True at the last token of each labelled step and nowhere else."""
+    """The answer. Its `completion_mask` is True at the last token of each labelled step and nowhere else."""
     labels: tuple[float, ...]
-    """Of those steps, in their order: 1 for a right step, 0 for a wrong one, or the probability that it is right."""
+    """Labels of those steps, in order: 1 for a right step, 0 for a wrong one, or the probability that it is right."""
 
 
 FEWEST = 50
-"""Values that a percentile is taken of."""
+"""Smallest number of values from which a percentile is computed."""
 
 Number = float | Tensor
-"""Of a metric: a float, or a tensor of one number on a GPU until it is read (functional/readings.py)."""
+"""The value of a metric: a float, or on a GPU a tensor of one number until it is read (functional/readings.py)."""
 
 
 def _larger(one: Number, other: Number) -> Number:
@@ -237,7 +238,7 @@ def _larger(one: Number, other: Number) -> Number:
 
 
 class Mean(NamedTuple):
-    """A metric that is reduced as (sum of numerators) / (sum of denominators), whatever the split (RULE 52)."""
+    """A metric that is reduced as (sum of numerators) / (sum of denominators), however rows are split (RULE 52)."""
 
     numerator: Number
     denominator: Number
@@ -289,9 +290,9 @@ class _Moments(NamedTuple):
 
 
 class Spread(_Moments):
-    """A metric that is the standard deviation (of the population: / n) of everything that was merged.
+    """A metric that is the population standard deviation (divided by n) of all merged values.
 
-    `Spread(count, sum, sum of squares)`; NaN over nothing.
+    `Spread(count, sum, sum of squares)`; NaN without values.
     """
 
     def __float__(self) -> float:
@@ -307,9 +308,9 @@ class Spread(_Moments):
 
 
 class EffectiveShare(_Moments):
-    """The effective sample size of weights as a share of their number, (sum w)^2 / (n sum w^2), over the whole step.
+    """The effective sample size of weights divided by their number, (sum w)^2 / (n sum w^2), over the whole step.
 
-    `EffectiveShare(count, sum, sum of squares)`; 0 where all weights are 0, NaN over nothing. Never a mean over
+    `EffectiveShare(count, sum, sum of squares)`; 0 if all weights are 0, NaN without values. It is never a mean over
     micro-batches.
     """
 
@@ -326,7 +327,7 @@ class EffectiveShare(_Moments):
 
 
 class ExplainedVariance(NamedTuple):
-    """1 - Var(error) / Var(target) over everything that was merged; NaN for targets that do not vary."""
+    """1 - Var(error) / Var(target) over all merged values; NaN for targets that do not vary."""
 
     error: Spread
     target: Spread
@@ -343,7 +344,7 @@ class ExplainedVariance(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The difference of two means over different samples, each reduced by itself: of two classes, for example."""
+    """The difference of two means over different samples, such as two classes. Each mean is reduced separately."""
 
     first: Mean
     second: Mean
@@ -359,7 +360,7 @@ class Difference(NamedTuple):
 
 
 class ExpOfMean(NamedTuple):
-    """exp of a mean over the whole step: a perplexity, from losses per token. Never a mean of perplexities."""
+    """exp of a mean over the whole step, such as a perplexity from losses per token. Never a mean of perplexities."""
 
     mean: Mean
 
@@ -375,8 +376,8 @@ class ExpOfMean(NamedTuple):
 
 
 class Percentile(NamedTuple):
-    """A metric that is a percentile of everything that was merged: the smallest value that so large a `share` of the
-    values does not exceed. NaN over fewer than `FEWEST` values, of which it would be the largest.
+    """A metric that is a percentile of all merged values: the smallest value that a `share` of them does not exceed.
+    NaN for fewer than `FEWEST` values, because the percentile would simply be the largest of them.
 
     >>> float(Percentile(0.99, (torch.arange(1.0, 51.0),)).merge(Percentile(0.99, (torch.arange(51.0, 101.0),))))
     99.0
@@ -384,7 +385,7 @@ class Percentile(NamedTuple):
 
     share: float
     parts: tuple[Tensor, ...]
-    """Values `[N]`, as they came, from a GPU with NaN between them."""
+    """The merged values, tensors `[N]`. Those from a GPU have NaN in between."""
 
     def __float__(self) -> float:
         values_N = torch.cat([part.cpu() for part in self.parts])
@@ -401,7 +402,7 @@ class Percentile(NamedTuple):
 
 
 class IfAny(NamedTuple):
-    """A metric that is left out where nothing was counted for it in the whole step, which a GPU tells at its end."""
+    """A metric that is left out if its count over the whole step is 0. On a GPU the count is known only at the end."""
 
     metric: Metric
     count: Number
@@ -422,45 +423,45 @@ Metrics = dict[str, Metric]
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """The denominators of one WHOLE optimizer step, counted before its first backward (RULE 7)."""
+    """The denominators of one WHOLE optimizer step, counted before its first backward pass (RULE 7)."""
 
     tokens: int
-    """Tokens with `completion_mask` 1."""
+    """Number of tokens with `completion_mask` 1."""
     sequences: int
-    """Rows with at least one such token (RULE 8)."""
+    """Number of rows with at least one such token (RULE 8)."""
     rows: int
-    """All rows, the empty ones included."""
+    """Number of all rows, including empty ones."""
     pairs: int = 0
-    """Preference pairs both rows of which have at least one trained token."""
+    """Number of preference pairs in which both rows have at least one trained token."""
     chosen_tokens: int = 0
-    """Trained tokens of the chosen rows of those pairs."""
+    """Number of trained tokens in the chosen rows of those pairs."""
     desirable: int = 0
-    """Of labelled answers: rows with a trained token that are labelled desirable."""
+    """Number of labelled answers that are desirable and have a trained token."""
     undesirable: int = 0
-    """The other labelled rows with a trained token."""
+    """Number of labelled answers that are undesirable and have a trained token."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of the forward pass for a loss. Only these tensors carry gradient."""
+    """The outputs of the forward pass that a loss reads. Only these tensors carry gradient."""
 
     logprobs_BT: Tensor
     entropy_BT: Tensor | None = None
     values_BT: Tensor | None = None
     scores_B: Tensor | None = None
     scores_BT: Tensor | None = None
-    """A score of each trained token, where those are the ends of steps; 0 elsewhere."""
+    """A score for each trained token, if these are the ends of steps; 0 elsewhere."""
     top1_BT: Tensor | None = None
-    """Is the token the most likely one at its place? Without gradient."""
+    """Whether the token is the most likely one at its position. Without gradient."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Outputs:
-        """The outputs with every tensor changed."""
+        """Apply `change` to every tensor and return the new outputs."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: change(x) for name, x in found.items() if x is not None})
 
     @staticmethod
     def of(outputs: Outputs | Tensor, batch: Batch | None = None) -> Outputs:
-        """A bare tensor means log-probabilities. With a batch, everything must have its shape."""
+        """Wrap a bare tensor of log-probabilities as outputs. If a batch is given, check the shapes against it."""
         outputs = Outputs(logprobs_BT=outputs) if isinstance(outputs, torch.Tensor) else outputs
         if batch is not None:
             _require_shapes(outputs, batch.completion_mask_BT)
@@ -469,14 +470,14 @@ class Outputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """The token ids behind a `[B, T]` record: right-padded rows, prompt first."""
+    """The token ids of a `[B, T]` record: right-padded rows, prompt first."""
 
     input_ids_BT: Tensor
     lengths_B: Tensor
-    """Real tokens of each row, prompt and completion."""
+    """Number of tokens of each row without padding: prompt and completion."""
     starts_BT: Tensor | None = None
-    """True where the context begins anew within a row: a token there and after it sees nothing of what stands before.
-    None: nowhere."""
+    """True where the context starts again within a row: that token and later ones see no earlier tokens. None if no row
+    has such a position."""
 
     def rows(self, index: Tensor) -> Tokens:
         starts_BT = None if self.starts_BT is None else self.starts_BT[index]
@@ -485,9 +486,9 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatched:
-    """Beside each labelled row its prompt with the answer of another row: what a reference point is estimated from.
+    """The prompt of each labelled row with the answer of another row. A reference point is estimated from these.
 
-    T is that of these rows; a row without a partner has an empty mask.
+    T is the length of these rows, not of the batch. A row without a partner has an empty mask.
     """
 
     tokens: Tokens
@@ -508,9 +509,9 @@ class Mismatched:
 
 @dataclass(frozen=True, kw_only=True)
 class Experience:
-    """Sampled and scored completions: everything that an algorithm may need to compute advantages.
+    """Sampled and scored completions, with everything that an algorithm may need to compute advantages.
 
-    Optional tensors are there only when the algorithm declared that it needs them.
+    Optional tensors are present only if the algorithm declared that it needs them.
     """
 
     rewards_PG: Tensor
@@ -521,24 +522,24 @@ class Experience:
     values_BT: Tensor | None = None
     teacher_logprobs_BT: Tensor | None = None
     squared_probs_BT: Tensor | None = None
-    """The sum over the vocabulary of the squared probabilities of the policy from which each token was drawn."""
+    """The sum over the vocabulary of the squared probabilities of the policy that sampled each token."""
     rewards_KPG: Tensor | None = None
-    """Each reward function by itself, without its weight; NaN where it did not apply."""
+    """The unweighted rewards of each reward function; NaN where a function did not apply."""
     reward_weights_K: Tensor | None = None
-    """The weight of each in the sum; None: all 1."""
+    """The weight of each reward function in the sum. None means that all weights are 1."""
     token_rewards_BT: Tensor | None = None
-    """Rewards of single tokens, of steps for example, beside the reward of the whole completion on its last token."""
+    """Rewards of single tokens, for example of steps, in addition to the reward of the completion on its last token."""
     greedy_rewards_P: Tensor | None = None
-    """Reward of the greedy completion of each prompt; NaN where it could not be scored."""
+    """Reward of the greedy completion of each prompt; NaN if it could not be scored."""
     scored_PG: Tensor
-    """False where no reward could be computed: out of the group statistics and out of the loss."""
+    """False if no reward could be computed. Such a completion is left out of the group statistics and the loss."""
     truncated_PG: Tensor
     versions_BT: Tensor | None = None
     """The policy version that sampled each token."""
     version: int | None = None
-    """The policy version that learns from it."""
+    """The policy version that learns from this experience."""
     tokens: Tokens | None = None
-    """The ids; None when a loss is checked on plain tensors."""
+    """The token ids; None when a loss is tested on plain tensors."""
 
     def __post_init__(self) -> None:
         _make_bool(self, "completion_mask_BT", "scored_PG", "truncated_PG")
@@ -598,33 +599,33 @@ class Experience:
 
     @property
     def scored_mask_BT(self) -> Tensor:
-        """`completion_mask_BT` without the rows that have no reward."""
+        """`completion_mask_BT`, but False for rows without a reward."""
         return self.completion_mask_BT & self.scored_PG.reshape(-1, 1)
 
     @property
     def lengths_PG(self) -> Tensor:
-        """Trained tokens of each completion, in the dtype of the rewards."""
+        """Number of trained tokens of each completion, in the dtype of the rewards."""
         return self.completion_mask_BT.sum(dim=-1).reshape(self.rewards_PG.shape).to(self.rewards_PG.dtype)
 
     @property
     def total_rewards_PG(self) -> Tensor:
-        """The reward of each completion, those of its tokens included."""
+        """The reward of each completion plus the rewards of its tokens."""
         if self.token_rewards_BT is None:
             return self.rewards_PG
         of_tokens_B = self.token_rewards_BT.masked_fill(~self.scored_mask_BT, 0).sum(dim=-1)
         return self.rewards_PG + of_tokens_B.reshape(self.rewards_PG.shape).to(self.rewards_PG.dtype)
 
     def refuse_token_rewards(self) -> None:
-        """ConfigError where tokens have rewards, for algorithms that would leave them out."""
+        """Raise ConfigError if tokens have rewards. Algorithms that would ignore such rewards call this."""
         if self.token_rewards_BT is not None:
             raise ConfigError(
                 given="token_rewards_BT, which this algorithm does not read",
-                allowed="rewards of tokens with ppo, reinforce_plus_plus, reinforce and remax",
+                allowed="token rewards with ppo, reinforce_plus_plus, reinforce and remax",
                 fix="Leave token_rewards_BT out, or choose one of these.",
             )
 
     def broadcast(self, values_PG: Tensor) -> Tensor:
-        """One number per completion -> `[B, T]`: that number on its trained tokens, 0 elsewhere."""
+        """Expand one number per completion to `[B, T]`: the number on each trained token, 0 elsewhere."""
         self.refuse_token_rewards()
         mask_BT = self.scored_mask_BT
         return torch.where(mask_BT, values_PG.reshape(-1, 1), values_PG.new_zeros(()))
@@ -632,32 +633,32 @@ class Experience:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The rows of one optimizer step, or a part of them: what a loss reads beside the forward pass."""
+    """The rows of one optimizer step, or some of them: what a loss reads in addition to the model's outputs."""
 
     completion_mask_BT: Tensor
     advantages_BT: Tensor | None = None
     rewards_B: Tensor | None = None
-    """Reward of each completion; a row without one is not in the mask."""
+    """Reward of each completion. A row without a reward has an empty mask."""
     token_rewards_BT: Tensor | None = None
-    """Rewards of single tokens beside it."""
+    """Rewards of single tokens, in addition to `rewards_B`."""
     truncated_B: Tensor | None = None
-    """Was the completion cut before its EOS?"""
+    """Whether the completion was cut off before its EOS."""
     old_logprobs_BT: Tensor | None = None
     sampling_logprobs_BT: Tensor | None = None
     current_logprobs_BT: Tensor | None = None
-    """The policy's own log-probabilities right before this update, without gradient: for what couples its rows."""
+    """The policy's log-probabilities right before this update, without gradient. Terms that couple rows use them."""
     current_entropy_BT: Tensor | None = None
-    """The entropy of each token at the same time."""
+    """The policy's entropy at each token right before this update."""
     kept_BT: Tensor | None = None
-    """Tokens whose policy term counts, chosen by `prepare` among all of the update; None: all."""
+    """Tokens whose policy term counts. `prepare` chooses them among all tokens of the update; None means all."""
     correction_BT: Tensor | None = None
-    """Off-policy weight of each token, 0 where it is rejected; None: no correction."""
+    """Off-policy weight of each token, 0 for a rejected token; None means no correction."""
     coupled: bool = False
-    """Were weights that depend on each other computed over all rows of the update?"""
+    """Whether weights that depend on each other were computed over all rows of the update."""
     prompt_weights_B: Tensor | None = None
     """1 / (prompts * trained tokens of the row's prompt) over the whole update, for a mean per prompt."""
     selected_BT: Tensor | None = None
-    """Tokens that `prepare` chose among all of the update, where an algorithm does so."""
+    """Tokens that `prepare` chose among all tokens of the update; None if the algorithm selects none."""
     ref_logprobs_BT: Tensor | None = None
     values_BT: Tensor | None = None
     """Critic values from before the update."""
@@ -667,28 +668,28 @@ class Batch:
     version: int | None = None
     """The policy version that learns from these rows."""
     groups_B: Tensor
-    """Which prompt each row belongs to: rows may be permuted freely, groups are told by this id. Of preference data,
-    which pair."""
+    """Id of the prompt of each row, or of the pair in preference data. Groups are identified by it, so rows may be
+    permuted freely."""
     chosen_B: Tensor | None = None
-    """Of preference pairs: True for the chosen row of its pair, False for the rejected one."""
+    """Preference pairs: True for the chosen row of a pair, False for the rejected row."""
     margins_B: Tensor | None = None
-    """Of preference pairs whose data says by how much the chosen row is better: that number, on both rows."""
+    """Preference pairs with margins: by how much the chosen row is better. Both rows of a pair hold the number."""
     labels_B: Tensor | None = None
-    """Of answers that are judged one by one: True for a desirable one, False for an undesirable one."""
+    """Labelled answers: True for a desirable answer, False for an undesirable one."""
     targets_B: Tensor | None = None
-    """Of rated answers: what the score of each is to be."""
+    """Rated answers: the target for the score of each answer."""
     targets_BT: Tensor | None = None
-    """Of answers whose steps are judged: the label of each trained token, which is the last one of its step."""
+    """Answers with labelled steps: the label of each trained token, which is the last token of its step."""
     mismatched: Mismatched | None = None
-    """Of labelled answers: each prompt with the answer of another row, for an algorithm that needs those."""
+    """Labelled answers: each prompt with the answer of another row, for algorithms that need it."""
     mismatched_log_ratios_B: Tensor | None = None
-    """log(policy / reference) of another row's answer to this row's prompt, without gradient; NaN where there is
-    none."""
+    """log(policy / reference) of another row's answer to this row's prompt, without gradient; NaN for a row without
+    a partner."""
     offsets_B: Tensor | None = None
     """A number that `prepare` computed over all rows of the update; the loss subtracts it from the score of each row or
     pair."""
     row_ids_B: Tensor | None = None
-    """Row of the experience that each row came from: names it in errors after any permutation or split."""
+    """Index in the experience of each row. Error messages use it after any permutation or split."""
     tokens: Tokens | None = None
 
     def __post_init__(self) -> None:
@@ -697,7 +698,7 @@ class Batch:
 
     @staticmethod
     def from_experience(experience: Experience, advantages_BT: Tensor | None = None) -> Batch:
-        """Rows without a reward leave the loss here: their mask becomes empty."""
+        """Build a batch from experience. Rows without a reward get an empty mask, which removes them from the loss."""
         num_prompts, group_size = experience.rewards_PG.shape
         return Batch(
             completion_mask_BT=experience.scored_mask_BT,
@@ -719,7 +720,7 @@ class Batch:
 
     @staticmethod
     def from_examples(completion_mask_BT: Tensor, *, tokens: Tokens | None = None) -> Batch:
-        """Answers to imitate: the mask says which tokens are trained."""
+        """Build a batch of answers to imitate. The mask says which tokens are trained."""
         rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
         return Batch(
             completion_mask_BT=completion_mask_BT,
@@ -736,7 +737,8 @@ class Batch:
         margins_N: Tensor | None = None,
         tokens: Tokens | None = None,
     ) -> Batch:
-        """N preference pairs: rows 0..N-1 are the chosen ones, rows N..2N-1 the rejected ones, in the same order."""
+        """Build a batch of N preference pairs. Rows 0..N-1 are the chosen rows, and rows N..2N-1 are the rejected rows
+        in the same order."""
         rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
         if rows % 2:
             raise ValueError(f"completion_mask_BT has {rows} rows, but pairs have two each: first all chosen rows")
@@ -762,7 +764,7 @@ class Batch:
         mismatched: Mismatched | None = None,
         tokens: Tokens | None = None,
     ) -> Batch:
-        """Answers that are judged one by one: label 1 (or True) is desirable, 0 undesirable."""
+        """Build a batch of labelled answers: label 1 (or True) is desirable, label 0 is undesirable."""
         rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
         return Batch(
             completion_mask_BT=completion_mask_BT,
@@ -777,7 +779,7 @@ class Batch:
 
     @staticmethod
     def from_ratings(completion_mask_BT: Tensor, targets_B: Tensor, *, tokens: Tokens | None = None) -> Batch:
-        """Answers with a number each, which their score is to be."""
+        """Build a batch of rated answers, with a target for the score of each answer."""
         rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
         return Batch(
             completion_mask_BT=completion_mask_BT,
@@ -789,7 +791,7 @@ class Batch:
 
     @staticmethod
     def from_steps(completion_mask_BT: Tensor, targets_BT: Tensor, *, tokens: Tokens | None = None) -> Batch:
-        """Answers whose steps are labelled: the mask is True at the last token of each labelled step, nowhere else."""
+        """Build a batch of answers with labelled steps. The mask is True only at the last token of a labelled step."""
         rows, device = _rows_of(completion_mask_BT), completion_mask_BT.device
         return Batch(
             completion_mask_BT=completion_mask_BT,
@@ -805,17 +807,18 @@ class Batch:
 
     @property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """`[N]` and `[N]`: the chosen row and the rejected row of each pair, in the order of the pairs' ids."""
+        """Indices `[N]` of the chosen rows and `[N]` of the rejected rows, in the order of the pairs' ids."""
         if self.chosen_B is None:
             raise ValueError("this batch holds no preference pairs; build it with Batch.from_pairs")
-        sides_B = (2 * self.groups_B + ~self.chosen_B).argsort(stable=True)  # of each pair the chosen one first
+        sides_B = (2 * self.groups_B + ~self.chosen_B).argsort(stable=True)  # the chosen row of each pair comes first
         chosen_N, rejected_N = sides_B[::2], sides_B[1::2]
         if not self._are_pairs(chosen_N, rejected_N):
             raise ValueError("a preference pair was torn apart: split a batch by its `units`")
         return chosen_N, rejected_N
 
     def _are_pairs(self, first_N: Tensor, second_N: Tensor) -> bool:
-        """Whether these are the two sides of each pair. On a GPU nobody waits to hear: rows are split on a CPU."""
+        """Whether these are the two sides of each pair. On a GPU only the counts are compared, because a full check
+        would wait for the GPU; rows are split on a CPU anyway."""
         assert self.chosen_B is not None
         if self.groups_B.device.type != "cpu":
             return len(first_N) == len(second_N)
@@ -824,13 +827,13 @@ class Batch:
 
     @property
     def units(self) -> list[list[int]]:
-        """The rows that a split must keep together: the two of a pair, otherwise each row by itself."""
+        """The rows that a split must keep together: the two rows of a pair, or else single rows."""
         if self.chosen_B is None:
             return [[row] for row in range(self.num_rows)]
         return [list(pair) for pair in zip(*(rows_N.tolist() for rows_N in self.pairs), strict=True)]
 
     def rows(self, index: Tensor | Sequence[int]) -> Batch:
-        """The batch of the named rows, in that order."""
+        """The batch with only the rows in `index`, in that order."""
         index = torch.as_tensor(index, dtype=torch.long)
         chosen = {f.name: getattr(self, f.name) for f in fields(self)}
         picked = {n: v[index] if isinstance(v, torch.Tensor) else v for n, v in chosen.items()}
@@ -841,7 +844,8 @@ class Batch:
 
 
 LARGEST_REWARD = 1e15
-"""Its square, summed over a batch, still fits into float32: beyond, a deviation is infinite and an advantage 0."""
+"""Largest size of a reward. Its square, summed over a batch, still fits into float32. With a larger reward the standard
+deviation would be infinite and every advantage 0."""
 _ONE_EACH = {
     "BT": "one number per token of each row; a sum per row is not enough",
     "B": "one number per row",
@@ -854,15 +858,16 @@ _ONE_EACH = {
 
 @functools.cache
 def _shaped(record: type) -> tuple[tuple[str, str], ...]:
-    """The fields whose name ends with their shape: (name, letters)."""
+    """The name and the shape letters of each field whose name ends with its shape."""
     names = (field.name for field in fields(record))
     return tuple((name, letters) for name in names if (letters := name.rpartition("_")[2]) in _ONE_EACH)
 
 
 def _require_shapes(record: Any, mask_BT: Tensor, rewards_PG: Tensor | None = None) -> None:
-    """The letters behind a field's name are its shape. A smaller tensor would be broadcast, to a loss of other numbers.
+    """Check that each field has the shape that its name ends with. A smaller tensor would be broadcast and change the
+    loss silently.
 
-    The first tensor of a letter says how many there are: B and T are those of the mask, P and G those of the rewards.
+    The mask determines the sizes of B and T, the rewards determine P and G, and the first field with K determines K.
     """
     if rewards_PG is not None and rewards_PG.dim() != 2:
         raise ValueError(f"rewards_PG must be [prompts, completions per prompt], got shape {list(rewards_PG.shape)}")
@@ -895,7 +900,7 @@ def _rows_of(mask_BT: Tensor) -> int:
 
 
 def _make_bool(record: Any, *names: str) -> None:
-    """Masks may be given as 1 and 0 of any type; anything else in them would be read as True."""
+    """Convert masks of 1 and 0 in any type to bool. Refuse other values, which would count as True."""
     for name in names:
         x = getattr(record, name)
         if isinstance(x, torch.Tensor) and x.dtype != torch.bool:
@@ -906,9 +911,10 @@ def _make_bool(record: Any, *names: str) -> None:
 
 
 def _require_bounded(name: str, rewards: Tensor | None, scored: Tensor | bool = True, *, nan: bool = True) -> None:
-    """An infinite reward, or one whose square is, would make the deviation of its group infinite: all advantages 0.
+    """Refuse a reward that is infinite or whose square is. The standard deviation of its group would be infinite, and
+    all advantages would be 0.
 
-    `nan` says whether NaN may stand there, as it does for a reward that is missing.
+    `nan` says whether NaN is allowed, as it is for a missing reward.
     """
     if rewards is None:
         return
@@ -942,7 +948,7 @@ def count_totals(batch: Batch) -> Totals:
 
 
 def whole_pairs(batch: Batch) -> Tensor:
-    """`[N]`: whether both rows of a pair have at least one trained token; the others are out of the loss."""
+    """Whether both rows of each pair have at least one trained token, `[N]`. The loss leaves the other pairs out."""
     trained_B = batch.completion_mask_BT.any(dim=-1)
     chosen_N, rejected_N = batch.pairs
     return trained_B[chosen_N] & trained_B[rejected_N]

@@ -12,7 +12,7 @@ _HEADER = 8
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One message as bytes; DataError for a value that JSON cannot hold.
+    """One message as bytes. Raises DataError for a value that JSON cannot hold.
 
     Tuples become lists, numpy values lists and numbers, dates ISO strings. NaN and lone surrogates survive.
     """
@@ -21,7 +21,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def decode(buffer: bytearray) -> Iterator[Any]:
-    """Take the complete messages out of a buffer of received bytes and leave the rest in it."""
+    """Remove the complete messages from a buffer of received bytes and yield them. The rest stays in the buffer."""
     while len(buffer) >= _HEADER and len(buffer) >= (end := _HEADER + int.from_bytes(buffer[:_HEADER], "big")):
         yield json.loads(bytes(buffer[_HEADER:end]))
         del buffer[:end]
@@ -35,7 +35,7 @@ def _portable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     raise DataError(
-        given=f"a column or a message holds a value of type {type(value).__name__}, which no process can be sent",
+        given=f"a column or a message has a value of type {type(value).__name__}, which cannot be sent to a process",
         allowed="text, numbers, lists, dictionaries, dates and numpy arrays",
         fix="Convert the column, or let the function name the columns that it needs instead of taking **kwargs.",
     )

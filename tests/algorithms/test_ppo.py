@@ -395,5 +395,5 @@ def test_rewards_of_tokens_enter_the_returns_of_reinforce_and_its_relatives():
 def test_an_algorithm_with_one_advantage_per_completion_refuses_rewards_of_tokens(algorithm):
     two = {name: torch.ones(2, 3) for name in ("completion_mask_BT", "values_BT", "token_rewards_BT")}
     experience = Experience.from_rewards(torch.tensor([[1.0, 0.0]]), **two)
-    with pytest.raises(ConfigError, match="rewards of tokens with ppo, reinforce_plus_plus, reinforce and remax"):
+    with pytest.raises(ConfigError, match="token rewards with ppo, reinforce_plus_plus, reinforce and remax"):
         algorithm.advantages(experience)

@@ -23,7 +23,7 @@ def test_a_given_answer_that_is_too_long_has_nothing_to_do_with_sampling():
 
 
 def test_other_faults_are_mended_in_the_rows():
-    assert "Mend the rows named above; or raise" in refusal("empty prompt")
+    assert "Fix the rows named above; or raise" in refusal("empty prompt")
 
 
 def test_a_share_that_allows_everything_is_not_named():

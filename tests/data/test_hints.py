@@ -24,7 +24,7 @@ def test_labels_in_words_are_named_and_what_sft_would_do_with_them(write, labels
     assert "2 label is neither true nor false (rows.jsonl:1, rows.jsonl:2)" in found
     assert "Write true (desirable) or false into label for kto and the other" in found
     assert f"it holds {labels[0]!r}, {labels[1]!r}." in found
-    assert "sft would imitate all of these answers, the bad ones too" in found
+    assert "sft would imitate all of these answers, including the bad ones" in found
 
 
 def test_pairs_that_are_half_messages_are_said_to_be_unusable_as_pairs(write):

@@ -58,7 +58,7 @@ def test_the_page_says_it_all(write, tokenizer):
         "whole row          7         7         7         7         7",
         "! 1 row repeats an earlier one (sums.jsonl:3)",
         "--- sums.jsonl:1\n<bos>1+1=⟦2<eos>⟧",
-        "⟦…⟧ is what is trained.",
+        "The text in ⟦…⟧ is trained.",
     ):
         assert part in text
 

@@ -95,7 +95,7 @@ def test_a_kill_between_seal_and_file_leaves_the_old_content_valid(tmp_path):
     (tmp_path / "a.json").write_text("1")
     assert read_sealed_json(tmp_path, "a.json") == 1
     (tmp_path / "a.json").write_text("3")
-    with pytest.raises(Damaged, match="not as it was written"):
+    with pytest.raises(Damaged, match="has changed since it was written"):
         read_sealed_json(tmp_path, "a.json")
 
 

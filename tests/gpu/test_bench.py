@@ -219,7 +219,7 @@ def command(monkeypatch):
 def test_a_processor_is_not_put_among_the_results_of_a_card(command, capsys):
     with pytest.raises(SystemExit, match="2"):
         command("rates", "--device", "cpu")
-    assert "figures of a processor are not those of a card" in capsys.readouterr().err
+    assert "figures of a CPU must not replace those of a GPU" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")

@@ -138,7 +138,7 @@ def test_a_name_of_ours_stays_ours_and_a_warning_names_the_package(publish, caps
     assert "warning    the package greedy 2.0 publishes the algorithm 'grpo'" in capsys.readouterr().err
     levels = {f.found: f.level for f in environment._plugins()}
     for name in ("grpo", "exact_match", "sort", "vllm"):
-        assert levels[f"{name} of greedy 2.0 is not used: a name of posttrain's"] == "WARN"
+        assert levels[f"{name} of greedy 2.0 is not used: its name is reserved"] == "WARN"
 
 
 def test_of_two_packages_with_one_name_neither_is_used(publish):

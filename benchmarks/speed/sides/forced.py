@@ -1,5 +1,5 @@
-"""Completion lengths forced on transformers (rows of a padded batch, or requests of its continuous batching) and on
-vLLM inside of a trainer."""
+"""Force completion lengths on transformers (rows of a padded batch, or requests of its continuous batching) and on vLLM
+inside a trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 
 class ForcedLengths(LogitsProcessor):
-    """Row b ends after `lengths_B[b]` tokens, neither earlier nor later."""
+    """A logits processor that ends row b after exactly `lengths_B[b]` tokens."""
 
     def __init__(self, lengths: list[int], eos_id: int) -> None:
         self.lengths_B, self.eos_id, self.columns = torch.tensor(lengths), eos_id, None
@@ -28,7 +28,7 @@ class ForcedLengths(LogitsProcessor):
 
 
 def force_rows(model: Any, gate: Gate, lengths: list[int]) -> None:
-    """Every call of `generate` gets a processor that ends its rows."""
+    """Give every call of `generate` a processor that ends its rows."""
     generate, eos_id = model.generate, model.config.eos_token_id
 
     def forced(*inputs: Any, **more: Any) -> Any:
@@ -39,7 +39,7 @@ def force_rows(model: Any, gate: Gate, lengths: list[int]) -> None:
 
 
 def force_requests(gate: Gate, lengths: list[int]) -> None:
-    """Request n of a batch gets exactly its tokens."""
+    """Give request n of a batch exactly its number of tokens."""
     from transformers.generation.continuous_batching import ContinuousBatchingManager
 
     add_request = ContinuousBatchingManager.add_request
@@ -54,7 +54,7 @@ def force_requests(gate: Gate, lengths: list[int]) -> None:
 
 
 def force_vllm(engine: Any, gate: Gate, lengths: list[int]) -> None:
-    """Every call of `LLM.generate` gets sampling parameters of their own for its rows."""
+    """Give every row in a call of `LLM.generate` its own sampling parameters."""
     generate = engine.generate
 
     def forced(prompts: Any, sampling_params: Any, **more: Any) -> Any:

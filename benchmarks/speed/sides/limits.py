@@ -1,4 +1,4 @@
-"""The machine itself as a side: it takes its turns between the training passes that are compared with it."""
+"""The machine itself as a side, which takes turns with the training passes that are compared with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.speed.workload import read
 
 
 def matrix_products(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """All matrix products of a training pass and nothing else, at their own shapes; `settings` is `dtype`."""
+    """Compute only the matrix products of a training pass, with their own shapes; `settings` is `dtype`."""
     work = read(folder)
     products = limits.products(work["model"], work["tokens"])
     while True:

@@ -1,7 +1,7 @@
-"""posttrain as a user runs it: `posttrain.train` on a config; `settings` are set in it by their dotted names.
+"""posttrain as a user runs it: `posttrain.train` on a config, with `settings` by their dotted names.
 
-The view of a run is told of every finished step, and there the turn is taken. Completion lengths are forced from
-outside: every request is given its own length, and no token ends it before.
+The view of a run is called after every step, and takes the turn there. Completion lengths are forced from outside:
+every request gets its own length, and no token ends it earlier.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from posttrain.types import Completion, Prompt
 
 
 class Turns(TerminalView):
-    """Ends every step at the gate, with the numbers that every side reports."""
+    """A view that ends every step at the gate, with the numbers that every side reports."""
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(sys.stderr)
@@ -48,7 +48,7 @@ class Turns(TerminalView):
 
 
 def trained(config: dict[str, Any], gate: Gate) -> None:
-    """Steps without end; beside each what the plan of the run had said, of which the run folder keeps a copy."""
+    """Train without end. Each report includes the predictions of the run's plan, which is read from the run folder."""
     view, plan = Turns(gate), Path(config["output"]) / "plan.json"
     turn = gate.turn
 
@@ -64,30 +64,30 @@ def trained(config: dict[str, Any], gate: Gate) -> None:
 
 
 def grpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """GRPO steps without end: all prompts of the workload in every step."""
+    """Do GRPO steps without end, each over all prompts of the workload."""
     force_lengths(read(folder)["lengths"], gate)
     force_served_lengths(read(folder)["lengths"], gate)
     trained(_config(folder, _grpo(folder) | settings), gate)
 
 
 def grpo_check(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """One GRPO step on given completions: its loss and the norm of its gradient."""
+    """Do one GRPO step on given completions, for its loss and gradient norm."""
     _sample_given(read(folder)["given"])
     pt.train(_config(folder, _grpo(folder) | settings), view=Turns(gate))
 
 
 def dpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """DPO steps without end, each over all pairs of the workload."""
+    """Do DPO steps without end, each over all pairs of the workload."""
     trained(_config(folder, _rows(folder / "pairs.jsonl", "dpo") | settings), gate)
 
 
 def sft(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """SFT steps without end, each over all examples of the workload."""
+    """Do SFT steps without end, each over all examples of the workload."""
     trained(_config(folder, _rows(folder / "examples.jsonl", "sft") | settings), gate)
 
 
 def sampling_alone(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """All completions of a step, with the sampler that a run has."""
+    """Sample all completions of a step, with the sampler of a run."""
     force_lengths(read(folder)["lengths"], gate)
     with _prepared(folder, _grpo(folder) | settings) as run:
         for seed in range(1000):
@@ -98,7 +98,7 @@ def sampling_alone(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
 
 
 def training_pass(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """`train_step` on the experience of one step, taken once: forward, backward and optimizer."""
+    """Do `train_step` repeatedly on the experience of one step: forward, backward and optimizer."""
     for run, experience in trained_experience(folder, settings):
         for step in range(1, 1000):
             train_step(run.trainer, experience, step)
@@ -106,7 +106,7 @@ def training_pass(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
 
 
 def trained_experience(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[Run, Any]]:
-    """A run and what its first step learns from; the run is closed afterwards."""
+    """Yield a run and the experience of its first step. The run is closed afterwards."""
     _sample_given(read(folder)["given"])
     with _prepared(folder, _grpo(folder) | settings) as run:
         run.evaluation = {}
@@ -131,7 +131,7 @@ def _rows(path: Path, algorithm: str) -> dict[str, Any]:
 
 
 def _config(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """A run on the workload in `folder`, with as little beside its steps as can be configured."""
+    """The config of a run on the workload in `folder`, with as little work besides its steps as possible."""
     longest = max(map(max, read(folder)["lengths"]))
     lora = settings.pop("lora", None)
     common = {
@@ -150,7 +150,7 @@ def _config(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections from dotted names.
+    """The config with sections, from settings with dotted names.
 
     >>> nested({"seed": 1, "train.steps": 5, "train.epochs": 2})
     {'seed': 1, 'train': {'steps': 5, 'epochs': 2}}
@@ -164,14 +164,14 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _prepared(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
-    """A run that is set up and has not begun."""
+    """A run that is set up but has not begun."""
     resolved = load_config(_config(folder, settings), {})
     with RunStore.create(Path(str(resolved.config.output)), to_yaml(resolved)) as store, ExitStack() as resources:
         yield set_up(resolved, store, TerminalView(sys.stderr, quiet=True), resources)
 
 
 def force_lengths(lengths: list[list[int]], gate: Gate) -> None:
-    """Completion g of prompt i has `lengths[i][g]` tokens: nothing else ends it."""
+    """Make completion g of prompt i exactly `lengths[i][g]` tokens long."""
     complete = LocalSampler.complete
 
     def forced(self: LocalSampler, requests: Sequence[Request], sampling: Any, *, seed: int) -> Any:
@@ -185,8 +185,8 @@ def force_lengths(lengths: list[list[int]], gate: Gate) -> None:
 
 
 def force_served_lengths(lengths: list[list[int]], gate: Gate) -> None:
-    """The same of a vLLM server. What it does while this side waits for its turn would cost nothing: so a step ends
-    when its weights are proven, and the completions of the next one are asked for when its turn has come."""
+    """Force the lengths on a vLLM server. Its work while this side waits for its turn would not be measured. So a step
+    ends when its weights are proven, and the next completions are requested only when the turn has come."""
     submit, turn, engines, here = VllmEngine.submit, gate.turn, set[VllmEngine](), threading.Event()
     here.set()
 
@@ -209,7 +209,7 @@ def force_served_lengths(lengths: list[list[int]], gate: Gate) -> None:
 
 
 def _sample_given(given: list[list[list[int]]]) -> None:
-    """The sampler gives these completions, with the log-probabilities that it finds for them."""
+    """Make the sampler return these completions, with the log-probabilities that it computes for them."""
 
     def each(
         self: LocalSampler, prompts: Sequence[Prompt], sampling: Any, *, group_size: int, seed: int

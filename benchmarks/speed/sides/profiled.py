@@ -1,4 +1,4 @@
-"""Where the time of a training pass goes: the profiler's operators, sorted into a few kinds."""
+"""The profile of a training pass: the operators of the profiler, sorted into a few kinds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ KINDS = {
     "matrix products of the layers": r"^aten::(mm|addmm|_?linear|matmul)|mkldnn.*linear|^mkldnn::",
     "casts and copies": r"^aten::(_?to$|_to_copy|copy_|clone|contiguous|cat|index|gather|scatter|fill_|zero_)",
 }
-"""In this order, by the names of an operator and of those that called it."""
+"""Kind -> pattern for the names of an operator and of its callers. The first match counts."""
 REST = "norms, activations, other elementwise work"
 
 
 def training_pass(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """One `train_step` per turn, its operators' own seconds by kind."""
+    """Do one `train_step` for each turn, and report the operators' own seconds by kind."""
     for run, experience in trained_experience(folder, settings):
         for step in range(1, 1000):
             with profile(activities=[ProfilerActivity.CPU]) as found:
@@ -38,7 +38,7 @@ def training_pass(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
 
 
 def kind_of(names: Sequence[str]) -> str:
-    """`names` are those of an operator and of its callers, from the inside out.
+    """The kind of an operator. `names` are the names of the operator and of its callers, innermost first.
 
     >>> kind_of(["aten::mm", "MmBackward0"]), kind_of(["aten::mm", "LinearLogprobsBackward"])
     ('matrix products of the layers', 'output head: products, softmax, gradient')

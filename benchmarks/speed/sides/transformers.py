@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 
 def sampling_alone(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """All completions of a step; `settings` are `dtype` and `continuous`."""
+    """Sample all completions of a step; `settings` are `dtype` and `continuous`."""
     lengths = [length for group in read(folder)["lengths"] for length in group]
     dtype = getattr(torch, settings["dtype"])
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=dtype).eval()

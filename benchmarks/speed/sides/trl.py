@@ -1,8 +1,8 @@
-"""TRL's trainers as their documentation sets them up; `settings` go into their configs.
+"""TRL's trainers, set up as in their documentation, with `settings` in their configs.
 
-A callback stands at the end of every optimizer step and takes the turn. Completion lengths are forced from outside: a
-logits processor forbids the end of the sequence before its place and demands it there; continuous batching and vLLM are
-told a maximum per request.
+A callback takes the turn at the end of every optimizer step. Completion lengths are forced from outside: a logits
+processor forbids EOS before its position and forces it there. Continuous batching and vLLM get a maximum length for
+each request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS_PER_DEVICE = 8
 
 
 class Turns(TrainerCallback):
-    """Ends every step at the gate, with the loss and the norm of the gradient that the trainer logs."""
+    """A callback that ends every step at the gate, with the loss and gradient norm that the trainer logs."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -36,7 +36,7 @@ class Turns(TrainerCallback):
 
 
 def grpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """GRPO steps without end: the prompts are those of the workload, in order, in every step."""
+    """Do GRPO steps without end, each over all prompts of the workload in order."""
     from trl import GRPOConfig, GRPOTrainer
 
     work = read(folder)
@@ -48,7 +48,7 @@ def grpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
         "max_completion_length": max(lengths),
         "loss_type": "grpo",
         "shuffle_dataset": False,
-        "router_aux_loss_coef": 0.0,  # of mixtures of experts; ours adds no such term
+        "router_aux_loss_coef": 0.0,  # for mixtures of experts; posttrain adds no such term
     }
     config = GRPOConfig(**_common(len(lengths), defaults | settings))
     namespace: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def grpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
 
 
 def grpo_check(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """One GRPO step on given completions: its loss and the norm of its gradient."""
+    """Do one GRPO step on given completions, for its loss and gradient norm."""
     from trl import GRPOTrainer
 
     given = [ids for group in read(folder)["given"] for ids in group]
@@ -81,7 +81,7 @@ def grpo_check(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
 
 
 def dpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """DPO steps without end, each over all pairs of the workload."""
+    """Do DPO steps without end, each over all pairs of the workload."""
     from trl import DPOConfig, DPOTrainer
 
     rows = _rows(folder / "pairs.jsonl")
@@ -89,7 +89,7 @@ def dpo(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
 
 
 def sft(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """SFT steps without end, each over all examples of the workload."""
+    """Do SFT steps without end, each over all examples of the workload."""
     from trl import SFTConfig, SFTTrainer
 
     rows = _rows(folder / "examples.jsonl")
@@ -117,7 +117,7 @@ def _train(
 
 
 def _common(rows: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """A step over `rows` rows that writes nothing; on the CPU unless the settings say otherwise."""
+    """Settings for steps over `rows` rows that write nothing; on the CPU unless `settings` say otherwise."""
     per_device = settings.setdefault("per_device_train_batch_size", ROWS_PER_DEVICE)
     return {
         "output_dir": tempfile.mkdtemp(prefix="trl-"),
@@ -134,7 +134,7 @@ def _common(rows: int, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _adapters(settings: dict[str, Any]) -> Any:
-    """LoRA as `settings["lora"]` says, which is none of the config's own."""
+    """The LoRA config for `settings["lora"]`, which is removed because TRL's config has no such setting."""
     rank = settings.pop("lora", None)
     if rank is None:
         return None

@@ -1,4 +1,4 @@
-"""Sampling with vLLM on the CPU: one engine in this process, requests of forced length, weights as they are."""
+"""Sampling with vLLM on the CPU: one engine in this process, requests of forced length, constant weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.speed.workload import GROUP_SIZE, read
 
 
 def sampling_alone(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """All completions of a step, prefill included; `settings` is `dtype`."""
+    """Sample all completions of a step, including the prefill; `settings` is `dtype`."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB; the step needs less
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from vllm import LLM, SamplingParams

@@ -1,13 +1,13 @@
 """Faster code for a CPU: compiled kernels, packed weights, and decoders that run as a short list of operations.
 
-Fills the hook of `posttrain.models.acceleration`, whose functions stand here. Nothing but the root knows this package,
-and everything computes the same without it.
+This package implements the functions of the hook `posttrain.models.acceleration`. Only the root module imports it, and
+posttrain computes the same without it.
 
-    choice.py                       which of the following pays on this machine, by measurement
+    choice.py                       measures which of the following pays on this machine
     kernels.py, kernels.cpp         attention, norms, rotations, experts, small products; compiled when first needed
-    segment_attention.py            attention of packed rows in training, by a kernel; and by matrix products, where
-                                    there is no compiler or more than causality
-    plain_decoder.py, group_rows.py decoding of plain decoders, prompts held once per group
+    segment_attention.py            attention of packed rows in training, by a kernel; or by matrix products if there is
+                                    no compiler or the mask is more than causal
+    plain_decoder.py, group_rows.py decoding of plain decoders; each prompt is stored once for its group
     onednn.py                       packed weights
 """
 

@@ -1,11 +1,11 @@
-"""How a model computes on this CPU: chosen by measuring matrix products at its own shapes, in well under a second.
+"""Choose how a model computes on this CPU, by measuring matrix products of its own shapes in well under a second.
 
-The same product takes very different times by the way it is called, and which way is fast differs from processor to
-processor. A faster way is taken only if it is as exact as the config says: in float32, no more than `EXACT` times
-further from the product in float64 than PyTorch's plain float32 is.
+The time of a product depends strongly on how it is called, and the fastest way differs between processors. A faster way
+is used only if it is as exact as the config demands: in float32, its error against the product in float64 may be at
+most `EXACT` times the error of PyTorch's plain float32 product.
 
-Times are processor time of a single thread, and are taken until they repeat: other programs, which a shared machine
-runs beside it, change neither.
+Times are CPU times of a single thread, and measurements repeat until they agree. So other programs on a shared machine
+affect neither.
 
 N rows, K inputs, M outputs of a linear layer.
 """
@@ -38,32 +38,33 @@ from posttrain.models.footprint import COPIED_WEIGHTS
 from posttrain.models.modes import evaluating
 
 FASTER = 1.2
-"""Times by which another way has to be faster than the plain one to be taken."""
+"""Factor by which another way must be faster than the plain one to be used."""
 EXACT = 4.0
-"""Times by which the error of a float32 product may exceed that of the plain one; bfloat16 is off by hundreds."""
+"""Largest allowed ratio of a float32 product's error to the plain product's. For bfloat16 it is in the hundreds."""
 COPY_SHARE = 0.25
-"""Of the memory that is free once the model is loaded, what a packed copy for sampling may take."""
+"""Share of the memory that is free after loading the model that a packed copy for sampling may take."""
 Way = Literal["plain", "onednn", "bfloat16"]
 Product = Callable[[Tensor, Tensor], Tensor]
-"""`a @ b` of two float32 matrices, with whatever has to happen to them on the way."""
+"""A function that computes `a @ b` of two float32 matrices, including any conversion of them."""
 Key = TypeVar("Key", bound=Hashable)
 
 SHAPES = 3
-"""Of the shapes in a model, those that cost most."""
+"""Number of shapes in a model that are measured: the most expensive ones."""
 WIDEST = 1024
-"""Larger matrices are cut to this: the way matters, not the whole product."""
+"""Largest side of a measured matrix. Larger ones are cut, because only the ratio of the ways matters."""
 TRAINED_ROWS, DECODED_ROWS = 256, 16
 LEAST_TURNS, MOST_TURNS = 3, 24
 AGREE = 1.05
-"""A way is measured once its two best times differ by less than this factor."""
+"""Measurements end when the two best times of each way differ by at most this factor."""
 BUSY = 1.5
-"""Seconds per second of processor time from which on the machine is busy with something else."""
+"""Ratio of elapsed time to CPU time above which the machine counts as busy with other programs."""
 COLD_BYTES = 8_000_000
-"""Of different weights that are taken in turn, as a model that decodes does: a single one would stay in the cache."""
+"""Size of the different weights that are used in turn, as in decoding, in bytes. A single weight would stay in the
+cache."""
 
 
 class Shape(NamedTuple):
-    """Of the linear layers of a model."""
+    """A shape of linear layers in a model, and the number of layers with it."""
 
     inputs: int
     outputs: int
@@ -71,7 +72,7 @@ class Shape(NamedTuple):
 
 
 class Decoder(NamedTuple):
-    """What a few rows go through."""
+    """A way to multiply a few rows in decoding."""
 
     dtype: torch.dtype
     packed: bool
@@ -79,16 +80,16 @@ class Decoder(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """How fast each way is, and how exact those are that compute in float32."""
+    """The speed of each way, and the errors of those that compute in float32."""
 
     training: Mapping[Way, float]
-    """Seconds for the three products of forward and backward pass, of layers of all shapes together."""
+    """Time of the three products of forward and backward pass, summed over the layers of all shapes, in seconds."""
     decoding: Mapping[Decoder, float]
-    """Seconds for the product with `DECODED_ROWS` rows."""
+    """Time of the product with `DECODED_ROWS` rows, summed in the same way, in seconds."""
     inexact: Mapping[Literal["onednn", "packed"], float]
-    """Error against float64 (root mean square), in errors of the plain product; the worst of all shapes."""
+    """Root mean square error against float64, divided by the error of the plain product: the worst of all shapes."""
     doubts: str = ""
-    """A few words for the user about the measurement."""
+    """A remark for the user about doubtful measurements; empty if there are no doubts."""
 
 
 def choose(
@@ -98,7 +99,7 @@ def choose(
     *,
     decodes: bool,
 ) -> Compute:
-    """See `Acceleration`: as `saved` if that was chosen on this processor for this precision, else measured."""
+    """See `Acceleration`. Return `saved` if it was chosen on this processor for this precision; otherwise measure."""
     shapes = linear_shapes(model)
     if not shapes or not onednn.available():
         return plain
@@ -115,8 +116,8 @@ def choose(
 
 
 def multiplies_by_kernels(model: nn.Module) -> bool:
-    """Whether compiled kernels, where there are some, multiply by the float32 weights of this model: it is a plain
-    decoder, its adapters can be merged for them, and no layer is too large to be copied."""
+    """Whether compiled kernels, if there are any, would multiply by the float32 weights of this model. That is so if it
+    is a plain decoder, its adapters can be merged, and no layer is too large to be copied."""
     modules = list(model.modules())
     large = any(type(module) is nn.Linear and module.weight.numel() > COPIED_WEIGHTS for module in modules)
     adapters = [module for module in modules if isinstance(module, BaseTunerLayer)]
@@ -127,7 +128,7 @@ def multiplies_by_kernels(model: nn.Module) -> bool:
 
 
 def with_kernels(chosen: Compute) -> Compute:
-    """Decoding by compiled kernels, if there are some; else says why there are none."""
+    """The choice with decoding by compiled kernels. If there are none, its `why` gives the reason."""
     reason = kernels.why_none()
     if not reason:
         return replace(chosen, kernels="compiled", compiler=kernels.made_by())
@@ -135,11 +136,11 @@ def with_kernels(chosen: Compute) -> Compute:
 
 
 def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) -> Compute:
-    """What follows from a measurement on a CPU, for a model of `size` parameters, where `free_bytes` of memory are."""
+    """Choose from a measurement on a CPU, for a model of `size` parameters and `free_bytes` of free memory."""
     training, reasons = measured.training, list[str]()
 
     def gains(what: str, before: float, after: float, inexact: float = 0.0) -> bool:
-        """Is it fast and exact enough? Says so either way."""
+        """Whether a way is fast and exact enough. Adds the result to the reasons in either case."""
         times = before / after
         exact = inexact <= EXACT
         verdict = "" if exact else f", which is not float32: errors are {inexact:.0f} times those of plain products"
@@ -155,7 +156,7 @@ def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) ->
     shared, packed = (measured.decoding[Decoder(dtype, is_packed)] for is_packed in (False, True))
     inexact = measured.inexact["packed"] if dtype == torch.float32 else 0.0
     copy = gains(f"decoding from packed {dtype_name(dtype)} weights", shared, packed, inexact)
-    copy |= dtype == torch.bfloat16  # shared weights are float32: they would be cast again with every few tokens
+    copy |= dtype == torch.bfloat16  # shared weights are float32: every decoding step would cast them again
     if copy and (needed := size * dtype.itemsize) > COPY_SHARE * free_bytes:
         reasons.append(f"but a copy for sampling takes {needed / 2**30:.1f} GiB and {free_bytes / 2**30:.1f} are free")
         copy = False
@@ -180,7 +181,7 @@ def through_onednn(a: Tensor, b: Tensor) -> Tensor:
 
 
 def in_bfloat16(a: Tensor, b: Tensor) -> Tensor:
-    """With the casts of both factors, as autocast makes them."""
+    """The product in bfloat16, including the casts of both factors that autocast makes."""
     return a.bfloat16() @ b.bfloat16()
 
 
@@ -189,7 +190,7 @@ DECODERS = [Decoder(dtype, packed) for dtype in (torch.float32, torch.bfloat16) 
 
 
 def linear_shapes(model: nn.Module) -> list[Shape]:
-    """The `SHAPES` shapes of linear layers that hold the most weights, the most first; none without such layers."""
+    """The `SHAPES` shapes of linear layers with the most weights in total, largest first; empty without such layers."""
     count = Counter((layer.in_features, layer.out_features) for layer in model.modules() if type(layer) is nn.Linear)
     shapes = [Shape(*size, layers) for size, layers in count.items()]
     return sorted(shapes, key=lambda shape: (-shape.inputs * shape.outputs * shape.layers, shape))[:SHAPES]
@@ -198,9 +199,9 @@ def linear_shapes(model: nn.Module) -> list[Shape]:
 def measure_products(
     shapes: Sequence[Shape], products: Mapping[Way, Product] = PRODUCTS, *, compiled: Kernels | None = None
 ) -> Measured:
-    """Time and probe the products of layers of these shapes. The random state of PyTorch is not touched.
+    """Measure time and error of products for layers of these shapes. PyTorch's random state is not changed.
 
-    `compiled`: what multiplies a few rows, if it can, by float32 weights that are not packed and by bfloat16 copies.
+    `compiled`: kernels that multiply a few rows, if they can, by unpacked float32 weights and by bfloat16 copies.
     """
     generator = torch.Generator().manual_seed(0)
     training, decoding = Counter[Way](), Counter[Decoder]()
@@ -229,40 +230,40 @@ def measure_products(
 
 
 def random_weights(shape: Shape, generator: torch.Generator) -> list[Tensor]:
-    """`[M, K]` weights of this shape, as many as are taken in turn."""
+    """Random weights `[M, K]` of this shape, as many as are used in turn."""
     size = (min(shape.outputs, WIDEST), min(shape.inputs, WIDEST))
     turns = max(1, min(shape.layers, COLD_BYTES // (4 * size[0] * size[1])))
     return [torch.randn(size, generator=generator) for _ in range(turns)]
 
 
 def factors_of_training(weight_MK: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-    """Of outputs, of the gradient of inputs and of that of weights."""
+    """The factors of three products: of the outputs, of the inputs' gradient and of the weights' gradient."""
     x_NK = torch.randn(TRAINED_ROWS, weight_MK.shape[1], generator=generator)
     grad_NM = torch.randn(TRAINED_ROWS, weight_MK.shape[0], generator=generator)
     return [(x_NK, weight_MK.T), (grad_NM, weight_MK), (grad_NM.T, x_NK)]
 
 
 def error(product: Product, a: Tensor, b: Tensor) -> float:
-    """Root mean square of the difference from the product in float64."""
+    """Root mean square of the difference between a product and the one in float64."""
     return float((product(a, b).double() - a.double() @ b.double()).square().mean().sqrt())
 
 
 @dataclass(frozen=True)
 class Timed(Generic[Key]):
-    """Seconds of processor time of each task at its best."""
+    """The best CPU time of each task, in seconds."""
 
     seconds: dict[Key, float]
     agree: bool
-    """The two best times of each are about the same."""
+    """Whether the two best times of each task are about the same."""
     busy: bool
-    """The clock went on much faster than the work."""
+    """Whether much more time passed than CPU time was used."""
 
 
 def fastest(tasks: Mapping[Key, Callable[[], object]]) -> Timed[Key]:
-    """Tasks take turns until the two best times of each agree: whatever else the machine does meets all of them."""
+    """Measure tasks in turns until the two best times of each agree. Other load on the machine affects all of them."""
     seconds: dict[Key, list[float]] = {name: [] for name in tasks}
     worked, agree = 0.0, False
-    for task in tasks.values():  # the first time it also chooses kernels and finds memory
+    for task in tasks.values():  # the first call also chooses kernels and allocates memory
         task()
     began = time.perf_counter()
     for turn in range(MOST_TURNS):
@@ -280,7 +281,7 @@ def fastest(tasks: Mapping[Key, Callable[[], object]]) -> Timed[Key]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other count their waiting as work. Afterwards there are as many as before."""
+    """Use one thread inside, because the waiting of several threads for each other counts as CPU time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -304,7 +305,7 @@ def _all(product: Product, factors: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def _decoder(way: Decoder, weights: Sequence[Tensor], x_NK: Tensor, compiled: Kernels | None) -> Callable[[], None]:
-    """What puts a few rows through layers with these weights; casting and packing them is done before."""
+    """A function that multiplies a few rows by each of these weights, which are cast and packed beforehand."""
     x = x_NK.to(way.dtype)
     ready = [weight.to(way.dtype) for weight in weights]
     product: Callable[[Tensor, Tensor], Tensor] = linear

@@ -1,32 +1,32 @@
-"""Attention of rows that share prompts: what a group sees in common is read once for all of its rows.
+"""Attention of rows that share prompts: the prompt of a group is read once for all of its rows.
 
-The queries of the rows of one prompt stand beside each other in a grid, so that their products with its keys and values
-are one matrix product per prompt and head; each row's own keys and values are one product per row and head. Both kinds
-of scores go through one softmax:
+A grid places the queries of the rows of one prompt next to each other. Their products with the prompt's keys and values
+are then one matrix product for each prompt and head. The products with a row's own keys and values are one for each row
+and head. Both kinds of scores go through one softmax:
 
     weights = softmax([ scaling q K_prompt + mask | scaling q K_row + mask ])
     output = weights_prompt V_prompt + weights_row V_row
 
-n rows, P prompts, g places in a group (its largest), H query heads, K key-value heads, H = K G, N = H + 2 K, D width of
-a head, C_p and C_s columns of prompts and of rows.
+n rows, P prompts, g places in a group (the largest group), H query heads, K key-value heads, H = K G, N = H + 2 K, D
+width of a head, C_p and C_s columns of prompts and of rows.
 
-Keys and values of rows whose prompts are shared: each prompt is held once, each row has what came after it.
+Keys and values are stored once for each prompt. A row stores only the tokens after its prompt.
 
-    prompts     [P, K, D, C_p] keys, [P, K, C_p, D] values      a slot per prompt that some row began with
-    rows        [S, K, D, C_s] keys, [S, K, C_s, D] values      a slot per row, column = tokens after the prompt
+    prompts     [P, K, D, C_p] keys, [P, K, C_p, D] values      a slot for each prompt that a row began with
+    rows        [S, K, D, C_s] keys, [S, K, C_s, D] values      a slot for each row, column = tokens after the prompt
 
-Keys lie with their columns together: the product of one query with many keys then reads memory in order, which for
-bfloat16 on a CPU takes less than half the time.
+Columns are contiguous in memory for keys. The product of one query with many keys then reads memory in order, which
+takes less than half the time for bfloat16 on a CPU.
 
 P prompts, S rows, K key-value heads, D width of a head, C columns.
 
-Attention of the new tokens of rows that share prompts, in one of two ways that compute the same.
+Two classes compute the attention of the new tokens of rows, with the same result:
 
-    ByProducts    batched matrix products of PyTorch, on any device (group_attention.py)
+    ByProducts    batched matrix products of PyTorch, on any device
     ByKernel      one call of a compiled kernel for each layer, on a CPU (kernels.py)
 
-Both are made anew when other rows are in flight or other columns are in use. n rows, m with those that fill up, C
-columns of prompts and rows together; H, K, D as in group_attention.py.
+Both are rebuilt when the rows in flight or the columns in use change. n rows, m rows including the padding rows, C
+columns of prompts and rows together.
 """
 
 from __future__ import annotations
@@ -45,24 +45,25 @@ from posttrain.cpu.kernels import LANES, Kernels
 from posttrain.models.footprint import GROUP_COLUMNS, SLOT_GROWTH
 
 Place = tuple[Tensor, Tensor] | tuple[slice, int]
-"""Slots and columns, `[n]` each; or so many first slots and the one column that all of them write, in half the time."""
+"""Slots and columns, `[n]` each; or a range of the first slots and one column that all of them write, which takes half
+the time."""
 
 
 class SlotBlocks:
-    """The keys and the values of every layer, one slot per prompt or per row; slots in use come first."""
+    """The keys and values of every layer, with one slot for each prompt or row. Slots in use come first."""
 
     def __init__(self, num_layers: int) -> None:
         self.num_columns = 0
-        """C, the columns in use."""
+        """C, the number of columns in use."""
         self.capacity = 0
         self.num_slots = 0
         self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
 
     def use(self, num_slots: int, num_columns: int, *, num_held: int) -> bool:
-        """Let there be so many slots and columns, these rounded up; no slot from `num_held` on holds anything.
+        """Provide `num_slots` slots and at least `num_columns` columns. Slots from `num_held` on hold nothing.
 
-        True where what `stored` gave before is no longer what it gives. Memory that is made anew has no more slots than
-        are asked for: late in a batch few rows are left.
+        Returns True if earlier results of `stored` are no longer valid. New memory has no spare slots, because late in
+        a batch few rows are left.
         """
         num_columns = -(-num_columns // GROUP_COLUMNS) * GROUP_COLUMNS
         changed = num_columns != self.num_columns
@@ -80,13 +81,13 @@ class SlotBlocks:
         return changed
 
     def write_prompt(self, layer: int, slot: int, key_TKD: Tensor, value_TKD: Tensor) -> None:
-        """All columns of one slot up to T."""
+        """Write the first T columns of one slot."""
         keys_SKDC, values_SKCD = self.blocks(layer, key_TKD)
         keys_SKDC[slot, :, :, : len(key_TKD)] = key_TKD.permute(1, 2, 0)
         values_SKCD[slot, :, : len(key_TKD)] = value_TKD.transpose(0, 1)
 
     def write_token(self, layer: int, place: Place, key_nKD: Tensor, value_nKD: Tensor) -> None:
-        """One column of each of the given slots."""
+        """Write one column of each of the given slots."""
         keys_SKDC, values_SKCD = self.blocks(layer, key_nKD)
         slots, columns = place
         keys_SKDC[slots, :, :, columns] = key_nKD.to(keys_SKDC.dtype)
@@ -95,28 +96,28 @@ class SlotBlocks:
     def stored(self, layer: int, num_used: int) -> tuple[Tensor, Tensor]:
         """Keys `[S K, D, C]` and values `[S K, C, D]` of the slots in use, without a copy."""
         blocks = self._layers[layer]
-        assert blocks is not None, "something was written before it is read"
+        assert blocks is not None, "a layer must be written before it is read"
         keys_SKDC, values_SKCD = blocks
         keys_sKDC = keys_SKDC[:num_used, :, :, : self.num_columns]
         return keys_sKDC.flatten(0, 1), values_SKCD[:num_used, :, : self.num_columns].flatten(0, 1)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` columns of one slot, in all layers."""
+        """Copy the first `length` columns of one slot to another, in all layers."""
         for keys_SKDC, values_SKCD in filter(None, self._layers):
             keys_SKDC[target, :, :, :length] = keys_SKDC[source, :, :, :length]
             values_SKCD[target, :, :length] = values_SKCD[source, :, :length]
 
     def close_ranks(self, kept: Sequence[int], lengths: Sequence[int]) -> None:
-        """Slot i gets what slot `kept[i]` has; no slot that is still to be moved is overwritten (`engine.py`)."""
+        """Copy slot `kept[i]` to slot i. No slot that is still to be moved is overwritten (`engine.py`)."""
         for place, slot in enumerate(kept):
             if place != slot and lengths[slot]:
                 self.copy(slot, place, lengths[slot])
 
     def blocks(self, layer: int, like_nKD: Tensor) -> tuple[Tensor, Tensor]:
-        """All slots with all columns that there is room for, of which C may be in use.
+        """All slots of a layer with all allocated columns, including those that are not in use.
 
-        Made in the precision in which attention will compute. Zeros: what is masked has weight 0, and 0 times what
-        memory happens to hold may be no number.
+        They are made in the precision of attention, and filled with zeros: masked columns have weight 0, and 0 times
+        uninitialised memory may be NaN.
         """
         blocks = self._layers[layer]
         if blocks is None:
@@ -141,7 +142,7 @@ Stored = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Heads:
-    """H, K and D of a model, and by what scores are multiplied."""
+    """H, K and D of a model, and the factor of its scores."""
 
     query: int
     key: int
@@ -151,23 +152,23 @@ class Heads:
 
 @dataclass(frozen=True)
 class Groups:
-    """Where the queries of n rows stand in the grid `[P, K, g, G]` of their groups, and the way back."""
+    """Indices that move the queries of n rows into the grid `[P, K, g, G]` of their groups, and back."""
 
     num_prompts: int
     places: int
     """g."""
     from_tokens: Tensor
-    """In `[n N]`: the query of every place of the grid, then of every row `[n, K, G]`."""
+    """Indices into `[n N]`: the query of each place of the grid, then of each row `[n, K, G]`."""
     from_rows: Tensor
-    """In `[n H]`: the query of every place of the grid. Places that nobody has repeat that of row 0."""
+    """Indices into `[n H]`: the query of each place of the grid. Empty places repeat the query of row 0."""
     from_grid: Tensor
-    """In the grid: the place of every row's query, `[n, K, G]`."""
+    """Indices into the grid: the place of each row's query, `[n, K, G]`."""
 
     @staticmethod
     def of(
         prompt_n: Sequence[int], num_prompts: int, heads: Heads, device: torch.device, *, num_filled: int = 0
     ) -> Groups:
-        """`prompt_n`: the prompt of every row. Rows beyond them, up to `num_filled`, ask what row 0 asks."""
+        """`prompt_n`: the prompt of each row. The padding rows up to `num_filled` repeat the query of row 0."""
         taken = [0] * num_prompts
         place_n = []
         for prompt in prompt_n:
@@ -201,7 +202,7 @@ class Groups:
 def attend_rows(
     qkv_nND: Tensor, groups: Groups, prompts: Stored, rows: Stored, mask_n1C: Tensor, heads: Heads
 ) -> Tensor:
-    """`[n, H D]`. `mask_n1C` is added to the scores, the columns of prompts before those of rows."""
+    """The attention of new tokens, `[n, H D]`. `mask_n1C` is added to the scores; columns of prompts come first."""
     num_rows, (keys_p, values_p), (keys_s, values_s) = len(qkv_nND), prompts, rows
     in_grid = (groups.num_prompts * heads.key, -1)
     queries = qkv_nND.reshape(-1, heads.width).index_select(0, groups.from_tokens)
@@ -221,7 +222,7 @@ def attend_rows(
 
 
 def attend_prompt(qkv_TND: Tensor, mask_TT: Tensor | None, heads: Heads) -> Tensor:
-    """`[T, H D]` of one prompt; without a mask a token sees itself and those before it."""
+    """The attention within one prompt, `[T, H D]`. Without a mask it is causal."""
     query, key, value = qkv_TND.transpose(0, 1)[None].split([heads.query, heads.key, heads.key], dim=1)
     key, value = (x.repeat_interleave(heads.query // heads.key, dim=1) for x in (key, value))
     output_1HTD = F.scaled_dot_product_attention(
@@ -231,22 +232,22 @@ def attend_prompt(qkv_TND: Tensor, mask_TT: Tensor | None, heads: Heads) -> Tens
 
 
 class RowAttention(Protocol):
-    """Rows in flight, and where they and their prompts are stored."""
+    """The attention of the rows in flight. It knows where they and their prompts are stored."""
 
     needs_causal_mask: bool
-    """Whether a mask has to say that a row sees its prompt and itself and nothing else."""
+    """Whether a mask must restrict a row to its prompt and its own tokens."""
 
     def __call__(self, layer: int, qkv_mND: Tensor, ages_m: Tensor, place: Place, mask_m1C: Tensor | None) -> Tensor:
-        """`[m, H D]`: the new tokens of the rows are stored, and attend to what their rows hold.
+        """Store the new tokens of the rows, and return their attention, `[m, H D]`.
 
-        `qkv_mND` are rotated queries, rotated keys and values; `ages_m` the tokens that a row has stored behind its
-        prompt, and `place` the same as a place; the mask is added to scores.
+        `qkv_mND` are rotated queries, rotated keys and values. `ages_m` are the numbers of tokens that each row has
+        stored after its prompt, and `place` is the same as a `Place`. The mask is added to the scores.
         """
         ...
 
 
 class ByProducts:
-    """Implements `RowAttention`."""
+    """Row attention by batched products. Implements `RowAttention`."""
 
     needs_causal_mask = True
 
@@ -268,7 +269,7 @@ class ByProducts:
 
     def __call__(self, layer: int, qkv_mND: Tensor, ages_m: Tensor, place: Place, mask_m1C: Tensor | None) -> Tensor:
         """See `RowAttention`."""
-        assert mask_m1C is not None, "products see every column"
+        assert mask_m1C is not None, "products need a mask, because they see every column"
         self._rows.write_token(layer, place, *key_value(qkv_mND[: self._num_rows], self._heads))
         if layer not in self._stored:
             prompts = self._prompts.stored(layer, self._groups.num_prompts)
@@ -277,7 +278,7 @@ class ByProducts:
 
 
 class ByKernel:
-    """Implements `RowAttention`. Rows that fill up get zeros."""
+    """Row attention by a compiled kernel. Implements `RowAttention`. The output of padding rows is 0."""
 
     needs_causal_mask = False
 
@@ -291,14 +292,14 @@ class ByKernel:
         prompt_n: Sequence[int],
         lengths: Sequence[int],
     ) -> None:
-        """`lengths`: of every prompt."""
+        """`lengths`: the number of tokens of each prompt."""
         self._kernels, self._prompts, self._rows, self._heads = kernels, prompts, rows, heads
         self._num_rows = len(prompt_n)
         self._places = RowPlaces.of(prompt_n, lengths)
 
     @staticmethod
     def knows(heads: Heads) -> bool:
-        """Whether the kernel can compute with heads of this width."""
+        """Whether the kernel supports heads of this width."""
         return heads.width % (2 * LANES) == 0
 
     def __call__(self, layer: int, qkv_mND: Tensor, ages_m: Tensor, place: Place, mask_m1C: Tensor | None) -> Tensor:
@@ -320,6 +321,6 @@ class ByKernel:
 
 
 def key_value(qkv_nND: Tensor, heads: Heads) -> tuple[Tensor, Tensor]:
-    """`[n, K, D]` each."""
+    """The keys and the values in `qkv_nND`, `[n, K, D]` each."""
     _, key_nKD, value_nKD = qkv_nND.split([heads.query, heads.key, heads.key], dim=1)
     return key_nKD, value_nKD

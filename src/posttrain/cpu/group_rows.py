@@ -1,14 +1,14 @@
-"""Rows of a plain decoder: a prompt is computed once and held once, whatever the size of its group.
+"""Rows of a plain decoder: each prompt is computed and stored once, whatever the size of its group.
 
-A row is written where it stands, and moves only when a row before it has left and the last one takes its slot; so do
-prompts, which leave when no row is left that began with them. A prompt whose group still waits for room stays.
+A row stays in its slot. It moves only when a row before it has left and it takes the free slot. The same holds for
+prompts, which leave when no row that began with them is left. A prompt whose group still waits for room stays.
 
-oneDNN compiles a kernel for each shape of a product. Where products go through it, rows are filled up to one of few
-numbers by copies of row 0: they ask what it asks, read what their slots happen to hold, write nothing, and what comes
-of them is dropped.
+oneDNN compiles a kernel for each shape of a product. If products go through it, the rows are padded to one of a few
+numbers with copies of row 0. These repeat the query of row 0, read whatever is in their slots and write nothing, and
+their results are dropped.
 
-n rows in flight, m with those that fill up, P prompts, V vocabulary, L tokens of a forward pass, C columns of prompts
-and rows together.
+n rows in flight, m rows including the padding rows, P prompts, V vocabulary, L tokens of a forward pass, C columns of
+prompts and rows together.
 """
 
 from __future__ import annotations
@@ -37,42 +37,44 @@ from posttrain.cpu.plain_decoder import PlainDecoder
 from posttrain.engines.engine import Arrival, close_ranks
 
 MaskFunction = Callable[..., Tensor]
-"""(batch, head, position of the query, position of the key) -> may it look? As transformers makes masks of."""
+"""A function (batch, head, position of the query, position of the key) -> whether the query sees the key. Transformers
+makes masks from such functions."""
 
 _NOWHERE = 2**40
-"""Position of a column that holds nothing: after every token."""
+"""Position of an empty column, after every token."""
 
 
 @dataclass(frozen=True)
 class _InFlight:
-    """What a pass has to know of the rows, until other rows or columns are in use."""
+    """What a pass needs to know about the rows. It is valid until the rows or the columns in use change."""
 
     attention: RowAttention
     slots_n: Tensor
     starts_m: Tensor
-    """Position of the first token after the prompt."""
+    """Position of the first token after the prompt, for each row."""
     columns: tuple[int, int]
-    """Of prompts, and of rows."""
+    """Numbers of columns of prompts and of rows."""
 
     @cached_property
     def seen_mC(self) -> Tensor:
-        """Position of what every column holds, or will hold."""
+        """Position of the token that each column holds or will hold."""
         columns_p, columns_s = (torch.arange(number, device=self.starts_m.device) for number in self.columns)
         starts_m1 = self.starts_m[:, None]
         return torch.cat([columns_p.where(columns_p < starts_m1, _NOWHERE), starts_m1 + columns_s], dim=1)
 
 
 class GroupRows:
-    """Implements `Rows`. Nothing is kept beyond the rows: new `GroupRows` read the weights as they are then."""
+    """Rows of a plain decoder. Implements `Rows`. It reads the weights when it is made, so make a new one after the
+    weights have changed."""
 
     joins_running = True
 
     def __init__(
         self, model: nn.Module, mask_functions: Sequence[MaskFunction], kernels: Kernels | None = None
     ) -> None:
-        """`mask_functions`: of every layer. Raises NotImplementedError for a model that is no plain decoder.
+        """`mask_functions`: one for each layer. Raises NotImplementedError for a model that is no plain decoder.
 
-        Without `kernels`, and where they do not have what the model needs, operations of PyTorch compute the same.
+        Without `kernels`, or if they lack a function that the model needs, operations of PyTorch compute the same.
         """
         weight = next(model.parameters())
         self.device, self._dtype = weight.device, _autocast_dtype(weight)
@@ -87,11 +89,11 @@ class GroupRows:
         self._lengths_P: list[int] = []
         self._prompt_n: list[int] = []
         self._ages: list[int] = []
-        """Tokens after the prompt that each row has stored."""
+        """Number of tokens after the prompt that each row has stored."""
         self._ages_m = torch.zeros(0, dtype=torch.long, device=self.device)
         self._in_flight: _InFlight | None = None
         self._held: tuple[int, Tensor] | None = None
-        """The prompt whose group waits for room, and the logits `[1, V]` after it."""
+        """Index of the prompt whose group waits for room, and the logits `[1, V]` after this prompt."""
 
     def step(self, ids_B: Tensor, arrivals: Sequence[Arrival]) -> Tensor:
         """See `Rows`. The rest of a group whose prompt is held comes first among the arrivals."""
@@ -114,7 +116,7 @@ class GroupRows:
         return torch.cat([logits_BV[:num_rows], *self._begin(arrivals, places, after_prompts)])
 
     def select(self, kept: Sequence[int]) -> None:
-        """See `Rows`. Only what changes its place is copied, each to the place of one that leaves."""
+        """See `Rows`. Only rows and prompts that move are copied, each to the slot of one that left."""
         self._rows.close_ranks(kept, self._ages)
         self._ages = [self._ages[row] for row in kept]
         self._prompt_n = [self._prompt_n[row] for row in kept]
@@ -133,13 +135,13 @@ class GroupRows:
         self.decoder = PlainDecoder(self._model, self._kernels)
 
     def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
-        """A row that leaves costs one copy at most."""
+        """See `Rows`. Leaving is cheap: each row that leaves costs at most one copy."""
         return num_ended > 0
 
     def _begin(
         self, arrivals: Sequence[Arrival], places: Sequence[int], after_prompts: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Let new rows begin after these prompts; the logits `[count, V]` that each group begins with."""
+        """Start new rows after these prompts, and return the first logits `[count, V]` of each group."""
         new = [place for place, arrival in zip(places, arrivals, strict=True) for _ in range(arrival.count)]
         self._prompt_n += new
         self._ages += [0] * len(new)
@@ -147,7 +149,7 @@ class GroupRows:
         return [logits_1V.expand(arrival.count, -1) for logits_1V, arrival in zip(after_prompts, arrivals, strict=True)]
 
     def _forward(self, ids_B: Tensor, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Logits `[n + P, V]` after the token of each row and after each new prompt."""
+        """Run a pass; return the logits `[n + P, V]` after the new token of each row and after each new prompt."""
         num_rows, held_prompts = len(self._prompt_n), len(self._lengths_P)
         num_filled = self._computed(num_rows)
         positions_m, row_masks = self._see(num_rows)
@@ -180,7 +182,7 @@ class GroupRows:
         return self.decoder.logits(hidden_LE[[*range(num_rows), *(part.stop - 1 for part in parts)]])
 
     def _see(self, num_rows: int) -> tuple[Tensor, dict[MaskFunction, Tensor | None]]:
-        """Positions `[m]` of the new tokens, and the mask `[m, 1, C]` that each function makes for them."""
+        """Positions `[m]` of the new tokens, and the mask `[m, 1, C]` of each mask function for them."""
         if not num_rows:
             return self._ages_m, {}
         if self._in_flight is None:
@@ -192,7 +194,7 @@ class GroupRows:
         return positions_m, masks
 
     def _rows_changed(self) -> None:
-        """Other rows are in flight from the next pass on."""
+        """Discard what depends on the rows in flight, after they have changed."""
         self._ages_m = torch.tensor(self._fill_up(self._ages), dtype=torch.long, device=self.device)
         self._in_flight = None
 
@@ -200,7 +202,7 @@ class GroupRows:
         return filled_up(num_rows) if self._fills_up else num_rows
 
     def _fill_up(self, values: Sequence[int]) -> list[int]:
-        """One for each row that is computed; those that fill up have that of row 0."""
+        """Extend values of the rows to the padding rows, which get the value of row 0."""
         return [*values, *list(values[:1]) * (self._computed(len(values)) - len(values))]
 
     def _gather(self) -> _InFlight:
@@ -214,7 +216,7 @@ class GroupRows:
 
     def _attend_rows(self, layer: int, qkv_mND: Tensor, mask_m1C: Tensor | None) -> Tensor:
         now = self._in_flight
-        assert now is not None, "rows are gathered before a pass"
+        assert now is not None, "rows must be gathered before a pass"
         return now.attention(layer, qkv_mND, self._ages_m, self._place(now), mask_m1C)
 
     def _attention(self, *, num_filled: int) -> RowAttention:
@@ -226,21 +228,21 @@ class GroupRows:
         return ByProducts(*stored, prompt_n=self._prompt_n, **filled)
 
     def _row_mask(self, function: MaskFunction, positions_m: Tensor) -> Tensor | None:
-        """`[m, 1, C]`; None where attention sees no further than it should without one."""
+        """The mask `[m, 1, C]` of the rows; None if attention needs none."""
         now = self._in_flight
-        assert now is not None, "rows are gathered before they are masked"
+        assert now is not None, "rows must be gathered before they are masked"
         if function is causal_mask_function and not now.attention.needs_causal_mask:
             return None
         return _row_mask(function, positions_m[:, None], now.seen_mC).to(self._dtype)
 
     def _place(self, now: _InFlight) -> Place:
-        """Where the new tokens of the rows go: to one column as long as all rows began together."""
+        """The place of the new tokens of the rows: a single column as long as all rows began at the same time."""
         if min(self._ages) == max(self._ages):
             return slice(0, len(self._ages)), self._ages[0]
         return now.slots_n, self._ages_m[: len(self._ages)]
 
     def _make_room(self, fresh_lengths: Sequence[int]) -> None:
-        """Let memory have the slots and columns that this pass needs."""
+        """Allocate the slots and columns that this pass needs."""
         held, rows, changed = len(self._lengths_P), len(self._prompt_n), False
         if lengths := [*self._lengths_P, *fresh_lengths]:
             changed |= self._prompts.use(len(lengths), max(lengths), num_held=held)
@@ -251,7 +253,7 @@ class GroupRows:
 
 
 def filled_up(num_rows: int) -> int:
-    """The number of rows that are computed in place of so many: the next of four numbers from each power of two on.
+    """The padded number of rows: the next of four steps between one power of two and the next.
 
     >>> [filled_up(n) for n in (0, 1, 7, 9, 16, 17, 33, 64)]
     [0, 1, 7, 10, 16, 20, 40, 64]
@@ -261,14 +263,14 @@ def filled_up(num_rows: int) -> int:
 
 
 def _compiles_kernels(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether products go through oneDNN: those with packed weights, and all in half precision on a CPU."""
+    """Whether products go through oneDNN: with packed weights, and in half precision on a CPU."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     packed = any(isinstance(module, PackedLinear) for module in model.modules())
     return packed or (on_cpu and dtype in (torch.bfloat16, torch.float16))
 
 
 def _row_mask(function: MaskFunction, positions_n1: Tensor, seen_nC: Tensor) -> Tensor:
-    """`[n, 1, C]`: 0 where a row may look, -inf elsewhere: whatever a slot holds from before it."""
+    """The mask `[n, 1, C]`: 0 for columns that a row sees, -inf elsewhere, such as for a slot's old content."""
     sees_nC = seen_nC <= positions_n1
     if function is not causal_mask_function:
         first = torch.zeros((), dtype=torch.long, device=seen_nC.device)
@@ -277,7 +279,7 @@ def _row_mask(function: MaskFunction, positions_n1: Tensor, seen_nC: Tensor) -> 
 
 
 def prompt_mask(function: MaskFunction, positions_T: Tensor) -> Tensor | None:
-    """`[T, T]`; None where plain causality is left to the attention function."""
+    """The mask `[T, T]` of a prompt; None if it is plainly causal, which the attention function does itself."""
     if function is causal_mask_function:
         return None
     first = torch.zeros((), dtype=torch.long, device=positions_T.device)
@@ -286,6 +288,6 @@ def prompt_mask(function: MaskFunction, positions_T: Tensor) -> Tensor | None:
 
 
 def _autocast_dtype(weight: Tensor) -> torch.dtype:
-    """The precision of products, and so that in which keys and values are stored."""
+    """The precision of products, in which keys and values are also stored."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

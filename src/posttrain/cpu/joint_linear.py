@@ -1,7 +1,7 @@
-"""Linear layers that read the same input, as one product where that saves more than it costs.
+"""Compute linear layers that read the same input as one product, if that saves more than it costs.
 
 A LoRA adapter is a product, too: `W x + s B A x = (W + s B A) x`, so a layer with adapters is one product of merged
-weights. In float32 the difference is rounding; in half precision a small adapter would be lost in that of W.
+weights. In float32 the difference is rounding. In half precision the rounding of W would swallow a small adapter.
 
 M outputs of all layers together, K inputs.
 """
@@ -26,11 +26,11 @@ from posttrain.models.footprint import COPIED_WEIGHTS
 
 
 def joint_linear(layers: Sequence[nn.Module], kernels: Kernels | None = None) -> Callable[[Tensor], Tensor]:
-    """A function that returns the outputs of the layers side by side, `[..., M]`.
+    """A function that returns the concatenated outputs of the layers, `[..., M]`.
 
-    Weights are put together now, from what the layers hold now: for as long as the function lives, a call of the
-    sampler. Layers that are more than a product (something waits for their call) are called one by one. With `kernels`
-    the product is theirs where they know it: of dense float32 weights, and of bfloat16 ones, packed or not.
+    The weights are joined now. The function keeps these values for its lifetime, which is one call of the sampler.
+    Layers with hooks are called one by one. `kernels` compute the product if they can: for dense float32 weights, and
+    for bfloat16 weights, packed or not.
     """
     if len(layers) > 1 and not _can_be_joined(layers):
         each = [joint_linear([layer], kernels) for layer in layers]
@@ -51,20 +51,20 @@ def joint_linear(layers: Sequence[nn.Module], kernels: Kernels | None = None) ->
 
 
 def merges_adapters(layer: nn.Module) -> bool:
-    """Whether all that the adapters of this layer do is to add a product, in a precision in which none is lost."""
+    """Whether the adapters of this layer only add a product, in a precision that loses nothing when they are merged."""
     if type(layer) is not LoRALinear or layer.fan_in_fan_out or layer.merged or type(layer.base_layer) is not nn.Linear:
         return False
     active = _active_adapters(layer)
     variants = any(name in layer.lora_variant or layer.lora_bias[name] for name in active)
     inside = [layer.base_layer, *(part[name] for part in (layer.lora_A, layer.lora_B) for name in active)]
     exact = {parameter.dtype for module in inside for parameter in module.parameters()}
-    dropouts = [layer.lora_dropout[name] for name in active]  # which do nothing in decoding
+    dropouts = [layer.lora_dropout[name] for name in active]  # they do nothing in decoding
     variants |= any(type(dropout) not in (nn.Identity, nn.Dropout) for dropout in dropouts)
     return not variants and not any(map(is_hooked, inside + dropouts)) and exact in ({torch.float32}, {torch.float64})
 
 
 def _alone(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Without the way through `__call__` where nothing waits there."""
+    """The layer as a function. Without hooks its `forward` is enough, which saves the overhead of `__call__`."""
     return layer if is_hooked(layer) else layer.forward
 
 
@@ -73,12 +73,12 @@ def _without_adapters(layer: nn.Module) -> nn.Module:
 
 
 def _active_adapters(layer: LoRALinear) -> list[str]:
-    """Those of the layer that work now."""
+    """Names of the adapters of a layer that are active now."""
     return [] if layer.disable_adapters else [name for name in layer.active_adapters if name in layer.lora_A]
 
 
 def _weight(layer: nn.Module) -> Tensor:
-    """What the layer multiplies by."""
+    """The weight of a layer, with its adapters merged."""
     weight_MK: Tensor = _without_adapters(layer).weight  # pyright: ignore[reportAssignmentType]
     if merges_adapters(layer):
         for name in _active_adapters(layer):  # pyright: ignore[reportArgumentType]
@@ -99,7 +99,7 @@ def _can_be_joined(layers: Sequence[nn.Module]) -> bool:
 
 
 def _has_kernel(layers: Sequence[nn.Module], kernels: Kernels | None) -> bool:
-    """Of layers that can be joined."""
+    """Whether `kernels` can compute the joint product of layers that can be joined."""
     plain: list[Any] = [_without_adapters(layer) for layer in layers]
     numbers = {tensor.dtype for layer in plain for tensor in (layer.weight, layer.bias) if tensor is not None}
     outputs, dtype = sum(layer.out_features for layer in plain), plain[0].weight.dtype

@@ -1,11 +1,11 @@
-"""The PyTorch formula of each compiled kernel. A kernel is used only where it computes the same as its formula.
+"""Compile the kernels, lay out their arguments, and check each one against its PyTorch formula.
 
-L tokens, n rows, B rows of logits, V vocabulary, E width of the model, I of a gated MLP or expert, X experts, k of them
-per row, H query heads, K key-value heads, N = H + 2 K, D width of a head, C columns of keys and values.
+A kernel is used only if it computes the same as its formula. The C++ code is compiled for this machine's processor when
+it is first needed, and the library is kept for later starts. Kernels read their arguments in special layouts: families
+of segments, places of rows, weights in panels.
 
-C++ compiled for this machine's processor, when it is first needed, and kept for every later start.
-
-How compiled kernels want their arguments laid out: families of segments, places of rows, weights in panels.
+L tokens, n rows, B rows of logits, V vocabulary, E width of the model, I width of a gated MLP or expert, X experts, k
+experts for each row, H query heads, K key-value heads, N = H + 2 K, D width of a head, C columns of keys and values.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from posttrain.cpu.kernels import Kernels
 
 COMPILER = "g++"
-"""Where CXX names no other. Its OpenMP is the one that PyTorch has brought into the process, so they share threads."""
+"""The compiler if CXX names no other. It uses the OpenMP that PyTorch has already loaded, so both share threads."""
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-std=c++17", "-shared", "-fPIC")
 MOST_SECONDS = 120
 
 
 class Unavailable(Exception):
-    """Why there is no library, in one sentence."""
+    """There is no compiled library. The message says why in one sentence."""
 
 
 @dataclass(frozen=True)
 class Compiler:
     command: tuple[str, ...]
     version: str
-    """As it names itself."""
+    """First line of its `--version`."""
 
 
 def find_compiler() -> Compiler:
-    """That of CXX, which may have arguments, or g++. Raises Unavailable."""
+    """Find the compiler named by CXX, which may contain arguments, or else g++. Raises Unavailable."""
     try:
         command = shlex.split(os.environ.get("CXX", "")) or [COMPILER]
     except ValueError as error:
@@ -66,10 +66,11 @@ def find_compiler() -> Compiler:
 
 
 def compiled(source: Path, compiler: Compiler) -> Path:
-    """The shared library of one C++ file, in the cache folder. Takes seconds where there is none yet.
+    """The shared library of a C++ file, in the cache folder. It takes seconds if it has to be compiled.
 
-    Its name says what it depends on: the source, the compiler, the C library and what the processor can do. One that is
-    not as it was written is made anew. Processes may ask at once. Raises Unavailable.
+    Its name contains a hash of everything that it depends on: the source, the compiler, the C library and the features
+    of the processor. A damaged library is compiled again. Several processes may call this at the same time. Raises
+    Unavailable.
     """
     made_of = [*FLAGS, *compiler.command, compiler.version, *platform.libc_ver(), machine()]
     key = hashlib.sha256("\n".join(made_of).encode() + source.read_bytes()).hexdigest()[:16]
@@ -98,7 +99,7 @@ def _compile(source: Path, compiler: Compiler) -> bytes:
 
 
 def _run(command: list[str]) -> str:
-    """What it prints; raises Unavailable where it cannot be run, fails or takes too long."""
+    """Run a command and return its output. Raises Unavailable if it cannot be run, fails or takes too long."""
     name = Path(command[0]).name
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=MOST_SECONDS)
@@ -113,19 +114,20 @@ def _run(command: list[str]) -> str:
 
 
 PANEL = 64
-"""Outputs of a linear layer whose weights are stored together."""
+"""Number of outputs of a linear layer whose weights are stored together."""
 CHUNK_ROWS = 8
-"""Rows of one prompt that are computed together: its keys and values are read once for all of them."""
+"""Number of rows of one prompt that are computed together. They share one read of the prompt's keys and values."""
 
 
 @dataclass(frozen=True)
 class Families:
-    """Segments of packed rows. Those of a family see a prefix of its first one before their own tokens."""
+    """Segments of packed rows, in families. The segments of a family see a prefix of its first segment, and then their
+    own tokens."""
 
     segments: Tensor
-    """`[segments, 3]` start, length and length of the prefix; the first of a family has none."""
+    """Start, length and prefix length of each segment, `[segments, 3]`. The first segment of a family has no prefix."""
     starts: Tensor
-    """`[families + 1]`: where families begin in `segments`."""
+    """Index in `segments` where each family begins, and the end, `[families + 1]`."""
 
     @property
     def number(self) -> int:
@@ -133,26 +135,26 @@ class Families:
 
     @cached_property
     def tokens(self) -> int:
-        """Of all segments, each of them once."""
+        """Number of tokens of all segments together."""
         return int(self.segments[:, 1].sum())
 
 
 @dataclass(frozen=True)
 class RowPlaces:
-    """Where each of n rows is, for as long as the same rows are in flight."""
+    """The places of n rows. They are valid for as long as the same rows are in flight."""
 
     prompts_n: Tensor
-    """The slot of the prompt that a row began with."""
+    """Slot of the prompt that each row began with."""
     lengths_n: Tensor
-    """Tokens of that prompt."""
+    """Number of tokens of that prompt."""
     order_n: Tensor
-    """The rows, those of a prompt beside each other."""
+    """Indices of the rows, sorted by prompt."""
     chunks: Tensor
-    """`[number + 1]`: where in `order_n` chunks begin, of rows of one prompt."""
+    """Index in `order_n` where each chunk of rows of one prompt begins, and the end, `[number + 1]`."""
 
     @staticmethod
     def of(prompt_n: Sequence[int], lengths: Sequence[int]) -> RowPlaces:
-        """`lengths`: of every prompt."""
+        """`lengths`: the number of tokens of each prompt."""
         prompts, lengths_P = np.array(prompt_n, dtype=np.int64), np.array(lengths, dtype=np.int64)
         order = np.argsort(prompts, kind="stable")
         first = np.flatnonzero(np.diff(prompts[order], prepend=-1))
@@ -163,9 +165,9 @@ class RowPlaces:
 
 
 def in_panels(weight_MK: Tensor) -> Tensor:
-    """A copy of a weight as `Kernels.linear` reads it, flat: transposed, `PANEL` outputs after the other.
+    """A flat copy of a weight for `Kernels.linear`: panels of `PANEL` outputs, one after the other, each transposed.
 
-    In bfloat16 two neighbouring inputs stay together.
+    In bfloat16, two neighbouring inputs stay together.
     """
     if weight_MK.dtype == torch.bfloat16:
         pairs_MK = weight_MK.clone() if weight_MK.storage_offset() % 2 else weight_MK
@@ -176,12 +178,12 @@ def in_panels(weight_MK: Tensor) -> Tensor:
 
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Relative to the largest number, from the formula in float32."""
+"""Largest difference from the formula in float32, relative to the largest number."""
 
 
 @torch.no_grad()
 def check(made: Kernels) -> None:
-    """Compare each function with its formula, in both precisions; raises Unavailable where one differs."""
+    """Compare each function with its formula, in both precisions. Raises Unavailable if one differs."""
     generator = torch.Generator().manual_seed(0)
     for dtype in TOLERANCE:
         for name, (actual, expected) in _pairs(made, dtype, generator).items():
@@ -190,7 +192,7 @@ def check(made: Kernels) -> None:
 
 
 def _pairs(made: Kernels, dtype: torch.dtype, generator: torch.Generator) -> dict[str, tuple[Tensor, Tensor]]:
-    """What each function gives, and what its formula gives in float32 of the same numbers."""
+    """Name of each function -> its result, and the result of its formula in float32 for the same numbers."""
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float32).to(dtype)
@@ -222,7 +224,7 @@ def _linear_pair(made: Kernels, x_LE: Tensor, weight_ME: Tensor, bias_M: Tensor)
 
 
 def _choice_pairs(made: Kernels, logits_BV: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Tokens and their log-probabilities, drawn by uniform numbers from near 0 to near 1 and the other way round."""
+    """Tokens and their log-probabilities, sampled with uniform numbers from near 0 to near 1 and in reverse order."""
     num_rows, logprobs_BV = len(logits_BV), (logits_BV.float() / 0.7).log_softmax(dim=-1)
     steps_B = (torch.arange(num_rows, dtype=torch.float64) + 0.5) / num_rows
     ids_B, actual_B = made.choose(logits_BV, torch.stack([steps_B, steps_B.flip(0)], dim=1), 0.7)
@@ -236,7 +238,7 @@ def _choice_pairs(made: Kernels, logits_BV: Tensor) -> dict[str, tuple[Tensor, T
 
 
 def _experts_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """Of nine rows and four experts, one of which nobody chose and one everybody."""
+    """The results for nine rows and four experts. No row chose one of the experts, and every row chose another."""
     x_nE, gate_up_XJE, down_XEI, shares_nk = noise(9, 48), noise(4, 64, 48), noise(4, 48, 32), noise(9, 2)
     chosen_nk = torch.tensor([[2, row % 2] for row in range(9)])
     expected = torch.zeros(9, 48, dtype=torch.float32)
@@ -248,7 +250,7 @@ def _experts_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, 
 
 
 def _attention_pair(made: Kernels, noise: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """Of three rows after two prompts, two query heads of width 32 for each of two key heads."""
+    """The results for three rows after two prompts, with two query heads of width 32 for each of two key heads."""
     prompt_n, lengths, ages, scaling = [1, 0, 1], [19, 5], [0, 17, 3], 0.2
     qkv_nND, mask_nC = noise(3, 8, 32), noise(3, 32 + 32)
     prompts, rows = ((noise(slots, 2, 32, 48), noise(slots, 2, 48, 32)) for slots in (2, 3))
@@ -274,7 +276,8 @@ def _normed(x: Tensor, weight_E: Tensor) -> Tensor:
 
 @torch.enable_grad()
 def _segment_pairs(made: Kernels, noise: Callable[..., Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Of a row of 40 tokens, one of 21 that begins with 17 of those, and one alone; four query heads, two key heads."""
+    """The results for a row of 40 tokens, a row of 21 that begins with 17 of those, and a separate row, with four query
+    heads and two key heads."""
     rows = [[*range(40)], [*range(17), *range(40, 44)], [*range(44, 64)]]
     families = Families(torch.tensor([[0, 40, 0], [40, 4, 17], [44, 20, 0]]), torch.tensor([0, 2, 3]))
     qk_LND = noise(64, 6, 32)

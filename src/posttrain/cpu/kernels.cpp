@@ -1,13 +1,14 @@
-// What a decoder does between its products, on a CPU: in decoding with a few rows, in training with packed tokens.
+// The operations of a decoder between its products, on a CPU: for decoding a few rows and for training packed tokens.
 //
-// A pass over a few rows takes as long as the calls that it makes. Each function here is one call in place of 4 to 17
-// (in training it keeps less and passes over memory less often), and computes in float32 whatever it reads and writes:
-// float32, or bfloat16, which is rounded to once, at the end. The product of a few rows with a weight is here, too: it is
-// up to twice as fast as what PyTorch calls for it.
-// kernels.py compiles this file and checks every function against the formula that it stands for.
+// In a pass over a few rows, the overhead of calls dominates. Each function here is one call that replaces 4 to 17. In
+// training it keeps less and reads memory less often. It reads and writes float32 or bfloat16 and always computes in
+// float32; bfloat16 is rounded once, at the end. The product of a few rows with a weight is here, too: it is up to
+// twice as fast as PyTorch's.
+// kernels.py compiles this file and checks every function against its formula.
 //
-// L tokens, n rows, P prompts, E width of the model, I of a gated MLP, H query heads, K key-value heads, G = H / K
-// queries per key, D width of a head, C columns of keys and values. All tensors are contiguous unless a stride is given.
+// L tokens, n rows, P prompts, E width of the model, I width of a gated MLP, H query heads, K key-value heads,
+// G = H / K queries per key, D width of a head, C columns of keys and values. All tensors are contiguous unless a
+// stride is given.
 
 #include <algorithm>
 #include <cmath>
@@ -16,41 +17,41 @@
 #include <type_traits>
 #include <vector>
 
-// bfloat16 is multiplied in pairs where a processor can. Where it has tiles (AMX), oneDNN's products are for them.
+// bfloat16 is multiplied in pairs if the processor can. On a processor with tiles (AMX), oneDNN's products use those.
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 #define PAIRS
 #include <immintrin.h>
 #endif
 
-// The new tokens of n rows, their keys and values so far, and where each row's are.
+// The new tokens of n rows, the keys and values so far, and their places.
 struct Attention {
     const void* qkv;       // [n, H + 2 K, D], rotated
     const void* keys_p;    // [P, K, D, columns_p] of prompts
     const void* values_p;  // [P, K, columns_p, D]
-    void* keys_s;          // [n, K, D, columns_s] of what came after them; the new tokens are written here
+    void* keys_s;          // [n, K, D, columns_s] of the tokens after them; the new tokens are written here
     void* values_s;        // [n, K, columns_s, D]
-    const void* mask;      // [n, mask_p + mask_s], added to scores; null where a row sees all that it has
+    const void* mask;      // [n, mask_p + mask_s], added to scores; null if a row sees its prompt and all of its tokens
     void* out;             // [n, H, D]
-    const int64_t *prompts, *lengths, *ages;  // [n]: a row's prompt, the length of that, and its own tokens so far
-    const int64_t *order, *chunks;            // rows of one prompt beside each other; [num_chunks + 1] where chunks begin
+    const int64_t *prompts, *lengths, *ages;  // [n]: a row's prompt, its length, and the row's own tokens so far
+    const int64_t *order, *chunks;            // [n]: rows sorted by prompt; [num_chunks + 1]: where chunks begin
     int64_t num_chunks, H, K, D, columns_p, columns_s, mask_p, mask_s;
     float scaling;
     int32_t threads;
 };
 
-// Neighbouring tokens of one row of training; those of a family see the first `prefix` tokens of its first segment, too,
-// all of them the same number.
+// Consecutive tokens of one training row. The segments of a family after the first also see the first `prefix` tokens
+// of its first segment; `prefix` is the same for all of them.
 struct Segment {
     int64_t start, length, prefix;
 };
 
 struct Segments {
-    const void *q, *k, *v;  // [L, H, D], [L, K, D], [L, K, E], rotated; heads lie side by side, tokens a stride apart
-    void* out;              // [L, H, E], of the forward pass alone
+    const void *q, *k, *v;  // [L, H, D], [L, K, D], [L, K, E], rotated; heads are contiguous, tokens a stride apart
+    void* out;              // [L, H, E], forward pass only
     float* logsums;         // [L, H]: log of the sum of exponentials of a query's scores
-    const void* gradient;   // [L, H, E] of out; this and what follows for the backward pass alone
-    void *dq, *dk, *dv;     // with the strides of q, k and v
-    const Segment* segments;   // those of a family beside each other
+    const void* gradient;   // [L, H, E]: gradient of out, backward pass only
+    void *dq, *dk, *dv;     // with the strides of q, k and v, backward pass only
+    const Segment* segments;   // sorted by family
     const int64_t* families;   // [num_families + 1]: where families begin
     int64_t num_families, H, K, D, E;
     int64_t q_stride, k_stride, v_stride;
@@ -58,13 +59,13 @@ struct Segments {
     int32_t threads;
 };
 
-// n rows, each with C of X gated experts.
+// n rows, each with C of the X gated experts.
 struct Experts {
     const float* x;        // [n, E]
     const void* gate_up;   // [X, 2 I, E]
     const void* down;      // [X, E, I]
-    const int64_t* chosen;  // [n, C]: numbers of experts
-    const float* shares;   // [n, C] of what each of them gives
+    const int64_t* chosen;  // [n, C]: indices of experts
+    const float* shares;   // [n, C]: weight of each expert's output
     float* out;            // [n, E]
     int64_t n, C, X, E, I;
     int32_t threads;
@@ -72,7 +73,7 @@ struct Experts {
 
 namespace {
 
-// --- W numbers at a time, as many as a register of this processor holds ----------------------------------------------
+// --- vectors of W numbers, as many as a register of this processor holds ---------------------------------------------
 
 #if defined(__AVX512F__)
 constexpr int W = 16;
@@ -118,7 +119,7 @@ inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 inline void store(bfloat16* to, Floats x) {
     Bits bits = as<Bits>(x);
     Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;                    // to nearest, ties to even
-    Bits kept = x == x ? rounded : Bits{} + 0x7fc0;                              // what is no number stays none
+    Bits kept = x == x ? rounded : Bits{} + 0x7fc0;                              // NaN stays NaN
     Halves halves = __builtin_convertvector(kept, Halves);
     std::memcpy(to, &halves, sizeof halves);
 }
@@ -156,12 +157,12 @@ inline Floats exponential(Floats x) {
     return x < all(-87.0f) ? Floats{} : y * power;
 }
 
-constexpr int64_t ALONE = 1 << 15;  // numbers up to which one thread is done before others have begun
+constexpr int64_t ALONE = 1 << 15;  // amount of numbers that one thread finishes before other threads have started
 
 // --- products --------------------------------------------------------------------------------------------------------
 
-// out[q][m] (+)= sum over r < R of a[q][r] b[r][m], for Q rows and M = B W columns, which stay in registers. Where a is
-// `Turned`, it lies as a[r][q].
+// out[q][m] (+)= sum over r < R of a[q][r] b[r][m], for Q rows and M = B W columns, which stay in registers. If
+// `Turned`, a is stored as a[r][q].
 template <int Q, int B, bool Turned, class T>
 inline void tile(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, float* out, int64_t ldo, bool add) {
     Floats sums[Q][B] = {};
@@ -180,13 +181,13 @@ inline void tile(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R
 template <int Q, bool Turned, class T>
 void tiles(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, int64_t M, float* out, int64_t ldo, bool add) {
     int64_t m = 0;
-    if (W == 16)  // there are 32 registers then, else 16
+    if (W == 16)  // such processors have 32 registers, others 16
         for (; m + 4 * W <= M; m += 4 * W) tile<Q, 4, Turned>(a, lda, b + m, ldb, R, out + m, ldo, add);
     for (; m + 2 * W <= M; m += 2 * W) tile<Q, 2, Turned>(a, lda, b + m, ldb, R, out + m, ldo, add);
     for (; m < M; m += W) tile<Q, 1, Turned>(a, lda, b + m, ldb, R, out + m, ldo, add);
 }
 
-// The product of `num_a` rows of a with R x M numbers of b. Every number is summed in the same order, whatever the tile.
+// The product of `num_a` rows of a with R x M numbers of b. The order of each sum does not depend on the tile.
 template <bool Turned = false, class T>
 void product(int64_t num_a, const float* a, int64_t lda, const T* b, int64_t ldb, int64_t R, int64_t M, float* out,
              int64_t ldo, bool add) {
@@ -198,12 +199,12 @@ void product(int64_t num_a, const float* a, int64_t lda, const T* b, int64_t ldb
     for (; q < num_a; q++) tiles<1, Turned>(a + q * next, lda, b, ldb, R, M, out + q * ldo, ldo, add);
 }
 
-constexpr int64_t ROWS = 12;   // of x, and
-constexpr int64_t PANEL = 64;  // columns of the weight that a thread takes at a time
-constexpr int64_t PART = 256;  // of a sum: rounding grows with the length of what is added up in one go
+constexpr int64_t ROWS = 12;   // number of rows of x that a thread takes at a time
+constexpr int64_t PANEL = 64;  // number of columns of the weight that a thread takes at a time
+constexpr int64_t PART = 256;  // terms of a partial sum: rounding errors grow with the number of terms
 
-// x [N, K] times a weight [K, M], of which PANEL columns after the other are stored by themselves, the last ones with
-// what is left. M is a multiple of W.
+// x [N, K] times a weight [K, M], which is stored in panels of PANEL columns, one after the other. The last panel has
+// the remaining columns. M is a multiple of W.
 void linear(const float* x, const float* weight, const float* bias, float* out, int64_t N, int64_t K, int64_t M,
             int threads) {
     const int64_t blocks = (N + ROWS - 1) / ROWS, panels = (M + PANEL - 1) / PANEL;
@@ -220,7 +221,7 @@ void linear(const float* x, const float* weight, const float* bias, float* out, 
 }
 
 #ifdef PAIRS
-// Q rows of x times B W columns of a panel, both as pairs of neighbours: products are added up in float32 in registers.
+// Q rows of x times B W columns of a panel, both as pairs of neighbours. Sums are in float32, in registers.
 template <int Q, int B>
 inline void tile_of_pairs(const bfloat16* x, int64_t K, const bfloat16* panel, int64_t wide, const bfloat16* bias,
                           bfloat16* out, int64_t M) {
@@ -258,7 +259,7 @@ void panel_of_pairs(const bfloat16* x, int64_t K, const bfloat16* panel, int64_t
     while (m < wide) tile(std::integral_constant<int, 1>());
 }
 
-// The same in bfloat16: a panel has two numbers of an output beside each other, then those of the next. K is even.
+// The same product in bfloat16. A panel holds two neighbouring inputs of each output side by side. K is even.
 void linear(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* out, int64_t N, int64_t K, int64_t M,
             int threads) {
     const int64_t blocks = (N + ROWS - 1) / ROWS, panels = (M + PANEL - 1) / PANEL;
@@ -281,7 +282,7 @@ void linear(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfl
 
 // --- attention of rows -----------------------------------------------------------------------------------------------
 
-// Of `num` scores s: exp(s - max s) in their place, max s and the sum.
+// Replaces `num` scores s by exp(s - max s); returns max s and the sum of the exponentials.
 struct Softmax {
     float highest, sum;
 };
@@ -301,7 +302,7 @@ inline Softmax softmax(float* scores, int64_t num) {
     return {highest[0], sum(total)};
 }
 
-inline int64_t whole(int64_t columns) { return (columns + 15) / 16 * 16; }  // there is room for them in every slot
+inline int64_t whole(int64_t columns) { return (columns + 15) / 16 * 16; }  // every slot has room for them
 
 template <class T>
 void attend_rows(const Attention& given) {
@@ -328,7 +329,7 @@ void attend_rows(const Attention& given) {
             factors.resize(count * G);
             float *q = queries.data(), *s = scores.data(), *o = mixed.data();
 
-            for (int64_t i = 0; i < count; i++) {  // the new tokens are stored
+            for (int64_t i = 0; i < count; i++) {  // store the new tokens
                 const T *token = qkv + rows[i] * (H + 2 * K) * D, *key = token + (H + k) * D;
                 T* column = keys_s + in_slot(i) + given.ages[rows[i]];
                 for (int64_t d = 0; d < D; d++) column[d * S] = key[d];
@@ -363,9 +364,9 @@ void attend_rows(const Attention& given) {
 
 // --- attention of whole rows, for training ----------------------------------------------------------------------------
 
-constexpr int64_t QUERIES = 48;  // of one key head that are computed together: their scores stay in the cache
+constexpr int64_t QUERIES = 48;  // queries of one key head that are computed together: their scores stay in the cache
 
-// What one thread needs for the segments of a family: those that see the keys of the first one before their own.
+// The working memory of one thread for a family of segments, which see keys of the first segment before their own.
 struct Scratch {
     std::vector<float> numbers;
 
@@ -380,9 +381,9 @@ template <class T>
 struct Family {
     const Segments& given;
     const int64_t k;     // the key head
-    const int64_t G, D, E, room;  // columns of keys, a multiple of 16
-    float *keys_DS, *values_SE, *queries, *scores, *mixed;                 // of both passes
-    float *keys_SD, *values_ES, *gradients, *slopes, *dkeys_SD, *dvalues_SE;  // of the backward pass
+    const int64_t G, D, E, room;  // room: columns of keys, a multiple of 16
+    float *keys_DS, *values_SE, *queries, *scores, *mixed;                 // for both passes
+    float *keys_SD, *values_ES, *gradients, *slopes, *dkeys_SD, *dvalues_SE;  // for the backward pass
 
     static int64_t size(const Segments& given, int64_t room, bool backward) {
         const int64_t G = given.H / given.K, both = given.D + given.E, n = std::max(QUERIES, G);
@@ -408,7 +409,7 @@ struct Family {
         slopes = scratch.take(used, n * room);
     }
 
-    // Keys and values of `num` tokens from `first` on, as columns from `column` on.
+    // Read keys and values of `num` tokens from `first` on into the columns from `column` on.
     void read(int64_t first, int64_t num, int64_t column, bool backward) {
         for (int64_t i = 0; i < num; i++) {
             const T* key = static_cast<const T*>(given.k) + (first + i) * given.k_stride + k * D;
@@ -434,7 +435,7 @@ struct Family {
         }
     }
 
-    // Scaled queries of `num` tokens from `token` on, and their scores with the first `columns` keys.
+    // Compute the scaled queries of `num` tokens from `token` on, and their scores with the first `columns` keys.
     void score(int64_t token, int64_t num, int64_t columns) {
         for (int64_t x = 0; x < num * G; x++) {
             const T* query = static_cast<const T*>(given.q) + (token + x / G) * given.q_stride + (k * G + x % G) * D;
@@ -443,7 +444,7 @@ struct Family {
         product(num * G, queries, D, keys_DS, room, D, whole(columns), scores, room, false);
     }
 
-    // Queries of `num` tokens from `token` on; the first of them sees `seen` columns, each further one another.
+    // Forward pass for `num` tokens from `token` on. The first token sees `seen` columns, each next token one more.
     void forward(int64_t token, int64_t num, int64_t seen) {
         const int64_t columns = seen + num - 1;
         score(token, num, columns);
@@ -463,8 +464,8 @@ struct Family {
         }
     }
 
-    // With p the weights, g the gradient of the output and s the scores: dV = p^T g, ds = p (g V^T - sum of p g V^T),
-    // dQ = ds K, dK = ds^T Q.
+    // Backward pass. With p the weights, g the gradient of the output and s the scores: dV = p^T g,
+    // ds = p (g V^T - sum of p g V^T), dQ = ds K, dK = ds^T Q.
     void backward(int64_t token, int64_t num, int64_t seen) {
         const int64_t columns = seen + num - 1;
         score(token, num, columns);
@@ -486,7 +487,7 @@ struct Family {
                 total += weight;
                 store(score + c, weight);
             }
-            const float share = 1 / sum(total), mean = sum(weighted) * share;  // logsum is as exact as scores are large
+            const float share = 1 / sum(total), mean = sum(weighted) * share;  // large scores make logsum inexact
             for (int64_t c = 0; c < whole(columns); c += W) {
                 Floats weight = load(score + c) * share;
                 store(score + c, weight);
@@ -503,8 +504,8 @@ struct Family {
     }
 };
 
-// Families of segments: the first of each is read from its beginning, the others see a prefix of it before their own
-// tokens. Whatever a family's keys hand back is summed by one thread, in the same order every time.
+// Attention of families of segments. The first segment of a family sees only itself; the others see a prefix of it
+// before their own tokens. One thread sums all gradients of a family's keys, always in the same order.
 template <class T, bool Backward>
 void attend_segments(const Segments& given) {
 #pragma omp parallel num_threads(given.threads)
@@ -526,12 +527,12 @@ void attend_segments(const Segments& given) {
                 }
                 if (Backward) family.write_gradients(s->start, s->length, s->prefix);
             }
-            if (Backward && end - trunk > 1) family.write_gradients(trunk->start, trunk[1].prefix, 0);  // all have added
+            if (Backward && end - trunk > 1) family.write_gradients(trunk->start, trunk[1].prefix, 0);  // complete
         }
     }
 }
 
-// --- what else lies between two products -------------------------------------------------------------------------------
+// --- other operations between two products ---------------------------------------------------------------------------
 
 template <class T>
 void rms_norm(const T* x, const float* weight, T* out, int64_t L, int64_t E, float epsilon, int threads) {
@@ -547,8 +548,8 @@ void rms_norm(const T* x, const float* weight, T* out, int64_t L, int64_t E, flo
     }
 }
 
-// Of each head, in place: low = low cos + high sin, high = high cos' + low sin', where cosines and sines are those of both
-// halves, one after the other.
+// Rotate each head in place: low = low cos + high sin, high = high cos' + low sin'. The cosines and sines of the low
+// half come first, then those of the high half.
 template <class T>
 void rotate(T* x, const T* cosines, const T* sines, int64_t L, int64_t heads, int64_t D, int64_t stride, int threads) {
 #pragma omp parallel for num_threads(threads) if (L * heads * D > ALONE)
@@ -571,7 +572,7 @@ inline Floats silu(Floats x) {
     return x * (x < 0 ? small : all(1)) / (1 + small);
 }
 
-// Gates and what they are multiplied with lie `stride` numbers apart from row to row.
+// `stride` is the distance between rows in both `gate` and `up`.
 template <class T>
 void silu_gate(const T* gate, const T* up, T* out, int64_t L, int64_t I, int64_t stride, int threads) {
 #pragma omp parallel for num_threads(threads) if (L * I > ALONE)
@@ -582,12 +583,12 @@ void silu_gate(const T* gate, const T* up, T* out, int64_t L, int64_t I, int64_t
 
 // --- experts -----------------------------------------------------------------------------------------------------------
 
-// Weights are read as they are stored, one output after the other: they are too many to be copied whenever somebody begins
-// to decode. Every number is W sums, each over every W-th input, that are then added up: in one order, whatever the rows.
+// Weights are read in place, one output after the other: they are too large to be copied for each call of the sampler.
+// Each output is the total of W sums, each over every W-th input. The order of the sums does not depend on the rows.
 
 typedef float Four __attribute__((vector_size(16)));
 
-// The sum of each.
+// The sum of each of the four vectors.
 inline Four sums_of(const Floats (&x)[4]) {
     Four halved[4];
     for (int m = 0; m < 4; m++) {
@@ -602,14 +603,14 @@ inline Four sums_of(const Floats (&x)[4]) {
     return Four{a[0], a[1], b[0], b[1]} + Four{a[2], a[3], b[2], b[3]};
 }
 
-// out[q][m] = sum over r < R of a[q][r] b[m][r], for Q rows anywhere and 4 outputs of a weight.
+// out[q][m] = sum over r < R of a[q][r] b[m][r], for Q rows at any addresses and 4 outputs of a weight.
 template <int Q, class T>
 inline void dots(const float* const* a, const T* b, int64_t R, float* const* out, int64_t m) {
     Floats sums[Q][4] = {};
     for (int64_t r = 0; r < R; r += W) {
         Floats weights[4];
         for (int i = 0; i < 4; i++) weights[i] = load(b + i * R + r);
-        for (int i = 0; i < 4; i++) __builtin_prefetch(b + 4 * (R + r) + i * W);  // of the next 4: they come from far
+        for (int i = 0; i < 4; i++) __builtin_prefetch(b + 4 * (R + r) + i * W);  // the next 4 outputs: they are not in the cache
         for (int q = 0; q < Q; q++) {
             Floats x = load(a[q] + r);
             for (int i = 0; i < 4; i++) sums[q][i] += x * weights[i];
@@ -621,24 +622,24 @@ inline void dots(const float* const* a, const T* b, int64_t R, float* const* out
     }
 }
 
-constexpr int64_t SLICE = 64;       // outputs of an expert that a thread takes at a time, and
-constexpr int64_t BLOCK_ROWS = 48;  // rows that chose it
+constexpr int64_t SLICE = 64;       // number of outputs of an expert that a thread takes at a time
+constexpr int64_t BLOCK_ROWS = 48;  // number of rows that chose this expert that a thread takes at a time
 
 // M outputs of a weight [., R] for `num` rows.
 template <class T>
 void outputs(int64_t num, const float* const* a, const T* b, int64_t R, float* const* out, int64_t M) {
     for (int64_t m = 0; m < M; m += 4) {
         int64_t q = 0;
-        if (W == 16)  // there are 32 registers then, else 16
+        if (W == 16)  // such processors have 32 registers, others 16
             for (; q + 6 <= num; q += 6) dots<6>(a + q, b + m * R, R, out + q, m);
         for (; q + 2 <= num; q += 2) dots<2>(a + q, b + m * R, R, out + q, m);
         for (; q < num; q++) dots<1>(a + q, b + m * R, R, out + q, m);
     }
 }
 
-// The n C choices, those of an expert beside each other; one of an expert that does not exist is left out, and adds 0.
+// The n C choices, sorted by expert. A choice of an expert that does not exist is left out, and adds 0.
 struct Grouped {
-    std::vector<int64_t> choices, begins, experts;  // blocks of at most BLOCK_ROWS begin there, one more where the last ends
+    std::vector<int64_t> choices, begins, experts;  // begins: of blocks of at most BLOCK_ROWS choices, and the end
 
     Grouped(const int64_t* chosen, int64_t num, int64_t X) {
         std::vector<int64_t> ends(X + 1);
@@ -665,7 +666,7 @@ void experts(const Experts& given) {
     const int64_t blocks = grouped.experts.size(), num = grouped.choices.size();
     const int64_t of_gate = (I + SLICE - 1) / SLICE, of_down = (E + SLICE - 1) / SLICE;
     const T *gate_up = static_cast<const T*>(given.gate_up), *down = static_cast<const T*>(given.down);
-    std::vector<Floats> gated_numbers(num * I / W), found_numbers(given.n * C * E / W);  // aligned, as floats are not
+    std::vector<Floats> gated_numbers(num * I / W), found_numbers(given.n * C * E / W);  // aligned, unlike floats
     float *gated = reinterpret_cast<float*>(gated_numbers.data()), *found = reinterpret_cast<float*>(found_numbers.data());
 #pragma omp parallel num_threads(given.threads) if (num * I * E > ALONE)
     {
@@ -709,9 +710,10 @@ void experts(const Experts& given) {
 
 // --- choosing a token --------------------------------------------------------------------------------------------------
 
-constexpr int64_t BLOCK = 256;  // of the vocabulary: the first number selects a block, the second a token of it
+constexpr int64_t BLOCK = 256;  // tokens in a block: the first random number selects a block, the second a token in it
 
-// The first of `num` running sums that exceeds `uniform` times the last one; where none does, the last that adds anything.
+// Index of the first of `num` running sums that exceeds `uniform` times the last one. If none does, the last index that
+// adds anything.
 inline int64_t drawn(const double* running, int64_t num, double uniform) {
     const double total = running[num - 1];
     int64_t above = std::upper_bound(running, running + num, uniform * total) - running;
@@ -758,7 +760,7 @@ void choose(const T* logits, const double* uniforms, int64_t* ids, float* logpro
 
 }  // namespace
 
-// --- what Python calls: pointers to float32, or to bfloat16 where `half` -----------------------------------------------
+// --- functions for Python: pointers to float32, or to bfloat16 if `half` -----------------------------------------------
 
 extern "C" {
 

@@ -1,15 +1,14 @@
-"""Compiled kernels for a CPU (kernels.cpp): what decoding takes 4 to 17 calls of PyTorch for, in one; attention.
+"""Compiled kernels for a CPU (kernels.cpp): attention, and single calls that replace 4 to 17 calls of PyTorch.
 
-A pass over a few rows of a small model takes as long as the calls that it makes, and attention of single queries by
-batched products of PyTorch reaches a tenth of what the processor can do. Where the machine has a C++ compiler
-(`CXX`, or g++), the kernels are compiled once for its processor. Before anything is computed with them,
-each is compared with the formula that it stands for (kernel_formulas.py). Where there is no compiler, or
-POSTTRAIN_KERNELS=torch, the same is computed in operations of PyTorch; which of the two a run began with is saved with
-it (compute.py).
+In a pass over a few rows of a small model, the overhead of calls dominates. Attention of single queries by PyTorch's
+batched products reaches a tenth of the processor's speed. If the machine has a C++ compiler (`CXX`, or g++), the
+kernels are compiled once for its processor. Before they are used, each is compared with its formula
+(kernel_formulas.py). If there is no compiler, or with POSTTRAIN_KERNELS=torch, operations of PyTorch compute the same.
+A run saves which of the two it began with (compute.py).
 
-L tokens, n rows, P prompts, E width of the model, I of a gated MLP or expert, X experts, k of them per row, H query
-heads, K key-value heads, N = H + 2 K, D width of a head, C columns of keys and values. In training, values have a width
-E of their own.
+L tokens, n rows, P prompts, E width of the model, I width of a gated MLP or expert, X experts, k experts for each row,
+H query heads, K key-value heads, N = H + 2 K, D width of a head, C columns of keys and values. In training, E is the
+width of the values.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Kernels:
     """The functions of a compiled library. All tensors are on the CPU, in float32 or bfloat16."""
 
     def __init__(self, library: Path) -> None:
-        """Raises Unavailable for what cannot be loaded."""
+        """Load the library. Raises Unavailable if that fails."""
         try:
             functions = ctypes.CDLL(str(library))
         except OSError as error:
@@ -107,28 +106,29 @@ class Kernels:
         self._choose = _function(functions, "choose", half, *four, size, size, number, threads)
 
     def linear(self, x: Tensor, panels: Tensor, bias_M: Tensor | None, outputs: int) -> Tensor:
-        """`x @ weight.T + bias`, for `x` of any leading shape, with the weight `in_panels`: see `can_multiply`."""
+        """`x @ weight.T + bias`, for `x` of any leading shape and the weight `in_panels`. See `can_multiply`."""
         inputs = x.shape[-1]
         assert self.can_multiply(x.dtype, inputs, outputs), (
-            "numbers to sum, in whole registers, of a kind that is known"
+            "the kernel does not support this precision or this number of inputs or outputs"
         )
-        assert panels.numel() == inputs * outputs, "a weight for each number of a row"
-        assert x.dtype == panels.dtype, "other numbers are not what the kernel reads"
-        assert panels.is_contiguous(), "panels without gaps"
+        assert panels.numel() == inputs * outputs, "the panels must hold a weight for each input and output"
+        assert x.dtype == panels.dtype, "input and weight must have the same precision"
+        assert panels.is_contiguous(), "the panels must be contiguous"
         x, out = x.contiguous(), x.new_empty(*x.shape[:-1], outputs)
         bias = None
         if bias_M is not None:
-            assert (bias_M.dtype, bias_M.shape) == (x.dtype, (outputs,)), "a number for each sum"
-            assert bias_M.is_contiguous(), "numbers without gaps"
+            assert (bias_M.dtype, bias_M.shape) == (x.dtype, (outputs,)), "the bias must have a number for each output"
+            assert bias_M.is_contiguous(), "the bias must be contiguous"
             bias = bias_M.data_ptr()
         pointers = x.data_ptr(), panels.data_ptr(), bias, out.data_ptr()
         self._linear[x.dtype](*pointers, x.numel() // inputs, inputs, outputs, torch.get_num_threads())
         return out
 
     def can_multiply(self, dtype: torch.dtype, inputs: int, outputs: int) -> bool:
-        """Whether `linear` is for weights `[outputs, inputs]` of this kind here.
+        """Whether `linear` supports weights `[outputs, inputs]` of this precision on this processor.
 
-        bfloat16 takes a processor with instructions for pairs of numbers, whose products oneDNN does not take in tiles.
+        bfloat16 needs a processor with instructions for pairs of numbers and without tiles (AMX), for which oneDNN is
+        faster.
         """
         whole = inputs > 0 and not outputs % LANES and not (dtype == torch.bfloat16 and inputs % 2)
         return dtype in self._linear and whole
@@ -144,10 +144,12 @@ class Kernels:
         mask_nC: Tensor | None,
         mask_columns: int,
     ) -> Tensor:
-        """`[n, H D]`: attention of new tokens; their keys and values are first written to their rows, column `ages_n`.
+        """The attention of new tokens, `[n, H D]`. Their keys and values are first written to column `ages_n` of their
+        rows.
 
         `qkv_nND`: rotated queries, rotated keys, values, N = H + 2 K; D is a multiple of 2 `LANES`. The mask is added
-        to scores, `mask_columns` of prompts before those of rows; None where a row sees all of its prompt and itself.
+        to the scores: `mask_columns` columns of prompts, then those of rows. None: a row sees its whole prompt and all
+        of its own tokens.
         """
         num_rows, num_heads, width = qkv_nND.shape
         keys_p, values_p, keys_s, values_s = *prompts, *rows
@@ -176,9 +178,9 @@ class Kernels:
     def attend_segments(
         self, query_LHD: Tensor, key_LKD: Tensor, value_LKE: Tensor, of: Families, scaling: float
     ) -> tuple[Tensor, Tensor]:
-        """`[L, H, E]` causal attention within segments, and `[L, H]` what its backward pass needs.
+        """Causal attention within segments, `[L, H, E]`, and the log-sums `[L, H]` that its backward pass needs.
 
-        Heads of a token lie side by side, every token is in one segment, D and E are multiples of `LANES`.
+        The heads of a token are contiguous, each token is in one segment, D and E are multiples of `LANES`.
         """
         length, num_heads, _ = query_LHD.shape
         out_LHE = query_LHD.new_empty(length, num_heads, value_LKE.shape[-1])
@@ -190,15 +192,15 @@ class Kernels:
     def attend_segments_backward(
         self, gradient_LHE: Tensor, given: Parts, found: Parts, logsums_LH: Tensor, of: Families, scaling: float
     ) -> None:
-        """The gradients of the `given` queries, keys and values are written to `found`, which lies in the same way."""
-        assert all(map(_beside_each_other, found)), "heads lie side by side"
-        assert [x.stride(0) for x in given] == [x.stride(0) for x in found], "the same way"
+        """Write the gradients of the `given` queries, keys and values to `found`, which has the same strides."""
+        assert all(map(_beside_each_other, found)), "the heads of a token must be contiguous"
+        assert [x.stride(0) for x in given] == [x.stride(0) for x in found], "gradients must have the same strides"
         backward = (*given, None, logsums_LH, gradient_LHE.contiguous(), *found)
         self._attend_segments(_HALF[given[0].dtype], True, _segments(backward, of, scaling))
 
     def rms_norm(self, x: Tensor, weight_E: Tensor, epsilon: float) -> Tensor:
         """`x / sqrt(mean(x^2) + epsilon) * weight`; the weight is float32, E a multiple of `LANES`."""
-        assert x.shape[-1] == len(weight_E), "a weight for each number"
+        assert x.shape[-1] == len(weight_E), "the weight must have a number for each number of a row"
         x = x.contiguous()
         out, width = torch.empty_like(x), len(weight_E)
         pointers = x.data_ptr(), weight_E.data_ptr(), out.data_ptr()
@@ -206,22 +208,23 @@ class Kernels:
         return out
 
     def rotate_(self, x_LND: Tensor, cos_L1D: Tensor, sin_L1D: Tensor) -> None:
-        """`x cos + swap(x) sin`, in place, the sign of the swapped halves put into the sine; D as in `attend_rows`.
+        """Compute `x cos + swap(x) sin` in place. The sine includes the sign of the swapped halves; D as in
+        `attend_rows`.
 
-        Heads of a token lie side by side; what else there is of a token may lie behind them.
+        The heads of a token are contiguous. Other values of the token may follow them.
         """
         length, heads, width = x_LND.shape
-        assert _beside_each_other(x_LND), "heads lie side by side"
-        assert x_LND.dtype == cos_L1D.dtype == sin_L1D.dtype, "numbers of one kind"
+        assert _beside_each_other(x_LND), "the heads of a token must be contiguous"
+        assert x_LND.dtype == cos_L1D.dtype == sin_L1D.dtype, "all must have the same precision"
         pointers = x_LND.data_ptr(), cos_L1D.data_ptr(), sin_L1D.data_ptr()
         self._rotate(_HALF[x_LND.dtype], *pointers, length, heads, width, x_LND.stride(0), torch.get_num_threads())
 
     def silu_gate(self, gate_up_LI: Tensor) -> Tensor:
-        """`silu(gate) * up` of the two halves of the last dimension, each a multiple of `LANES`."""
+        """`silu(gate) * up` for the two halves of the last dimension, each a multiple of `LANES`."""
         gate_up_LI = gate_up_LI.contiguous()
         gate, up = gate_up_LI.chunk(2, dim=-1)
         width = gate.shape[-1]
-        assert width % LANES == 0, "whole registers of numbers"
+        assert width % LANES == 0, "the width must fill whole registers"
         out = gate.new_empty(gate.shape)
         pointers = gate.data_ptr(), up.data_ptr(), out.data_ptr()
         sizes = out.numel() // width, width, gate_up_LI.shape[-1]
@@ -231,21 +234,21 @@ class Kernels:
     def experts(
         self, x_nE: Tensor, gate_up_XJE: Tensor, down_XEI: Tensor, chosen_nk: Tensor, shares_nk: Tensor
     ) -> Tensor:
-        """`[n, E]`: `down(silu(gate x) * up x)` of each expert that a row chose, added up in the shares it has of them.
+        """The sum of `down(silu(gate x) * up x)` over the experts that a row chose, weighted by their shares, `[n, E]`.
 
-        J = 2 I, gates before ups; E and I are multiples of `LANES`. Choices are int64; one that is no number of an
-        expert adds nothing. Weights are read where they are, for as long as the call lasts.
+        J = 2 I, gates before ups; E and I are multiples of `LANES`. Choices are int64; an invalid expert number adds
+        nothing. Weights are read in place during the call.
         """
         (num_rows, width), (num_experts, _, inner) = x_nE.shape, down_XEI.shape
-        assert width % LANES == inner % LANES == 0, "whole registers of products"
-        assert gate_up_XJE.shape == (num_experts, 2 * inner, width), "a gate and an up for each number between"
-        assert down_XEI.shape == (num_experts, width, inner), "from the numbers between to a whole row"
-        assert gate_up_XJE.is_contiguous(), "one output lies after the other"
-        assert down_XEI.is_contiguous(), "there too"
-        assert gate_up_XJE.dtype == down_XEI.dtype, "one precision"
-        assert chosen_nk.dtype == torch.int64, "what the kernel reads"
-        assert chosen_nk.shape == shares_nk.shape, "a share for each choice"
-        assert len(chosen_nk) == num_rows, "choices of every row"
+        assert width % LANES == inner % LANES == 0, "both widths must fill whole registers"
+        assert gate_up_XJE.shape == (num_experts, 2 * inner, width), "gate_up must have the shape [X, 2 I, E]"
+        assert down_XEI.shape == (num_experts, width, inner), "down must have the shape [X, E, I]"
+        assert gate_up_XJE.is_contiguous(), "gate_up must be contiguous"
+        assert down_XEI.is_contiguous(), "down must be contiguous"
+        assert gate_up_XJE.dtype == down_XEI.dtype, "all weights must have the same precision"
+        assert chosen_nk.dtype == torch.int64, "the kernel reads choices as int64"
+        assert chosen_nk.shape == shares_nk.shape, "each choice must have a share"
+        assert len(chosen_nk) == num_rows, "each row must have choices"
         x, chosen, shares = x_nE.float().contiguous(), chosen_nk.contiguous(), shares_nk.float().contiguous()
         out_nE = torch.empty_like(x)
         pointers = (tensor.data_ptr() for tensor in (x, gate_up_XJE, down_XEI, chosen, shares, out_nE))
@@ -254,10 +257,10 @@ class Kernels:
         return out_nE.to(x_nE.dtype)
 
     def choose(self, logits_BV: Tensor, uniforms_B2: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """A token of every row, drawn from `softmax(logits / temperature)`, and its log-probability, `[B]` each.
+        """A token for each row, sampled from `softmax(logits / temperature)`, and its log-probability, `[B]` each.
 
-        The uniform numbers are float64 and used as in `posttrain.engines.sampling`. Logits that are not numbers give
-        some token, and a log-probability that is not a number either.
+        The uniform numbers are float64 and used as in `posttrain.engines.sampling`. For NaN logits the token is
+        arbitrary and the log-probability is NaN.
         """
         logits_BV, uniforms_B2 = logits_BV.contiguous(), uniforms_B2.contiguous()
         num_rows, num_tokens = logits_BV.shape
@@ -272,9 +275,9 @@ class Kernels:
 
 
 def _segments(tensors: Sequence[Tensor | None], of: Families, scaling: float) -> _Segments:
-    """In the order of the struct: queries, keys and values first."""
+    """The struct for these tensors, which are in its order: queries, keys and values first."""
     parts = query_LHD, _, value_LKE = [x for x in tensors[:3] if x is not None]
-    assert all(map(_beside_each_other, parts)), "heads lie side by side"
+    assert all(map(_beside_each_other, parts)), "the heads of a token must be contiguous"
     pointers = [None if x is None else x.data_ptr() for x in (*tensors, of.segments, of.starts)]
     num_keys, width = value_LKE.shape[1:]
     sizes = of.number, query_LHD.shape[1], num_keys, query_LHD.shape[2], width
@@ -282,7 +285,7 @@ def _segments(tensors: Sequence[Tensor | None], of: Families, scaling: float) ->
 
 
 def _beside_each_other(x_LND: Tensor) -> bool:
-    """Whether the heads of a token are, without a gap."""
+    """Whether the heads of a token are contiguous."""
     return x_LND.stride(2) == 1 and (x_LND.shape[1] == 1 or x_LND.stride(1) == x_LND.shape[2])
 
 
@@ -293,7 +296,7 @@ def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
 
 
 def can_compute(device: torch.device, *dtypes: torch.dtype) -> bool:
-    """Whether kernels are for tensors there and of these kinds."""
+    """Whether the kernels support tensors on this device in these precisions."""
     return device.type == "cpu" and _HALF.keys() >= set(dtypes)
 
 
@@ -302,7 +305,7 @@ _in_training: ContextVar[Kernels | None] = ContextVar("posttrain_training_kernel
 
 @contextmanager
 def training_by(kernels: Kernels | None) -> Iterator[None]:
-    """Passes of training inside, forward and backward, are computed by these where they know how; None: by PyTorch."""
+    """Compute training passes inside, forward and backward, with these kernels as far as they can; None: by PyTorch."""
     token = _in_training.set(kernels)
     try:
         yield
@@ -311,33 +314,33 @@ def training_by(kernels: Kernels | None) -> Iterator[None]:
 
 
 def in_training() -> Kernels | None:
-    """Those of the `training_by` around."""
+    """The kernels of the enclosing `training_by`; None if there are none."""
     return _in_training.get()
 
 
 def chosen(compute: Compute) -> Kernels | None:
-    """None where operations of PyTorch were chosen."""
+    """The kernels; None if operations of PyTorch were chosen."""
     return kernels() if compute.kernels == "compiled" else None
 
 
 def kernels() -> Kernels | None:
-    """Those of this machine, compiled now if they have not been before; None for the reason that `why_none` gives."""
+    """The kernels of this machine, compiled now if necessary. If None, `why_none` gives the reason."""
     return found().kernels
 
 
 def why_none() -> str:
-    """In one sentence; empty where there are kernels."""
+    """The reason why there are no kernels, in one sentence; empty if there are kernels."""
     return found().why_none
 
 
 def made_by() -> str:
-    """The compiler and the source: what these kernels compute may differ in the last bits from what others do."""
+    """The compiler, and a hash of the source. Results of kernels with another value may differ in the last bits."""
     return found().compiler
 
 
 @dataclass(frozen=True)
 class Found:
-    """The kernels of this machine, or why there are none."""
+    """The kernels of this machine, or the reason why there are none."""
 
     kernels: Kernels | None = None
     why_none: str = ""
@@ -346,7 +349,7 @@ class Found:
 
 @cache
 def found() -> Found:
-    """Asked once for the whole process."""
+    """Compile or load the kernels, once in this process."""
     asked = os.environ.get(SWITCH) or "compiled"
     if asked != "compiled":
         allowed = "" if asked in SETTINGS else f", which is none of {', '.join(SETTINGS)}"
@@ -354,7 +357,7 @@ def found() -> Found:
     try:
         compiler = find_compiler()
         made = Kernels(compiled(SOURCE, compiler))
-        # whatever is in force where they are needed
+        # the caller may have set another device, autocast or inference mode
         with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.inference_mode(False):
             check(made)
     except Unavailable as error:

@@ -1,11 +1,12 @@
-"""Matrix products through oneDNN on a CPU, in the two forms in which it is much faster than plain ones.
+"""Matrix products through oneDNN on a CPU, in two forms that are much faster than plain products.
 
-    packed weights    a weight is laid out once as the kernels want it; for weights that many products share (decoding)
-    onednn_products   float32 products of PyTorch go through oneDNN as long as the scope is open (training passes)
+    packed weights    a weight is stored once in the layout of oneDNN's kernels; for weights that many products share
+                      (decoding)
+    onednn_products   float32 products of PyTorch go through oneDNN inside this context manager (training passes)
 
-Measured on 2 cores of a Zen 5 (AVX512, no AMX), float32: plain products reach 200 GFLOP/s, these 350 to 490. What the
-scope allows oneDNN to do is to round the factors to bfloat16, and where a processor has instructions that gain by it,
-it does. Whether it does is probed before it is used (choice.py), never assumed.
+Measured on 2 cores of a Zen 5 (AVX512, no AMX), float32: plain products reach 200 GFLOP/s, these 350 to 490. The
+context manager allows oneDNN to round the factors to bfloat16, which it does on processors whose instructions make that
+faster. choice.py measures whether it does before it is used.
 
 N rows, K inputs, M outputs.
 """
@@ -22,31 +23,31 @@ from torch import Tensor, nn
 from posttrain.errors import ModelError
 
 TYPICAL_ROWS = 64
-"""Rows for which weights are laid out. The layout is right for any number; from 16 on it makes no difference."""
+"""Number of rows for which weights are packed. The layout works for any number; from 16 on it makes no difference."""
 
 KEPT_KERNELS = 256
-"""A kernel is compiled for each shape of a product, and kept in case that shape comes again. Those of decoding do in
-every step, some five for each number of rows, of which a plain decoder has few (group_rows.py); those of
-training passes hardly ever, for other steps have rows of other lengths. By default 1,024 are kept, up to half a
-megabyte each: most of them would be of passes that are over. oneDNN keeps kernels and PyTorch their descriptions; both
-ask the environment once, at the first product."""
+"""Number of compiled kernels that are cached. oneDNN compiles a kernel for each shape of a product. Shapes of decoding
+come again in every step: some five for each number of rows, and a plain decoder uses few numbers of rows
+(group_rows.py). Shapes of training passes hardly ever come again, because other steps have rows of other lengths. The
+default is 1,024 kernels of up to half a megabyte each, most of them for past passes. oneDNN caches kernels and PyTorch
+their descriptions; both read the environment once, at the first product."""
 for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_variable, str(KEPT_KERNELS))
 
 
 def available() -> bool:
-    """PyTorch is built with oneDNN."""
+    """Whether PyTorch is built with oneDNN."""
     return torch.backends.mkldnn.is_available()
 
 
 @torch.no_grad()
 def pack(weight_MK: Tensor) -> Tensor:
-    """The weight in oneDNN's own layout: an opaque tensor of the same shape and dtype, float32 or bfloat16."""
+    """Convert a weight to oneDNN's layout: an opaque tensor of the same shape and dtype, float32 or bfloat16."""
     return torch.ops.mkldnn._reorder_linear_weight(weight_MK.detach().contiguous(), TYPICAL_ROWS)
 
 
 def unpack(packed_MK: Tensor) -> Tensor:
-    """What was packed, bit by bit."""
+    """The dense weight that was packed, bit for bit."""
     return packed_MK.to_dense()
 
 
@@ -64,9 +65,9 @@ def packed_linear(x: Tensor, packed_MK: Tensor, bias_M: Tensor | None) -> Tensor
 
 @contextmanager
 def onednn_products() -> Iterator[None]:
-    """Inside, float32 products on a CPU run through oneDNN; the setting is afterwards what it was before.
+    """Compute float32 products on a CPU through oneDNN inside, and restore the setting afterwards.
 
-    Of the process, not of the thread. Nothing changes for products on a GPU.
+    The setting belongs to the process, not to the thread. It does not affect products on a GPU.
     """
     settings = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before = settings.fp32_precision
@@ -78,10 +79,10 @@ def onednn_products() -> Iterator[None]:
 
 
 class PackedLinear(nn.Module):
-    """Computes what `nn.Linear` does, without gradient, from a weight in oneDNN's layout, float32 or bfloat16.
+    """A replacement for `nn.Linear` without gradient, with a weight in oneDNN's layout, float32 or bfloat16.
 
-    `weight` is a buffer under the name that it has in `nn.Linear`, so the tensors of a model keep their names; it is
-    opaque: `dense` reads it, `load_weight` replaces it.
+    `weight` is a buffer with the same name as in `nn.Linear`, so the tensors of a model keep their names. It is opaque:
+    use `dense` to read it and `load_weight` to replace it.
     """
 
     weight: Tensor
@@ -97,7 +98,7 @@ class PackedLinear(nn.Module):
 
     @torch.no_grad()
     def load_weight(self, weight_MK: Tensor) -> None:
-        """Compute with this weight from now on, cast to the precision of the layer."""
+        """Replace the weight by this one, cast to the precision of the layer."""
         self.weight = pack(weight_MK.to(self.weight.dtype))
 
     def dense(self) -> nn.Linear:
@@ -113,22 +114,22 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Put a `PackedLinear` in place of every `nn.Linear` of a model that only decodes from now on.
+    """Replace every `nn.Linear` by a `PackedLinear` in a model that will only decode from now on.
 
-    Each dense weight is freed once it is packed. A weight that is also an embedding stays there, dense, and is packed
-    for the head beside it. Raises ModelError, with the model as it was, when it does more with the weight of a layer
-    than to multiply by it.
+    Each dense weight is freed once it is packed. A weight that is also an embedding stays dense there, and the head
+    gets a packed copy. If the model uses the weight of a layer for anything other than a product, raises ModelError and
+    restores the model.
     """
     layers = {name: module for name, module in model.named_modules(remove_duplicate=False) if type(module) is nn.Linear}
     packed: dict[int, PackedLinear] = {}
     for name, linear in layers.items():
         if id(linear) not in packed:
             packed[id(linear)] = PackedLinear(linear)
-            del linear.weight  # `layers` keeps the module, which must not keep its weight
+            del linear.weight  # `layers` keeps the module alive, but its weight must be freed
         _put(model, name, packed[id(linear)])
     try:
         _run(model)
-    except Exception as error:  # whatever an architecture does with the weight of a layer
+    except Exception as error:  # an architecture may do anything with the weight of a layer
         for name, linear in layers.items():
             _put(model, name, packed[id(linear)].dense())
         reason = next(iter(str(error).splitlines()), "")

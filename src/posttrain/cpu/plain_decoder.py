@@ -1,31 +1,31 @@
-"""A plain decoder as one short list of tensor operations: what its modules compute, in a third of the calls.
+"""A plain decoder as a short list of tensor operations, which needs a third of the calls of its modules.
 
     x = embed(ids)
     x = x + o(attention(rotate(q(n x)), rotate(k(n x)), v(n x)))        for every layer
     x = x + mlp(n x)
     logits = head(n x)                                                  n: RMSNorm
 
-With a few rows a pass takes as long as the calls that it makes. Here queries, keys and values are one product, and so
-are the two halves of a gated MLP; the norm is one operation in place of six, the rotation of queries and keys three in
-place of fourteen. With compiled kernels (kernels.py) norm, rotation and gate are one call each, and so is every
-product of float32 layers that are not large, LoRA adapters merged, and all experts of a layer. Everything
-else of a model (another kind of MLP, experts with an adapter, a layer with a hook on it) is called as it is.
+With a few rows, the overhead of calls dominates a pass. Here queries, keys and values are one product, and so are the
+two halves of a gated MLP. The norm is one operation instead of six, and the rotation of queries and keys is three
+instead of fourteen. With compiled kernels (kernels.py), norm, rotation and gate are one call each. So is each product
+of float32 layers that are not large, with LoRA adapters merged, and so are all experts of a layer. All other modules of
+a model (another kind of MLP, experts with an adapter, a layer with a hook) are called unchanged.
 
-A model is recognised by the parts that it has and by what it computes, never by its name: decoding_path.py tries it.
-Whoever decodes makes a new `PlainDecoder`, which reads the modules as they are then and keeps nothing for later.
+A model is recognised by its parts and by what it computes, never by its name: decoding_path.py tries it. Make a new
+`PlainDecoder` for each call of the sampler: it reads the modules at that time and keeps nothing for later.
 
 L tokens of a pass, E width of the model, H query heads, K key-value heads, D width of a head.
 
-A block of experts by one kernel, where it is built and computes as most are; its router is called as it is.
+One kernel computes a block of experts of the usual structure. The router is called unchanged.
 
     y = sum over the k experts that the router chose for x of  share * down(silu(gate x) * up x)
 
-The model's own code calls products for each expert that some row chose, which for a few rows takes far longer than
-reading the weights. The kernel groups the rows by expert itself. Whatever differs (another activation, a shared expert,
-biases, an adapter, a hook on the experts, other precisions) has other parts or is called as it is; what is built alike
-and computes something else is found by trying it (`by_formula`).
+The model's own code calls products for each expert that a row chose. For a few rows that takes far longer than reading
+the weights. The kernel itself groups the rows by expert. Other blocks (another activation, a shared expert, biases, an
+adapter, a hook on the experts, other precisions) have other parts or are called unchanged. Blocks with the same parts
+that compute something else are found by a trial (`by_formula`).
 
-n rows, E width of the model, I of an expert, X experts, k of them per row.
+n rows, E width of the model, I width of an expert, X experts, k experts for each row.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from posttrain.models.transformers_private import is_expert_parallel
 
 SILU = (nn.SiLU, SiLUActivation)
 HALF_ROWS = 16
-"""Rows of an expert up to which the kernel is the faster one in bfloat16, whose products processors have instructions
-for; in float32 it always is."""
+"""Number of rows for each expert up to which the kernel is faster in bfloat16, for which processors have special
+instructions. In float32 it is always faster."""
 SLAB = 1024
-"""Rows of a call: it keeps what every expert gives for each of them."""
+"""Largest number of rows in one call. The kernel stores the output of each chosen expert for each of them."""
 _BLOCK = {"gate", "experts"}
 _WEIGHTS = {"gate_up_proj", "down_proj"}
 
 
 def built_as_experts(block: Any) -> bool:
-    """Whether it has the parts: a router, and weights `[X, 2 I, E]` and `[X, E, I]` of experts with SiLU gates."""
+    """Whether a block has a router, and weights `[X, 2 I, E]` and `[X, E, I]` of experts with SiLU gates."""
     if {name for name, _ in block.named_children()} != _BLOCK or any(_own_tensors(block)):
         return False
     experts = block.experts
@@ -71,13 +71,13 @@ def built_as_experts(block: Any) -> bool:
 
 
 def experts_by_kernel(block: Any, kernels: Kernels | None) -> Callable[[Tensor], Tensor] | None:
-    """A function of rows `[n, E]` that reads the weights the experts hold now; None where they have to be called."""
+    """A function of rows `[n, E]` with the current weights of the experts; None if their module must be called."""
     if kernels is None or not built_as_experts(block):
         return None
     experts = block.experts
     if any(map(is_hooked, (block, experts, experts.act_fn))):
         return None
-    gate_up_XJE, down_XEI = experts.gate_up_proj.detach(), experts.down_proj.detach()  # seen by who watches reads
+    gate_up_XJE, down_XEI = experts.gate_up_proj.detach(), experts.down_proj.detach()  # reads that tools can watch
     kinds = {gate_up_XJE.dtype, down_XEI.dtype}
     known = len(kinds) == 1 and can_compute(down_XEI.device, *kinds)
     whole = not down_XEI.shape[1] % LANES and not down_XEI.shape[2] % LANES
@@ -96,7 +96,7 @@ def experts_by_kernel(block: Any, kernels: Kernels | None) -> Callable[[Tensor],
 
 
 def by_formula(block: Any, x_nE: Tensor) -> Tensor:
-    """What a block of these parts is taken to compute: `[n, E]`, in operations of PyTorch, of a few rows."""
+    """The expected output `[n, E]` of a block with these parts for a few rows, computed in operations of PyTorch."""
     _, shares_nk, chosen_nk = block.gate(x_nE)
     out_nE = torch.zeros_like(x_nE)
     for row, experts_k in enumerate(chosen_nk.tolist()):
@@ -112,7 +112,8 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 Function = Callable[[Tensor], Tensor]
 Attend = Callable[[int, Tensor], Tensor]
-"""(layer, `[L, H + 2 K, D]` rotated queries, rotated keys, values) -> `[L, H D]`; it stores keys and values."""
+"""A function (layer, `[L, H + 2 K, D]` rotated queries, rotated keys, values) -> attention `[L, H D]`. It also stores
+the keys and values."""
 
 _BODY = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -132,10 +133,10 @@ class _Layer:
 
 
 class PlainDecoder:
-    """The modules of one model, in the order in which a pass needs them."""
+    """The functions of one model, in the order of a forward pass."""
 
     def __init__(self, model: nn.Module, kernels: Kernels | None = None) -> None:
-        """Raises NotImplementedError, with the reason, for a model that has other parts than these."""
+        """Raises NotImplementedError, with the reason, for a model with other parts."""
         self._kernels = kernels
         lm = base_model(model)
         body: Any = lm.base_model
@@ -146,7 +147,7 @@ class PlainDecoder:
         self._embed: nn.Module = body.embed_tokens
         self._rotary: nn.Module = body.rotary_emb
         self._kept: tuple[Tensor, Tensor] | None = None
-        """Of the rotations of the first positions, their cosines and sines."""
+        """Cosines and sines of the rotations of the first positions."""
         self._window = context_window(lm.config)
         self._layers = [self._layer(layer) for layer in body.layers]
         self._norm = _norm(body.norm, kernels)
@@ -157,9 +158,9 @@ class PlainDecoder:
         return len(self._layers)
 
     def hidden(self, ids_L: Tensor, positions_L: Tensor, attend: Attend, *, below: int = 0) -> Tensor:
-        """`[L, E]`, what the head reads.
+        """The hidden states `[L, E]` that the head reads.
 
-        All positions are `below` that number; then their rotations are kept for further passes. 0: not known.
+        All positions must be less than `below`; their rotations are then kept for further passes. 0: no known bound.
         """
         x_LE = self._embed(ids_L[None])[0]
         rotate = None
@@ -175,7 +176,7 @@ class PlainDecoder:
         return self._norm(x_LE)
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
-        """`[N, V]`."""
+        """The logits `[N, V]` of hidden states."""
         return self._head(hidden_NE)
 
     def _layer(self, layer: Any) -> _Layer:
@@ -199,7 +200,8 @@ class PlainDecoder:
         return torch.cat([q_norm(query), k_norm(key), value], dim=1)
 
     def _rotation(self, x_LE: Tensor, positions_L: Tensor, below: int, dtype: torch.dtype) -> Callable[[Tensor], None]:
-        """Rotates `[L, N, D]` in place: `x cos + swap(x) sin`, the sign of the swapped halves put into the sine."""
+        """A function that rotates `[L, N, D]` in place: `x cos + swap(x) sin`. The sine includes the sign of the
+        swapped halves."""
         if not below:
             cos_L1D, sin_L1D = self._cos_sin(x_LE, positions_L, dtype)
         else:
@@ -219,7 +221,7 @@ class PlainDecoder:
         return rotate
 
     def _cos_sin(self, x_LE: Tensor, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """`[T, 1, D]` each, as the model makes them, the first half of the sine with its sign changed."""
+        """Cosine and sine of the model, `[T, 1, D]` each. The first half of the sine has its sign changed."""
         cos_T1D, sin_T1D = (x[0, :, None].to(dtype) for x in self._rotary(x_LE[None], positions_T[None]))
         if cos_T1D.shape[-1] != self.heads.width:
             raise NotImplementedError("it rotates a part of a head")
@@ -228,7 +230,7 @@ class PlainDecoder:
 
 
 def bypassed(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a plain decoder that it does not call."""
+    """The modules of a model that its `PlainDecoder` does not call."""
     lm = base_model(model)
     body: Any = lm.base_model
     yield from dict.fromkeys([model, lm, body])
@@ -245,9 +247,9 @@ def _heads(attention: Any) -> Heads:
 
 
 def check_parts(model: nn.Module) -> None:
-    """Raises NotImplementedError for a norm or an MLP that computes something else than this module takes it for.
+    """Raise NotImplementedError if a norm or an MLP does not compute what this module assumes.
 
-    Tried on numbers far larger than those of a forward pass, where whatever limits them shows.
+    The trial uses numbers far larger than in a forward pass, which reveal any limits on them.
     """
     body: Any = base_model(model).base_model
     for layer in body.layers:
@@ -284,10 +286,10 @@ def _mlp(mlp: Any, kernels: Kernels | None = None) -> Function:
 
 
 def _norm(norm: Any, kernels: Kernels | None = None) -> Function:
-    """One kernel, or a few operations, unless something waits for the module to be called.
+    """The norm as one kernel or a few operations. A module with hooks is called itself.
 
-    `rms_norm` is one operation on a GPU and ten on the CPU; the few written out here take two thirds of it, and round
-    to half precision once, at the end.
+    `rms_norm` is one operation on a GPU and ten on the CPU. The operations written here take two thirds of its time,
+    and round to half precision once, at the end.
     """
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if epsilon is None:
@@ -297,7 +299,7 @@ def _norm(norm: Any, kernels: Kernels | None = None) -> Function:
     weight_E: Tensor = norm.weight
     if weight_E.device.type != "cpu" or weight_E.dtype not in (torch.float32, torch.bfloat16):
         return lambda x: F.rms_norm(x, weight_E.shape, weight_E, epsilon)
-    weight_E = weight_E.to(torch.float32, copy=True)  # a kernel reads memory, and nobody who watches tensors sees it
+    weight_E = weight_E.to(torch.float32, copy=True)  # tools that watch tensors would not see a kernel read memory
     if kernels is not None and not len(weight_E) % LANES:
         return lambda x: kernels.rms_norm(x, weight_E, epsilon)
     epsilon_1, scale = weight_E.new_full((1,), epsilon), 1 / len(weight_E)
@@ -331,9 +333,9 @@ def _parts(module: nn.Module) -> set[str]:
 def _require_parts(module: nn.Module, names: set[str], what: str) -> None:
     if (found := _parts(module)) != names:
         different = ", ".join(sorted(found ^ names))
-        raise NotImplementedError(f"{what} is not built as that of a plain decoder ({different})")
+        raise NotImplementedError(f"{what} is not built like a plain decoder's ({different})")
 
 
 def _first(output: Any) -> Tensor:
-    """Of a module that may return more than its result."""
+    """The result of a module that may also return other values."""
     return output[0] if isinstance(output, tuple) else output

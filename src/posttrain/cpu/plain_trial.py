@@ -1,7 +1,8 @@
-"""Whether a model that is built like a plain decoder computes as one: tried where a difference would show.
+"""Check that a model that is built like a plain decoder also computes like one, with inputs that reveal differences.
 
-A forward pass over a few tokens does not tell everything. What limits large numbers shows only at large numbers, what
-depends on positions only at late ones and where scores differ; what each layer may see is asked of the model itself.
+A forward pass over a few tokens does not reveal all of them. A limit on large numbers shows only with large numbers.
+An effect of positions shows only at late positions and with scores that differ. The model itself tells which tokens
+each layer may see.
 
 T tokens, E width of the model, V vocabulary.
 """
@@ -29,7 +30,7 @@ from posttrain.models.context import context_window
 _TOKENS = 6
 _LARGE_LOGIT = 100.0
 _SCORES = 2.0
-"""Standard deviation of the scores of attention in a trial."""
+"""Standard deviation of attention scores in a trial."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class GroupDecoder:
     """Implements `posttrain.engines.decoding_path.Decoder` for plain decoders."""
 
     mask_functions: tuple[MaskFunction, ...]
-    """Of every layer."""
+    """One function for each layer."""
 
     def rows(self, model: nn.Module, compute: Compute) -> GroupRows:
         return GroupRows(model, self.mask_functions, kernels.chosen(compute))
@@ -47,14 +48,14 @@ class GroupDecoder:
 
 
 def decoder(model: nn.Module, run_in_slots: Callable[[], object]) -> GroupDecoder:
-    """See `Acceleration`. Raises whatever goes wrong for a model that is no plain decoder."""
+    """See `Acceleration`. Raises an exception of any kind for a model that is no plain decoder."""
     return GroupDecoder(masks_of_plain_decoder(model, run_in_slots))
 
 
 def masks_of_plain_decoder(model: nn.Module, run_in_slots: Callable[[], object]) -> tuple[MaskFunction, ...]:
-    """What the layers of a plain decoder may see; raises whatever goes wrong for a model that is none.
+    """The mask function of each layer of a plain decoder. Raises an exception of any kind for another model.
 
-    `run_in_slots` runs its forward pass as `slots_sdpa`, where every layer is given a `SlotMask`.
+    `run_in_slots` runs its forward pass with the attention `slots_sdpa`, which gives each layer a `SlotMask`.
     """
     decoder = PlainDecoder(model)
     functions = _mask_functions(model, run_in_slots)
@@ -85,7 +86,7 @@ def _mask_functions(model: nn.Module, run_in_slots: Callable[[], object]) -> tup
 
 
 def _check_head(model: nn.Module, decoder: PlainDecoder) -> None:
-    """The model turns hidden states into logits as the decoder does, large logits too."""
+    """Check that model and decoder compute the same logits from hidden states, including large logits."""
     lm: Any = base_model(model)
     width: int = lm.get_input_embeddings().weight.shape[1]
     hidden_TE = torch.randn(_TOKENS, width, generator=torch.Generator().manual_seed(0)).to(lm.device, lm.dtype)
@@ -104,7 +105,7 @@ def _check_head(model: nn.Module, decoder: PlainDecoder) -> None:
 
 
 def _check_layers(model: nn.Module, functions: tuple[MaskFunction, ...]) -> None:
-    """At the end of the context window, and with scores that tell tokens apart, the layers compute the same."""
+    """Check that the layers compute the same at the end of the context window, with clearly different scores."""
     lm = base_model(model)
     window = context_window(lm.config) or _TOKENS
     places_T = torch.arange(_TOKENS, device=lm.device)
@@ -124,11 +125,11 @@ def _check_layers(model: nn.Module, functions: tuple[MaskFunction, ...]) -> None
 
 @contextmanager
 def _loud(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Inside, attention reads noise with scores of `_SCORES`, and what layers add is as large as what it is added to.
+    """Inside, attention reads noise, its scores have the size `_SCORES`, and each layer adds as much as its input has.
 
-    With the small weights of a new model all scores are near 0: attention is a mean of its values, however queries are
-    rotated, and half precision hides what is left. Whatever a MLP does is tried elsewhere; here it gives its input.
-    Gives what the output projections read, layer after layer, call after call.
+    With the small weights of a new model all scores are near 0. Attention is then the mean of its values, however
+    queries are rotated, and half precision hides the rest. An MLP is tested elsewhere; here it returns its input.
+    Yields the list of inputs of the output projections, layer by layer, call by call.
     """
     body: Any = base_model(model).base_model
     attended: list[Tensor] = []
@@ -152,13 +153,13 @@ def _loud(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _scaled(x: Tensor, size: float = 1.0) -> Tensor:
-    """With root mean square `size`; nothing but zeros stay what they are."""
+    """`x` scaled to the root mean square `size`; if `x` is all zeros, unchanged."""
     found = x.float().square().mean().sqrt()
     return x * (size / found).to(x.dtype) if found > 0 else x
 
 
 def _noise(like: Tensor) -> Tensor:
-    """The same for all that have so many numbers."""
+    """Noise in the shape of `like`. Tensors with the same number of elements get the same noise."""
     return torch.randn(like.numel(), generator=torch.Generator().manual_seed(1)).to(like).view_as(like)
 
 
@@ -172,7 +173,7 @@ def _ids(lm: Any) -> Tensor:
 
 
 def _require_same(actual: Tensor, expected: Tensor, otherwise: str) -> None:
-    """Equal but for rounding, relative to the largest value."""
+    """Raise NotImplementedError unless both are equal up to rounding, relative to the largest value."""
     tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(expected.dtype, 5e-2)
     if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
         raise NotImplementedError(otherwise)

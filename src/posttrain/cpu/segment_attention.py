@@ -1,20 +1,21 @@
-"""Attention of packed segments by compiled kernels: on the packed tokens themselves, with no grid and no padding.
+"""Attention of packed segments by compiled kernels, on the packed tokens themselves, without a grid or padding.
 
-A segment is a stretch of one row; those that begin alike see what they have in common within the first of them
-(packing.py). The kernel computes scores a few queries at a time and keeps none of them: the backward pass makes them
-again from queries, keys and the logarithm of each query's sum of exponentials (arXiv:2205.14135, section 3.1). It
-computes in float32 and rounds once where its input is bfloat16.
+A segment is a contiguous part of one row. Segments of rows with a common beginning see that beginning in the first of
+them (packing.py). The kernel computes the scores of a few queries at a time and keeps none of them: the backward pass
+recomputes them from queries, keys and the logarithm of each query's sum of exponentials (arXiv:2205.14135, section
+3.1). It computes in float32, and rounds once if its input is bfloat16.
 
 L packed tokens, H query heads, K key-value heads, D width of queries and keys in a head, E that of values.
 
-Attention of short rows on a CPU by plain matrix products.
+`grid_attention` computes the attention of short rows on a CPU by plain matrix products.
 
-PyTorch's fused kernel for CPUs is made for long rows: its backward pass uses neither the processor's bfloat16 products
-nor oneDNN's float32 ones as they could be, and on rows of a few hundred tokens takes two to four times as long as the
-products themselves. Scores and softmax are float32 or wider here as there.
+PyTorch's fused kernel for CPUs is made for long rows. Its backward pass makes poor use of the processor's bfloat16
+products and of oneDNN's float32 products: for rows of a few hundred tokens it takes two to four times as long as the
+products themselves. Both compute scores and softmax in float32 or wider.
 
 R rows of a grid, H heads, K heads of keys and values, G = H / K, T queries, S keys, D width of queries and keys in a
-head, E that of values: another one where latent attention keeps positions in a part of its keys (arXiv:2405.04434).
+head, E width of values. E differs from D in latent attention, which keeps positions in a part of its keys
+(arXiv:2405.04434).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def grid_attention(
 
 
 def _pays(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Where matrix products are fast: in bfloat16, and in float32 while they go through oneDNN."""
+    """Whether matrix products are fast here: in bfloat16, and in float32 while they go through oneDNN."""
     if query.device.type != "cpu" or key.shape[2] > SHORT_KEYS or not query.dtype == key.dtype == value.dtype:
         return False
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
@@ -60,7 +61,7 @@ def _pays(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def _seen(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, settings: Mapping[str, Any]
 ) -> Tensor | None:
-    """`[T, S]` which keys each query sees; None where that is not all there is to this attention."""
+    """Which keys each query sees, `[T, S]`; None if this attention has other features, too."""
     if settings.get("dropout") or any(settings.get(name) is not None for name in ("softcap", "position_bias", "cache")):
         return None
     if mask is not None:
@@ -74,7 +75,8 @@ def _seen(
 
 
 class _ShortAttention(torch.autograd.Function):
-    """A few rows at a time, so that the scores stay in the caches. Keeps the probabilities for the backward pass."""
+    """Attention of a few rows at a time, so that the scores stay in the caches. Keeps the probabilities for the
+    backward pass."""
 
     @staticmethod
     def forward(ctx: Any, q_RHTD: Tensor, k_RKSD: Tensor, v_RKSE: Tensor, seen_TS: Tensor, scale: float) -> Tensor:
@@ -119,24 +121,25 @@ class _ShortAttention(torch.autograd.Function):
 
 
 def _slabs(scores_RHTS: Tensor) -> Iterator[slice]:
-    """As many rows at a time as have `SLAB_NUMBERS` scores, at least one."""
+    """Split the rows into parts of at most `SLAB_NUMBERS` scores, but at least one row."""
     return chunks_of(len(scores_RHTS), max(1, SLAB_NUMBERS // max(1, scores_RHTS[0].numel())))
 
 
 def _by_head(x_rHTD: Tensor, kv_heads: int) -> Tensor:
-    """`[r, H, T, D]` -> `[b, t, D]`, b = r x K and t = G x T: queries of heads that share keys stand together."""
+    """Reshape `[r, H, T, D]` to `[b, t, D]` with b = r x K and t = G x T: heads that share keys become one matrix."""
     rows, _, _, width = x_rHTD.shape
     return x_rHTD.reshape(rows * kv_heads, -1, width)
 
 
 MOST_KEYS = 4096
-"""Of a row, up to which the kernel was measured: it is faster than PyTorch's fused attention at every length."""
+"""Largest number of keys of a row. The kernel was measured up to it: it is faster than PyTorch's fused attention at
+every length."""
 
 
 def families(segments: Iterable[Segment]) -> Families | None:
-    """The segments for the kernel, those that begin alike together.
+    """The segments in the order of the kernel: those with a common beginning follow each other.
 
-    None where a row is too long for it, or where segments see different lengths of one beginning.
+    None if a row is too long for the kernel, or if segments share different lengths of one beginning.
     """
     ordered = sorted(segments, key=lambda segment: (_trunk(segment), segment.prefix_length > 0, segment.start))
     if max((segment.prefix_length + segment.length for segment in ordered), default=0) > MOST_KEYS:
@@ -152,7 +155,7 @@ def families(segments: Iterable[Segment]) -> Families | None:
 
 
 def row_attention(segments: Sequence[Segment], device: torch.device) -> RowAttention | None:
-    """See `Acceleration`: by the kernels of training, where there are some."""
+    """See `Acceleration`. It uses the kernels of training; None if there are none."""
     kernels, of = in_training(), families(segments)
     return None if kernels is None or of is None else partial(segment_attention, kernels, of)
 
@@ -166,7 +169,7 @@ def segment_attention(
     value_LKE: Tensor,
     settings: Mapping[str, Any],
 ) -> Tensor | None:
-    """`[L, H, E]`, of causal attention within segments; None where there is more to it, or no kernel for it."""
+    """Causal attention within segments, `[L, H, E]`; None if it has other features, or if no kernel supports it."""
     tensors = (query_LHD, key_LKD, value_LKE)
     if not attends_alone(module, settings) or not can_compute(query_LHD.device, query_LHD.dtype):
         return None
@@ -176,7 +179,7 @@ def segment_attention(
         return None
     if query_LHD.shape[2] != key_LKD.shape[2] or key_LKD.shape[1] != value_LKE.shape[1]:
         return None
-    if any(len(x) != of.tokens for x in tensors):  # keys of a cache beside them
+    if any(len(x) != of.tokens for x in tensors):  # there are additional keys from a cache
         return None
     if not keeps_busy(of, key_LKD.shape[1]):
         return None
@@ -185,7 +188,7 @@ def segment_attention(
 
 
 def keeps_busy(of: Families, num_keys: int) -> bool:
-    """A thread takes a key head of a family: with few of them most threads would have nothing to do."""
+    """Whether there is enough work for all threads. A thread takes one key head of a family at a time."""
     return 2 * of.number * num_keys >= torch.get_num_threads()
 
 
@@ -194,7 +197,7 @@ def _trunk(segment: Segment) -> int:
 
 
 class _Attention(torch.autograd.Function):
-    """Keeps queries, keys, values and one number of each query."""
+    """Segment attention with gradient. Keeps queries, keys, values and one number for each query and head."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Ragged rows of ids and numbers into right-padded `[B, T]` tensors. Entry t describes `input_ids_BT[:, t]`."""
+"""Collate rows of ids and numbers into right-padded `[B, T]` tensors. Entry t describes `input_ids_BT[:, t]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posttrain.types import Example, Tokens
 
 
 def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]], pad_id: int) -> tuple[Tokens, Tensor]:
-    """(prompt ids, completion ids) per row -> the tokens and `completion_mask_BT`, True on the completions.
+    """Collate rows of (prompt ids, completion ids) into tokens and `completion_mask_BT`, which is True on completions.
 
     >>> tokens, mask = collate([((5, 6), (7,)), ((5,), ())], pad_id=0)
     >>> tokens.input_ids_BT.tolist(), tokens.lengths_B.tolist(), mask.int().tolist()
@@ -31,7 +31,7 @@ def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]], pad_id: int) ->
 
 
 def collate_examples(examples: Sequence[Example], pad_id: int) -> tuple[Tokens, Tensor]:
-    """The tokens of the examples, and their `completion_mask_BT`."""
+    """Collate examples into tokens and `completion_mask_BT`."""
     lengths_B = torch.tensor([len(example.input_ids) for example in examples], dtype=torch.long)
     longest = int(lengths_B.max()) if len(examples) else 0
     input_ids_BT = torch.full((len(examples), longest), pad_id, dtype=torch.long)
@@ -43,9 +43,9 @@ def collate_examples(examples: Sequence[Example], pad_id: int) -> tuple[Tokens, 
 
 
 def pad_rows(rows: Sequence[Sequence[float]], mask_BT: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """`[B, T]`: the numbers of each row at its True places, in order; 0 elsewhere.
+    """Spread the numbers of each row over its True positions, in order. The result `[B, T]` is 0 elsewhere.
 
-    Raises ValueError when a row has more or fewer numbers than True places: a shifted number would train a wrong model.
+    Raises ValueError if the counts of a row differ: a shifted number would train a wrong model.
     """
     counts = mask_BT.sum(dim=-1).tolist()
     for row, (numbers, count) in enumerate(zip(rows, counts, strict=True)):

@@ -1,4 +1,4 @@
-"""Columns under other names: those that `data.columns` maps, and those that are recognised by how they are called."""
+"""Columns with other names: `data.columns` maps some, and others are recognised by their usual names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WORSE = (
     "negative", "neg", "l",
 )  # fmt: skip
 _NO_ANSWER = ("model", "id", "source", "policy", "name", "type")
-"""Endings after chosen and rejected for columns that hold something about the answer."""
+"""Suffixes of chosen and rejected for columns that describe the answer but do not hold it."""
 
 _ANSWER = re.compile(
     r"output|response|answer|completion|reply|generation|target|conversation|summary|ref", re.IGNORECASE
@@ -50,7 +50,7 @@ _TIES = re.compile(r"\b(tie|tied|both|equal|neither|same|draw|none)\b|tie$", re.
 
 
 def renamed(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """Under our names. A row of another file, which has a column by our name and not by theirs, keeps it.
+    """The values of a row under our column names. A row of another file that already uses our name keeps its column.
 
     >>> renamed({"better": "a", "id": 1}, {"chosen": "better"}), renamed({"chosen": "b"}, {"chosen": "better"})
     ({'chosen': 'a', 'id': 1}, {'chosen': 'b'})
@@ -61,7 +61,7 @@ def renamed(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def require_columns(names: Names, columns: Sequence[str]) -> None:
-    """Raise `DataError` for a column of `data.columns` that the data, with these columns, does not have."""
+    """Raise `DataError` if `data.columns` names a column that is not one of `columns`."""
     for ours, theirs in names.items():
         if theirs not in columns:
             close = difflib.get_close_matches(theirs, columns, n=1, cutoff=0.5)
@@ -73,7 +73,7 @@ def require_columns(names: Names, columns: Sequence[str]) -> None:
 
 
 def other_names(kind: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Our column names -> those in the data, if the data uses other names; empty if that is not certain.
+    """The mapping from our column names to the names in the data; empty if the mapping is not certain.
 
     >>> other_names("pairs", ["query", "response_w", "response_l"], [])
     {'prompt': 'query', 'chosen': 'response_w', 'rejected': 'response_l'}
@@ -95,7 +95,7 @@ def other_names(kind: str, columns: Sequence[str], rows: Iterable[Mapping[str, A
 
 
 def _couples(columns: Sequence[str]) -> list[tuple[str, str]]:
-    """Columns that differ in a word for better and one for worse: response_w and response_l, better and worse."""
+    """Pairs of columns that differ in a word for better or worse: response_w and response_l, better and worse."""
     found: dict[str, dict[str, str]] = {}
     for name in columns:
         for side, words in (("better", _BETTER), ("worse", _WORSE)):
@@ -106,7 +106,7 @@ def _couples(columns: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _stem(name: str, words: Sequence[str]) -> str | None:
-    """What is left of a name without one of the words; None where it has none of them."""
+    """A name without the one of `words` that it contains; None if it contains none of them."""
     for word in words:
         if name == word and len(word) > 1:
             return ""
@@ -126,7 +126,7 @@ def _may_be_answer(name: str, sample: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def two_answers(columns: Iterable[str]) -> tuple[str, str] | None:
-    """Two columns that differ in a last 1 and 2, 0 and 1, or a and b; three of them are choices, not a pair.
+    """Two answer columns that end with 1 and 2, 0 and 1, or a and b. Three such columns are choices, not a pair.
 
     >>> two_answers(["instruction", "output_1", "output_2", "preference"])
     ('output_1', 'output_2')
@@ -141,7 +141,7 @@ def two_answers(columns: Iterable[str]) -> tuple[str, str] | None:
 
 
 def verdict_column(sides: tuple[str, str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """The column that says which of the two is better, in words that leave no doubt about it in any of the rows."""
+    """The column that says which of the two answers is better, if its value is clear in every row; otherwise None."""
     sample = list(rows)
     for name in columns:
         if _VERDICT.search(name) and name not in sides:
@@ -152,7 +152,7 @@ def verdict_column(sides: tuple[str, str], columns: Sequence[str], rows: Iterabl
 
 
 def better_side(verdict: Any, sides: tuple[str, str]) -> int | None:
-    """Which of the two columns a verdict names: by its name, its last letter, or as first and second.
+    """Index (0 or 1) of the column that a verdict names: by its name, its last letter, or as first and second.
 
     >>> [better_side(verdict, ("response_a", "response_b")) for verdict in ("B", "model_a", "response_b", "first", 1)]
     [1, 0, 1, 0, None]
@@ -169,7 +169,8 @@ def better_side(verdict: Any, sides: tuple[str, str]) -> int | None:
 
 
 def is_tie(verdict: Any) -> bool:
-    """
+    """Whether a verdict says that neither answer is better.
+
     >>> [is_tie(verdict) for verdict in ("tie", "winner_tie", "both bad", "A", 0.5)]
     [True, True, True, False, True]
     """

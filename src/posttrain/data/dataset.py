@@ -1,15 +1,14 @@
-"""Given data, tokenised: one interface to examples, pairs, labelled answers, rated answers and labelled steps.
+"""Tokenised datasets: one interface to examples, pairs, labelled answers, rated answers and labelled steps.
 
     dataset = Dataset(records, pad_id=0)     # records of one of the types of RECORD_TYPES
-    len(dataset), dataset.records[3]         # how many there are, and one of them
-    dataset.batch([3, 1])                    # the batch that the loss of an algorithm is given
-    dataset.examples([3, 1])                 # the token sequences of its rows, in their order
-    dataset.sequences                        # those of all records, for a model that scores them beforehand
-    dataset.named_rows(), dataset.describe() # each sequence by what it is; the whole in words
+    len(dataset), dataset.records[3]         # the number of records, and one of them
+    dataset.batch([3, 1])                    # the batch that an algorithm's loss receives
+    dataset.examples([3, 1])                 # the token sequences of the rows of that batch, in order
+    dataset.sequences                        # the token sequences of all records, for a model that scores them first
+    dataset.named_rows(), dataset.describe() # each sequence with its name; the whole dataset in words
 
-One feed serves every kind: it asks `rows_for_step` which records a step takes, and the dataset for their batch. What
-was computed of the records before the run, such as reference log-probabilities, comes in by `add`: functions from a
-batch and the numbers of its records to the batch with more in it.
+One feed serves every kind: `rows_for_step` says which records a step takes, and the dataset makes their batch. `add`
+holds functions that put precomputed values, such as reference log-probabilities, into a batch.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from posttrain.types import Batch, Example, LabelledExample, Pair, RatedExample,
 
 R = TypeVar("R", Example, Pair, LabelledExample, RatedExample, StepExample)
 AddToBatch = Callable[[Batch, Sequence[int]], Batch]
-"""A batch and the numbers of its records -> the batch with more in it."""
+"""A function from a batch and the indices of its records to the batch with more values."""
 
 
 class Scale(NamedTuple):
@@ -44,13 +43,13 @@ AS_IT_IS = Scale()
 
 
 def examples_batch(examples: Sequence[Example], pad_id: int) -> Batch:
-    """Supervised rows."""
+    """Build the batch of supervised rows."""
     tokens, mask_BT = collate_examples(examples, pad_id)
     return Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(examples)), tokens=tokens)
 
 
 def pairs_batch(pairs: Sequence[Pair], pad_id: int) -> Batch:
-    """Chosen rows, then rejected ones; with margins where every row of the data has one."""
+    """Build the batch of pairs: chosen rows, then rejected rows. It has margins if every pair has one."""
     tokens, mask_BT = collate_examples([p.chosen for p in pairs] + [p.rejected for p in pairs], pad_id)
     margins = [pair.margin for pair in pairs if pair.margin is not None]
     known = len(margins) == len(pairs)
@@ -58,20 +57,20 @@ def pairs_batch(pairs: Sequence[Pair], pad_id: int) -> Batch:
 
 
 def labels_batch(rows: Sequence[LabelledExample], pad_id: int) -> Batch:
-    """Answers with the label of each."""
+    """Build the batch of labelled answers."""
     tokens, mask_BT = collate_examples([row.example for row in rows], pad_id)
     return Batch.from_labels(mask_BT, torch.tensor([row.label for row in rows]), tokens=tokens)
 
 
 def ratings_batch(rows: Sequence[RatedExample], pad_id: int, scale: Scale = AS_IT_IS) -> Batch:
-    """Targets are ratings on the scale, computed in float64 and held in float32."""
+    """Build the batch of rated answers. Targets are scaled ratings, computed in float64 and stored in float32."""
     tokens, mask_BT = collate_examples([row.example for row in rows], pad_id)
     targets_B = torch.tensor([(row.score - scale.mean) / scale.std for row in rows], dtype=torch.float32)
     return Batch.from_ratings(mask_BT, targets_B, tokens=tokens)
 
 
 def steps_batch(rows: Sequence[StepExample], pad_id: int) -> Batch:
-    """The label of each step stands at its last token."""
+    """Build the batch of answers with labelled steps. The label of each step is at its last token."""
     tokens, mask_BT = collate_examples([row.example for row in rows], pad_id)
     targets_BT = pad_rows([row.labels for row in rows], mask_BT, dtype=torch.float32)
     return Batch.from_steps(mask_BT, targets_BT, tokens=tokens)
@@ -82,18 +81,18 @@ def steps_batch(rows: Sequence[StepExample], pad_id: int) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordType(Generic[R]):
-    """What one kind of record is made of."""
+    """The functions that handle one kind of record."""
 
     describe: Callable[[Sequence[R]], str]
-    """All of them in words."""
+    """Describes a list of records in words."""
     sides: int
-    """Token sequences of a record. In a batch the first ones of all records come first."""
+    """Number of token sequences of a record. A batch holds the first sequences of all records, then the second ones."""
     sequences: Callable[[R], Sequence[tuple[str, Example]]]
-    """Each by what it is."""
+    """The token sequences of a record, each with its name."""
     batch: Callable[[Sequence[R], int], Batch]
-    """Records and the id of padding -> a batch."""
+    """Builds a batch from records and the padding id."""
     numbers: Callable[[R], Sequence[float | None]] = lambda record: ()
-    """The values of a record beside its tokens: margin, label, score, labels of steps."""
+    """The values of a record besides its tokens: margin, label, score or labels of steps."""
 
 
 def _labels_in_words(rows: Sequence[LabelledExample]) -> str:
@@ -147,12 +146,12 @@ RECORD_TYPES: Mapping[type, RecordType[Any]] = {
 
 
 def type_of(records: Sequence[R]) -> RecordType[R]:
-    """The type of records that all have the same one; records that are read one by one name their type in `record`."""
+    """The record type of a sequence of records. A sequence that reads records one by one names the type in `record`."""
     return RECORD_TYPES[getattr(records, "record", None) or type(records[0])]
 
 
 def numbers_of(records: Sequence[R]) -> Sequence[float]:
-    """The first number of each record (margin, label or score; NaN where it has none), without tokenising any."""
+    """The first number of each record (margin, label or score; NaN for none). No record is tokenised for it."""
     known: Sequence[float] | None = getattr(records, "numbers", None)
     if known is not None:
         return known
@@ -161,9 +160,9 @@ def numbers_of(records: Sequence[R]) -> Sequence[float]:
 
 
 class Sequences(Sequence[Example]):
-    """The token sequences of records, one by one; those of a record stand together.
+    """The token sequences of all records. The sequences of one record are neighbours.
 
-    Whoever runs a model on them part by part thus meets the two answers to a prompt together, and computes it once.
+    A model that runs on them part by part thus sees the two answers to a prompt together, and computes the prompt once.
     """
 
     def __init__(self, records: Sequence[Any]) -> None:
@@ -177,26 +176,26 @@ class Sequences(Sequence[Example]):
         return self.type.sequences(self.records[record])[side][1]
 
     def of(self, rows: Sequence[int]) -> Sequence[int]:
-        """Where the sequences of these records stand, record by record."""
+        """Indices of the sequences of these records, record by record."""
         if rows == range(len(self.records)):
             return range(len(self))
         return array("q", (self.type.sides * row + side for row in rows for side in range(self.type.sides)))
 
     def as_batched(self, rows: Sequence[int]) -> Sequence[int]:
-        """The same in the order of a batch: the first sequences of all records, then the second ones."""
+        """The same indices in the order of a batch: the first sequences of all records, then the second ones."""
         return array("q", (self.type.sides * row + side for side in range(self.type.sides) for row in rows))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Generic[R]):
-    """The records that a run learns from, whatever their kind. See the module."""
+    """The records that a run learns from, of any kind. The module's docstring shows how to use it."""
 
     records: Sequence[R]
     pad_id: int
     collate: Callable[[Sequence[R], int], Batch] | None = None
-    """In place of the usual one, for example `partial(ratings_batch, scale=scale)`."""
+    """Replaces the usual function that builds a batch, for example `partial(ratings_batch, scale=scale)`."""
     add: Sequence[AddToBatch] = ()
-    """Values computed for the records, batch by batch."""
+    """Functions that add computed values to each batch."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -213,7 +212,7 @@ class Dataset(Generic[R]):
         return replace(self, add=(*self.add, *add))
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """The batch of the records with these numbers."""
+        """The batch of the records with these indices."""
         records = [self.records[row] for row in rows]
         batch = (self.collate or self.type.batch)(records, self.pad_id)
         for add in self.add:
@@ -221,17 +220,18 @@ class Dataset(Generic[R]):
         return batch
 
     def examples(self, rows: Sequence[int]) -> list[Example]:
-        """The token sequences of that batch, row by row."""
+        """The token sequences of the batch of these records, row by row."""
         sides = zip(*(self.type.sequences(self.records[row]) for row in rows), strict=True)
         return [example for side in sides for _, example in side]
 
     def named_rows(self) -> Iterator[tuple[str, Example]]:
-        """All token sequences in the order of the data, each by what it is."""
+        """All token sequences in the order of the data, each with its name."""
         for row in range(len(self.records)):
             yield from self.type.sequences(self.records[row])
 
     def describe(self) -> str:
-        """
+        """The dataset in words.
+
         >>> example = Example(index=0, input_ids=(1, 2), completion_mask=(False, True))
         >>> Dataset(records=[example, example], pad_id=0).describe()
         '2 examples'
@@ -240,7 +240,8 @@ class Dataset(Generic[R]):
 
 
 def add_references(logprobs_of: Callable[[Sequence[int], Tensor], Tensor], sequences: Sequences) -> AddToBatch:
-    """`ref_logprobs_BT` from what a reference said of the sequences: `logprobs_of(places, mask_BT)` is `[B, T]`."""
+    """A function that adds `ref_logprobs_BT` to a batch. `logprobs_of(indices, mask_BT)` returns the reference model's
+    log-probabilities of these sequences, `[B, T]`."""
 
     def add(batch: Batch, rows: Sequence[int]) -> Batch:
         return replace(batch, ref_logprobs_BT=logprobs_of(sequences.as_batched(rows), batch.completion_mask_BT))

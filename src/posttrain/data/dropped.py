@@ -1,4 +1,4 @@
-"""Rows that cannot be used: counted with their reason, shown, and past a limit an error. Never silent."""
+"""Rows that cannot be used. They are counted with their reasons and reported; too many of them are an error."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CURES = (
     ),
     ("longer than", "Shorten them, raise data.max_length if it is set, or use a model with a longer context"),
 )
-"""How a reason begins, and what helps."""
-MEND = "Mend the rows named above"
+"""The beginning of a reason, and its remedy."""
+MEND = "Fix the rows named above"
 
 
 def a_type(value: object) -> str:
-    """What a value is, for a reason.
+    """The type of a value in words, for a reason.
 
     >>> a_type(7), a_type("ab")
     ('an int', 'a str')
@@ -35,7 +35,8 @@ def a_type(value: object) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """
+    """A number with its noun.
+
     >>> counted(1, "row"), counted(2000, "row")
     ('1 row', '2,000 rows')
     """
@@ -47,20 +48,20 @@ class Dropped(NamedTuple):
 
     origin: str
     reason: str
-    """The kind, the same text for all rows with the same fault: "empty prompt"."""
+    """The reason, with the same text for all rows that have the same fault, such as "empty prompt"."""
 
 
 class Unusable(Exception):
-    """Raised while a row is read or rendered; its text is the reason for which the row is then dropped."""
+    """Raised while a row is read or rendered. Its text is the reason why the row is then dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Base of the records that hold what is usable of a dataset, under a name of their own, and what was left out."""
+    """Base class for the usable rows of a dataset, which subclasses store, and the dropped rows."""
 
     dropped: Sequence[Dropped] = ()
     source: Sequence[Row] = ()
-    """The rows that were read."""
+    """All rows that were read."""
 
     @property
     def usable(self) -> Sequence[Any]:
@@ -71,7 +72,7 @@ class Kept:
 
     @property
     def dropped_summary(self) -> str:
-        """A sentence about the dropped rows and the reasons; "" if none were dropped."""
+        """A sentence about the dropped rows and their reasons; "" if no row was dropped."""
         return summary(self.dropped, self.rows_read)
 
     @property
@@ -81,11 +82,11 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered(Kept, Generic[T]):
-    """The usable rows of one kind, tokenised."""
+    """The tokenised usable rows of one kind."""
 
     rows: Sequence[T]
     form: str = ""
-    """The columns that were read."""
+    """Names of the columns that were read."""
 
     @property
     def usable(self) -> Sequence[T]:
@@ -93,7 +94,7 @@ class Rendered(Kept, Generic[T]):
 
 
 def summary(dropped: Sequence[Dropped], total: int) -> str:
-    """For a warning: "dropped 3 of 100 rows: 2 empty prompt (a.jsonl:4, …), 1 …"; "" when nothing was dropped."""
+    """Text for a warning: "dropped 3 of 100 rows: 2 empty prompt (a.jsonl:4, …), 1 …"; "" if nothing was dropped."""
     if not dropped:
         return ""
     counts: Counter[str] = Counter()
@@ -107,13 +108,13 @@ def summary(dropped: Sequence[Dropped], total: int) -> str:
 
 
 def refuse_too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, what: str) -> None:
-    """Raises `DataError` when a larger share than `max_dropped` was left out, or everything."""
+    """Raise `DataError` if all rows were dropped, or a larger share than `max_dropped`."""
     if len(dropped) == total or len(dropped) > max_dropped * total:
         raise too_many(dropped, total, max_dropped, what)
 
 
 def too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, what: str) -> DataError:
-    """The error that so much was left out of the `total` rows that were looked at."""
+    """The error for too many dropped rows among the `total` rows that were read."""
     cure = next((cure for fault, cure in CURES if any(reason.startswith(fault) for _, reason in dropped)), MEND)
     share = f"at most {max_dropped:.0%} dropped rows, and " if max_dropped < 1 else ""
     return DataError(

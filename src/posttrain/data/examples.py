@@ -1,8 +1,8 @@
-"""Rows into supervised examples: the ids, and which of them are trained.
+"""Render rows as supervised examples: token ids, and which of them are trained.
 
-Which columns are read as what: forms.py. Of a conversation the assistant's turns are trained (masks.py), of a prompt
-with a completion the completion, of text everything but its first token. Prompt and answer are tokenised apart, as in
-generation, so that training sees the ids that sampling will produce.
+forms.py says which columns are read. In a conversation the assistant's turns are trained (masks.py). In a row with
+prompt and completion, the completion is trained; in plain text, everything except the first token. Prompt and answer
+are tokenised separately, as in generation, so that training sees the ids that sampling will produce.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from posttrain.types import Example
 def render_examples(
     rows: Sequence[Row], renderer: Renderer, *, eos_ids: Collection[int], max_length: int, max_dropped: float, what: str
 ) -> Rendered[Example]:
-    """Every row as an `Example`, or counted as dropped with the reason. Raises `DataError` as `render_prompts` does."""
+    """Render each row as an `Example`, or count it as dropped, with the reason. Raises `DataError` for the same reasons
+    as `render_prompts`."""
     form = detect(rows, "examples")
     render = partial(render_example, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
     examples, dropped = collect(rows, render, Example, max_dropped=max_dropped, what=what)
@@ -36,7 +37,7 @@ def render_examples(
 def render_example(
     row: Row, index: int, form: Form, renderer: Renderer, *, eos_ids: Collection[int], max_length: int
 ) -> Example | Dropped:
-    """One row of the form; `index` is its number in the data."""
+    """Render one row of layout `form`; `index` is its number in the data."""
     values = form.read(row, chat=renderer.chat)
     if isinstance(values, Dropped):
         return values
@@ -77,7 +78,8 @@ def answer_segments(
     origin: str,
     tools: Tools = None,
 ) -> Sequence[Segment]:
-    """A prompt, not trained, and an answer to it, trained up to its closing EOS; each is text or chat messages."""
+    """Segments for a prompt, which is not trained, and an answer, which is trained including its final EOS. Both are
+    text or chat messages."""
     if not isinstance(completion, str):
         renderer = replace(renderer, chat=True)
     messages = renderer.messages(prompt)

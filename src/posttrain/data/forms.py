@@ -1,16 +1,16 @@
-"""Which columns are read as what: the one table of all layouts, how one is told, and how a row of it is read.
+"""The table of all layouts of columns, with the code that detects a layout and reads its rows.
 
-`detect` picks the first form of the table whose columns the data has; `Form.read` then gives the same values for every
-layout of a kind:
+`detect` picks the first form in the table whose columns the data has. `Form.read` then returns the same values for
+every layout of a kind:
 
-    prompts    prompt, and the other columns (answer among them where there is a gold answer)
+    prompts    prompt, and the other columns (including answer if there is a gold answer)
     examples   messages | prompt + completion | text
-    pairs      prompt, chosen, rejected, and margin where the row says by how much
+    pairs      prompt, chosen, rejected, and margin if the row says how much better the chosen answer is
     labels     prompt, completion, label (True: desirable)
     ratings    prompt, completion, score
     steps      prompt, steps, labels
 
-with `tools` beside them where the row has some. Prompts and answers are text or chat messages (messages.py).
+and `tools` if the row has some. Prompts and answers are text or chat messages (messages.py).
 """
 
 from __future__ import annotations
@@ -36,42 +36,44 @@ Reader = Callable[[Mapping[str, Any]], dict[str, Any]]
 SCORES = ("margin", "score_chosen", "score_rejected")
 ANSWER_COLUMNS = ("answer", "Answer", "solution", "ground_truth", "gold")
 LOOKED_AT = 100
-"""Rows whose content is looked at where columns alone do not tell a form."""
+"""Number of rows whose content is read if the columns alone do not determine the form."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A layout of columns, and how its rows are read."""
+    """A layout of columns, and the function that reads its rows."""
 
     kind: Kind
     needs: tuple[str, ...]
-    """Columns that tell the form."""
+    """Columns that identify the form."""
     may_have: tuple[str, ...] = ()
-    """Columns that are read where they are there."""
+    """Optional columns, read if they are present."""
     unless: tuple[str, ...] = ()
-    """Columns that tell another kind."""
+    """Columns that rule the form out, because they indicate another kind."""
     family: str
-    """Whose layout it is."""
+    """The library or dataset that uses this layout."""
     reader: Reader
     chat_reader: Reader | None = None
-    """Reads texts that are conversations as messages, for a model with a chat template."""
+    """Reads text that is a conversation as messages, for a model with a chat template."""
     looks_like: Callable[[Mapping[str, Any]], bool] = lambda values: True
-    """Whether a row's content agrees."""
+    """Whether the content of a row fits the form."""
     columns: Names = field(default_factory=dict)
-    """What the data calls some of the columns."""
+    """Our names of columns -> the names in the data, if they differ."""
     answer: str | None = None
     """For prompts: the column of the gold answer, which rewards receive as `answer`."""
 
     @property
     def name(self) -> str:
-        """
+        """The columns of the form, as messages show them.
+
         >>> FORMS[0].name
         'messages'
         """
         return " + ".join(f"{n} ({self.columns[n]})" if self.columns.get(n, n) != n else n for n in self.needs)
 
     def read(self, row: Row, *, chat: bool = False) -> dict[str, Any] | Dropped:
-        """The row's canonical values, or why it cannot be used; `chat`: for a model with a chat template."""
+        """The values of a row under our names, or the reason why it cannot be used. `chat`: the model has a chat
+        template."""
         try:
             values = renamed(row.values, self.columns) if self.columns else row.values
             found = (self.chat_reader or self.reader if chat else self.reader)(values)
@@ -86,7 +88,7 @@ class Form:
         return others | ({"answer": row.values.get(self.answer)} if self.answer else {}) | found
 
     def unused(self, columns: Iterable[str]) -> tuple[str, ...]:
-        """Columns of the data that this form does not read; rewards of sampled answers receive them."""
+        """Columns of the data that this form does not read. In training with rewards, reward functions receive them."""
         read_here = {*self.needs, *self.may_have, *self.columns.values(), self.answer}
         return tuple(name for name in columns if name not in read_here)
 
@@ -109,7 +111,7 @@ _PAIR = f"tools {' '.join(SCORES)}"
 _ALPACA = "input system history tools"
 
 FORMS: tuple[Form, ...] = (
-    # kind, columns that tell it, whose it is, how it is read, columns that it may have
+    # kind, columns that identify the form, its family, its reader, its optional columns
     _form("examples", "messages", "TRL, OpenAI", read.read_messages, "tools"),
     _form("examples", "prompt completion", "TRL", read.read_completion, "tools"),
     _form(
@@ -181,7 +183,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "score": ("rating", "reward"),
     "text": ("content", "document"),
 }
-"""Other names of these columns in public data: an error then says what to set in data.columns."""
+"""Other names of these columns in public data. An error message then says what to set in data.columns."""
 
 MEANT: Mapping[Kind, str] = {
     "prompts": "training with rewards",
@@ -202,14 +204,15 @@ TAKEN_BY: Mapping[Kind, str] = {
 
 
 def columns_of(rows: Iterable[Row]) -> list[str]:
-    """All columns, in the order of their first occurrence; streamed rows know them. Half characters are spelt out."""
+    """All column names in the order of their first occurrence. Streamed rows know them already. Lone surrogates are
+    escaped."""
     known: Iterable[str] | None = getattr(rows, "columns", None)
     names = known if known is not None else dict.fromkeys(name for row in rows for name in row.values)
     return list(map(in_whole_characters, names))
 
 
 def in_whole_characters(name: str) -> str:
-    """The name of a column as it can be shown."""
+    """The name of a column with lone surrogates escaped, so that it can be printed."""
     return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
@@ -218,9 +221,9 @@ def forms_of(kind: Kind) -> tuple[Form, ...]:
 
 
 def detect(rows: Iterable[Row], kind: Kind) -> Form:
-    """The first form of the kind whose columns the rows have. Raises `DataError` when there is none.
+    """The first form of the kind whose columns the rows have. Raises `DataError` if there is none.
 
-    Some rows of a large source are enough, as long as they have its columns.
+    For a large source, pass some of its rows that have all of its columns.
     """
     columns = columns_of(rows)
     found = _fitting(kind, columns, rows)
@@ -233,18 +236,18 @@ def detect(rows: Iterable[Row], kind: Kind) -> Form:
 
 
 def are_verls(rows: Iterable[Row]) -> bool:
-    """Does verl's object `reward_model` hold the gold answer of each of the first rows?"""
+    """Whether each of the first rows has its gold answer in verl's object `reward_model`."""
     judges = [row.values.get("reward_model") for row in islice(rows, LOOKED_AT)]
     return bool(judges) and all(isinstance(judge, dict) and "ground_truth" in judge for judge in judges)
 
 
 def fits(rows: Iterable[Row], kind: Kind) -> bool:
-    """Have the rows the columns of a form of this kind?"""
+    """Whether the rows have the columns of a form of this kind."""
     return _fitting(kind, columns_of(rows), rows) is not None
 
 
 def _fitting(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> Form | None:
-    """By its columns; else by what other data calls them; else, of pairs, two answers with a verdict."""
+    """The form that fits: by our column names, or by other common names, or, for pairs, two answers and a verdict."""
     sample = [row.values for row in islice(rows, LOOKED_AT)]
     found = _by_columns(kind, columns, sample)
     if found is None and (names := other_names(kind, columns, sample)):
@@ -265,7 +268,7 @@ def _by_columns(kind: Kind, columns: Sequence[str], sample: Sequence[Mapping[str
 
 
 def _compared(columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> Form | None:
-    """Two answers in columns of their own, and a column that says which one is better."""
+    """The form for two answer columns and a column that says which answer is better; None if it does not fit."""
     sides = two_answers(columns)
     verdict = verdict_column(sides, columns, sample) if sides else None
     prompt = next((name for name in PROMPT_NAMES if name in columns), None)
@@ -297,7 +300,8 @@ def _set_prompt(columns: Sequence[str]) -> str:
 
 
 def _renaming(kind: Kind, columns: Sequence[str]) -> str:
-    """Which columns to rename to what: for the form that lacks least, where other names for its columns are there."""
+    """Advice on what to set in data.columns, for the form with the fewest missing columns whose columns the data has
+    under other names."""
     best: dict[str, str] = {}
     for form in forms_of(kind):
         missing = [name for name in form.needs if name not in columns]
@@ -312,16 +316,16 @@ def _renaming(kind: Kind, columns: Sequence[str]) -> str:
 
 
 def _under_another_name(name: str, columns: Sequence[str]) -> str | None:
-    """The column that is `name` misspelt or in other words."""
+    """The column that has a synonym or a misspelling of `name`; None if there is none."""
     others = [column for column in columns if column.lower() in OTHER_NAMES.get(name, ())]
     return next(iter(others), None) or next(iter(difflib.get_close_matches(name, columns, n=1, cutoff=0.8)), None)
 
 
 def _other_kinds(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> str:
-    """What the data could be used for instead."""
+    """Advice on what else the data could be used for."""
     fitting = [
         form
         for other in MEANT
         if other not in (kind, "prompts") and (form := _fitting(other, columns, rows)) is not None
     ]
-    return " ".join(f"As it is, the data ({form.name}) suits {TAKEN_BY[form.kind]}." for form in fitting[:2])
+    return " ".join(f"Without changes, the data ({form.name}) suits {TAKEN_BY[form.kind]}." for form in fitting[:2])

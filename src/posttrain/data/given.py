@@ -1,4 +1,4 @@
-"""Rows that Python code gives: sources, rows as mappings, a dataset in memory."""
+"""Data that Python code passes to a run: sources, rows as mappings, or a dataset in memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ Data = Source | Iterable[Source] | Iterable[Mapping[str, Any]]
 """A source as in `data.train`, several of them, or the rows themselves, such as a Hugging Face dataset in memory."""
 
 FOLDER = "rows"
-"""The folder of a run for rows that were given as Python objects, in files named after their content."""
+"""The folder of a run for rows that were passed as Python objects. Its files are named after their content."""
 
 
 def is_source(data: Any) -> bool:
-    """Can it be written into a config?"""
+    """Whether `data` consists of sources, which a config can hold."""
     if isinstance(data, list | tuple):
         return all(isinstance(one, str | PathLike) for one in data)
     return data is None or isinstance(data, str | PathLike)
 
 
 def as_file(rows: Iterable[Row], what: str) -> tuple[str, bytes]:
-    """A name that changes with the content, and the rows as JSONL. `what` is "train", "eval" or "auxiliary"."""
+    """The rows as JSONL, with a file name that contains a hash of the content. `what` is "train", "eval" or
+    "auxiliary"."""
     content = b"".join(json.dumps(row.values, default=partial(_as_json, row)).encode() + b"\n" for row in _whole(rows))
     return f"{FOLDER}/{what}-{hashlib.sha256(content).hexdigest()[:16]}.jsonl", content
 
@@ -44,7 +45,7 @@ def _whole(rows: Iterable[Row]) -> Iterable[Row]:
 
 
 def _as_json(row: Row, value: Any) -> Any:
-    if hasattr(value, "tolist"):  # of numpy and torch
+    if hasattr(value, "tolist"):  # an array of numpy or torch
         return value.tolist()
     if hasattr(value, "isoformat"):
         return value.isoformat()
@@ -60,8 +61,8 @@ def _not_json(row: Row, what: str) -> DataError:
 
 
 def where_the_run_is(config: DataConfig, folder: Path) -> DataConfig:
-    """With the rows that the run in `folder` keeps, wherever that has been moved to. Raises `DataError` for changed
-    ones."""
+    """The config with its sources replaced by the rows saved in the run folder, wherever that folder is now. Raises
+    `DataError` if these rows have changed."""
     found: dict[str, str] = {}
     for name in ("train", "eval", "auxiliary"):
         source = getattr(config, name)
@@ -80,7 +81,7 @@ def where_the_run_is(config: DataConfig, folder: Path) -> DataConfig:
 
 
 def given_rows(data: Data) -> list[Row]:
-    """All rows of what Python code gives. Raises `DataError` for what holds none."""
+    """All rows of `data`. Raises `DataError` if it is neither rows nor a source."""
     return [row for place, item in enumerate(_items(data)) for row in _rows_of(item, place)]
 
 
@@ -92,7 +93,7 @@ def _items(data: Data) -> Iterable[Any]:
         raise DataError(
             given=f"data is one {type(data).__name__} with {', '.join(names) or 'nothing in it'}",
             allowed="a source, several of them, or rows",
-            fix=f'Choose one split, data["{names[0] if names else "test"}"]; a single row stands in a list, [data].',
+            fix=f'Choose one split, data["{names[0] if names else "test"}"]; pass a single row in a list, [data].',
         )
     if hasattr(data, "columns") and (hasattr(data, "to_dict") or hasattr(data, "to_dicts")):
         raise DataError(
@@ -106,7 +107,7 @@ def _items(data: Data) -> Iterable[Any]:
 
 
 def _rows_of(item: Any, place: int) -> list[Row]:
-    """An item is a row, or a source with rows."""
+    """The rows of one item, which is either a row or a source."""
     if isinstance(item, Mapping):
         return [Row(values=dict(item), origin=f"row {place}")]
     if isinstance(item, str | PathLike):

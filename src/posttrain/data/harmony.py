@@ -1,9 +1,9 @@
-"""Turns of gpt-oss (Harmony): messages in channels, of which a user reads the one that is called `final`.
+"""Turns of gpt-oss (Harmony): messages in channels. A user reads only the channel `final`.
 
     <|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant<|channel|>final<|message|>Four.<|return|>
     <|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "x"}<|call|>
 
-The recipient of a call stands behind its channel, as the model writes it, or before, as its chat template does:
+The recipient of a call follows the channel when the model writes it, and precedes it in the chat template:
 
      to=functions.look<|channel|>commentary json<|message|>{"at": "x"}<|call|>
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
-"""How messages of these channels begin."""
+"""The beginning of a message in these channels."""
 CALL, END, MESSAGE, RETURN = "<|call|>", "<|end|>", "<|message|>", "<|return|>"
 NEXT = "<|end|><|start|>assistant"
-"""Between two messages of a turn."""
+"""The tokens between two messages of a turn."""
 _MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", CALL, END, MESSAGE, RETURN)
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 _HEADER = re.compile(r"\s*assistant(?![^\s<])")
@@ -39,14 +39,14 @@ class Part(NamedTuple):
 
     channel: str
     recipient: str
-    """Whom it calls; empty where nobody."""
+    """Name of the called function; empty if the message is no call."""
     text: str | None
-    """None where the turn ends within the header."""
+    """Text of the message; None if the turn ends within the header."""
 
 
 def parts(turn: str) -> list[Part]:
-    """The messages of a turn; `turn` follows `<|start|>assistant`. Those of others, which a policy may make up, are
-    left out.
+    """The messages of the assistant in a turn. `turn` is the text after `<|start|>assistant`. Messages of other roles,
+    which a policy may make up, are left out.
 
     >>> parts("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=f<|channel|>commentary<|message|>{}")
     [Part(channel='analysis', recipient='', text='Hm.'), Part(channel='commentary', recipient='f', text='{}')]
@@ -63,26 +63,26 @@ def parts(turn: str) -> list[Part]:
 
 
 def final_text(turn: str) -> str:
-    """The part of a turn that a user reads: its messages of the channel `final`, one below the other. Empty if there is
-    none."""
+    """The part of a turn that a user reads: its messages in the channel `final`, joined by line breaks; empty if there
+    are none."""
     return "\n".join(part.text for part in parts(turn) if part.channel == "final" and part.text is not None)
 
 
 @dataclass(frozen=True)
 class Channels:
-    """Tells turns in channels from other text, by the ids of a tokenizer with Harmony's special tokens."""
+    """Recognises turns in channels by their token ids, for a tokenizer with Harmony's special tokens."""
 
     tokenizer: PreTrainedTokenizerBase
     opening: frozenset[int]
-    """One of them is in each turn that has a message."""
+    """Ids of the tokens of which every turn with a message has at least one."""
     unread: frozenset[int]
-    """Special tokens that are none of Harmony's: no text shows them."""
+    """Ids of special tokens that are not Harmony's. They do not appear in the text."""
 
     @staticmethod
     def of(tokenizer: PreTrainedTokenizerBase) -> Channels | None:
-        """None where the tokenizer lacks one of the special tokens."""
+        """The channels of a tokenizer; None if it lacks one of Harmony's special tokens."""
         if tokenizer.convert_tokens_to_ids(MESSAGE) in (None, tokenizer.unk_token_id):
-            return None  # asked for each row of a file, and a list of added tokens may have thousands
+            return None  # a cheap test: this runs for each row of a file, and there may be thousands of added tokens
         tokens = tokenizer.added_tokens_decoder
         added = {str(token): number for number, token in tokens.items()}
         if not added.keys() >= set(_MARKS):
@@ -92,7 +92,7 @@ class Channels:
         return Channels(tokenizer, frozenset({added["<|channel|>"], added[MESSAGE]}), frozenset(special - own))
 
     def turn(self, ids: Sequence[int]) -> str | None:
-        """What `parts` and `final_text` read; None of other text, such as that of a base model."""
+        """The text of a turn for `parts` and `final_text`; None for other text, such as a base model's."""
         if self.opening.isdisjoint(ids):
             return None
         own = [token for token in ids if token not in self.unread]
@@ -100,7 +100,7 @@ class Channels:
 
 
 def require_ends(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], *, calls: bool) -> None:
-    """ConfigError unless a turn ends where its template and its tools need it to."""
+    """Raise ConfigError unless the EOS tokens end turns, and calls if there are tools, but not single messages."""
     ends = {str(tokenizer.convert_ids_to_tokens(token)) for token in eos_ids}
     missing = {RETURN, *([CALL] if calls else [])} - ends
     if not missing and END not in ends:

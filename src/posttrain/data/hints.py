@@ -1,7 +1,5 @@
-"""Readings that the data suggests but does not get: `data check` reports them, because a run would quietly learn
-something else.
-
-What a chat template does that training should know before it starts.
+"""Hints of `data check`: uses that the columns suggest although a run would read the data differently, and problems of
+the chat template.
 """
 
 from __future__ import annotations
@@ -29,19 +27,19 @@ _VERDICT = re.compile(r"prefer|winner|better|label|choice", re.IGNORECASE)
 
 
 def passed_over(rows: Sequence[Row], used: Kind, tried: Mapping[Kind, DataError]) -> list[Finding]:
-    """Kinds that the columns suit better than the one that was used, and why no row can be read so."""
+    """Findings for kinds that the columns suit better than `used`, with the reason why no row can be read that way."""
     return [_passed_over(rows, used, kind, error) for kind, error in tried.items()]
 
 
 def _passed_over(rows: Sequence[Row], used: Kind, kind: Kind, error: DataError) -> Finding:
     form = detect(rows, kind)
     reason = error.given.removeprefix("the data: ")
-    fix = f"{error.fix} As it is, the data is taken for {MEANT[used]}."
+    fix = f"{error.fix} Without changes, the data is used for {MEANT[used]}."
     if kind == "labels":
         label = form.needs[-1]
         fix = f"Write true (desirable) or false into {label} for {TAKEN_BY[kind]}; it holds {_values(rows, label)}."
         if used == "examples":
-            fix += " As it is, sft would imitate all of these answers, the bad ones too."
+            fix += " Without changes, sft would imitate all of these answers, including the bad ones."
     message = f"the columns {form.name} suit {MEANT[kind]}, but training on them would stop: {reason}"
     return Finding(message=message, fix=fix)
 
@@ -52,7 +50,7 @@ def _values(rows: Iterable[Row], column: str) -> str:
 
 
 def looks_like(rows: Sequence[Row], used: Kind) -> list[Finding]:
-    """Answers in columns that nothing reads as answers."""
+    """Findings for columns that look like answers but are not read as answers."""
     if used == "pairs":
         return []
     columns = columns_of(rows)
@@ -64,8 +62,8 @@ def looks_like(rows: Sequence[Row], used: Kind) -> list[Finding]:
         return []
     message = f"{texts[0]} looks like an answer, but only reward functions would receive it"
     fix = (
-        f"Set data.columns = {{completion: {texts[0]}}} to imitate it with sft, or data.answer = {texts[0]} where it "
-        "is the gold answer of rewards."
+        f"Set data.columns = {{completion: {texts[0]}}} to imitate it with sft, or data.answer = {texts[0]} if it "
+        "is the gold answer for rewards."
     )
     return [Finding(message=message, fix=fix)]
 
@@ -73,7 +71,7 @@ def looks_like(rows: Sequence[Row], used: Kind) -> list[Finding]:
 def _two_answers(sides: tuple[str, str], columns: Sequence[str]) -> Finding:
     told = next((name for name in columns if _VERDICT.search(name)), None)
     message = f"{sides[0]} and {sides[1]} look like two answers to compare"
-    message += f", and {told} like the verdict; nothing reads them so" if told else "; nothing reads them so"
+    message += f", and {told} like the verdict; they are not read as such" if told else "; they are not read as such"
     fix = (
         f"For {TAKEN_BY['pairs']}, write the better answer to a column chosen, the other one to rejected and the "
         f"question to prompt, or the verdict as {sides[0]}, {sides[1]} or tie."
@@ -82,10 +80,10 @@ def _two_answers(sides: tuple[str, str], columns: Sequence[str]) -> Finding:
 
 
 class TemplateProblem(NamedTuple):
-    """Something about a chat template that training should know."""
+    """A problem of a chat template that affects training."""
 
     kind: str
-    """prefix, masks, generation prompt, end of turn, or tools."""
+    """One of prefix, masks, generation prompt, end of turn and tools."""
     message: str
     fix: str
 
@@ -102,7 +100,7 @@ _TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"t
 def template_problems(
     renderer: Renderer, eos_ids: Collection[int], *, tools: bool = False
 ) -> tuple[TemplateProblem, ...]:
-    """Problems of the chat template, tried with a conversation of two questions; `tools`: the data has some."""
+    """Problems of the chat template, found by rendering a conversation of two questions. `tools`: the data has some."""
     found: list[TemplateProblem] = []
     talk = Conversation(messages=_TALK, trained=(1, 3), renderer=renderer, eos_ids=eos_ids)
     question, answered = _TALK[:1], _TALK[:2]

@@ -1,4 +1,4 @@
-"""A report on data as text for a terminal."""
+"""The report of `data check` as text for a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def as_text(report: DataReport) -> str:
         for sample in use.samples:
             lines += ["", *_sample(sample)]
         if use.trained:
-            lines += ["", "⟦…⟧ is what is trained."]
+            lines += ["", "The text in ⟦…⟧ is trained."]
     return "\n".join(lines)
 
 

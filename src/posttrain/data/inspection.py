@@ -1,6 +1,6 @@
-"""Looking at a dataset before anything is trained on it: what it is taken for, how long it is, what would be dropped.
+"""Inspect a dataset before training: what it is read as, how long its rows are, and which rows would be dropped.
 
-The report is made by the code that a run uses, so what it shows is what training will read.
+The report uses the same code as a run, so it shows exactly what training will read.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ __all__ = ["Characters", "Column", "DataReport", "Lengths", "Sample", "Use", "in
 
 NO_LIMIT = 2**31
 FIRST = 100
-"""Rows that tell whether data whose columns suit a further use is of any."""
+"""Number of rows that are read to decide whether the data is of use for another kind that its columns suit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """What one column holds."""
+    """The content of one column."""
 
     name: str
     types: tuple[str, ...]
     missing: int
-    """Rows without a value."""
+    """Number of rows without a value."""
     read: bool = True
-    """Whether anything looks at it; rewards receive every column."""
+    """Whether the column is read. In training with rewards every column is, because reward functions receive all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataReport:
-    """What `posttrain data check` shows."""
+    """The report of `posttrain data check`."""
 
     source: str
     rows: int
@@ -55,26 +55,26 @@ class DataReport:
     unit: str
     """The unit of the lengths: tokens, or characters without a tokenizer."""
     max_length: int | None
-    """Longer rows are dropped; None: no limit is known."""
+    """Limit above which rows are dropped, in units of `unit`; None if no limit is known."""
     uses: tuple[Use, ...]
-    """The use that the data was looked at for; none when it cannot be used."""
+    """The use for which the data was inspected; empty if the data cannot be used."""
     also: Mapping[Kind, str]
-    """Other kinds of training that its columns suit, and which columns those are."""
+    """Other kinds of training that the columns suit -> these columns."""
     findings: tuple[Finding, ...]
-    """Remarks about the columns and the chat template; `uses` holds those about the rows."""
+    """Remarks about the columns and the chat template. `uses` has the remarks about rows."""
     problems: tuple[str, ...] = ()
-    """Why the data cannot be used."""
+    """Reasons why the data cannot be used."""
 
     @property
     def usable(self) -> bool:
         return bool(self.uses)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers, ready for `json.dumps`."""
+        """The report as plain dicts, lists and numbers, ready for `json.dumps`."""
         return _plain({**_fields(self), "uses": [_use(use) for use in self.uses], "usable": self.usable})
 
     def render(self) -> str:
-        """Plain text for a terminal."""
+        """The report as plain text for a terminal."""
         from posttrain.data.inspect_text import as_text
 
         return as_text(self)
@@ -90,12 +90,12 @@ def inspect_data(
     max_length: int | None = None,
     kind: Kind | None = None,
 ) -> DataReport:
-    """Read the whole source and report what a run would make of it.
+    """Read the whole source and report how a run would read it.
 
-    Without a tokenizer lengths are in characters and chat messages are shown in a plain form of their own. `config`
-    holds the other settings of `data`: prompt, answer, split and so on. What is longer than `max_length` (the context
-    of a model) is dropped. `kind` is what to look at the data as, where its columns suit several. Raises `DataError`
-    when the source cannot be read.
+    Without a tokenizer, lengths are in characters and chat messages are shown in a plain format. `config` holds the
+    other settings of `data`: prompt, answer, split and so on. Rows longer than `max_length` (a model's context length)
+    are dropped. `kind` is the kind of data to inspect it as, if its columns suit several. Raises `DataError` if the
+    source cannot be read.
     """
     sources = source if isinstance(source, str) else list(source)
     settings = (config or DataConfig(train=sources)).model_copy(update={"max_dropped": 1.0})
@@ -153,7 +153,8 @@ def _eos_ids(tokenizer: PreTrainedTokenizerBase | None, given: Collection[int] |
 
 
 def _suited(rows: Sequence[Row], settings: DataConfig, kind: Kind | None) -> tuple[dict[Kind, str], list[str]]:
-    """The kinds that the columns suit, with what is read, and why they suit no other kind that comes first to mind."""
+    """The kinds that the columns suit, with the columns read, and the reasons why they do not suit the asked kind or
+    the two most common ones."""
     if settings.prompt is not None or settings.answer is not None:
         kind = kind or "prompts"
     suited: dict[Kind, str] = {}
@@ -178,7 +179,8 @@ def _read_as(rows: Sequence[Row], kind: Kind) -> str:
 
 
 def _some_are_of_use(rows: Sequence[Row], settings: DataConfig, kind: Kind) -> bool:
-    """Of the first rows at least: conversations that end with an answer have the column of prompts, and ask nothing."""
+    """Whether at least one of the first rows can be read as `kind`. For example, conversations that end with an answer
+    have the column of prompts, but they contain no open question."""
     if (kind == "prompts" and settings.prompt is not None) or _read_as(rows, kind).startswith("score_"):
         return True
     form = detect(rows, kind)
@@ -186,14 +188,15 @@ def _some_are_of_use(rows: Sequence[Row], settings: DataConfig, kind: Kind) -> b
 
 
 def _hints(look: Looking, kind: Kind, tried: Mapping[Kind, DataError]) -> tuple[Finding, ...]:
-    """What the data looks like beside; of columns that settings name, the user has decided."""
+    """Findings about other uses of the data. There are none if the settings name the column of prompts."""
     if look.settings.prompt is not None:
         return ()
     return (*passed_over(look.rows, kind, tried), *looks_like(look.rows, kind))
 
 
 def _about_the_template(look: Looking, kind: Kind) -> tuple[Finding, ...]:
-    """What of the chat template matters to this kind, and whether anything ends an answer; a tokenizer knows."""
+    """Findings about the EOS token, and about those parts of the chat template that matter to this kind. Without a
+    tokenizer there are none."""
     if look.unit == "characters":
         return ()
     if not look.eos_ids:
@@ -213,7 +216,7 @@ def _about_the_template(look: Looking, kind: Kind) -> tuple[Finding, ...]:
 
 
 def _unread(rows: Sequence[Row], kind: Kind | None) -> tuple[str, ...]:
-    """Columns that nothing looks at; of sampled answers the rewards may read any."""
+    """Columns that are not read. For prompts there are none, because reward functions may read any column."""
     if kind is None or kind == "prompts":
         return ()
     columns = columns_of(rows)
@@ -262,7 +265,7 @@ def _plain(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class Characters:
-    """Stands in for a tokenizer where none was named: one id per character, chat messages under their roles."""
+    """Replaces the tokenizer if none was named: one id for each character, and chat messages after their roles."""
 
     eos_token_id = None
     chat_template = "plain"

@@ -1,4 +1,4 @@
-"""The elements of a JSON array, one at a time: the text is read in pieces, and never held as a whole."""
+"""Iterate over the elements of a JSON array. The text is read in pieces and never held in memory as a whole."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any, Protocol
 from posttrain.errors import DataError
 
 PIECE = 1 << 20
-"""Characters that are read at once; an element that is longer makes the piece grow."""
+"""Number of characters in one read. A longer element makes the reads larger."""
 NEAR_THE_END = 12
-"""A fault so few characters before the end of what was read may be a word or an escape that was cut."""
+"""Distance in characters from the end of the read text within which a fault may be a word or an escape that was cut
+off."""
 SPACE = re.compile(r"\s*")
 
 
 LONGEST_VALUE = 100_000_000
-"""Characters of one element."""
+"""Largest length of one element, in characters."""
 MAX_DEPTH = 100
-"""Arrays and objects inside of one another; what goes through rows one by one stands on Python's stack."""
+"""Largest nesting depth of arrays and objects. Recursive functions walk through rows, and Python's stack is limited."""
 _NESTING = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]')
 
 
@@ -39,7 +40,7 @@ def refuse_deep(text: str) -> None:
 
 
 def hostile_json(error: Exception) -> str:
-    """The problem of JSON that is valid but cannot be read."""
+    """The reason in words why valid JSON cannot be read."""
     if isinstance(error, RecursionError):
         return f"JSON with more than {MAX_DEPTH} levels"
     return f"an integer with more digits than Python reads ({sys.get_int_max_str_digits():,})"
@@ -52,9 +53,9 @@ class Readable(Protocol):
 
 
 def iter_array(file: Readable, name: str) -> Iterator[Any]:
-    """The elements of the array that the file holds; none for an empty file. `name` stands in errors.
+    """Yield the elements of the array in a file; none for an empty file. `name` names the file in errors.
 
-    Raises `DataError` with line and column when the text is broken, or no array.
+    Raises `DataError`, with line and column, if the text is broken or no array.
     """
     text = _Text(file, name)
     start = text.peek()
@@ -78,17 +79,17 @@ def iter_array(file: Readable, name: str) -> Iterator[Any]:
 
 
 class _Text:
-    """A window on the text of a file."""
+    """A moving window on the text of a file."""
 
     def __init__(self, file: Readable, name: str) -> None:
         self.file, self.name = file, name
         self.window, self.at, self.ended = "", 0, False
         self.lines, self.columns = 0, 0
-        """How many line ends lie before the window, and how many characters of its first line."""
+        """Number of line ends before the window, and number of characters of its first line before it."""
         self.decoder = json.JSONDecoder()
 
     def peek(self) -> str:
-        """The next character that is no space; "" at the end of the file."""
+        """The next character that is not whitespace; "" at the end of the file."""
         while True:
             self.at = SPACE.match(self.window, self.at).end()  # type: ignore[union-attr]
             if self.at < len(self.window) or self.ended:
@@ -118,7 +119,8 @@ class _Text:
             self.more()
 
     def more(self) -> None:
-        """Forget what lies behind, and read on: as much again as there is, so that a long value costs no more."""
+        """Drop the text before the current position and read on. A read is at least as long as the rest of the window,
+        so that a long value takes linear time."""
         passed = self.window[: self.at]
         self.lines += passed.count("\n")
         self.columns = len(passed) - passed.rfind("\n") - 1 + (0 if "\n" in passed else self.columns)
@@ -136,7 +138,7 @@ class _Text:
         return DataError(
             given=f"{self.name}, line {line}, column {column}: {reason}",
             allowed="a JSON array of objects",
-            fix=f"Mend the file.{hint}",
+            fix=f"Fix the file.{hint}",
         )
 
 

@@ -1,4 +1,4 @@
-"""Rows into labelled answers: an answer, and whether it is a desirable one. How columns are read: forms.py."""
+"""Render rows as labelled answers: an answer, and whether it is desirable. forms.py says how columns are read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from posttrain.types import LabelledExample, Pair
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSet(Rendered[LabelledExample]):
-    """The usable answers, and what was left out of them."""
+    """The usable labelled answers, and the dropped rows."""
 
     pairs: Sequence[Pair] | None = None
-    """The pairs whose sides the rows are, where the data has pairs."""
+    """The pairs from which the rows were made, if the data has pairs."""
 
     @property
     def rows_read(self) -> int:
@@ -32,7 +32,7 @@ class LabelledSet(Rendered[LabelledExample]):
 
 
 class Unpaired(Sequence[LabelledExample]):
-    """The two answers of each pair as rows of their own: the chosen one is desirable, the rejected one is not."""
+    """The two answers of each pair as separate rows: the chosen one is desirable, the rejected one is not."""
 
     record = LabelledExample
 
@@ -61,9 +61,9 @@ class Unpaired(Sequence[LabelledExample]):
 def render_labels(
     rows: Sequence[Row], renderer: Renderer, *, eos_ids: Collection[int], max_length: int, max_dropped: float, what: str
 ) -> LabelledSet:
-    """Every row as a `LabelledExample`, or counted as dropped with the reason; of pairs both sides.
+    """Render each row as a `LabelledExample`, or count it as dropped, with the reason. A pair gives two examples.
 
-    Raises as `render_pairs` does.
+    Raises `DataError` for the same reasons as `render_pairs`.
     """
     if not fits(rows, "labels") and fits(rows, "pairs"):
         limits = {"eos_ids": eos_ids, "max_length": max_length, "max_dropped": max_dropped, "what": what}
@@ -77,13 +77,13 @@ def render_labels(
 
 
 def only_class(rows: Sequence[LabelledExample]) -> str:
-    """The label of all answers if they have the same one; "" if there are both kinds, or no answers."""
+    """The label that all answers share; "" if both labels occur, or if there are no answers."""
     labels = set(numbers_of(rows)) if len(rows) else set()
     return "" if len(labels) != 1 else "desirable" if labels.pop() else "undesirable"
 
 
 def refuse_one_class(rows: Sequence[LabelledExample], what: str) -> None:
-    """Raises `DataError` when all answers have the same label."""
+    """Raise `DataError` if all answers have the same label."""
     only = only_class(rows)
     if only:
         alone = ", or imitate these alone with algorithm: sft" if only == "desirable" else ""
@@ -97,7 +97,7 @@ def refuse_one_class(rows: Sequence[LabelledExample], what: str) -> None:
 def render_label(
     row: Row, index: int, form: Form, renderer: Renderer, *, eos_ids: Collection[int], max_length: int
 ) -> LabelledExample | Dropped:
-    """One row of the form; `index` is its number in the data."""
+    """Render one row of layout `form`; `index` is its number in the data."""
     values = form.read(row, chat=renderer.chat)
     if isinstance(values, Dropped):
         return values

@@ -1,8 +1,8 @@
-"""One reader per layout of columns: the values of a row in, the canonical values of its kind out.
+"""One reader for each layout of columns. It turns the values of a row into the canonical values of its kind.
 
-Which reader belongs to which columns is the table in forms.py. A reader raises `Unusable` with the reason.
+The table in forms.py assigns readers to columns. A reader raises `Unusable` with the reason.
 
-The cells of a row: each function gives the value of a column in the form that is asked for, or raises `Unusable`.
+The functions for cells return the value of a column in a required form, or raise `Unusable`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from posttrain.data.messages import (
 )
 
 Values = Mapping[str, Any]
-"""The columns of a row, or what a reader makes of them."""
+"""The columns of a row, or the canonical values that a reader returns."""
 
 
 def cell(values: Values, column: str) -> Any:
-    """The value of a column that has to have one."""
+    """The value of a column. Raises `Unusable` if it is missing."""
     if values.get(column) is None:
         raise Unusable(f"no value in column {column!r}")
     return values[column]
@@ -62,7 +62,7 @@ def prompt_cell(values: Values, column: str) -> Text:
 
 
 def answer_cell(values: Values, column: str) -> Text:
-    """Text, one message of the assistant, or a conversation that ends with one."""
+    """An answer: text, one message of the assistant, or a conversation that ends with one."""
     value = text_or_messages(values, column)
     if not isinstance(value, str) and value[-1]["role"] != "assistant":
         raise Unusable(f"{column}: messages that do not end with an assistant turn")
@@ -90,7 +90,7 @@ def number(values: Values, column: str) -> float:
 
 
 def boolean(values: Values, column: str) -> bool:
-    """True or false, 1 or 0, or the words, as CSV has them."""
+    """A truth value: true or false, 1 or 0, or the same as text, as in CSV."""
     value = cell(values, column)
     found = {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
     if found is None or isinstance(value, float):
@@ -102,7 +102,7 @@ def boolean(values: Values, column: str) -> bool:
 
 
 def with_input(instruction: str, given: Any) -> str:
-    """Alpaca's two columns as one text.
+    """Alpaca's columns instruction and input as one text.
 
     >>> with_input("Add.", "1 2"), with_input("Sing.", "")
     ('Add.\\n\\n1 2', 'Sing.')
@@ -111,7 +111,7 @@ def with_input(instruction: str, given: Any) -> str:
 
 
 def asked(values: Values, column: str = "instruction") -> Text:
-    """A question as text; as messages when the row has a system prompt or a history of earlier turns (Alpaca's)."""
+    """The question as text, or as messages if the row has a system prompt or a history of earlier turns (Alpaca)."""
     question = with_input(text(values, column), values.get("input"))
     if not question.strip():
         raise Unusable("empty prompt")
@@ -138,7 +138,7 @@ def read_messages(values: Values, column: str = "messages") -> dict[str, Any]:
 
 
 def read_completion(values: Values, prompt: str = "prompt", completion: str = "completion") -> dict[str, Any]:
-    """The two columns may have other names; an instruction has its input beside it."""
+    """Read a prompt and a completion. The columns may have other names; an instruction may have an input."""
     question = asked(values) if prompt == "instruction" else prompt_cell(values, prompt)
     answer = text_or_messages(values, completion)
     if not isinstance(answer, str) and not any(message["role"] == "assistant" for message in answer):
@@ -151,7 +151,7 @@ def read_response(values: Values, prompt: str) -> dict[str, Any]:
 
 
 def read_alpaca(values: Values) -> dict[str, Any]:
-    """With a history, a conversation: which of its answers are trained is for data.train_on to say."""
+    """Read a row of Alpaca. With a history it is a conversation, and data.train_on says which answers are trained."""
     question, output = asked(values), text(values, "output")
     if values.get("history"):
         return with_tools({"messages": as_messages([*question, {"role": "assistant", "content": output}])}, values)
@@ -159,7 +159,7 @@ def read_alpaca(values: Values) -> dict[str, Any]:
 
 
 def read_instances(values: Values) -> dict[str, Any]:
-    """Self-Instruct's seed tasks: an instruction with a list of inputs and outputs."""
+    """Read a seed task of Self-Instruct: an instruction with a list of inputs and outputs."""
     instances = cell(values, "instances")
     if not isinstance(instances, list) or len(instances) != 1 or not isinstance(instances[0], dict):
         raise Unusable("instances: not exactly one input with its output")
@@ -176,7 +176,8 @@ def read_text(values: Values) -> dict[str, Any]:
 
 
 def read_pair(values: Values) -> dict[str, Any]:
-    """Prompt and two answers, each text or messages; without a prompt it is what the answers have in common."""
+    """Read a prompt and two answers, as text or messages. Without a prompt, the answers' common beginning serves as
+    one."""
     prompt = None if values.get("prompt") is None else prompt_cell(values, "prompt")
     return preference(prompt, answer_cells(values), values)
 
@@ -199,13 +200,13 @@ def read_openai_pair(values: Values) -> dict[str, Any]:
 
 
 def read_matching_pair(values: Values) -> dict[str, Any]:
-    """Model-written evaluations: the answer that shows the behaviour is the chosen one."""
+    """Read a model-written evaluation. The answer that shows the behaviour is the chosen one."""
     answers = answer_cells(values, "answer_matching_behavior", "answer_not_matching_behavior")
     return preference(prompt_cell(values, "question"), answers, values)
 
 
 def read_compared(values: Values, prompt: str, sides: tuple[str, str], verdict: str) -> dict[str, Any]:
-    """Two answers, and a column that says which one is better."""
+    """Read two answers and a column that says which one is better."""
     said = cell(values, verdict)
     if is_tie(said):
         raise Unusable("a tie")
@@ -217,7 +218,7 @@ def read_compared(values: Values, prompt: str, sides: tuple[str, str], verdict: 
 
 
 def read_dialogue_pair(values: Values, *, chat: bool) -> dict[str, Any]:
-    """HH-RLHF: whole conversations as text; `chat` makes messages of them."""
+    """Read HH-RLHF's pairs of whole conversations as text. With `chat` they become messages."""
     chosen, rejected = text(values, "chosen"), text(values, "rejected")
     if chosen.strip() == rejected.strip():
         raise Unusable("chosen and rejected are the same")
@@ -233,7 +234,7 @@ def read_dialogue_pair(values: Values, *, chat: bool) -> dict[str, Any]:
 
 
 def preference(prompt: Text | None, answers: tuple[Text, Text], values: Values) -> dict[str, Any]:
-    """The canonical values of a pair (chosen, rejected), or why the two answers cannot be compared."""
+    """The canonical values of a pair; `answers` are (chosen, rejected). Raises `Unusable` if these do not compare."""
     chosen, rejected = answers
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise Unusable("one answer is text, the other messages")
@@ -251,12 +252,12 @@ def preference(prompt: Text | None, answers: tuple[Text, Text], values: Values) 
 
 
 def _begins_before(answer: Text) -> bool:
-    """Messages that begin with what came before the answer."""
+    """Whether the messages of an answer begin with earlier turns."""
     return not isinstance(answer, str) and answer[0]["role"] != "assistant"
 
 
 def margin_of(values: Values) -> float | None:
-    """By how much the chosen answer is better: the column margin, else the difference of the two scores."""
+    """By how much the chosen answer is better: the column margin, or else the difference of the scores, or None."""
     if values.get("margin") is not None:
         return number(values, "margin")
     if values.get("score_chosen") is None or values.get("score_rejected") is None:
@@ -273,7 +274,7 @@ def read_label(values: Values, completion: str = "completion") -> dict[str, Any]
 
 
 def read_message_label(values: Values, column: str, label: str) -> dict[str, Any]:
-    """A conversation whose last turn is judged."""
+    """Read a conversation whose last turn has a label."""
     return with_tools(_last_turn(values, column) | {"label": boolean(values, label)}, values)
 
 
@@ -308,7 +309,7 @@ def _last_turn(values: Values, column: str) -> dict[str, Any]:
 
 
 def read_steps(values: Values) -> dict[str, Any]:
-    """A solution in steps, each with a label: true, false, how right it is between 0 and 1, or null for unlabelled."""
+    """Read a solution in steps with labels: true, false, a number from 0 (wrong) to 1 (right), or null for none."""
     steps, labels = cell(values, "completions"), cell(values, "labels")
     for column, value in (("completions", steps), ("labels", labels)):
         if not isinstance(value, list):
@@ -346,7 +347,7 @@ def read_conversation(values: Values) -> dict[str, Any]:
 
 
 def read_verl(values: Values, column: str = "prompt") -> dict[str, Any]:
-    """verl's rows: the gold answer stands inside of `reward_model`."""
+    """Read a row of verl, with the gold answer inside `reward_model`."""
     judge = cell(values, "reward_model")
     if not isinstance(judge, dict):
         raise Unusable(f"reward_model: {a_type(judge)}, not an object with ground_truth")
@@ -360,5 +361,5 @@ def _waiting(found: dict[str, Any], column: str) -> dict[str, Any]:
 
 
 def _tools_of(prompt: Text, values: Values) -> dict[str, Any]:
-    """Text alone has no place for tools; a column of that name is then the reward functions'."""
+    """The tools of a prompt in messages. A text prompt cannot have any; its column `tools` goes to reward functions."""
     return {} if isinstance(prompt, str) else with_tools({}, values)

@@ -1,7 +1,7 @@
-"""Limits on what data and chat templates may take: a text too long to tokenise, a template that never ends.
+"""Limits on the time and memory of data and chat templates, for texts too long to tokenise and templates that loop.
 
-A chat template is a program that came with a model. Before it is used for a run it is tried in a child process with
-little time and memory, which the system ends whatever the template does. Later each rendering has a limit of time.
+A chat template is a program that comes with a model. Before a run uses it, a child process with limited time and memory
+tries it, and the system kills that process if necessary. Later, each rendering has a time limit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from posttrain.data.dropped import Unusable
 from posttrain.errors import DataError
 
 SECONDS = 10
-"""Seconds of computation for one conversation under a chat template."""
+"""Limit on the CPU time to render one conversation with a chat template, in seconds."""
 BYTES = 1 << 30
-"""Bytes of memory for one conversation under a chat template."""
+"""Limit on the memory to render one conversation with a chat template, in bytes."""
 MOST_CHARACTERS = 4_000_000
-"""Most characters of one row if the model's context sets no limit: some seconds and half a gigabyte to tokenise."""
+"""Largest number of characters in one row if the model's context sets no lower limit. Tokenising as many takes some
+seconds and half a gigabyte."""
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """All texts in messages, tool calls and whatever else data is made of."""
+    """All texts inside a value, such as messages or tool calls."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -42,8 +43,8 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def refuse_long(values: Any, max_length: int, tokenizer: Any, what: str = "longer") -> None:
-    """Raise `Unusable` for texts of so many characters that they cannot be `max_length` tokens, before they are
-    tokenised."""
+    """Raise `Unusable` for texts with so many characters that they must exceed `max_length` tokens. This saves
+    tokenising them."""
     characters = sum(map(len, texts_in(values)))
     if characters > max_length and characters > max_length * longest_token(tokenizer):
         raise Unusable(f"{what} than {max_length} tokens")
@@ -53,13 +54,13 @@ def refuse_long(values: Any, max_length: int, tokenizer: Any, what: str = "longe
 
 @functools.lru_cache(maxsize=4)
 def longest_token(tokenizer: Any) -> int:
-    """Characters of the longest token; a tokenizer without a vocabulary makes one of each character."""
+    """Length of the longest token, in characters; 1 for a tokenizer without a vocabulary (`Characters`)."""
     vocabulary: Iterable[str] = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else ()
     return max(map(len, vocabulary), default=1)
 
 
 def refuse_half_characters(value: Any) -> None:
-    r"""Raise `Unusable` for text that JSON can spell ("\ud800") and that no file, screen or tokenizer takes."""
+    r"""Raise `Unusable` for lone surrogates ("\ud800"): JSON can hold them, but no file, terminal or tokenizer can."""
     if isinstance(value, str):
         if not value.isascii():
             try:
@@ -79,14 +80,15 @@ def refuse_half_characters(value: Any) -> None:
 
 
 class _TooSlow(BaseException):
-    """Not an Exception: a template cannot catch it, nor can what calls it."""
+    """Raised when a template exceeds its time. Not an Exception, so that neither the template nor its caller catches
+    it."""
 
 
 def try_template(render: Callable[[], object]) -> None:
-    """Call `render` in a child process with limits. Raises `DataError` where it exceeds them; whatever else it raises
-    is found again when rows are rendered."""
+    """Call `render` in a child process with limits. Raises `DataError` if it exceeds them. Other errors are ignored
+    here, because they occur again when rows are rendered."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the child does not need
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads; the child needs none
         child = os.fork()
     if child == 0:
         code = 0
@@ -95,7 +97,7 @@ def try_template(render: Callable[[], object]) -> None:
             render()
         except (MemoryError, DataError):
             code = 1
-        except BaseException:  # of the template, or of this platform
+        except BaseException:  # raised by the template or by this platform
             code = 0
         finally:
             os._exit(code)
@@ -110,7 +112,7 @@ def _limit_this_process() -> None:
         signal.signal(what, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
-    with suppress(OSError, ValueError):  # where the system knows no such limit
+    with suppress(OSError, ValueError):  # the system may not have such a limit
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -118,8 +120,8 @@ def _limit_this_process() -> None:
 
 @contextmanager
 def limited_time() -> Iterator[None]:
-    """Raises `DataError` after `SECONDS` of computing in the main thread, or where memory ends; a suspended process is
-    not late."""
+    """Raise `DataError` after `SECONDS` of CPU time in the main thread, or when memory runs out. The time of a
+    suspended process does not count."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,6 @@
-"""The records of each kind of training, as `data check` sees them: rendered as a run renders them, then counted.
+"""The records of each kind of data for `data check`: rendered with the code of a run, counted, and shown as text.
 
-LOOKS has one entry per kind.
-
-A row as text, with the stretches that are trained between ⟦ and ⟧.
+LOOKS has one entry for each kind. In the shown text, ⟦ and ⟧ enclose the trained tokens.
 """
 
 from __future__ import annotations
@@ -31,27 +29,28 @@ if TYPE_CHECKING:
     from posttrain.config import DataConfig
 
 Parts = Sequence[tuple[str, bool]]
-"""Stretches of text, and whether their tokens are trained."""
+"""Segments of text, and whether their tokens are trained."""
 SHOWN_CHARACTERS = 500
-"""Characters shown of each stretch, or of each message in it."""
+"""Number of characters shown of each segment, or of each message in it."""
 CONTROLS = {
     code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
     for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 }
-"""Characters that move a terminal's cursor or turn the direction of its text are spelt out."""
+"""Characters that move a terminal's cursor or change the direction of text -> their escaped form."""
 SHOWN_TURNS = 8
-"""So many messages of a stretch are shown, at least."""
+"""Number of long messages for which a segment has room."""
 
 
 def stretches(example: Example, decode: Callable[[list[int]], object]) -> tuple[tuple[str, bool], ...]:
-    """The tokens of an example as text, in stretches that are trained or not."""
+    """The tokens of an example as text, split into trained and untrained segments."""
     pairs = zip(example.input_ids, example.completion_mask, strict=True)
     runs = groupby(pairs, key=lambda pair: pair[1])
     return tuple((str(decode([token for token, _ in run])), trained) for trained, run in runs)
 
 
 def marked(parts: Parts, texts: Iterable[str] = ()) -> str:
-    """`texts` are those of the row that stand in it: each is cut by itself where it is long, so that turns stay apart.
+    """The segments as one text with marks around the trained ones. `texts` are the texts of the row; each long one is
+    shortened separately, so that the turns stay recognisable.
 
     >>> marked([("2+2=", False), ("4<eos>", True)])
     '2+2=⟦4<eos>⟧'
@@ -70,19 +69,19 @@ def _each_cut(text: str, long: Iterable[str]) -> str:
 
 
 def cut(text: str, limit: int = SHOWN_CHARACTERS) -> str:
-    """With its beginning and its end, where it is long: the end shows whether there is an EOS."""
+    """Shorten a long text to its beginning and its end. The end shows whether there is an EOS."""
     tail, text = limit // 4, text.translate(CONTROLS)
     return text if len(text) <= limit else f"{text[: limit - tail]} […] {text[-tail:]}"
 
 
 SAMPLES = 3
 SEPARATOR = "\n"
-"""Between steps, as process_reward_model has it by default."""
+"""Separator of steps; the default of process_reward_model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Looking:
-    """What a look is taken at, and with what."""
+    """The rows to inspect, and the settings and tokenizer to inspect them with."""
 
     rows: Sequence[Row]
     settings: DataConfig
@@ -96,40 +95,40 @@ class Looking:
         return {"max_dropped": self.settings.max_dropped, "what": "the data"}
 
     def some(self, indexes: Iterable[int]) -> dict[int, Row]:
-        """Rows by number, from one pass over as many of them as it takes."""
+        """The rows with these indices, found in one pass that ends at the last of them."""
         wanted = set(indexes)
         rows = islice(self.rows, max(wanted, default=-1) + 1)
         return {index: row for index, row in enumerate(rows) if index in wanted}
 
     def places(self, indexes: Sequence[int]) -> str:
-        """Some rows by name."""
+        """Names of the first few of these rows, for a message."""
         some = self.some(indexes[:PLACES])
         return ", ".join([*(row.origin for row in some.values()), *(["…"] if len(indexes) > len(some) else [])])
 
     def parts(self, example: Example) -> tuple[tuple[str, bool], ...]:
-        """The text in stretches that are trained or not."""
+        """The text of an example, split into trained and untrained segments."""
         return stretches(example, self.renderer.tokenizer.decode)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How one kind is rendered, counted and shown."""
+    """The functions that render, count and show one kind."""
 
     render: Callable[[Looking], tuple[Sequence[Any], Sequence[Dropped], str]]
-    """Records, what was left out, and which columns were read as what."""
+    """Returns the records, the dropped rows, and a text that says how the columns were read."""
     see: Callable[[Any], Seen]
     show: Callable[[Looking, Any], dict[str, Any]]
-    """Fields of a `Sample`, but for its origin."""
+    """Returns the fields of a `Sample`, except its origin."""
 
 
 def take(look: Looking, kind: Kind) -> Use:
-    """The data as this kind reads it. Raises `DataError` if the data has no form of this kind."""
+    """Inspect the data as one kind. Raises `DataError` if its columns do not fit this kind."""
     how = LOOKS[kind]
     records, dropped, columns = how.render(look)
     survey = Survey()
     for record in records:
         survey.add(how.see(record))
-    dropped = getattr(getattr(records, "pairs", records), "dropped", dropped)  # of streamed rows only now
+    dropped = getattr(getattr(records, "pairs", records), "dropped", dropped)  # streamed rows know it only now
     first = [*islice(records, SAMPLES)]
     rows = look.some(record.index for record in first)
     return Use(
@@ -157,7 +156,7 @@ def _sample(row: Row, shown: Mapping[str, Any]) -> Sample:
 
 
 def _injected(look: Looking, kind: Kind) -> tuple[Finding, ...]:
-    """Special tokens in the text of the rows; without a tokenizer nobody knows which those are."""
+    """Findings about special tokens in the text of the rows. Without a tokenizer there are none."""
     if look.unit == "characters":
         return ()
     found = injected(look.rows, kind, look.renderer.tokenizer, look.eos_ids, chat=look.renderer.chat)
@@ -178,7 +177,7 @@ def _steps(look: Looking) -> tuple[Sequence[StepExample], Sequence[Dropped], str
 
 
 def _rendered(look: Looking, render: Callable[..., Rendered]) -> tuple[Sequence[Any], Sequence[Dropped], str]:
-    """The other kinds."""
+    """Render the other kinds."""
     found = render(look.rows, look.renderer, eos_ids=look.eos_ids, max_length=look.max_length, **look.tolerance)
     return found.rows, found.dropped, found.form
 
@@ -194,7 +193,7 @@ def _see_prompt(prompt: Prompt) -> Seen:
 def _see_example(example: Example) -> Seen:
     lengths = {"whole row": len(example.input_ids), "trained": sum(example.completion_mask)}
     seen = _of(example, content=example.input_ids, lengths=lengths)
-    # Of plain text, which has no prompt, all but the first token is trained.
+    # Plain text has no prompt: all of its tokens except the first are trained.
     return seen if len(_prompt(example)) > 1 else seen._replace(prompt=None)
 
 
@@ -238,7 +237,7 @@ def _see_steps(row: StepExample) -> Seen:
 
 
 def _of(example: Example, *, content: object, lengths: Mapping[str, int] | None = None, **more: Any) -> Seen:
-    """Of a record with one answer."""
+    """The counts of a record with one answer."""
     prompt, trained = _prompt(example), sum(example.completion_mask)
     lengths = {"prompt": len(prompt), "answer": trained} if lengths is None else lengths
     return _seen(example.index, prompt, content, lengths, tokens=len(example.input_ids), trained=trained, **more)
@@ -259,7 +258,7 @@ def _seen(
 
 
 def _prompt(example: Example) -> tuple[int, ...]:
-    """What stands before the first trained token."""
+    """The ids before the first trained token."""
     return example.input_ids[: example.completion_mask.index(True)]
 
 
@@ -297,4 +296,4 @@ LOOKS: Mapping[Kind, Look] = {
     "examples": Look(render=partial(_rendered, render=render_examples), see=_see_example, show=_show_example),
     "prompts": Look(render=_prompts, see=_see_prompt, show=_show_prompt),
 }
-"""The most telling kind first: what data is taken for, where it fits several."""
+"""Kinds of data, most specific first. Data that fits several kinds is read as the first of them."""

@@ -1,15 +1,15 @@
-"""Which tokens of a conversation are the assistant's, under any chat template, or why they cannot be told.
+"""Find the tokens of the assistant in a conversation, for any chat template, or say why that is impossible.
 
-Three ways, tried in this order:
+There are three ways, tried in this order:
 
-1. prefix: what the template writes for the turns before an answer is a beginning of what it writes with the answer.
-   Holds for every template that only appends. The last answer alone needs no more than this of any template.
-2. tags: the template marks the answers itself, with {% generation %}.
-3. marks: characters that no data has are put at the ends of each message; where they come out is where the message
-   stands, provided that without them the rendering is letter for letter the same. Holds for templates that rewrite
-   earlier turns, such as those that take the reasoning out of them.
+1. prefix: the rendered turns before an answer are a prefix of the rendered turns with the answer. This holds for every
+   template that only appends. To find the last answer alone, it is enough for any template.
+2. tags: the template itself marks the answers with {% generation %}.
+3. marks: characters that occur in no data are put at both ends of each message, and their positions in the rendered
+   text show where the message is. Without the marks, the rendering must be exactly the same. This holds for templates
+   that rewrite earlier turns, such as those that remove the reasoning from them.
 
-What is trained begins behind the header that generation is prompted with, and ends with the end-of-turn token.
+The trained tokens begin after the header that prompts generation and end with the end-of-turn token.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Ids that are trained, or not, as a whole."""
+    """Consecutive ids that are all trained or all untrained."""
 
     ids: tuple[int, ...]
     trained: bool
 
 
 class Turn(NamedTuple):
-    """Where an answer stands in the rendered text: behind the header, end-of-turn token included."""
+    """The position of an answer in the rendered text, without its header and with its end-of-turn token."""
 
     start: int
     end: int
 
 
 class NotFound(Exception):
-    """This way does not work for this conversation under this template; says why."""
+    """A way to find answers does not work for this conversation and template. The message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Messages under a chat template, and which of their answers are to be trained."""
+    """Messages with a chat template, and the answers among them that are to be trained."""
 
     messages: Sequence[Mapping[str, Any]]
     trained: Sequence[int]
-    """Places of assistant turns, in ascending order."""
+    """Indices of the trained assistant turns in `messages`, in ascending order."""
     renderer: Renderer
     eos_ids: Collection[int]
     tools: Tools = None
@@ -64,9 +64,10 @@ class Conversation:
         return self.renderer.render(messages, add_generation_prompt=prompted, tools=self.tools)
 
     def end_of_turn(self, text: str, start: int, stop: int, said: Any = "") -> int | None:
-        """Behind the EOS in `text[start:stop]` that follows on those which what is `said` there holds itself.
+        """The position after the EOS that ends the turn in `text[start:stop]`, or None. `said` is the content of the
+        turn: the EOS tokens inside it are skipped.
 
-        An EOS in the middle of an answer is part of the data; one at its very end does end it.
+        An EOS in the middle of an answer is part of the data. An EOS at the very end of an answer ends the turn.
         """
         names = eos_pattern(self.renderer.tokenizer, self.eos_ids)
         if names is None:
@@ -86,10 +87,11 @@ def assistant_segments(
     first: int = 0,
     tools: Tools = None,
 ) -> list[Segment]:
-    """The rendered conversation, cut at the assistant's turns from message `first` on, which are trained.
+    """The rendered conversation in segments. The assistant's turns from message `first` on are trained.
 
-    Of these only the last with `train_on: last`, and none whose `weight` is 0 (OpenAI). The last one gets an EOS where
-    the template writes none. Raises `Unusable` for what the template refuses, `DataError` when no way works.
+    With `train_on: last` only the last of these turns is trained. A turn with `weight` 0 (OpenAI) is never trained. If
+    the template writes no EOS after the last trained turn, one is added. Raises `Unusable` if the template refuses the
+    conversation, and `DataError` if no way works.
     """
     answers = [n for n, message in enumerate(messages) if message["role"] == "assistant" and n >= first]
     trained = [n for n in answers if messages[n].get("weight", 1) != 0]
@@ -103,7 +105,7 @@ def assistant_segments(
 
 
 def find_answers(talk: Conversation, origin: str) -> tuple[list[Segment], str]:
-    """The segments, and the way in which they were found."""
+    """The segments of a conversation, and the name of the way by which they were found."""
     refused: Unusable | None = None
     reasons = []
     for way, find in WAYS.items():
@@ -126,7 +128,7 @@ def find_answers(talk: Conversation, origin: str) -> tuple[list[Segment], str]:
 
 
 def closed(segments: Sequence[Segment], renderer: Renderer, eos_ids: Collection[int]) -> list[Segment]:
-    """With an EOS at the end of the last answer: a model that never sees one never learns to stop."""
+    """Add an EOS to the last answer if it has none: a model that never sees an EOS does not learn to stop."""
     eos = cast("int | None", renderer.tokenizer.eos_token_id)
     last = max(place for place, segment in enumerate(segments) if segment.trained)
     answer = segments[last].ids
@@ -139,7 +141,7 @@ def closed(segments: Sequence[Segment], renderer: Renderer, eos_ids: Collection[
 
 
 def by_prefix(talk: Conversation) -> list[Segment]:
-    """Each answer is what is added to the prompt that would ask for it."""
+    """Find each answer as the text that follows its prompt in the rendering."""
     text, turns = "", []
     for place in talk.trained:
         after = talk.render(talk.messages[: place + 1])
@@ -157,7 +159,7 @@ def by_prefix(talk: Conversation) -> list[Segment]:
 
 
 def by_tags(talk: Conversation) -> list[Segment]:
-    """The template says it itself with {% generation %}; an EOS right behind belongs to the answer."""
+    """Find the answers by the template's {% generation %} tags. An EOS right after the tags belongs to the answer."""
     renderer = talk.renderer
     if not re.search(r"\{%-?\s*generation\s*-?%\}", _template_text(renderer)):
         raise NotFound("the template has no {% generation %} tags")
@@ -184,7 +186,8 @@ def by_tags(talk: Conversation) -> list[Segment]:
 
 
 def by_marks(talk: Conversation) -> list[Segment]:
-    """See `Marks`; the header is what generation is prompted with, or what stands before any other answer there."""
+    """Find the answers by marks (see `Marks`). The header is the generation prompt, or the text that also precedes a
+    different answer at that position."""
     marks = Marks.place(talk)
     turns = []
     for place in talk.trained:
@@ -212,7 +215,7 @@ _MARK = re.compile(f"([{_BEGIN}{_END}])(\\d+){_PROBE}")
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """Where messages begin and end in the rendered conversation."""
+    """The positions in the rendered conversation where messages begin and end."""
 
     text: str
     begins: Mapping[int, int]
@@ -238,20 +241,21 @@ class Marks:
         return Marks(text=text, begins=found[_BEGIN], ends=found[_END])
 
     def end_before(self, place: int) -> int:
-        """Where the last message before it ends that the template wrote."""
+        """The end of the last rendered message before message `place`."""
         return max((end for n, end in self.ends.items() if n < place), default=0)
 
     def begin_after(self, place: int) -> int:
-        """Where the next message begins; of an answer only the end is known."""
+        """The beginning of the next message after message `place`. If that is an answer, its end: the beginning of an
+        answer is not marked."""
         later = [at for known in (self.begins, self.ends) for n, at in known.items() if n > place]
         return min(later, default=len(self.text))
 
 
 def _marked(message: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """With marks inside of the white space at both ends, which templates may trim.
+    """The message with marks at both ends, inside the surrounding white space, which templates may trim.
 
-    An answer has none in front: there stands the reasoning that a template may take out. One of tool calls alone has
-    its mark in the last name.
+    An answer has no mark at its beginning, because a template may remove the reasoning there. If an answer consists of
+    tool calls only, the mark is in the name of the last call.
     """
     begin, end = (f"{mark}{place}{_PROBE}" for mark in (_BEGIN, _END))
     content: str = message["content"]
@@ -266,15 +270,15 @@ def _marked(message: Mapping[str, Any], place: int) -> dict[str, Any]:
 
 
 def _behind_mark(message: Mapping[str, Any]) -> Any:
-    """What an answer says behind the mark at its end: tool calls."""
+    """The content of an answer after its end mark: its tool calls, or the arguments of the last call."""
     calls = message.get("tool_calls") or [{"function": {"arguments": {}}}]
     return calls if message["content"].strip() else calls[-1]["function"]["arguments"]
 
 
 def _behind_header(talk: Conversation, text: str, place: int, low: int, high: int) -> int:
-    """Where the answer begins, between the end of the message before it and its own."""
+    """The beginning of an answer, between `low`, the end of the message before it, and `high`, its own end."""
     before = talk.messages[:place]
-    asked = before or [{"role": "user", "content": _PROBE}]  # no template writes a conversation of no turns
+    asked = before or [{"role": "user", "content": _PROBE}]  # templates cannot render an empty conversation
     prompted, unprompted = talk.render(asked, prompted=True), talk.render(asked)
     if len(prompted) > len(unprompted) and prompted.startswith(unprompted):
         header = prompted[len(unprompted) :]
@@ -292,7 +296,8 @@ def _behind_header(talk: Conversation, text: str, place: int, low: int, high: in
 
 
 def _cut(text: str, turns: Sequence[Turn], renderer: Renderer) -> list[Segment]:
-    """Answers are tokenised apart, as in generation, so that training sees the ids that sampling will produce."""
+    """Cut the text into segments at the turns. Each answer is tokenised separately, as in generation, so that training
+    sees the ids that sampling will produce."""
     segments, done = [], 0
     for turn in turns:
         segments.append(Segment(ids=renderer.ids(text[done : turn.start], is_chat=True), trained=False))
@@ -302,7 +307,7 @@ def _cut(text: str, turns: Sequence[Turn], renderer: Renderer) -> list[Segment]:
 
 
 def _require_calls(messages: Sequence[Mapping[str, Any]], renderer: Renderer) -> None:
-    """A template that knows no tools writes an empty answer where there is a call: nobody wants to learn that."""
+    """Raise `Unusable` if the template leaves out tool calls: the model would learn to give empty answers."""
     names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
     written = renderer.render(messages, add_generation_prompt=False) if names else ""
     if not all(name in written for name in names):

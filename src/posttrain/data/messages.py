@@ -1,7 +1,7 @@
-"""Chat messages in the one shape that chat templates read, whatever shape the data gives them.
+"""Convert chat messages of any layout to the format that chat templates read.
 
-A message is `{"role", "content"}` with the roles system, user, assistant and tool. ShareGPT says `from` and `value`,
-with roles of its own; OpenAI writes the arguments of a tool call as JSON text, where templates want the object.
+A message is `{"role", "content"}` with the roles system, user, assistant and tool. ShareGPT uses `from` and `value`
+and its own roles. OpenAI writes the arguments of a tool call as JSON text, but templates need the object.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ ROLES = {
     "function_response": "tool",
     "tool_response": "tool",
 }
-"""A role's name in data -> its name in chat templates."""
+"""Name of a role in data -> its name in chat templates."""
 CALLS = ("function_call", "tool_call")
-"""Roles whose content is a tool call of the assistant, in JSON."""
+"""Roles whose content is a tool call of the assistant, as JSON."""
 
 
 def as_messages(value: Any, *, system: Any = None) -> Messages:
-    """A conversation in the shape that templates read; `system` stands in front of one that has no system turn.
+    """Convert a conversation to the format of templates. `system` becomes its first turn if it has no system turn.
 
-    Raises `Unusable` with what is wrong.
+    Raises `Unusable` with the reason if that is impossible.
     """
     if isinstance(value, dict):
         value = [value]
@@ -62,7 +62,7 @@ def as_messages(value: Any, *, system: Any = None) -> Messages:
 
 
 def with_system(messages: Messages, system: Any) -> Messages:
-    """With a system turn in front, unless there is one or `system` is empty."""
+    """The messages with a system turn at the beginning, unless they have one or `system` is empty."""
     if system is not None and not isinstance(system, str):
         raise Unusable(f"system: {a_type(system)}, not text")
     if not system or (messages and messages[0]["role"] == "system"):
@@ -71,7 +71,7 @@ def with_system(messages: Messages, system: Any) -> Messages:
 
 
 def as_message(given: Any) -> dict[str, Any]:
-    """One turn; what a template may read beside role and content (name, reasoning_content, ...) is kept."""
+    """Convert one turn. Other keys that a template may read (name, reasoning_content, ...) are kept."""
     if not isinstance(given, dict):
         raise Unusable("message without role and content")
     said = given.get("role") or given.get("from")
@@ -90,7 +90,7 @@ def as_message(given: Any) -> dict[str, Any]:
 
 
 def as_content(content: Any) -> str:
-    """Text, or OpenAI's list of parts when all of them are text."""
+    """The text of a content: text, or OpenAI's list of parts if all of them are text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -104,7 +104,7 @@ def as_content(content: Any) -> str:
 
 
 def as_calls(given: Any) -> list[dict[str, Any]]:
-    """Tool calls as `{"type": "function", "function": {"name", "arguments": object}}`.
+    """Convert tool calls to `{"type": "function", "function": {"name", "arguments": object}}`.
 
     >>> as_calls('{"name": "add", "arguments": "[1, 2]"}')
     [{'type': 'function', 'function': {'name': 'add', 'arguments': [1, 2]}}]
@@ -125,7 +125,7 @@ def as_calls(given: Any) -> list[dict[str, Any]]:
 
 
 def as_tools(given: Any) -> list[dict[str, Any]] | None:
-    """The tools that a conversation may call, for the chat template: a list, or JSON text of one; None for none.
+    """Convert the tools of a conversation for the chat template, from a list or its JSON text; None if there are none.
 
     >>> as_tools('[{"name": "add"}]')
     [{'type': 'function', 'function': {'name': 'add'}}]
@@ -163,14 +163,14 @@ def _parsed(given: Any, what: str) -> Any:
 
 
 def _continues(messages: Messages, message: Mapping[str, Any]) -> bool:
-    """A bare tool call behind the assistant's own words: for templates that is one turn."""
+    """Whether a message is a bare tool call after a text of the assistant. For templates the two are one turn."""
     if not messages or messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
         return False
     return message["role"] == "assistant" and "tool_calls" in message and not message["content"]
 
 
 def check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raises `Unusable` for turns that no template is meant for, or that teach nothing."""
+    """Raise `Unusable` for turns that templates do not expect, or that teach nothing."""
     before = ""
     for message in messages:
         role, says_nothing = message["role"], not message["content"].strip()
@@ -191,12 +191,13 @@ _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
 
 def is_dialogue(text: Any) -> bool:
-    """Text in the manner of HH-RLHF: turns that begin with Human: or Assistant: after an empty line."""
+    """Whether a text is a conversation in the format of HH-RLHF: its turns begin with Human: or Assistant: after an
+    empty line."""
     return isinstance(text, str) and text.startswith("\n\nHuman:")
 
 
 def as_dialogue(text: str) -> Messages:
-    r"""The turns of such a text; an empty one at its end, which waits for the answer, is left out.
+    r"""The turns of a text in the format of HH-RLHF. An empty assistant turn at the end is left out.
 
     >>> [m["content"] for m in as_dialogue("\n\nHuman: Hi!\n\nAssistant: Hello.\n\nHuman: Bye.\n\nAssistant:")]
     ['Hi!', 'Hello.', 'Bye.']
@@ -208,7 +209,8 @@ def as_dialogue(text: str) -> Messages:
 
 
 def implicit_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:
-    """The common beginning, and what is left of each: of messages whole ones, of text up to the end of a word.
+    """The common beginning of two answers, and the rest of each. Messages are compared as a whole, and a common text
+    ends at the end of a word.
 
     >>> implicit_prompt("Q: why? A: because", "Q: why? A: beats me")
     ('Q: why? A:', ' because', ' beats me')
@@ -227,7 +229,7 @@ def implicit_prompt(chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:
 
 
 def implicit_dialogue(chosen: str, rejected: str) -> tuple[str, str, str]:
-    r"""The same of texts in the manner of HH-RLHF: an answer begins where an Assistant: ends.
+    r"""The common beginning and the rest of two texts in the format of HH-RLHF: an answer begins after Assistant:.
 
     >>> implicit_dialogue("\n\nHuman: Why?\n\nAssistant: I am x", "\n\nHuman: Why?\n\nAssistant: I am y")
     ('\n\nHuman: Why?\n\nAssistant:', ' I am x', ' I am y')

@@ -1,4 +1,4 @@
-"""Which rows a step gets: a pure function of the seed and the step, so that a resumed run reads on where it was."""
+"""The rows of each step: a pure function of the seed and the step, so that a resumed run reads the same rows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """The kind of each row. Each step then holds every kind in its overall share, as nearly as whole rows allow."""
+    """The stratum of each row. Each step then holds every stratum in its overall share, as far as whole rows allow."""
 
     of_rows: Tensor
-    """`[rows]`, kinds numbered from 0."""
+    """Number of the stratum of each row, counted from 0, `[rows]`."""
 
     @staticmethod
     def by(labels: Iterable[Hashable]) -> Strata:
-        """
+        """The strata for a label of each row.
+
         >>> Strata.by(["Yes", "No", "Yes"]).of_rows
         tensor([0, 1, 0])
         """
@@ -28,10 +29,10 @@ class Strata:
 
 
 def rows_for_step(seed: int, step: int, per_step: int, size: int, strata: Strata | None = None) -> list[int]:
-    """The rows of step 1, 2, …: `per_step` at a time from one shuffled epoch after the other.
+    """The rows of step 1, 2, …: `per_step` rows at a time from shuffled epochs, one epoch after the other.
 
-    Each epoch has every row once, also where `per_step` does not divide `size`: a step then ends one epoch and begins
-    the next, and may hold a row twice.
+    Each epoch has every row exactly once. If `per_step` does not divide `size`, a step may end one epoch and begin the
+    next; it may then hold a row twice.
 
     >>> sorted(rows_for_step(0, 1, 2, 4) + rows_for_step(0, 2, 2, 4))
     [0, 1, 2, 3]
@@ -46,7 +47,7 @@ def rows_for_step(seed: int, step: int, per_step: int, size: int, strata: Strata
 
 
 def rows_for_round(seed: int, step: int, number: int, size: int) -> list[int]:
-    """All rows in the order in which a further round of sampling (1, 2, …) of a step may take them.
+    """All rows, in the order in which an additional sampling round (1, 2, …) of a step takes them.
 
     >>> sorted(rows_for_round(0, 1, 1, 4)), rows_for_round(0, 1, 1, 40) == rows_for_round(0, 1, 2, 40)
     ([0, 1, 2, 3], False)
@@ -57,21 +58,22 @@ def rows_for_round(seed: int, step: int, number: int, size: int) -> list[int]:
 
 @functools.lru_cache(maxsize=2)
 def _epoch(seed: int, epoch: int, size: int) -> Tensor:
-    """Eight bytes a row."""
+    """A shuffled epoch; it takes 8 bytes for each row."""
     return torch.randperm(size, generator=_generator(seed, epoch))
 
 
 @functools.lru_cache(maxsize=2)
 def _stratified_epoch(seed: int, epoch: int, strata: Strata) -> Tensor:
-    """The n rows of a kind, shuffled, stand at (k + u) / n of the epoch, k = 0 … n - 1, with one random u of the kind.
+    """A shuffled epoch with evenly spread strata: the n rows of a stratum are shuffled and placed at (k + u) / n of the
+    epoch, k = 0 … n - 1, with one random u for the stratum.
 
-    So any part of the epoch holds each kind in its share, up to a row or two, and a kind with a single row stands
-    anywhere.
+    So any part of the epoch holds each stratum in its share, up to a row or two. The position of a stratum's only row
+    is random.
     """
     generator = _generator(seed, epoch)
     shuffled = torch.randperm(len(strata.of_rows), generator=generator)
     kinds = strata.of_rows[shuffled]
-    order = kinds.argsort(stable=True)  # rows of one kind side by side, still shuffled
+    order = kinds.argsort(stable=True)  # rows of one stratum side by side, still shuffled
     counts = kinds.bincount()
     starts = counts.cumsum(0) - counts
     kinds = kinds[order]

@@ -1,7 +1,7 @@
-"""Rows into preference pairs: a prompt, the answer that was chosen and the one that was rejected.
+"""Render rows as preference pairs: a prompt, a chosen answer and a rejected answer.
 
-Which columns are read as what: forms.py. Both answers are rendered as `answer_segments` renders any answer, and end
-with their EOS.
+forms.py says which columns are read. `answer_segments` renders both answers like any answer, and each ends with its
+EOS.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from posttrain.types import Example, Pair
 def render_pairs(
     rows: Sequence[Row], renderer: Renderer, *, eos_ids: Collection[int], max_length: int, max_dropped: float, what: str
 ) -> Rendered[Pair]:
-    """Every row as a `Pair`, or counted as dropped with the reason; `what` names the rows in errors.
+    """Render each row as a `Pair`, or count it as dropped, with the reason. `what` names the rows in errors.
 
-    Raises `DataError` when a column is missing from all rows, or when more than `max_dropped` of them cannot be used.
+    Raises `DataError` if a column is missing from all rows, or if a larger share than `max_dropped` cannot be used.
     """
     form = detect(rows, "pairs")
     render = partial(render_pair, form=form, renderer=renderer, eos_ids=eos_ids, max_length=max_length)
@@ -39,7 +39,8 @@ def render_pairs(
 def render_pair(
     row: Row, index: int, form: Form, renderer: Renderer, *, eos_ids: Collection[int], max_length: int
 ) -> Pair | Dropped:
-    """One row of the form; `index` is its number in the data. Of one that a run sampled, its token ids are the pair."""
+    """Render one row of layout `form`; `index` is its number in the data. A pair that a run sampled is read from its
+    token ids."""
     if is_sampled_pair(row):
         return _sampled(row, index, renderer, max_length)
     values = form.read(row, chat=renderer.chat)
@@ -86,7 +87,7 @@ def render_answer(
     origin: str,
     tools: Tools = None,
 ) -> Example:
-    """Prompt and answer up to its closing EOS; what a template writes behind that is left out."""
+    """Render a prompt and an answer up to its final EOS. Text that a template writes after the EOS is left out."""
     segments = list(answer_segments(prompt, answer, renderer, eos_ids, origin=origin, tools=tools))
     while segments and not segments[-1].trained:
         segments.pop()
@@ -107,8 +108,8 @@ def judged_answer(
     max_length: int,
     to: str,
 ) -> Example | Dropped:
-    """Prompt and completion of a row that says what the answer is worth; without a trained token there is nothing `to`
-    do with it."""
+    """Render prompt and completion of a row with a label or a score. `to` completes the reason "nothing to …" for a row
+    without a trained token."""
     try:
         refuse_long((values["prompt"], values["completion"]), max_length, renderer.tokenizer)
         example = _side(values, "completion", index, row, renderer, eos_ids)

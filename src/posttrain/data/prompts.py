@@ -1,6 +1,6 @@
-"""Rows into prompts: which column is the question, how it is rendered, which ids the model will see.
+"""Render rows as prompts: find the column of the question, render it, and tokenise it.
 
-Prompts as rewards see them, where there is no tokenizer to render them with.
+`plain_prompts` makes prompts without a tokenizer, for code that only calls rewards.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSet(Kept):
-    """The usable prompts, and what was left out of them."""
+    """The usable prompts, and the dropped rows."""
 
     prompts: Sequence[Prompt]
     columns: str = ""
-    """Where the prompt and the gold answer come from, in words."""
+    """The columns of the prompt and the gold answer, in words."""
 
     @property
     def usable(self) -> Sequence[Prompt]:
@@ -48,21 +48,21 @@ _TALK = [
     for role, said in (("user", "One?"), ("assistant", "Two."), ("user", "Three?"), ("assistant", "Four."))
 ]
 _TRIED: set[str] = set()
-"""Chat templates that have kept within their limits."""
+"""Chat templates that were tried and stayed within their limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Renderer:
-    """How a prompt of this run becomes ids: chat template or plain text, always the same."""
+    """Turns prompts into token ids, with a chat template or as plain text. A run uses one renderer throughout."""
 
     tokenizer: PreTrainedTokenizerBase
     chat: bool
     system_prompt: str | None = None
     template_kwargs: Mapping[str, Any] | None = None
     train_on: Literal["all", "last"] = "all"
-    """Train all answers of a conversation, or the last one."""
+    """Whether all answers of a conversation are trained, or only the last one."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Schemas of the tools of the run, for prompts that bring none of their own."""
+    """Schemas of the tools of the run, for prompts that have no tools of their own."""
 
     @staticmethod
     def of(
@@ -88,7 +88,7 @@ class Renderer:
         return renderer
 
     def messages(self, prompt: str | Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...] | None:
-        """The chat messages of a prompt; None when it is plain text. One that brings a system turn keeps it."""
+        """The chat messages of a prompt; None if it is plain text. A system turn of the prompt replaces the run's."""
         if isinstance(prompt, str):
             if not self.chat:
                 return None
@@ -113,11 +113,11 @@ class Renderer:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The messages under the chat template. Raises `Unusable` for what the template refuses."""
+        """The messages rendered with the chat template. Raises `Unusable` if the template refuses them."""
         return str(self._apply(messages, tools, tokenize=False, add_generation_prompt=add_generation_prompt))
 
     def render_samples(self) -> None:
-        """Conversations of one, two and four turns under the chat template."""
+        """Render conversations of one, two and four turns, to try the chat template."""
         for turns in (1, 2, 4):
             with suppress(Unusable):
                 self.render(_TALK[:turns], add_generation_prompt=turns == 1)
@@ -125,7 +125,7 @@ class Renderer:
     def encode_marked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Mapping[str, Any]:
-        """`input_ids`, and `assistant_masks` where the template has {% generation %} tags."""
+        """The `input_ids` of a conversation, and its `assistant_masks` from the template's {% generation %} tags."""
         wanted = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
         return cast("Mapping[str, Any]", self._apply(messages, tools, **wanted))
 
@@ -142,16 +142,17 @@ class Renderer:
         try:
             with limited_time():
                 return self.tokenizer.apply_chat_template([dict(message) for message in messages], **options)
-        except DataError:  # beyond its limits
+        except DataError:  # the template exceeded its limits
             raise
-        except Exception as error:  # a program: it refuses, or trips over a value
+        except Exception as error:  # a template is a program: it may refuse a value, or fail on it
             raise Unusable(f"the chat template refuses it ({str(error)[:200]})") from error
 
     def ids(self, text: str, *, is_chat: bool) -> tuple[int, ...]:
-        """A template writes its own BOS; plain text gets what the tokenizer puts in front, and never a closing EOS."""
+        """The token ids of a text. A template writes its own BOS. Plain text gets the special tokens that the tokenizer
+        puts first, and never a final EOS."""
         try:
             ids = list(self.tokenizer(text, add_special_tokens=not is_chat).input_ids)
-        except (TypeError, UnicodeEncodeError):  # a template may write what data may not hold
+        except (TypeError, UnicodeEncodeError):  # data cannot hold lone surrogates, but a template may write them
             raise Unusable("text with half a character (a lone surrogate)") from None
         if not is_chat and len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()
@@ -161,10 +162,11 @@ class Renderer:
 def render_prompts(
     rows: Sequence[Row], config: DataConfig, renderer: Renderer, *, max_prompt_length: int, what: str
 ) -> PromptSet:
-    """Every row as a `Prompt`, or counted as dropped with the reason. `what` names the rows in errors.
+    """Render each row as a `Prompt`, or count it as dropped, with the reason. `what` names the rows in errors.
 
-    `max_prompt_length` is what the context leaves room for; `data.max_prompt_length` may be lower. Raises `DataError`
-    when a column is missing from the data, or when more than `data.max_dropped` of the rows cannot be used.
+    `max_prompt_length` is the longest prompt for which the context has room; `data.max_prompt_length` may be lower.
+    Raises `DataError` if a column is missing from the data, or if a larger share than `data.max_dropped` of the rows
+    cannot be used.
     """
     limit = min(max_prompt_length, config.max_prompt_length or max_prompt_length)
     form = prompt_form(rows, config)
@@ -175,7 +177,7 @@ def render_prompts(
 
 
 def with_all_columns(*parts: PromptSet) -> list[PromptSet]:
-    """Every prompt that lacks columns which others of these parts have is told their names."""
+    """The same parts, where each prompt that lacks columns of other prompts records the names of all columns."""
     found = (
         part.prompts.columns
         if isinstance(part.prompts, StreamedRecords)
@@ -197,7 +199,7 @@ def with_all_columns(*parts: PromptSet) -> list[PromptSet]:
 
 
 def render_prompt(row: Row, index: int, form: Form, renderer: Renderer, *, max_length: int) -> Prompt | Dropped:
-    """One row of the form; `index` is its number in the data."""
+    """Render one row of layout `form`; `index` is its number in the data."""
     columns = form.read(row, chat=renderer.chat)
     if isinstance(columns, Dropped):
         return columns
@@ -218,7 +220,7 @@ def render_prompt(row: Row, index: int, form: Form, renderer: Renderer, *, max_l
 
 
 def prompt_form(rows: Iterable[Row], config: DataConfig) -> Form:
-    """Where prompt and gold answer are: as `data.prompt` and `data.answer` say, else as forms.py knows."""
+    """The columns of the prompt and the gold answer, from `data.prompt` and `data.answer` or else from forms.py."""
     columns = columns_of(rows)
     if config.answer is not None and config.answer not in columns:
         raise _no_column(f"the column {config.answer!r} (data.answer)", "a column of the data", columns, config.answer)
@@ -227,7 +229,8 @@ def prompt_form(rows: Iterable[Row], config: DataConfig) -> Form:
 
 
 def _named_form(setting: str, columns: Sequence[str], rows: Iterable[Row]) -> Form:
-    """A column, or a template over columns. Rows of verl keep their gold answer beside a column that is named."""
+    """The form for `data.prompt`: a column, or a template over columns. Rows of verl keep their own gold answer even if
+    the column is named."""
     answer = next((name for name in ANSWER_COLUMNS if name in columns), None)
     if "{" not in setting:
         if setting not in columns:
@@ -257,7 +260,7 @@ def _fill_in(values: Mapping[str, Any], *, template: str, names: Sequence[str]) 
 
 
 def describe(form: Form) -> str:
-    """Where the prompt and the gold answer come from, in words."""
+    """The columns of the prompt and the gold answer, in words."""
     source = f"column {form.needs[0]!r}" if form.needs else form.family
     if "input" in form.may_have and form.needs == ("instruction",):
         source += " with 'input' below it"
@@ -289,7 +292,7 @@ def _no_column(missing: str, allowed: str, columns: Sequence[str], wanted: str =
 
 
 def overlap(train: PromptSet, heldout: PromptSet) -> int:
-    """How many held-out prompts stand, word for word, in the training data too."""
+    """The number of held-out prompts whose exact text is also in the training data."""
     if isinstance(train.prompts, StreamedRecords):
         return train.prompts.shared_with(heldout.source)
     seen = {prompt.text for prompt in train.prompts}
@@ -297,9 +300,9 @@ def overlap(train: PromptSet, heldout: PromptSet) -> int:
 
 
 def plain_prompts(rows: Sequence[Row], config: DataConfig) -> list[Prompt]:
-    """The usable rows, without token ids.
+    """The usable rows as prompts without token ids.
 
-    DataError when no column holds a prompt, or when more than `data.max_dropped` of the rows cannot be used.
+    Raises DataError if no column holds a prompt, or if a larger share than `data.max_dropped` cannot be used.
     """
     form = prompt_form(rows, config)
     read = [form.read(row) for row in rows]

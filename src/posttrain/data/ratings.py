@@ -1,4 +1,4 @@
-"""Rows into rated answers: prompt, completion and a number; a pair whose answers have a score each is two of them."""
+"""Render rows as rated answers: prompt, completion and score. A pair with a score for each answer gives two of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Read = Callable[[Row], list[dict[str, Any] | Dropped]]
 def render_ratings(
     rows: Sequence[Row], renderer: Renderer, *, eos_ids: Collection[int], max_length: int, max_dropped: float, what: str
 ) -> Rendered[RatedExample]:
-    """Every answer as a `RatedExample`, or counted as dropped with the reason. Raises as `render_pairs` does."""
+    """Render each answer as a `RatedExample`, or count it as dropped, with the reason. Raises `DataError` for the same
+    reasons as `render_pairs`."""
     read, usable, dropped = _reader(rows, chat=renderer.chat), [], []
     for index, row in enumerate(rows):
         for values in read(row):
@@ -38,7 +39,7 @@ def render_ratings(
 
 
 def _reader(rows: Sequence[Row], *, chat: bool) -> Read:
-    """How the answers of a row are read; DataError when the columns hold none."""
+    """The function that reads the answers of a row. Raises DataError if the columns hold no rated answers."""
     columns = set(columns_of(rows))
     if "score" not in columns and {*SCORED_PAIR, *SCORED_PAIR.values()} <= columns:
         pairs = detect(rows, "pairs")

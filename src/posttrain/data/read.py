@@ -1,10 +1,8 @@
-"""Rows of a dataset, each with the place it came from, whatever the form: JSONL, JSON, CSV, Parquet, gzip of these,
-globs and lists of them, folders that `datasets` has saved, Hugging Face dataset names, and the generated `task:NAME`.
+"""Read the rows of a dataset, each with its place in the source. Sources are JSONL, JSON, CSV and Parquet, gzip of
+these, globs and lists of them, folders that `datasets` saved, Hugging Face dataset names, and generated `task:NAME`.
 
-A row that cannot be read is an error that names the file and the line; nothing is skipped in silence. Rows are read one
-after the other: whoever does not keep them needs no memory for them.
-
-Datasets of the library `datasets`: those of the Hugging Face Hub, and those that it has saved to disk.
+A row that cannot be read is an error that names the file and the line; no row is skipped silently. Rows are read one
+by one, so they need no memory unless the caller keeps them.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ from posttrain.sources import ROWS
 
 
 def is_saved(path: Path) -> bool:
-    """A folder that `datasets` has written with save_to_disk: one dataset, or one per split."""
+    """Whether `datasets` wrote this folder with save_to_disk: one dataset, or one for each split."""
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def hub_dataset(source: str, split: str) -> Any:
-    """The dataset, mapped from disk: of the Hub, by `name` or `name:config`, or of a folder. Raises `DataError`."""
+    """A dataset of the Hub, by `name` or `name:config`, or of a folder; it is memory-mapped. Raises `DataError`."""
     from datasets import load_dataset
 
     if is_saved(Path(source)):
@@ -43,7 +41,7 @@ def hub_dataset(source: str, split: str) -> Any:
     name, _, config = source.partition(":")
     try:
         return load_dataset(name, config or None, split=split)
-    except Exception as error:  # the library raises many kinds, from the network up; all mean that there are no rows
+    except Exception as error:  # the library raises errors of many kinds; all mean that there are no rows
         reason = str(error).strip().split("\n")[0]
         raise DataError(
             given=f"{source} is not a file here, and the Hugging Face dataset {name!r} cannot be loaded ({reason})",
@@ -53,12 +51,12 @@ def hub_dataset(source: str, split: str) -> Any:
 
 
 def _saved_dataset(folder: Path, split: str) -> Any:
-    """A split of what save_to_disk wrote; a dataset without splits is all there is."""
+    """A split of a dataset that save_to_disk wrote, or the whole dataset if it has no splits."""
     from datasets import DatasetDict, load_from_disk
 
     try:
         saved = load_from_disk(folder)
-    except Exception as error:  # of many kinds, as above
+    except Exception as error:  # an error of any kind, as above
         raise DataError(
             given=f"the dataset in {folder} cannot be read ({str(error).strip().partition(chr(10))[0]})",
             allowed="a complete folder, as save_to_disk writes it",
@@ -77,30 +75,30 @@ def _saved_dataset(folder: Path, split: str) -> Any:
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 NO_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-"""Files that `datasets` writes beside data."""
+"""Files that `datasets` writes next to the data."""
 TASK_ROWS = {"train": 4096, "eval": 512}
-"""Rows that are generated for `task:NAME` when `max_rows` does not say how many."""
+"""Number of rows that are generated for `task:NAME` if `max_rows` is not set."""
 
 COMPRESSION = 4
-"""By which a file is taken to grow when it is unpacked."""
+"""Assumed ratio of a file's size after and before it is unpacked."""
 LONGEST_LINE = 100_000_000
-"""Bytes of one line, or of one row of an array: no file is taken to be one line without end."""
+"""Largest size of one line or one CSV field, in bytes. It protects against files that are one endless line."""
 PARQUET_ROWS = 1024
-"""Rows of a Parquet file that are in memory at once, beside the pages that they lie in."""
+"""Number of rows of a Parquet file that are in memory at a time, in addition to their pages."""
 
 
 class Row(NamedTuple):
-    """One row, and where it stands: what an error calls it."""
+    """One row, with its place in the source."""
 
     values: dict[str, Any]
     origin: str
-    """For example "train.jsonl:17"."""
+    """The place as error messages name it, for example "train.jsonl:17"."""
 
 
 def read_rows(
     source: str | Sequence[str], *, split: str = "train", max_rows: int | None = None, seed: int = 0
 ) -> list[Row]:
-    """All rows of the source, or the first `max_rows` of each part of it.
+    """Read all rows of the source, or the first `max_rows` of each part of it.
 
     `split` is "train" or "eval" for generated tasks and the split's name for Hugging Face datasets. Raises `DataError`.
     """
@@ -110,7 +108,7 @@ def read_rows(
 def iter_rows(
     source: str | Sequence[str], *, split: str = "train", max_rows: int | None = None, seed: int = 0
 ) -> Iterator[Row]:
-    """The rows of `read_rows`, one at a time. Raises `DataError` at the first faulty row."""
+    """Yield the rows of `read_rows` one by one. Raises `DataError` at the first faulty row."""
     sources, found = _listed(source), False
     for one in sources:
         for row in islice(_read(one, split, max_rows, seed), max_rows):
@@ -125,12 +123,12 @@ def iter_rows(
 
 
 def size_of(source: str | Sequence[str], *, split: str = "train") -> int:
-    """Bytes of text that the source holds, about: those of its files, fourfold where they are compressed."""
+    """Estimated size of the source as text, in bytes: the size of its files, times 4 for compressed files."""
     return sum(_size_of(one, split) for one in _listed(source))
 
 
 def content_key(source: str | Sequence[str], *, split: str, max_rows: int | None, seed: int) -> str:
-    """Changes with any byte of the files, with their names, and with what is read of them."""
+    """A hash of the files' contents and names, and of the arguments that choose which rows are read."""
     digest = hashlib.sha256(json.dumps([split, max_rows, seed]).encode())
     for one in _listed(source):
         if one.startswith("task:"):
@@ -167,7 +165,7 @@ def _read(source: str, split: str, max_rows: int | None, seed: int) -> Iterator[
 
 
 def _paths(source: str) -> list[Path] | None:
-    """The files that the source names; None where it can only be a dataset of the Hub, or is one saved to disk."""
+    """The files that the source names; None if it is a saved dataset or can only be a dataset of the Hub."""
     if glob.has_magic(source):
         paths = [Path(path) for path in sorted(glob.glob(source))]
         if not paths:
@@ -197,7 +195,7 @@ def _looks_like_file(path: Path) -> bool:
 
 
 def _form(path: Path) -> str:
-    """The suffix that says how to read the file, without .gz."""
+    """The suffix of a file that determines its format, without .gz."""
     return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
@@ -245,7 +243,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
 
 
 def jsonl_places(path: Path) -> Iterator[tuple[Row, int, int, int]]:
-    """Each row, where its line begins and ends in the file (unpacked), and the number of the line."""
+    """Each row with the beginning and the end of its line in the unpacked file, in bytes, and its line number."""
     begin = 0
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
         for number, raw in enumerate(iter(partial(lines.readline, LONGEST_LINE), b""), start=1):
@@ -261,12 +259,12 @@ def jsonl_places(path: Path) -> Iterator[tuple[Row, int, int, int]]:
 
 
 def jsonl_row(raw: bytes, path: Path, number: int) -> Row:
-    """The row of one line."""
+    """Parse one line into a row."""
     return _as_row(parse_json(_decoded(raw, path, number).rstrip(), path.name, number), f"{path.name}:{number}")
 
 
 def plain_jsonl(source: str) -> list[Path] | None:
-    """The files of a source that are read in place, line by line; None for any other source."""
+    """The files of a source that can be read in place, line by line; None for any other source."""
     paths = None if source.startswith("task:") else _paths(source)
     return paths if paths and all(path.suffix == ".jsonl" for path in paths) else None
 
@@ -283,7 +281,8 @@ def _decoded(raw: bytes, path: Path, number: int) -> str:
 
 
 def parse_json(line: str, name: str, number: int) -> Any:
-    """The value in a line of a file. Raises `DataError` for what is broken, or no machine should hold."""
+    """Parse the JSON value in a line of a file. Raises `DataError` if it is broken or too deep, or holds a huge
+    integer."""
     try:
         refuse_deep(line)
         return json.loads(line)
@@ -324,7 +323,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             raise DataError(
                 given=f"{path.name}, line {reader.reader.line_num}: broken CSV ({error})",
                 allowed="CSV with a header line",
-                fix="Mend the quotes of that line.",
+                fix="Fix the quotes in that line.",
             ) from None
 
 
@@ -353,6 +352,7 @@ def _task_rows(name: str, split: str, max_rows: int | None, seed: int) -> Iterat
 
 
 def _hub_rows(source: str, split: str) -> Iterator[Row]:
-    """A dataset of the Hugging Face Hub, `name` or `name:config`; honours HF_HOME, HF_HUB_OFFLINE and HF_TOKEN."""
+    """Read a dataset of the Hugging Face Hub, `name` or `name:config`, or a saved one. HF_HOME, HF_HUB_OFFLINE and
+    HF_TOKEN have their usual effect."""
     for number, values in enumerate(hub_dataset(source, split)):
         yield _as_row(dict(values), f"{source} [{split}], row {number}")

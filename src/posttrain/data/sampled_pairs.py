@@ -1,8 +1,8 @@
-"""Pairs that a run sampled, as rows of a file: readable as preference data anywhere, and here by their token ids.
+"""Pairs that a run sampled, as rows of a file. Any library can read the text; posttrain reads the token ids.
 
     {"prompt": ..., "chosen": ..., "rejected": ..., "margin": 0.5, "prompt_ids": [...], "chosen_ids": [...], ...}
 
-The ids are what was sampled: text that is tokenised anew may give others, which the policy would never have written.
+The ids are the sampled ones. Tokenising the text again may give other ids, which the policy would never have sampled.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
 def is_sampled_pair(row: Row) -> bool:
-    """Does the row bring the token ids of a prompt and two answers?"""
+    """Whether the row has the token ids of a prompt and two answers."""
     return all(isinstance(row.values.get(name), list) for name in IDS)
 
 
 def sampled_pair(values: Mapping[str, Any], index: int) -> Pair:
-    """By the ids alone; all tokens of the answers are trained."""
+    """Build a pair from its ids alone. All tokens of the answers are trained."""
     prompt_ids, chosen_ids, rejected_ids = (tuple(values[name]) for name in IDS)
 
     def side(answer: tuple[int, ...]) -> Example:
@@ -37,7 +37,7 @@ def sampled_pair(values: Mapping[str, Any], index: int) -> Pair:
 
 
 def read_sampled_pair(row: Row, tokenizer: PreTrainedTokenizerBase, index: int) -> Pair:
-    """The same of a row of a file. Raises Unusable where they do not spell its texts under this tokenizer."""
+    """Build a pair from a row of a file. Raises Unusable if this tokenizer does not decode the ids to the texts."""
     values = row.values
     for name in ("chosen", "rejected"):
         if not _spells(tokenizer, values[f"{name}_ids"], _text(values.get(name))):
@@ -48,7 +48,7 @@ def read_sampled_pair(row: Row, tokenizer: PreTrainedTokenizerBase, index: int) 
 
 
 def write_sampled_pair(prompt: Prompt, chosen: Completion, rejected: Completion) -> dict[str, Any]:
-    """The columns by which a pair is read back, and those that any other reader of preference data knows."""
+    """The columns of a sampled pair: texts, which any reader of preference data knows, and ids, to read it back."""
 
     def answer(completion: Completion) -> Any:
         return completion.text if prompt.messages is None else [{"role": "assistant", "content": completion.text}]
@@ -64,14 +64,14 @@ def write_sampled_pair(prompt: Prompt, chosen: Completion, rejected: Completion)
 
 
 def _text(answer: Any) -> str | None:
-    """Of an answer as text or as one assistant turn."""
+    """The text of an answer, which is text or one assistant turn; None for anything else."""
     if isinstance(answer, list) and len(answer) == 1 and isinstance(answer[0], Mapping):
         answer = answer[0].get("content")
     return answer if isinstance(answer, str) else None
 
 
 def _spells(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str | None) -> bool:
-    """A stop string, which is not part of the text, may follow it in the ids."""
+    """Whether the ids decode to the text. In the ids, the text may be followed by a stop string."""
     if text is None or not ids or not all(isinstance(i, int) and 0 <= i < len(tokenizer) for i in ids):
         return False
     channels = Channels.of(tokenizer)

@@ -1,4 +1,4 @@
-"""Special tokens in the text of data: a tokenizer reads "<|im_end|>" in an answer as the end of the answer."""
+"""Find special tokens in the text of data: a tokenizer reads "<|im_end|>" in an answer as the end of the answer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def eos_pattern(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int]) -> re.Pattern[str] | None:
-    """Finds what ends a turn; None without any."""
+    """A pattern that matches the tokens that end a turn; None if there are none."""
     return _any_of(str(tokenizer.convert_ids_to_tokens(token)) for token in eos_ids)
 
 
 def special_pattern(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int]) -> re.Pattern[str] | None:
-    """Finds what begins or ends a text or a turn, and any other special token but the one for unknown words."""
+    """A pattern that matches all special tokens, including the EOS tokens, except the one for unknown words."""
     ends = (str(tokenizer.convert_ids_to_tokens(token)) for token in eos_ids)
     return _any_of(name for name in {*ends, *tokenizer.all_special_tokens} if name != tokenizer.unk_token)
 
@@ -35,13 +35,13 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Injected:
-    """Rows whose text holds special tokens, other than at its very end."""
+    """Rows whose text contains special tokens before its very end."""
 
     count: int
     token: str
-    """The first one that was found."""
+    """The first special token that was found."""
     origins: tuple[str, ...]
-    """The origins of the first rows."""
+    """The origins of the first few such rows."""
 
     fix: ClassVar[str] = (
         "Remove them: in a prompt they fake turns, and in an answer they teach the model to continue after its "
@@ -61,9 +61,9 @@ class Injected:
 def injected(
     rows: Sequence[Row], kind: Kind, tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], *, chat: bool
 ) -> Injected | None:
-    """The rows, of those that can be read as this kind, in whose text a special token stands; None without any.
+    """The rows with a special token in their text, among the rows that can be read as this kind; None if none has any.
 
-    An EOS at the end of a text is how many write the end of an answer, and no injection.
+    An EOS at the very end of a text does not count: many datasets end answers with it.
     """
     count, token, origins = 0, "", []
     form, pattern = _form_of(rows, kind), special_pattern(tokenizer, eos_ids)
@@ -81,7 +81,8 @@ def injected(
 
 
 def _form_of(rows: Sequence[Row], kind: Kind) -> Form | None:
-    """Both sides of pairs are read as labels and, where they have scores, as ratings."""
+    """The form to read the rows with. If they have no form of this kind, they are pairs: those serve as labels, too,
+    and, with scores, as ratings."""
     kinds: tuple[Kind, ...] = (kind, "pairs")
     return next((detect(rows, one) for one in kinds if fits(rows, one)), None)
 

@@ -1,4 +1,4 @@
-"""Training rows and held-out rows."""
+"""Split data into training rows and held-out rows."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Split(NamedTuple):
 
 
 def read_split(config: DataConfig, seed: int) -> Split:
-    """The rows of `data.train`, or of the part of them that is asked for, and those of `data.eval`.
+    """Read the rows of `data.train`, or of the requested part of it, and the rows of `data.eval`.
 
-    Without `data.eval`, a generated task brings its own held-out rows; of anything else `data.eval_fraction` of the
-    training rows are held out, which ones is fixed by the seed: the same for every part. Raises `DataError`.
+    Without `data.eval`, a generated task has its own held-out rows. For other data, `data.eval_fraction` of the
+    training rows are held out. The seed determines which ones: the same for every part. Raises `DataError`.
     """
     whole = _read_whole(config, seed)
     return whole if config.part_numbers is None else Split(_part(whole.train, *config.part_numbers), whole.heldout)
@@ -46,8 +46,8 @@ def _read_whole(config: DataConfig, seed: int) -> Split:
 
 
 def _eligible(rows: Sequence[Row]) -> np.ndarray:
-    """The rows that may be held out: of prompts beside pairs of earlier rounds, which are all trained on, the prompts
-    alone, so that the same ones are held out in every round. Where all rows are of one kind, any."""
+    """The mask of rows that may be held out. If the data has prompts and sampled pairs of earlier rounds, only prompts
+    may be: all pairs are trained, and the same prompts are held out in every round. Otherwise any row may be."""
     sampled_N = (
         rows.sampled_N
         if isinstance(rows, StreamedRows)
@@ -57,7 +57,7 @@ def _eligible(rows: Sequence[Row]) -> np.ndarray:
 
 
 def open_rows(config: DataConfig, source: str | list[str], split: str, seed: int) -> Sequence[Row]:
-    """The rows of a source: in memory, or streamed as `data.streaming` says."""
+    """The rows of a source, in memory or streamed, depending on `data.streaming`."""
     streams = size_of(source, split=split) > STREAMED_FROM if config.streaming == "auto" else config.streaming
     names = {} if _is_task(source) else config.columns
     if not streams:
@@ -73,12 +73,12 @@ def open_rows(config: DataConfig, source: str | list[str], split: str, seed: int
 
 
 def read_auxiliary(config: DataConfig, seed: int) -> list[Row]:
-    """The rows of `data.auxiliary`; none where it is not set. Raises `DataError`."""
+    """The rows of `data.auxiliary`; none if it is not set. Raises `DataError`."""
     return [] if config.auxiliary is None else read_rows(config.auxiliary, split=config.split, seed=seed)
 
 
 def _part(rows: Sequence[Row], number: int, parts: int) -> Sequence[Row]:
-    """Rows in their order, cut into parts whose sizes differ by one at most."""
+    """Part `number` of the rows, which are cut in order into `parts` parts. Their sizes differ by at most one."""
     if len(rows) < parts:
         raise DataError(
             given=f"data.part = {number}/{parts} of {len(rows)} training rows leaves some parts empty",
@@ -89,7 +89,7 @@ def _part(rows: Sequence[Row], number: int, parts: int) -> Sequence[Row]:
 
 
 def first_rows(rows: Sequence[Row], needed: int) -> Sequence[Row]:
-    """Of streamed rows, as many as are needed to expect `needed` usable ones, in memory; else all rows."""
+    """Enough rows to expect `needed` usable ones: the first `2 * needed` of streamed rows, in memory, or else all."""
     return list(rows[: 2 * needed]) if isinstance(rows, StreamedRows) else rows
 
 

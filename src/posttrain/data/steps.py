@@ -1,7 +1,7 @@
-"""Rows into answers whose steps are labelled: a prompt, steps, and a label of each.
+"""Render rows as answers with labelled steps: a prompt, steps, and a label for each step.
 
-Prompt, steps and separators are tokenised apart, so that a step has the same ids in training and when an answer that a
-model wrote is cut at its separators. A step ends with the last token of its separator, where its score is read.
+Prompt, steps and separators are tokenised separately. So a step has the same ids in training and in an answer of a
+model that is cut at its separators. A step ends with the last token of its separator; its score is read there.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from posttrain.types import Example, StepExample
 
 @dataclass(frozen=True, kw_only=True)
 class StepSet(Rendered[StepExample]):
-    """The usable answers, and what was left out of them."""
+    """The usable answers, and the dropped rows."""
 
     cut: int = 0
-    """Steps of the usable answers that the context has no room for: they are in no loss."""
+    """Number of labelled steps of the usable answers that are beyond the context length. They are not trained."""
     divided: int = 0
-    """Steps with a separator within: where the trained model is a reward, each of those would count as several."""
+    """Number of steps that contain the separator. If the trained model is used as a reward, each counts as several."""
 
     @property
     def notes(self) -> list[str]:
@@ -43,7 +43,7 @@ class StepSet(Rendered[StepExample]):
 
 
 class Solution(NamedTuple):
-    """The ids of a prompt and the steps behind it, and the place of the last token of each step."""
+    """The ids of a prompt followed by steps, and the position of the last token of each step."""
 
     ids: tuple[int, ...]
     ends: tuple[int, ...]
@@ -52,7 +52,8 @@ class Solution(NamedTuple):
 def render_steps(
     rows: Sequence[Row], renderer: Renderer, *, separator: str, max_length: int, max_dropped: float, what: str
 ) -> StepSet:
-    """Every row as a `StepExample`, or counted as dropped with the reason. Raises as `render_pairs` does."""
+    """Render each row as a `StepExample`, or count it as dropped, with the reason. Raises `DataError` for the same
+    reasons as `render_pairs`."""
     form, usable, dropped, cut, divided = detect(rows, "steps"), [], [], 0, 0
     for index, row in enumerate(rows):
         values = form.read(row, chat=renderer.chat)
@@ -70,7 +71,7 @@ def render_steps(
 def render_solution(
     prompt: str | Sequence[dict[str, Any]], steps: Sequence[str], renderer: Renderer, separator: str
 ) -> Solution:
-    """Prompt and steps as a model that scores steps reads them."""
+    """Render a prompt and steps as a model that scores steps reads them."""
     messages = renderer.messages(prompt)
     ids = list(renderer.ids(renderer.text(prompt), is_chat=messages is not None))
     closing, ends = separator_ids(renderer, separator), []
@@ -93,7 +94,7 @@ def separator_ids(renderer: Renderer, separator: str) -> list[int]:
 
 
 def split_steps(text: str, separator: str) -> list[str]:
-    """The steps of an answer, without their separators; what is blank is no step.
+    """The steps of an answer, without their separators. Blank parts are left out.
 
     >>> split_steps("Add 1.\\n\\nSo 3.", "\\n")
     ['Add 1.', 'So 3.']

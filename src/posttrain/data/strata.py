@@ -1,4 +1,4 @@
-"""`data.stratify`: prompts by the values of a column, so that each step holds every value in its share of all rows."""
+"""`data.stratify`: group prompts by the values of a column, so that each step has every value in its overall share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from posttrain.types import Prompt
 
 
 def strata_of(prompts: Sequence[Prompt], column: str | None) -> Strata | None:
-    """None without a column. Raises `DataError` where it tells no prompts apart, all of them, or cannot be read yet."""
+    """The strata of the prompts; None if `column` is None. Raises `DataError` if all prompts have the same value, if
+    all have different ones, or if the rows are streamed."""
     if column is None:
         return None
     if isinstance(prompts, StreamedRecords):

@@ -1,12 +1,12 @@
-"""Data larger than memory: rows that are read, and records that are tokenised, whenever they are asked for.
+"""Data larger than memory: rows are read, and records are tokenised, only when they are requested.
 
-Before the run all rows are read twice, and none is kept: once to find where each begins and what is broken, once to
-find those that cannot be used as this kind of data. Of a row stay some forty bytes. Tokenised beforehand are a sample
-and the longest rows; any other row is tokenised in the step that takes it, and one that then turns out to be unusable
-is left out, counted and named, and the next row stands in for it: still a pure function of the data, the seed and
-the step.
+Before the run all rows are read twice and none is kept: first to find the beginning of each row and broken rows, then
+to find rows that cannot be used as this kind of data. Some forty bytes stay in memory for each row. A sample and the
+longest rows are tokenised before the run. Every other row is tokenised in the step that takes it. If it then turns out
+to be unusable, it is left out, counted and reported, and the next row replaces it. The rows of a step are still a pure
+function of the data, the seed and the step.
 
-JSONL is read where it lies. Any other source is first written to the cache folder as JSONL, under a key of its content.
+JSONL is read in place. Any other source is first written to the cache folder as JSONL, under a hash of its content.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from posttrain.files import write_atomically
 from posttrain.types import Prompt
 
 STREAMED_FROM = 20_000_000
-"""Bytes of text from which on `data.streaming: auto` streams: some ten seconds of tokenising, and 200 MB in memory."""
+"""Size of the text, in bytes, above which `data.streaming: auto` streams. As much takes some ten seconds to tokenise
+and 200 MB of memory."""
 SAMPLE, LONGEST = 1_000, 4_000
-"""Rows that are tokenised before the run: some from all over the data, and the longest of those that may not fit."""
+"""Numbers of rows that are tokenised before the run: a sample, and the longest of the rows that may not fit."""
 AT_ONCE = 1_000
-"""Rows between two looks at whether a file was changed."""
+"""Number of rows between two checks for changes of the files."""
 SHOWN = 8
-"""Rows left out during the run that are told one by one."""
+"""Number of rows left out during the run that are reported one by one."""
 CODE = "data/*.py"
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class RowSource:
-    """The columns that `iter_rows` is asked for, under the names of `data.columns`."""
+    """The source of rows: the arguments of `iter_rows`."""
 
     paths: tuple[str, ...]
     split: str
@@ -66,22 +67,22 @@ class RowSource:
         return iter_rows(self.paths, split=self.split, max_rows=self.max_rows, seed=self.seed)
 
     def key(self) -> str:
-        """Changes with any byte of the data, and with the code that reads it."""
+        """A hash of the data and of the code that reads it."""
         content = content_key(self.paths, split=self.split, max_rows=self.max_rows, seed=self.seed)
         return hashlib.sha256(f"{content} {code_key(CODE)}".encode()).hexdigest()[:32]
 
     def jsonl(self) -> list[list[Path]] | None:
-        """The files of each part of the source, where all can be read in place."""
+        """The files of each part of the source if all can be read in place; otherwise None."""
         parts = [plain_jsonl(path) for path in self.paths]
         return None if None in parts else [part for part in parts if part]
 
 
-# --- where rows stand -------------------------------------------------------------------------------------------------
+# --- positions of rows ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowIndex:
-    """Where each row of some files of lines begins and ends, and which file and line that is."""
+    """The position of each row in some files of lines: file, line, beginning and end."""
 
     files: Sequence[Path]
     begins_N: np.ndarray
@@ -89,30 +90,30 @@ class RowIndex:
     lines_N: np.ndarray
     files_N: np.ndarray
     columns: Sequence[str]
-    """The columns of any row."""
+    """The columns of all rows together."""
     sampled_N: np.ndarray
-    """Which rows are pairs that an earlier run sampled."""
+    """True for rows that are pairs sampled by an earlier run."""
     copied: bool
-    """The file is a copy in the cache, whose lines hold where a row stood, and the row."""
+    """Whether the file is a copy in the cache. Each of its lines holds the origin of a row and the row."""
 
     ARRAYS = ("begins_N", "ends_N", "lines_N", "files_N", "sampled_N")
 
     @staticmethod
     def open(source: RowSource) -> RowIndex:
-        """From the cache, or by reading everything. Raises `DataError` for a row that cannot be read."""
+        """Load the index from the cache, or build it by reading all rows. Raises `DataError` for an unreadable row."""
         folder, key, parts = cache_folder("data"), source.key(), source.jsonl()
         copy = folder / f"{key}.rows.jsonl"
         files = [copy] if parts is None else [path for part in parts for path in part]
-        with suppress(Exception):  # it is not there, or damaged
+        with suppress(Exception):  # the cached index is missing or damaged
             return RowIndex.read(folder / f"{key}.npz", files, copied=parts is None)
         if parts is None:
             found = _index(_copied(source.rows(), copy))
         else:
             found = _index(_in_place(parts, source.max_rows))
         if not len(found["begins_N"]):
-            next(source.rows())  # raises what is wrong with a source without rows
+            next(source.rows())  # raises the error for a source without rows
         index = RowIndex(files=files, copied=parts is None, **found)
-        with suppress(OSError, DoesNotFit):  # else the next run reads it all again
+        with suppress(OSError, DoesNotFit):  # on failure, the next run reads all rows again
             index.write(folder / f"{key}.npz")
         return index
 
@@ -124,7 +125,7 @@ class RowIndex:
 
     @staticmethod
     def read(file: Path, files: Sequence[Path], *, copied: bool) -> RowIndex:
-        with np.load(file, allow_pickle=False) as content:  # whose parts have checksums
+        with np.load(file, allow_pickle=False) as content:  # its parts have checksums
             about = json.loads(str(content["about"]))
             assert about["sizes"] == [path.stat().st_size for path in files]
             arrays = {name: content[name] for name in RowIndex.ARRAYS}
@@ -132,7 +133,7 @@ class RowIndex:
 
 
 Place = tuple[Row, int, int, int, int]
-"""A row, the number of its file, where its line begins and ends there, and the number of the line."""
+"""A row, the index of its file, the beginning and the end of its line in bytes, and the line number."""
 
 
 def _in_place(parts: Sequence[Sequence[Path]], max_rows: int | None) -> Iterator[Place]:
@@ -147,7 +148,7 @@ def _in_place(parts: Sequence[Sequence[Path]], max_rows: int | None) -> Iterator
 
 
 def _copied(rows: Iterable[Row], file: Path) -> Iterator[Place]:
-    """Write the rows to a file while they are read. Raises `DoesNotFit` where there is no room."""
+    """Write the rows to a file while they are read. Raises `DoesNotFit` if there is no room."""
     draft = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +173,7 @@ def _copied(rows: Iterable[Row], file: Path) -> Iterator[Place]:
 
 
 def _remove_abandoned(file: Path) -> None:
-    """What a process that was killed has left."""
+    """Remove the drafts of processes that were killed."""
     for draft in file.parent.glob(f"{file.name}.*.part"):
         with suppress(ValueError, OSError):
             writer = int(draft.name.split(".")[-2])
@@ -202,7 +203,7 @@ def _index(places: Iterator[Place]) -> dict[str, Any]:
     }
 
 
-# --- values that JSON has no form for ---------------------------------------------------------------------------------
+# --- values that JSON cannot represent --------------------------------------------------------------------------------
 
 _CODECS: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "bytes": (bytes, bytes.hex, bytes.fromhex),
@@ -212,7 +213,7 @@ _CODECS: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] =
     "decimal": (Decimal, str, Decimal),
     "timedelta": (timedelta, lambda value: [value.days, value.seconds, value.microseconds], lambda d: timedelta(*d)),
 }
-"""By name: the type, how it is written, and how it is read."""
+"""Name -> the type, the function that writes it, and the function that reads it."""
 _MARK = "\0type "
 _MARK_IN_JSON = json.dumps(_MARK).strip('"').encode()
 
@@ -237,30 +238,30 @@ def _from_json(found: dict[str, Any]) -> Any:
 
 
 class StreamedRows(Sequence[Row]):
-    """The rows of a source, or those of them at `places_N`, each read when it is asked for; a slice reads nothing."""
+    """The rows of a source at `places_N`. Each is read when it is requested; taking a slice reads nothing."""
 
     def __init__(self, index: RowIndex, places_N: np.ndarray, names: Names = MappingProxyType({})) -> None:
-        """`names` are those of `data.columns`."""
+        """`names` is `data.columns`."""
         self.row_index, self.places_N, self.names = index, places_N, names
         self.columns = list(renamed(dict.fromkeys(index.columns), names))
-        self._open = [path.open("rb", buffering=0) for path in index.files]  # read on where files are replaced
+        self._open = [path.open("rb", buffering=0) for path in index.files]  # stay readable if files are replaced
         self._files = [file.fileno() for file in self._open]
         self._names = [f"{path.name}:" for path in index.files]
         self._known = self._states()
 
     @staticmethod
     def open(source: RowSource) -> StreamedRows:
-        """Raises `DataError` for a row that cannot be read."""
+        """All rows of a source. Raises `DataError` for an unreadable row."""
         index = RowIndex.open(source)
         return StreamedRows(index, np.arange(len(index.begins_N)))
 
     @property
     def sampled_N(self) -> np.ndarray:
-        """True for the pairs that an earlier run sampled, with an entry for each of these rows."""
+        """One entry for each of these rows: True if it is a pair that an earlier run sampled."""
         return self.row_index.sampled_N[self.places_N]
 
     def where(self, wanted_N: np.ndarray) -> StreamedRows:
-        """The rows at the True places; `wanted_N` has an entry for each of these rows."""
+        """The rows for which `wanted_N` is True. It has one entry for each of these rows."""
         return StreamedRows(self.row_index, self.places_N[wanted_N], self.names)
 
     def named(self, names: Names) -> StreamedRows:
@@ -286,7 +287,7 @@ class StreamedRows(Sequence[Row]):
         return iter(renamed_rows(self._as_written(places_n), self.names))
 
     def _as_written(self, places_n: np.ndarray) -> Iterator[Row]:
-        """Of rows that were read before: what could be wrong with them was found then."""
+        """Read rows without checks: building the index has already found all faults."""
         index, loads = self.row_index, json.loads
         where_n4 = np.stack([x[places_n] for x in (index.files_N, index.begins_N, index.ends_N, index.lines_N)], axis=1)
         if self._states() != self._known:
@@ -318,14 +319,14 @@ class StreamedRows(Sequence[Row]):
 
 
 NOT_COMPARED = ("label", "labels", "margin", "score")
-"""Numbers in a row with given answers; they do not make it a different row."""
+"""Columns with numbers about given answers. Rows that differ only in these count as the same row."""
 
 
 class StreamedRecords(Sequence[T], Generic[T]):
     """Streamed rows, each rendered when it is requested.
 
-    In place of a row that cannot be used stands the next one that can. Raises `DataError` once more than `max_dropped`
-    of all rows seem to be of no use.
+    The next usable row replaces a row that cannot be used. Raises `DataError` as soon as a larger share than
+    `max_dropped` of all rows seems to be unusable.
     """
 
     def __init__(
@@ -336,9 +337,9 @@ class StreamedRecords(Sequence[T], Generic[T]):
         self._tell: Callable[[str], None] = self._untold.append
         self.finish: Callable[[T], T] = lambda record: record
         self._left_out: dict[int, Dropped] = {}
-        """By the number of the row."""
+        """Index of a row -> why it was left out."""
         self.columns: dict[str, Any] = {}
-        """For prompts: the columns that rewards receive beside them."""
+        """For prompts: the other columns, which rewards receive."""
         self._ready = False
         self._read_all()
         self._try_some()
@@ -355,14 +356,14 @@ class StreamedRecords(Sequence[T], Generic[T]):
         if not isinstance(chosen, int):
             return tuple(found for one in chosen if (found := self._usable(one)) is not None)
         following = (self._usable((chosen + step) % len(self)) for step in range(len(self)))
-        return next(found for found in following if found is not None)  # _leave_out raises where none is left
+        return next(found for found in following if found is not None)  # _refuse_too_many raises if none is left
 
     def __iter__(self) -> Iterator[T]:
-        """All that can be used, once each, without what stands in for others."""
+        """Yield each usable record once, without replacements for unusable ones."""
         return (found for place in range(len(self)) if (found := self._usable(place)) is not None)
 
     def key(self) -> str:
-        """Changes with what is read of any row, with their order, and with what tokenises them."""
+        """A hash of the values that are read from the rows, of their order, and of the settings that tokenise them."""
         settings = {name: _plain(value) for name, value in self.render.keywords.items()}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
         for part in (self._values.digest(), self.texts_N, self.numbers):
@@ -370,7 +371,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
         return digest.hexdigest()
 
     def shared_with(self, rows: Iterable[Row]) -> int:
-        """How many of the rows stand, word for word, among these too."""
+        """The number of `rows` whose exact text is also in these records."""
         form, chat = self.render.keywords["form"], self.render.keywords["renderer"].chat
         read = (row.values if is_sampled_pair(row) else form.read(row, chat=chat) for row in rows)
         texts = [_key_of(self._words(values)) for values in read if not isinstance(values, Dropped)]
@@ -379,7 +380,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
     # --- before the run ---
 
     def _read_all(self) -> None:
-        """Find the rows that can be read as this kind of data, and what there is to know of them without tokens."""
+        """Find the rows that can be read as this kind of data, and collect their properties that need no tokens."""
         usable, numbers, texts, sizes = array("q"), array("d"), array("Q"), array("q")
         read, chat = self.render.keywords["form"].read, self.render.keywords["renderer"].chat
         self._values = hashlib.sha256()
@@ -404,17 +405,18 @@ class StreamedRecords(Sequence[T], Generic[T]):
         self.numbers, self.texts_N = np.asarray(numbers), np.asarray(texts)
 
     def _words(self, values: Mapping[str, Any]) -> str:
-        """Equal for rows with the same words: of prompts the prompt, of given answers all but their numbers."""
+        """A text that is equal for rows with the same text: the prompt, or for given answers all columns except
+        numbers."""
         if self.record is not Prompt:
             return repr([value for name, value in values.items() if name not in NOT_COMPARED])
         return values["prompt"] if isinstance(values["prompt"], str) else repr(values["prompt"])
 
     def _try_some(self) -> None:
-        """Tokenise the longest rows, and some from all over the data: those found to be bad are taken out."""
+        """Tokenise the longest rows and a sample from the whole data, and remove those that turn out to be unusable."""
         size, limit = len(self), self.render.keywords.get("max_length", 0)
         self._tried_N, self._bad_N = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
         self._tried = self._bad = 0
-        """Rows that are tried in no particular order, as a sample of all others."""
+        """Numbers of tried rows and of unusable ones among them. They are a sample of all rows except the longest."""
         order_N = np.argsort(self._sizes_N, kind="stable")[::-1]
         longest = order_N[self._sizes_N[order_N] > limit][:LONGEST].tolist()
         for place in longest:
@@ -431,7 +433,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
         self._ready = True
 
     def _refuse_too_many(self) -> None:
-        """Judged by the rows that were tried, as if all others were like them."""
+        """Raise the error for too many dropped rows, on the assumption that untried rows are like the tried ones."""
         expected = self._certain + (self._bad / self._tried * self._others if self._tried else 0)
         if expected > self.max_dropped * len(self.rows) or len(self._left_out) == len(self.rows):
             raise too_many(self.dropped, len(self.rows) - self._others + self._tried, self.max_dropped, self.what)
@@ -439,7 +441,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
     # --- a row ---
 
     def _usable(self, place: int) -> T | None:
-        """The record of a row, or None for one that is left out."""
+        """The record of a row, or None if it is left out."""
         if self._bad_N[place]:
             return None
         index = int(self.usable_N[place])
@@ -454,12 +456,12 @@ class StreamedRecords(Sequence[T], Generic[T]):
         if self._ready:
             self._refuse_too_many()
             late = len(self._left_out)
-            if late.bit_count() == 1 or late <= SHOWN:  # each of the first, then ever fewer of them
+            if late.bit_count() == 1 or late <= SHOWN:  # report each of the first rows, then fewer and fewer
                 self._tell(f"{self.what}: left out {found.origin}: {found.reason} ({counted(late, 'row')} so far)")
         return None
 
     def tell(self, say: Callable[[str], None]) -> None:
-        """Have it said which rows are left out from now on, and which were since the first look at the data."""
+        """Report rows that are left out with `say` from now on, and first those that were left out before this call."""
         for sentence in self._untold:
             say(sentence)
         self._tell = say
@@ -473,9 +475,10 @@ class StreamedRecords(Sequence[T], Generic[T]):
 def collect(
     rows: Sequence[Row], render: partial[T | Dropped], record: type[T], *, max_dropped: float, what: str
 ) -> tuple[Sequence[T], Sequence[Dropped]]:
-    """`render(row, index)` of all rows: the records, and what was left out; read one by one where rows are streamed.
+    """Call `render(row, index)` for all rows, and return the records and the dropped rows. Streamed rows are rendered
+    one by one when they are requested.
 
-    What rendering depends on stands in the keywords of `render`. Raises `DataError` where too much was left out.
+    The keywords of `render` hold everything that rendering depends on. Raises `DataError` if too many are dropped.
     """
     if isinstance(rows, StreamedRows):
         streamed = StreamedRecords(rows, render, record, max_dropped=max_dropped, what=what)
@@ -492,7 +495,7 @@ def _key_of(words: str) -> int:
 
 
 def streaming_notes(parts: Mapping[str, Sequence[Row]]) -> list[str]:
-    """`parts` are rows under what they are."""
+    """Sentences about streamed rows, for the user. The keys of `parts` name the rows."""
     return [
         f"{what}: {len(rows):,} rows are streamed: the step that takes a row tokenises it"
         for what, rows in parts.items()
@@ -501,7 +504,7 @@ def streaming_notes(parts: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A setting of a rendering as JSON."""
+    """A keyword of `render` as JSON."""
     if isinstance(value, Form):
         return [value.kind, value.family, value.name, value.answer]
     if is_dataclass(value):

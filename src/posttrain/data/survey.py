@@ -1,4 +1,4 @@
-"""Counts over the records of a dataset: lengths, repetitions, contradictions, balance, and what is worth a look."""
+"""Statistics of the records of a dataset: lengths, repetitions, contradictions, balance, and findings about them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from posttrain.data.forms import Kind
 from posttrain.functional.intervals import Interval, mean_interval, wilson
 
 PLACES = 3
-"""Rows that are named where many have the same fault."""
+"""Number of rows that a message names if many have the same fault."""
 NOTABLE = 0.05
-"""A difference of length is worth a look from this share of the mean length on."""
+"""Smallest difference of length that is reported, as a share of the mean length."""
 
 
 class Lengths(NamedTuple):
-    """Quantiles over the usable rows: each is a value that occurs."""
+    """Quantiles over the usable rows. Each is one of the values."""
 
     shortest: float
     median: float
@@ -30,7 +30,8 @@ class Lengths(NamedTuple):
 
     @staticmethod
     def of(values: Iterable[float]) -> Lengths:
-        """
+        """The quantiles of some values.
+
         >>> Lengths.of(range(1, 101))
         Lengths(shortest=1, median=50, p90=90, p99=99, longest=100)
         """
@@ -44,13 +45,13 @@ class Sample:
 
     origin: str
     parts: tuple[tuple[str, bool], ...]
-    """Stretches of text, and whether their tokens are trained."""
+    """Segments of text, and whether their tokens are trained. For a pair, the chosen answer."""
     rejected: tuple[tuple[str, bool], ...] = ()
-    """The same with the answer that was not chosen, where `parts` has the chosen one."""
+    """The segments with the rejected answer of a pair."""
     texts: tuple[str, ...] = ()
-    """Those of the row, as they stand in the data."""
+    """The texts of the row, as they are in the data."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Columns beside the text: the gold answer, a label, a score, a margin."""
+    """Other columns: the gold answer, a label, a score or a margin."""
 
     @property
     def answer(self) -> Any:
@@ -60,7 +61,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that whoever trains on the data should know."""
+    """A remark for anyone who trains on the data."""
 
     message: str
     fix: str = ""
@@ -68,12 +69,12 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthBias:
-    """How far the length of an answer alone tells which one was chosen."""
+    """How well the length of the answers alone predicts which one was chosen."""
 
     difference: Interval
-    """Mean of chosen minus rejected, in the unit of the lengths."""
+    """Mean length of chosen minus rejected answers, in the unit of the lengths."""
     longer_is_chosen: Interval
-    """Share of the pairs of different length in which the longer answer is the chosen one."""
+    """Share of pairs in which the longer answer was chosen, among pairs with answers of different length."""
 
     @staticmethod
     def of(chosen: Sequence[int], rejected: Sequence[int]) -> LengthBias:
@@ -85,20 +86,20 @@ class LengthBias:
 
 
 class Seen(NamedTuple):
-    """What is counted of one record."""
+    """The properties of one record that are counted."""
 
     index: int
-    """Its row."""
+    """Index of its row."""
     prompt: object
-    """Equal for records with the same prompt; None where there is none."""
+    """A value that is equal for records with the same prompt; None if there is no prompt."""
     content: object
-    """Equal for records that are the same."""
+    """A value that is equal for equal records."""
     lengths: Mapping[str, int]
     tokens: int
     trained: int
     numbers: Mapping[str, float]
     contrary: object = None
-    """The `content` of a record that says the opposite; None where there is no opposite."""
+    """The `content` of a record that says the opposite; None if there is no opposite."""
     classes: tuple[str, ...] = ()
 
 
@@ -108,27 +109,27 @@ class Use:
 
     kind: Kind
     mapping: str
-    """Which columns are read as what."""
+    """How the columns are read, in words."""
     usable: int
-    """Rows that are trained on."""
+    """Number of rows that can be trained on."""
     records: int
-    """The number of examples that they give: a pair whose answers are rated separately counts as two."""
+    """Number of records made from these rows. A pair whose answers are rated separately counts as two."""
     dropped: Sequence[Dropped]
     duplicates: int
-    """Rows that repeat an earlier one."""
+    """Number of rows that repeat an earlier row."""
     repeated_prompts: int
-    """Rows whose prompt an earlier one has too."""
+    """Number of rows with the prompt of an earlier row."""
     contradictions: int
-    """Rows that say the opposite of an earlier one: the same pair the other way round, the other label."""
+    """Number of rows that say the opposite of an earlier row: the same pair swapped, or the other label."""
     tokens: int
     trained: int
-    """The number of trained tokens; 0 if answers are sampled."""
+    """Number of trained tokens; 0 if answers are sampled."""
     lengths: Mapping[str, Lengths]
-    """By what is measured, for example "prompt"."""
+    """Name of what is measured, for example "prompt" -> quantiles of its lengths."""
     numbers: Mapping[str, Lengths]
-    """The same of what is no length: margins, scores, steps per answer."""
+    """Name of a number that is no length (margins, scores, steps per answer) -> its quantiles."""
     classes: Mapping[str, int]
-    """How many answers, or steps, have which label."""
+    """Label -> number of answers or steps that have it."""
     length_bias: LengthBias | None
     samples: tuple[Sample, ...]
     findings: tuple[Finding, ...]
@@ -136,7 +137,7 @@ class Use:
 
 @dataclass(kw_only=True)
 class Survey:
-    """The counts, while they are counted: some numbers and three fingerprints a record."""
+    """The running counts. It keeps a few numbers and up to three fingerprints for each record."""
 
     lengths: dict[str, array[int]] = field(default_factory=dict)
     numbers: dict[str, array[float]] = field(default_factory=dict)
@@ -173,7 +174,7 @@ class Survey:
         return None if sides[0] is None or sides[1] is None else LengthBias.of(sides[0], sides[1])
 
     def findings(self, kind: Kind, unit: str, places: Callable[[Sequence[int]], str]) -> tuple[Finding, ...]:
-        """Remarks about the rows; `places` names rows."""
+        """Remarks about the rows. `places` turns indices of rows into their names."""
         return (
             *_repetitions(self, kind, places),
             *_length_findings(self.length_bias(), self.lengths, unit),
@@ -184,9 +185,9 @@ class Survey:
 
 
 def kto_weights(desirable: int, undesirable: int) -> dict[str, tuple[float, float]]:
-    """The setting, and from where to where, that brings λ_D n_D / (λ_U n_U) into [1, 4/3] (arXiv:2402.01306).
+    """The setting to change and the range that brings λ_D n_D / (λ_U n_U) into [1, 4/3] (arXiv:2402.01306).
 
-    Empty where both weights may stay 1.
+    Empty if both weights may stay 1.
 
     >>> kto_weights(100, 200), kto_weights(200, 100), kto_weights(110, 100)
     ({'desirable_weight': (2.0, 2.6666666666666665)}, {'undesirable_weight': (1.5, 2.0)}, {})
