@@ -305,7 +305,7 @@ def test_resuming_a_run_that_is_done_says_so(posttrain):
     assert posttrain("train", "run.yaml")[0] == 0
     exit_code, out, _ = posttrain("resume", "run")
     assert exit_code == 0
-    assert "all 2 steps are done; `posttrain resume run --steps N` trains on" in out
+    assert "all 2 steps are done; `posttrain resume run --steps N` trains more" in out
 
 
 def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has_done(posttrain, place):

@@ -210,8 +210,8 @@ def test_lost_ranks_and_a_lost_node_start_the_job_again_and_it_ends_with_the_sam
     cluster.add_node(num_cpus=CPUS, object_store_memory=MEMORY)  # for the tests that come
     assert errors == []
     assert_same(folder, here.folder)
-    told = [text for text in messages(folder) if "went on from its newest checkpoint" in text]
-    assert told[0] == "rank 1 was ended by signal 9 (SIGKILL); the job went on from its newest checkpoint"
+    told = [text for text in messages(folder) if "continues from its newest checkpoint" in text]
+    assert told[0] == "rank 1 was ended by signal 9 (SIGKILL); the job continues from its newest checkpoint"
     assert told[1].startswith("rank 0 was lost: its actor is gone (")
     assert len(told) == 3
     assert running(RANK) == running(ENGINE) == []
@@ -327,7 +327,9 @@ def test_where_a_lost_node_has_no_successor_the_run_goes_on_with_fewer_ranks(pla
         killer.join(1)
     assert [record["step"] for record in records(folder)] == list(range(1, 13))
     assert "  devices: 2  #" in (folder / "config.yaml").read_text()
-    assert any("with 2 of 3 ranks left; the job went on from its newest checkpoint" in one for one in messages(folder))
+    assert any(
+        "with 2 of 3 ranks left; the job continues from its newest checkpoint" in one for one in messages(folder)
+    )
     pt.resume(folder, steps=13, devices=1)
     assert [record["step"] for record in records(folder)] == list(range(1, 14))
     assert "\ncluster: null  #" in (folder / "config.yaml").read_text(), "one process without engines needs none"

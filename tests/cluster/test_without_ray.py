@@ -166,7 +166,7 @@ def test_a_reward_from_elsewhere_keeps_no_place_and_one_that_is_installed_stays(
 
 def test_too_much_is_refused_by_name(here, monkeypatch):
     monkeypatch.setattr("posttrain.cluster.luggage.LARGEST", 1 << 20)
-    with pytest.raises(ConfigError, match=r"the files that go to the nodes with the run are more than 1 MiB, with /"):
+    with pytest.raises(ConfigError, match=r"the files to send to the nodes with the run exceed 1 MiB, with /"):
         Luggage()
 
 
@@ -212,14 +212,14 @@ def test_the_command_of_a_job_names_its_interpreter_and_puts_engines_and_ranks_o
 @pytest.mark.parametrize(
     ("changed", "given", "message"),
     [
-        ({"output": "runs/first"}, {}, "output = runs/first, which would be a folder of the job's own"),
+        ({"output": "runs/first"}, {}, "output = runs/first, which would be in the job's own folder"),
         ({"config": "/etc/run.yaml"}, {}, "/etc/run.yaml is not below the present directory"),
         ({"config": "../run.yaml"}, {}, r"\.\./run\.yaml is not below the present directory"),
-        ({}, {"model": {"path": "my-model"}}, "model.path = my-model, a folder of this machine"),
+        ({}, {"model": {"path": "my-model"}}, "model.path = my-model, a folder on this machine"),
         ({}, {"rewards": [{"function": "../far.py:f"}]}, r"rewards\.0\.function = \.\./far\.py:f, whose file"),
         ({"gpus": 2}, {"train": {"steps": 1, "devices": 2}}, r"--gpus 2 with train\.devices = 2, whose ranks get GPUs"),
         ({}, {"tools": ["../far.py:look"]}, r"tools\.0 = \.\./far\.py:look, whose file is not sent"),
-        ({}, {"tools": ["search:my-model"]}, r"tools\.0 = my-model, a folder of this machine"),
+        ({}, {"tools": ["search:my-model"]}, r"tools\.0 = my-model, a folder on this machine"),
         ({}, {"environment": "/far/game.py:Game"}, r"environment\.function = /far/game\.py:Game, whose file"),
     ],
 )

@@ -180,7 +180,7 @@ def test_the_last_engine_is_not_waited_for_in_environments():
     controller.handle(Asked())
     [*_, stop] = controller.handle(Lost("a", "was killed"))
     assert isinstance(stop, Stop)
-    assert "the trainer waited in vain for a: was killed; no engine is left" in stop.cause
+    assert "no engine is left; the last one was a (was killed)" in stop.cause
     assert waiting(controller) == set()
 
 
@@ -422,7 +422,7 @@ def test_an_engine_that_is_lost_too_often_stays_away_and_the_last_one_ends_the_r
     commands = controller.handle(Asked()) + controller.handle(Lost("a", "was killed"))
     cause = "row 0 was lost 2 times since its last token: a, which was killed"
     assert commands[:3] == [Dismiss("a"), GiveUp(0, cause), GiveUp(1, cause)]
-    assert commands[3:] == [Stop("the trainer waited in vain for a: was killed; no engine is left", failed=True)]
+    assert commands[3:] == [Stop("no engine is left; the last one was a (was killed)", failed=True)]
 
 
 def test_engines_that_never_start_end_the_run_before_anything_is_published():
@@ -432,7 +432,7 @@ def test_engines_that_never_start_end_the_run_before_anything_is_published():
     assert commands[:3] == [Restart("a"), Dismiss("a"), Restart("b")]
     assert commands[3:] == [
         Dismiss("b"),
-        Stop("the trainer waited in vain for b: exited with code 1; no engine is left", failed=True),
+        Stop("no engine is left; the last one was b (exited with code 1)", failed=True),
     ]
 
 
@@ -459,7 +459,7 @@ def test_the_other_rows_of_what_is_given_up_are_interrupted():
     controller.handle(Returned("a", Row(0, 0), 1))
     assert controller.handle(Returned("b", Row(0, 0), 2))[:2] == [
         Interrupt("a", Row(0, 1), 1),
-        GiveUp(0, "row 0 was lost 2 times since its last token: b gave it back unfinished"),
+        GiveUp(0, "row 0 was lost 2 times since its last token: b returned it unfinished"),
     ]
 
 
@@ -568,5 +568,5 @@ def test_versions_between_publications_are_sampled_with_the_last_one():
 
 def test_a_trainer_that_breaks_the_order_of_its_own_steps_is_told():
     controller, _ = started()
-    with pytest.raises(ValueError, match="while the trainer is between; it has to be training before"):
+    with pytest.raises(ValueError, match="while the trainer is between; it must be training"):
         controller.handle(Trained(1))

@@ -402,7 +402,7 @@ def test_a_run_whose_streamed_rows_were_changed_is_not_resumed(tmp_path, path):
     tiny_model(tmp_path / "model", characters="0123456789+= ")
     run = trained(tmp_path, path, "dpo", "run", **{"data.streaming": True, "train.steps": 1})
     Path(path).write_text(jsonl(*reversed(faulty())))
-    with pytest.raises(DataError, match="training data: 45 rows as before, but different ones"):
+    with pytest.raises(DataError, match="training data: 45 rows as before, but their content"):
         resume(run.folder, steps=2)
 
 

@@ -198,7 +198,7 @@ def test_a_run_that_shall_stop_says_what_to_do_about_the_engine(place):
     stops = {"alarms": {"on_alarm": "stop"}}
     with AnotherTemperature(place / "model").serving() as url, pytest.raises(AlarmStop) as stopped:
         pt.train(config(place, "stops", url, **stops))
-    assert "engines whose log-probabilities are the trainer's" in str(stopped.value)
+    assert "engines whose log-probabilities agree with the trainer's" in str(stopped.value)
     assert "sampling.temperature" in stopped.value.fix
     assert "reward" not in str(stopped.value)
 

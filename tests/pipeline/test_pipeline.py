@@ -254,7 +254,7 @@ def test_a_stage_whose_folder_was_removed_is_trained_again_to_the_same_bits(stop
     ("change", "message"),
     [
         ({"eos_ids": (7,)}, r"answers ended with the token ids \[7\] and now with \[2\]"),
-        ({"chat_template": "{{ messages }}"}, "its tokenizer has another chat template"),
+        ({"chat_template": "{{ messages }}"}, "its tokenizer has a different chat template"),
         ({"values": ((0.5,) * 16,) * 4}, "log-probabilities of fixed answers differ by"),
     ],
 )
@@ -315,7 +315,7 @@ def test_a_stage_that_has_begun_does_not_take_other_settings_in_silence(cut):
     edit(cut, 2, "group_size: 2", "group_size: 4")
     said = r"stage grpo has begun with other settings: sampling\.group_size, train\.learning_rate of [^$]*"
     with pytest.raises(
-        ConfigError, match=said + r"agree; or, to train these stages again, remove the folder .*02-grpo"
+        ConfigError, match=said + r"agree\. Or, to train these stages again, remove the folder .*02-grpo"
     ):
         posttrain.resume(cut)
     shutil.rmtree(cut / "02-grpo")
@@ -326,7 +326,7 @@ def test_a_stage_that_has_begun_does_not_take_other_settings_in_silence(cut):
 @pytest.mark.slow
 def test_a_stage_that_is_done_does_not_either(cut):
     edit(cut, 1, "steps: 3", "steps: 4")
-    with pytest.raises(ConfigError, match=r"stage sft has begun [^$]*train\.steps [^$]*since the stage is done"):
+    with pytest.raises(ConfigError, match=r"stage sft has begun [^$]*train\.steps [^$]*because the stage is finished"):
         posttrain.resume(cut)
     shutil.rmtree(cut / "01-sft")  # and now the second stage goes on from another model than it began with
     with pytest.raises(ConfigError, match=r"stage grpo has begun with other settings: model\.path"):

@@ -89,7 +89,7 @@ def test_neighbours_on_two_machines_are_refused():
     machines = ["a"] * 6 + ["b"] * 2
     with pytest.raises(ConfigError) as raised:
         refuse_neighbours_apart(4, machines)
-    assert "of the neighbours 4 to 7 some are on a and some on b (ranks: 6 on a, 2 on b)" in str(raised.value)
+    assert "ranks 4 to 7 share matrices and some are on a, some on b (ranks: 6 on a, 2 on b)" in str(raised.value)
     assert "Set train.tensor = 2" in raised.value.fix
     refuse_neighbours_apart(2, machines)
     refuse_neighbours_apart(1, ["a", "b"])
@@ -228,7 +228,7 @@ def test_a_killed_rank_starts_the_job_again_and_the_run_ends_as_if_nothing_had_b
     ours, theirs = weights(tmp_path / "whole", 8), weights(tmp_path / "killed", 8)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     events = (tmp_path / "killed" / "events.jsonl").read_text()
-    assert f"rank {victim} was ended by signal 9 (SIGKILL); the job went on from its newest checkpoint" in events
+    assert f"rank {victim} was ended by signal 9 (SIGKILL); the job continues from its newest checkpoint" in events
     assert [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").open()] == list(range(1, 9))
 
 

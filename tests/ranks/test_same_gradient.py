@@ -110,14 +110,14 @@ def test_weights_that_two_ranks_hold_have_the_same_bits_or_nothing_is_saved(fold
     said = said_by_both(folder, "bits", "grpo, Qwen3, divided", "grpo, a copy on each rank")
     for kind, text, key in said:
         assert kind == "GuardStop"
-        assert re.search(rf"ranks 0 and 1 hold the same part of \S*{re.escape(key)}, and its bits differ", text)
+        assert re.search(rf"ranks 0 and 1 hold the same part of \S*{re.escape(key)}, but its bits differ", text)
     assert "norm" in said[0][2]
 
 
 def test_a_job_whose_neighbours_are_on_two_machines_ends_on_all_ranks(folder):
     [[kind, text]] = said_by_both(folder, "machines")
     assert kind == "ConfigError"
-    assert "of the neighbours 0 to 1 some are on machine-0 and some on machine-1" in text
+    assert "ranks 0 to 1 share matrices and some are on machine-0, some on machine-1" in text
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ URL = "s3://bucket/run"
 
 def test_ranks_of_several_machines_are_refused():
     for beside, said in (
-        (2, "of which 2 are on this machine"),
-        (None, "of which an unknown number are on this machine"),
+        (2, "2 of them on this machine"),
+        (None, "an unknown number of them on this machine"),
     ):
         with pytest.raises(ConfigError, match=said):
             refuse_several_machines(URL, Place(rank=0, size=4, local=0, beside=beside))

@@ -135,7 +135,7 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, mon
     monkeypatch.setattr(computing, "choose_compute", lambda *given, saved=None, **more: here)
     resumed = posttrain.resume(stopped.folder, steps=3)
     assert Compute.read(resumed.folder / computing.FILE) == here
-    (told,) = [message for message in events(resumed, "warning") if "bit for bit" in message]
+    (told,) = [message for message in events(resumed, "warning") if "last bits" in message]
     assert f"{stopped.trainer.loaded.compute.describe()} on another processor" in told
     assert "and continues in float32, sampling" in told
 
@@ -152,7 +152,7 @@ def test_a_run_whose_kernels_are_gone_goes_on_without_them_and_says_so(folder, m
         found.cache_clear()
     assert resumed.trainer.loaded.compute.kernels == "torch"
     assert resumed.feed.generator.sampler.compute.kernels == "torch"
-    (told,) = [message for message in events(resumed, "warning") if "bit for bit" in message]
+    (told,) = [message for message in events(resumed, "warning") if "last bits" in message]
     assert f"compiled kernels on {machine()}, {stopped.trainer.loaded.compute.compiler} and continues in " in told
     assert "no compiled kernels: POSTTRAIN_KERNELS = torch" in events(resumed, "compute")[-1]
 

@@ -121,7 +121,7 @@ def test_a_number_outside_of_the_trained_tokens_is_not_blamed(guard, batch):
 
 def test_when_each_number_is_finite_the_largest_is_shown(guard, batch):
     with pytest.raises(
-        NonFiniteError, match=r"each .* is finite; the largest is in prompt 12, completion 2 of 2 \(.* is -3e\+30"
+        NonFiniteError, match=r"all .* are finite; the largest is in prompt 12, completion 2 of 2 \(.* is -3e\+30"
     ):
         guard.observe_loss(torch.tensor(INF), with_number(-3e30, row=3, t=1), batch, step=1)
 

@@ -222,6 +222,6 @@ def test_the_state_of_another_model_is_refused(other):
     set_gradients(net, 0)
     optimizer.step(1, ignore)
     with pytest.raises(
-        CheckpointError, match=r"does not fit parameter(.|\n)*Resume with the config with which the run was"
+        CheckpointError, match=r"does not fit parameter(.|\n)*Resume with the config that the run was started with"
     ):
         Updater(other.parameters(), settings()).restore(optimizer.tensors())

@@ -367,7 +367,7 @@ def test_other_data_is_refused_where_it_is_read(folder, tmp_path):
     run = train(folder, "moved-data", **settings)
     rows = (tmp_path / "pairs.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "pairs.jsonl").write_text("".join(rows[::-1]))
-    with pytest.raises(DataError, match="the data differs from the data with which the run was started"):
+    with pytest.raises(DataError, match="the data differs from the data that the run was started with"):
         pt.replay(run)
 
 

@@ -140,7 +140,7 @@ def test_a_run_is_not_resumed_with_other_adapters_than_it_has_trained(folder, be
 @pytest.mark.parametrize(
     ("settings", "role"),
     [
-        pytest.param({"lora": {"rank": 2}}, "on which its adapters stand", marks=pytest.mark.slow),
+        pytest.param({"lora": {"rank": 2}}, "which is the base of its adapters", marks=pytest.mark.slow),
         ({"algorithm": {"name": "grpo", "kl_coef": 0.1}}, "which is its reference"),
     ],
 )

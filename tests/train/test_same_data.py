@@ -92,12 +92,12 @@ def test_rows_in_another_order_are_another_run(tmp_path, model, algorithm):
     folder = begun(tmp_path, model, algorithm)
     checkpoints = sorted(folder.glob("checkpoints/*"))
     write(tmp_path / "train.jsonl", algorithm, [row(n) for n in reversed(range(16))])
-    with pytest.raises(DataError, match="differs from the data with which the run was started") as error:
+    with pytest.raises(DataError, match="differs from the data that the run was started with") as error:
         pt.resume(folder, steps=2)
     for text in (
         f"data.train = {tmp_path}/train.jsonl",
         "training data: 16 rows as before",
-        "another order",
+        "their order differs",
         "Restore",
     ):
         assert text in str(error.value)

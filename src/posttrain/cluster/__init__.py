@@ -6,13 +6,13 @@
     RemoteChild (remote.py)  ---- calls of the actor ---->  process: engine, reward worker or rank
     PutWeights (weights.py)  ---- object store ---------->  memory that the engine reads
 
-Ray holds processes, hands on what they say, and carries weights: one put for each publication, which nodes pull. It
-decides nothing. An actor has no state that is missed and is never restarted by Ray: whoever drives an engine or a
-reward worker starts a new one, as on one machine; the ranks of a trainer (ranks.py) are started again together.
+Ray holds processes, relays their messages, and carries weights: one put per publication, which nodes pull. It decides
+nothing. An actor has no state that must survive, and Ray never restarts it. The driver of an engine or a reward worker
+starts a new one, as on one machine. The ranks of a trainer (ranks.py) are restarted together.
 
-    reservation.py   the connection, and one placement group for all that a run starts
-    connect.py       where the trainer's engines and reward workers are started: it reserves, or joins what its job has
-    ranks.py         where the ranks of a job are started, by a process that trains nothing
-    luggage.py       the code and files that go to the nodes
+    reservation.py   the connection, and one placement group for everything that a run starts
+    connect.py       starts the trainer's engines and reward workers, in its own reservation or in its job's
+    ranks.py         starts the ranks of a job from a process that trains nothing
+    luggage.py       the code and files that are sent to the nodes
     submit.py        a whole run as a Ray job
 """

@@ -1,4 +1,4 @@
-"""Machines of a Ray cluster for what the trainer of a run starts: engines and reward workers."""
+"""Machines of a Ray cluster for the engines and reward workers that the trainer of a run starts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from posttrain.errors import ConfigError
 from posttrain.ranks.environment import place_of_process
 
 SHARE = 0.5
-"""One worker's share of the processor of a reward worker's bundle: half is for rewards, half for the check."""
+"""A worker's share of the processors in a reward worker's bundle: half is for rewards, half for the check."""
 
 C = TypeVar("C", bound=RemoteChild)
 
 
 @contextmanager
 def connect(config: RunConfig, say: Callable[[str], None], warn: Callable[[str], None]) -> Iterator[RayHosts]:
-    """The resources that a run may use while the context lasts: those reserved for its job, or its own reservation.
+    """The machines that a run may use while the context lasts, from the reservation of its job or from its own.
 
-    Raises ConfigError where there is no such cluster, DoesNotFit where it has no room.
+    Raises ConfigError if there is no such cluster, and DoesNotFit if it has no room.
     """
     told = Reservation.of_process()
     if told is None and place_of_process() is not None:
@@ -50,7 +50,7 @@ def connect(config: RunConfig, say: Callable[[str], None], warn: Callable[[str],
 
 @contextmanager
 def _reserve(config: RunConfig) -> Iterator[Held]:
-    """Bundles are spread over nodes, so that the loss of one costs as little as possible."""
+    """Reserve bundles for a run, spread over nodes so that the loss of a node costs as little as possible."""
     assert config.cluster is not None
     bundles = bundles_of(config, on_gpu=uses_gpu(config))
     with (
@@ -63,7 +63,7 @@ def _reserve(config: RunConfig) -> Iterator[Held]:
 
 @contextmanager
 def _join(told: Reservation) -> Iterator[Held]:
-    """This process runs on a node, where what goes to all nodes is its own working directory."""
+    """Join the reservation of this process's job. It runs on a node, where the sent files are its working directory."""
     with joined(told.address, told.code, namespace=told.name):
         group = ray.util.get_placement_group(told.name)
         yield Held(group, told.bundles, {**told.moved, str(Path.cwd()): "."})
@@ -77,7 +77,7 @@ class RayHosts:
         self._bundles = tuple(enumerate(held.bundles))
         self._weights: PutWeights | None = None
         self._started: list[tuple[int, RemoteChild]] = []
-        """In which bundle each is."""
+        """The started processes, each with the number of its bundle."""
 
     @property
     def workers(self) -> int:
@@ -88,7 +88,7 @@ class RayHosts:
         """See `Hosts`."""
 
         def lost(why: str) -> None:
-            self._warn(f"a reward worker is lost: {why}; another one repeats its calls")
+            self._warn(f"a reward worker was lost: {why}; another one repeats its calls")
 
         return self._start("reward worker", begin_worker, lambda place: RemoteChild(place, output, lost), share=SHARE)
 
@@ -103,7 +103,7 @@ class RayHosts:
         return self._weights
 
     def _start(self, holds: str, begin: Begin, child: Callable[[Callable[[], Any]], C], share: float = 1.0) -> C:
-        """Start a process in the bundle of its kind that has the fewest, in an actor that takes this share of it."""
+        """Start a process in the bundle of its kind that has the fewest processes. Its actor takes this share of it."""
         self._started = [(place, one) for place, one in self._started if one.lives]
         used = Counter(place for place, one in self._started if one.wanted)
         place, _ = min((one for one in self._bundles if one[1].holds == holds), key=lambda one: used[one[0]])
@@ -112,14 +112,14 @@ class RayHosts:
         return started
 
     def close(self) -> None:
-        """Wait until all that was started has ended."""
+        """End all started processes, and wait until they have ended."""
         for _, child in self._started:
             child.kill()
         for _, child in self._started:
             child.join()
 
     def _published(self) -> PutWeights:
-        assert self._weights is not None, "an engine loads what was published"
+        assert self._weights is not None, "an engine loads weights only after a publication"
         return self._weights
 
 

@@ -1,6 +1,6 @@
 """The part that runs on a node: an actor that starts one process and relays messages to and from it.
 
-The process is the one that would run beside the trainer: the same program, alone in its own interpreter.
+The process is the same program that would run on the trainer's machine, in its own interpreter.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from posttrain.child import LocalChild, LocalEngine, unnamed_memory
 from posttrain.rewards.load import MOVED
 
 HEARD = 1.0
-"""Seconds after which an actor answers though its process has said nothing: so long nobody knows that it is there."""
+"""Seconds after which an actor answers even if its process is silent. The caller learns only then that it exists."""
 CHUNK = 1 << 20
-"""Bytes that are read at once."""
+"""Bytes per read."""
 
 Begin = Callable[[int, Sequence[int]], LocalChild]
-"""Starts a process on the node: from the descriptor that it prints to, and those of the memory for its weights."""
+"""Starts a process on the node, given the descriptor that it prints to and those of the memory for its weights."""
 
 
 @dataclass(frozen=True)
@@ -36,38 +36,38 @@ class Said:
     channel: bytes
     printed: bytes
     work: float
-    """Processor seconds that it has taken so far."""
+    """Processor seconds that the process has used so far."""
     closed: bool
-    """Nothing more will come."""
+    """Whether no more output will come."""
     end: int | None
-    """Its exit code, where it has ended then."""
+    """The exit code of the process; None if it has not ended."""
 
 
 class Host:
-    """One process. `hear`, `said` and `bring` run side by side, each once at a time."""
+    """The actor of one process. `hear`, `said` and `bring` may run concurrently, but each only once at a time."""
 
     def __init__(self, begin: Begin, moved: Mapping[str, str]) -> None:
-        """`moved` says where folders of the trainer's machine are here, from the working directory."""
+        """`moved` maps folders of the trainer's machine to folders here, relative to the working directory."""
         os.environ[MOVED] = json.dumps({folder: os.path.abspath(place) for folder, place in moved.items()})
         sys.path[:] = [place for place in sys.path if not place.startswith(os.path.dirname(str(ray.__file__)))]
         self._memory = unnamed_memory()
         self._printed, theirs = os.pipe()
         os.set_blocking(self._printed, False)
-        self._child = begin(theirs, [self._memory] * 2)  # a publication is written when the one before is not read
+        self._child = begin(theirs, [self._memory] * 2)  # a publication is written only when no one reads the last
         os.close(theirs)
         self._open = {self._child.channel.fileno(), self._printed}
         self._lock = threading.Lock()
 
     def hear(self, data: bytes) -> None:
-        """Pass on what it is told."""
+        """Send bytes to the process."""
         waiting, channel = memoryview(data), self._child.channel
-        with suppress(ConnectionError):  # it has gone, which `said` tells
+        with suppress(ConnectionError):  # the process is gone, which `said` reports
             while waiting:
                 select.select([], [channel], [])
                 waiting = waiting[channel.send(waiting) :]
 
     def said(self) -> Said:
-        """Its messages and its printed output, as soon as there are any."""
+        """The messages and the printed output of the process, as soon as there are any."""
         ready, _, _ = select.select(self._open, [], [], HEARD)
         channel = self._read(self._child.channel.fileno()) if self._child.channel.fileno() in ready else b""
         printed = self._read(self._printed) if self._printed in ready else b""
@@ -77,8 +77,8 @@ class Host:
         return Said(channel, printed + self._read(self._printed), self._child.work(), closed=True, end=end)
 
     def bring(self, size: int, buckets: Sequence[Any]) -> None:
-        """Write a publication of `size` bytes into the memory that an engine reads: of each bucket the name,
-        the place and the bytes of each tensor."""
+        """Write a publication of `size` bytes into the memory that an engine reads. Each bucket holds tensors as (name,
+        place, bytes)."""
         os.ftruncate(self._memory, size)
         for bucket in buckets:
             for _, start, data in ray.get(bucket):
@@ -88,15 +88,15 @@ class Host:
                     start, view = start + written, view[written:]
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         self._child.signal(number)
 
     def finish(self) -> None:
-        """End it, with all that it has started."""
+        """End the process and everything that it has started."""
         self._child.kill()
 
     def _read(self, descriptor: int) -> bytes:
-        """What is there; a descriptor at its end is not asked again."""
+        """Read the available bytes. A descriptor at its end is not read again."""
         found = bytearray()
         try:
             while data := os.read(descriptor, CHUNK):
@@ -110,21 +110,22 @@ class Host:
 
 
 def begin_worker(output: int, files: Sequence[int]) -> LocalChild:
-    """A reward worker, as beside the trainer."""
+    """Start a reward worker, as on the trainer's machine."""
     from posttrain.rewards.worker_process import LocalWorker
 
     return LocalWorker(output)
 
 
 def begin_rank(output: int, files: Sequence[int], *, file: str, environment: Mapping[str, str]) -> LocalChild:
-    """A rank, as under the launcher of one machine."""
+    """Start a rank, as the launcher does on one machine."""
     told = {**ways_to(ray.util.get_node_ip_address()), **environment, "POSTTRAIN_PARENT": str(os.getpid())}
     return LocalChild(["-m", "posttrain.train.rank", file], output, environment=told)
 
 
 def ways_to(address: str) -> dict[str, str]:
-    """By which interface ranks talk to each other, where nothing else says it: the one that Ray uses. The first one
-    that has a name, which they would take else, may be of containers alone."""
+    """Environment variables with the network interface for ranks, unless they are set: the interface that Ray uses.
+
+    By default ranks would take the first named interface, which may connect only containers."""
     import psutil
 
     found = [name for name, given in psutil.net_if_addrs().items() if address in [one.address for one in given]]
@@ -132,5 +133,5 @@ def ways_to(address: str) -> dict[str, str]:
 
 
 def begin_engine(output: int, files: Sequence[int], *, program: str, threads: int) -> LocalChild:
-    """An engine, as beside the trainer."""
+    """Start an engine, as on the trainer's machine."""
     return LocalEngine(program, output, files=files, threads=threads)

@@ -1,7 +1,7 @@
-"""The code that goes to the nodes with a run: posttrain itself, and the files of reward functions.
+"""The code that is sent to the nodes with a run: posttrain itself, and the files of reward functions.
 
-It is put together in one folder, which Ray hands to every node as the working directory of all that runs there
-(`runtime_env`). What lies below the present directory keeps its place in it.
+They are copied into one folder, which Ray gives every node as the working directory of everything that runs there
+(`runtime_env`). Files below the present directory keep their relative paths in it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from posttrain.errors import ConfigError
 from posttrain.rewards.load import IN_MEMORY, resolve
 
 LARGEST_FILE, LARGEST = 10 << 20, 200 << 20
-"""Bytes of a file that goes along, and of all of them: data and models lie on storage that all nodes see."""
+"""Maximum bytes of a file that is sent, and of all files: data and models belong on storage that all nodes see."""
 STAYS = {"__pycache__", "node_modules", "build", "dist", "runs", "wandb"}
-"""Folders that do not go along; neither do hidden ones, environments, and runs."""
+"""Names of folders that are not sent. Hidden folders, environments and runs are not sent, either."""
 FOREIGN = "elsewhere"
-"""The folder for files that do not lie below the present directory."""
+"""The folder for files that are not below the present directory."""
 
 
 class Luggage:
-    """A folder with copies. Use as a context manager, which removes it."""
+    """A temporary folder with the copies. Use it as a context manager, which removes the folder."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="posttrain-luggage-"))
         self.moved: dict[str, str] = {}
-        """Where a folder of this machine is on a node, relative to the working directory there."""
+        """Folders of this machine -> their paths on a node, relative to the working directory there."""
         self.files = self.bytes = 0
         try:
             self._pack(Path(errors.__file__).parent, "posttrain")
@@ -46,8 +46,8 @@ class Luggage:
 
     @staticmethod
     def of(config: RunConfig, *, files: bool = False) -> Luggage:
-        """The files that rewards, environment and tools of a run need. `files` adds those that its config names by
-        relative paths. Raises ConfigError if they are too large or missing."""
+        """The files that rewards, environment and tools of a run need. Raises ConfigError if they are too large or
+        missing. `files` adds the files that the config names by relative paths."""
         luggage = Luggage()
         try:
             for _, function in functions_named(config):
@@ -71,8 +71,9 @@ class Luggage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def add_function(self, function: str) -> None:
-        """The folder of its file, as files beside it can be imported and read; or its package, if that is not
-        installed."""
+        """Add the folder of the function's file, because the function may import and read files next to it.
+
+        For a function in a module, add its package unless that is installed."""
         target = resolve(function)
         if target.path:
             self.add_folder(Path(target.path).parent)
@@ -88,13 +89,13 @@ class Luggage:
             self._copy(origin, self.folder / origin.name)
 
     def add_folder(self, folder: Path) -> None:
-        """With what is below it."""
+        """Add a folder with everything below it."""
         folder = folder.resolve()
         if str(folder) not in self.moved:
             self._pack(folder, self._place_of(folder))
 
     def add_file(self, file: Path) -> None:
-        """One that a config names by a relative path."""
+        """Add a file that a config names by a relative path."""
         place = self.folder / self._place_of(file.resolve())
         place.parent.mkdir(parents=True, exist_ok=True)
         self._copy(file, place)
@@ -121,19 +122,19 @@ class Luggage:
         self.files, self.bytes = self.files + 1, self.bytes + size
         if self.bytes > LARGEST:
             raise ConfigError(
-                given=f"the files that go to the nodes with the run are more than {LARGEST >> 20} MiB, with {file}",
-                allowed="the folders of reward functions, with what they import and read",
+                given=f"the files to send to the nodes with the run exceed {LARGEST >> 20} MiB, with {file}",
+                allowed="the folders of reward functions, with the files that they import and read",
                 fix="Put the reward function into a folder of its own.",
             )
         shutil.copy2(file, place)
 
 
 def refuse_folders(config: RunConfig) -> None:
-    """Raise ConfigError for folders that are only on this machine: they do not go along."""
+    """Raise ConfigError for folders that are only on this machine, because they are not sent."""
     for setting, path in files_named(config):
         if not Path(path).is_absolute() and Path(path).is_dir():
             raise ConfigError(
-                given=f"{setting} = {path}, a folder of this machine that is not sent to the cluster",
+                given=f"{setting} = {path}, a folder on this machine that is not sent to the cluster",
                 allowed="an absolute path on storage that the cluster sees, or a name on the Hub",
                 fix=f"Copy it there, and set {setting} to its absolute path.",
             )
@@ -155,19 +156,19 @@ def files_named(config: RunConfig) -> Iterator[tuple[str, str]]:
         if tool.startswith("search:"):
             yield f"tools.{place}", tool.removeprefix("search:")
     for place, part in enumerate(config.agent.command):
-        if not Path(part).is_absolute():  # an interpreter is that of the node
+        if not Path(part).is_absolute():  # an absolute path, such as an interpreter, is the node's own
             yield f"agent.command.{place}", part
     yield from (one for one in models_named(config) if not one[1].startswith(MARK))
 
 
 def goes_along(folder: Path) -> bool:
-    """Not a hidden folder, an environment or a run."""
+    """Is this folder sent? Hidden folders, environments and runs are not."""
     if folder.name.startswith(".") or folder.name in STAYS:
         return False
     return not ((folder / "pyvenv.cfg").exists() or (folder / "events.jsonl").exists())
 
 
 def is_installed(file: Path) -> bool:
-    """Does it come with an environment, which nodes have as well?"""
+    """Does this file belong to the installed environment, which nodes have as well?"""
     paths = [*sysconfig.get_paths().values(), *site.getsitepackages(), sys.prefix, sys.base_prefix]
     return any(file.is_relative_to(place) for place in paths)

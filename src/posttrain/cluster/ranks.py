@@ -1,11 +1,12 @@
-"""The ranks of a job on the nodes of a Ray cluster: each is the process that it would be on one machine.
+"""The ranks of a job on the nodes of a Ray cluster. Each rank is the same process as on one machine.
 
     this process     reserves one placement group for ranks, engines and reward workers; watches the ranks (launch.py)
-    rank 0           starts engines and reward workers in the same group: what it starts ends with it
+    rank 0           starts engines and reward workers in the same group; they end with it
     rank 1 …         follow
 
-Ray says where the bundles are; ranks on one node have numbers that follow each other. They meet at the address of the
-first one's node. The group stays through all lives of the job, and a bundle whose node is lost moves to another one.
+Ray decides on which nodes the bundles are. Ranks on one node have consecutive numbers. All ranks meet at the address of
+the first rank's node. The group lasts through all restarts of the job. A bundle whose node is lost moves to another
+node.
 """
 
 from __future__ import annotations
@@ -60,17 +61,17 @@ class RayRanks:
     """Starts ranks in the first bundles of a reservation. Implements `RankHosts`."""
 
     def __init__(self, held: Held, name: str, output: int) -> None:
-        """`name` is that of the reservation; ranks print to `output`."""
+        """`name` is the name of the reservation. Ranks print to the descriptor `output`."""
         self._held, self._name, self._output = held, name, output
         self._bundles = [place for place, one in enumerate(held.bundles) if one.holds == RANK]
-        """The bundles of the ranks, among all bundles of the reservation."""
+        """Numbers of the ranks' bundles among all bundles of the reservation."""
         self._least = 1 if len(self._bundles) < len(held.bundles) else 2
-        """Ranks that need a cluster at all: one alone needs none, unless it has engines there."""
+        """Least ranks that need the cluster: a single rank needs none unless it has engines there."""
         self._sites = dict[int, Site]()
-        """The nodes of the bundles that have one, as last seen."""
+        """The last known node of each bundle that has one."""
 
     def room(self, size: int) -> int:
-        """See `RankHosts`. A bundle whose node was lost moves to another one, if there is one with room."""
+        """See `RankHosts`. A bundle whose node was lost moves to another node if one has room."""
         self._sites = self._ask(look_around, self._bundles, size)
         if len(self._sites) < min(size, self._least):
             raise DoesNotFit(
@@ -83,7 +84,7 @@ class RayRanks:
 
     @contextmanager
     def start(self, file: Path, size: int) -> Iterator[Sequence[RemoteRank]]:
-        """See `RankHosts`. Raises ConfigError where a node does not see the folder of the run."""
+        """See `RankHosts`. Raises ConfigError if a node cannot see the folder of the run."""
         places = [list(self._sites)[one] for one in by_node([site.node for site in self._sites.values()])][:size]
         self._require_storage(file, places)
         ranks = list[RemoteRank]()
@@ -104,14 +105,14 @@ class RayRanks:
             raise ConfigError(
                 given=f"output = {file.parents[2]}, which the node {blind[0]} cannot see",
                 allowed="a folder on storage that this machine and all nodes see",
-                fix="Set output to such a folder, and start the run on one that sees it, as `posttrain submit` does.",
+                fix="Set output to such a folder, and start the run on a machine that sees it (`posttrain submit`).",
             )
 
     def _told(self, sites: Sequence[Site]) -> Iterator[dict[str, str]]:
-        """What each rank finds in its environment; the first one also finds what is reserved."""
+        """Environment variables of each rank. The first rank's also describe the reservation."""
         first, threads = sites[0], str(self._held.bundles[0].cpus)
         on_each = set(Counter(site.node for site in sites).values())
-        beside = on_each.pop() if len(on_each) == 1 else None  # where nodes have as many as each other
+        beside = on_each.pop() if len(on_each) == 1 else None  # only if all nodes have the same number
         for rank, site in enumerate(sites):
             local = sum(before.node == site.node for before in sites[:rank])
             place = Place(rank=rank, size=len(sites), local=local, beside=beside)
@@ -124,7 +125,7 @@ class RayRanks:
         return told.told()
 
     def _ask(self, what: Callable[..., T], places: Sequence[int], enough: int, *args: str) -> dict[int, T]:
-        """What the nodes of these bundles answer, as soon as there are enough answers; fewer after a while."""
+        """Answers from the nodes of these bundles, as soon as there are `enough`; after a while, also fewer."""
         task = ray.remote(what)
         asked = {
             task.options(num_cpus=0, max_retries=-1, scheduling_strategy=self._held.at(place)).remote(*args): place

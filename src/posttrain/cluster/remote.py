@@ -1,7 +1,7 @@
-"""A process on a node, as whoever started it sees it. Implements `Child`.
+"""A process on a node, as seen by the process that started it. Implements `Child`.
 
-Two threads carry bytes between the socket of the caller and the actor: one call each is under way at a time, so that
-nothing overtakes anything. No call of the caller's waits for the cluster.
+Two threads carry bytes between the caller's socket and the actor. Each thread makes one call at a time, so that
+messages stay in order. No call of the caller waits for the cluster.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from posttrain.cluster.host import CHUNK, Said
 from posttrain.cluster.weights import PutWeights
 
 STARTS = 300.0
-"""Seconds in which an actor is started again if it is gone before it has said anything: a node that was lost is
-noticed late, and its place is given to another one later still."""
+"""Seconds during which an actor is restarted if it is lost before its first message. Ray notices a lost node late, and
+moves its bundles to another node even later."""
 AGAIN = 1.0
 """Seconds between two starts."""
 FINISHED = 5.0
-"""Seconds in which an actor has to end its process by itself."""
+"""Seconds that an actor gets to end its process."""
 
 
 class RemoteChild:
-    """One process, in an actor of its own."""
+    """A process in an actor of its own."""
 
     delay = 1.0
 
     starts = STARTS
-    """See there."""
+    """See `STARTS`."""
 
     def __init__(self, place: Callable[[], Any], output: int, lost: Callable[[str], None] = lambda why: None) -> None:
-        """`place` makes the actor; what the process prints goes to `output`. `lost` is told why an actor is gone that
-        nobody ended."""
+        """`place` creates the actor. The printed output of the process goes to `output`. `lost` is called with the
+        reason if the actor is gone without having been ended."""
         self._place, self._output, self._lost = place, os.dup(output), lost
         self.channel, self._inner = socket.socketpair()
         self.channel.setblocking(False)
@@ -49,11 +49,11 @@ class RemoteChild:
         self._end: int | str | None = None
         self._killed = self._heard = False
         self._there, self._over = threading.Event(), threading.Event()
-        """Whether it was heard of, and whether nothing more will come."""
+        """Whether the actor has answered, and whether no more output will come."""
         self._errands: queue.SimpleQueue[Callable[[Any], Any]] = queue.SimpleQueue()
-        """The request that the actor gets before any other message."""
+        """Requests that the actor gets before the next message."""
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-        """Those that the process is still to be sent; a handler of signals may put one at any moment."""
+        """Signals to be sent to the process. A signal handler may add one at any moment."""
         self._threads = [
             threading.Thread(target=self._receive, name="from a node", daemon=True),
             threading.Thread(target=self._send, name="to a node", daemon=True),
@@ -72,7 +72,7 @@ class RemoteChild:
         return self._end
 
     def signal(self, number: int) -> None:
-        """See `Child`. Before its process is there, the signal waits for it."""
+        """See `Child`. If the process has not started yet, the signal waits for it."""
         self._signals.put(number)
         if self.there:
             self._pass_on()
@@ -82,7 +82,7 @@ class RemoteChild:
         return self._work
 
     def kill(self) -> None:
-        """See `Child`. The actor is seen to by its thread."""
+        """See `Child`. A thread of this object ends the actor."""
         self._killed = True
         self._there.set()
         for one in (self.channel, self._inner):
@@ -92,23 +92,23 @@ class RemoteChild:
 
     @property
     def wanted(self) -> bool:
-        """Was it not killed, and has it not ended?"""
+        """Is the process neither killed nor ended?"""
         return not self._killed and not self._over.is_set()
 
     @property
     def lives(self) -> bool:
-        """Is its actor still seen to?"""
+        """Do the threads that serve the actor still run?"""
         return any(thread.is_alive() for thread in self._threads)
 
     def join(self) -> None:
-        """Wait until its actor has gone."""
+        """Wait until the actor is gone."""
         for thread in self._threads:
             thread.join(2 * FINISHED)
 
-    # --- its threads -------------------------------------------------------------------------------------------------
+    # --- threads -----------------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """From the actor to the caller, until nothing more comes or nobody listens."""
+        """Carry output from the actor to the caller, until no more comes or the caller has closed its socket."""
         try:
             said = self._started()
             while said is not None and not self._killed:
@@ -122,7 +122,7 @@ class RemoteChild:
             if not self._killed:
                 self._lost(self._end)
         except OSError:
-            pass  # nobody listens any more
+            pass  # the caller has closed its socket
         finally:
             self._over.set()
             self._there.set()
@@ -132,7 +132,7 @@ class RemoteChild:
             os.close(self._output)
 
     def _started(self) -> Said | None:
-        """The first that an actor says."""
+        """Start the actor, again if it is lost early, and return its first output; None if the process was killed."""
         began = time.monotonic()
         while not self._killed:
             self._actor = self._place()
@@ -149,7 +149,7 @@ class RemoteChild:
         return None
 
     def _ask(self) -> Said | None:
-        """What it says next; None if it is not wanted any more: an actor that finds no room never answers."""
+        """The next output of the actor; None if the process was killed. An actor without room never answers."""
         asked: Any = self._actor.said.remote()
         while not self._killed:
             ready, _ = ray.wait([asked], timeout=AGAIN)
@@ -158,7 +158,7 @@ class RemoteChild:
         return None
 
     def _pass_on(self) -> None:
-        """The signals that wait. Called by whoever puts one, and by the thread that finds the process there."""
+        """Send the waiting signals. Called when a signal is added, and when the process has started."""
         with suppress(queue.Empty):
             while self.wanted:
                 self._actor.signal.remote(self._signals.get_nowait())
@@ -171,7 +171,7 @@ class RemoteChild:
             self._inner.sendall(said.channel)
 
     def _send(self) -> None:
-        """From the caller to the actor."""
+        """Carry bytes from the caller to the actor."""
         self._there.wait()
         try:
             while not self._over.is_set() and (data := self._inner.recv(CHUNK)):
@@ -183,13 +183,13 @@ class RemoteChild:
             with suppress(OSError):
                 self._inner.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # nobody listens any more
+            pass  # the caller has closed its socket
         finally:
             self._over.wait()
             self._inner.close()
 
     def _finish(self) -> None:
-        """End the process, and then the actor, whatever that says."""
+        """End the process, and then the actor, whether or not the actor answers."""
         if self._actor is None:
             return
         with suppress(RayError):
@@ -202,7 +202,7 @@ class RemoteEngine(RemoteChild):
     """An engine on a node. Implements `EngineChild`."""
 
     def __init__(self, place: Callable[[], Any], output: int, weights: Callable[[], PutWeights]) -> None:
-        """`weights` are the publications of its run, once there are some."""
+        """`weights` gives the publications of the run, once there are some."""
         super().__init__(place, output)
         self._weights = weights
 
@@ -216,21 +216,21 @@ class RemoteEngine(RemoteChild):
 class RemoteRank(RemoteChild):
     """A rank on a node. Implements `RankProcess`."""
 
-    starts = 0.0  # the others would not find one that is started again somewhere else
+    starts = 0.0  # the other ranks would not find a rank that restarts on another node
 
     def end(self, patience: float = 0.0) -> int | str | None:
         """See `RankProcess`."""
         end = super().end(patience)
-        return "it said no more, and did not end" if end is None and self._over.is_set() else end
+        return "it closed its output but did not end" if end is None and self._over.is_set() else end
 
 
 def was_lost(error: RayActorError) -> bool:
-    """Did an actor end with its node or its interpreter, and not by an error of its own?"""
+    """Did an actor end with its node or its interpreter, and not because of its own error?"""
     return not (isinstance(error, ActorDiedError) and "error raised in its creation task" in str(error))
 
 
 def gone(error: RayError) -> str:
-    """The message about an actor that cannot be reached."""
+    """A message about an actor that cannot be reached."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     why = next((line for line in reversed(lines) if line.startswith("The actor") or "Error" in line), lines[0])
     return f"its actor is gone ({type(error).__name__}: {why.partition('. ')[0][:300]})"

@@ -1,4 +1,4 @@
-"""A run's part of a Ray cluster: what it asks for is reserved, and what it starts there ends with it."""
+"""A run's part of a Ray cluster: reserved resources, and processes that end with the run."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from posttrain.control_groups import cores
 from posttrain.errors import ConfigError, DoesNotFit
 
 ANSWERS = 10.0
-"""Seconds in which the head of a cluster has to answer."""
+"""Seconds within which the head of a cluster must answer."""
 ROOM = 120.0
-"""Seconds in which a cluster has to find room: one that grows by itself needs them."""
+"""Seconds within which a cluster must find room. A cluster that scales automatically needs them."""
 CALLS = 4
-"""Calls of an actor that may be in progress at once: it is told, says, brings and is ended."""
+"""Number of concurrent calls of an actor: `hear`, `said`, `bring` and `finish`."""
 TOLD = "POSTTRAIN_RESERVATION"
-"""The variable of the environment that tells the first rank of a job what has been reserved for it."""
+"""Environment variable that describes the reservation of a job to its first rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """A placement group, as another process joins it: the first rank of a job starts engines and reward workers."""
+    """A placement group for another process to join: the first rank of a job, which starts engines and workers."""
 
     address: str
     name: str
     """The name of the group, and of the namespace that holds the name."""
     code: str
-    """Where the cluster keeps what goes to the nodes."""
+    """The place where the cluster keeps the files that are sent to the nodes."""
     bundles: Sequence[Bundle]
     moved: Mapping[str, str]
 
     def told(self) -> dict[str, str]:
-        """For the environment of that process."""
+        """The environment variable for that process."""
         return {TOLD: json.dumps(asdict(self))}
 
     @staticmethod
@@ -66,14 +66,13 @@ class Held:
     group: PlacementGroup
     bundles: Sequence[Bundle]
     moved: Mapping[str, str]
-    """Where folders of this machine are on a node, from its working directory."""
+    """Folders of this machine -> their paths on a node, relative to its working directory."""
 
     def actor(self, place: int, begin: Begin, share: float = 1.0) -> Any:
-        """One in the bundle with this number, of which it takes this share. `begin` is called on the node, and starts
-        the process.
+        """Start an actor in the bundle number `place`, with this share of its processors.
 
-        Whatever a run starts on a cluster is started here. Ray never restarts it: its process would have nothing of
-        what it had been told.
+        `begin` runs on the node and starts the process. All actors of a run are started here. Ray never restarts them,
+        because a new process would lack everything that the old one was told.
         """
         bundle = self.bundles[place]
         made = ray.remote(Host).options(
@@ -87,19 +86,21 @@ class Held:
         return made.remote(begin, self.moved)
 
     def at(self, place: int) -> PlacementGroupSchedulingStrategy:
-        """In the bundle with this number."""
+        """The scheduling strategy for the bundle with this number."""
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=place)
 
     def describe(self) -> str:
-        """What is held, and on how many nodes."""
+        """A sentence about the held bundles and the number of their nodes."""
         nodes = set(placement_group_table(self.group)["bundles_to_node_id"].values())
         return f"the cluster holds {'; '.join(in_words(self.bundles))}, on {len(nodes)} node(s)"
 
 
 @contextmanager
 def packed(config: RunConfig, *, files: bool = False) -> Iterator[tuple[str | None, Mapping[str, str]]]:
-    """The folder that goes to the nodes, and where folders of this machine are in it; None: a job of the cluster has
-    brought it along. `files`: those that the config names go along, too."""
+    """The folder to send to the nodes, and the paths of this machine's folders in it.
+
+    The folder is None inside a Ray job, which has brought the files along. `files`: also send the files that the config
+    names."""
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         yield None, {str(Path.cwd()): "."}
         return
@@ -109,15 +110,15 @@ def packed(config: RunConfig, *, files: bool = False) -> Iterator[tuple[str | No
 
 @contextmanager
 def joined(address: str, code: str | None, cpus: float = 0, namespace: str | None = None) -> Iterator[None]:
-    """A connection to the cluster; `code` is what goes to its nodes. One that is started here has so many processors.
+    """A connection to the cluster. `code` is the folder to send to its nodes. `cpus` is for a cluster started here.
 
-    Raises ConfigError where there is no such cluster.
+    Raises ConfigError if there is no such cluster.
     """
     if ray.is_initialized():
         raise ConfigError(
             given=f"cluster = {address} in a process that is already connected to a Ray cluster",
             allowed="a process of its own, or one that has left the cluster",
-            fix="Call ray.shutdown() before training: the code of the run goes to the nodes when it connects.",
+            fix="Call ray.shutdown() before training, because the code of the run is sent when it connects.",
         )
     how: dict[str, Any] = {} if code is None else {"runtime_env": {"working_dir": code}}
     if address == "local":
@@ -133,7 +134,7 @@ def joined(address: str, code: str | None, cpus: float = 0, namespace: str | Non
             configure_logging=False,
             **how,
         )
-    except Exception as error:  # Ray raises nothing more special where a node does not start in time
+    except Exception as error:  # Ray raises a plain Exception if a node does not start in time
         what = "Ray did not start on this machine" if address == "local" else "there is no such cluster"
         raise ConfigError(
             given=f"cluster = {address}, and {what} ({type(error).__name__}: {error})",
@@ -142,8 +143,8 @@ def joined(address: str, code: str | None, cpus: float = 0, namespace: str | Non
             "cluster = local starts Ray for this run only.",
         ) from error
     finally:
-        with suppress(ValueError):  # not in the main thread, where Ray does not touch it
-            signal.signal(signal.SIGTERM, stops)  # a run that is told to stop ends with a checkpoint
+        with suppress(ValueError):  # outside the main thread, where Ray does not change the handler
+            signal.signal(signal.SIGTERM, stops)  # so that SIGTERM ends the run with a checkpoint
     try:
         yield
     finally:
@@ -151,7 +152,7 @@ def joined(address: str, code: str | None, cpus: float = 0, namespace: str | Non
 
 
 def look_for(address: str) -> None:
-    """Raise OSError where nobody answers at HOST:PORT: Ray would go on asking for minutes."""
+    """Raise OSError if nothing answers at HOST:PORT, because Ray would keep trying for minutes."""
     host, colon, port = address.rpartition("/")[2].rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), timeout=ANSWERS).close()
@@ -159,16 +160,16 @@ def look_for(address: str) -> None:
 
 @contextmanager
 def reserved(bundles: Sequence[Bundle], moved: Mapping[str, str], strategy: str, name: str = "") -> Iterator[Held]:
-    """A placement group of these, spread over nodes by `strategy`. Raises DoesNotFit where they have no room."""
+    """A placement group of these bundles, spread over nodes by `strategy`. Raises DoesNotFit if they have no room."""
     group = placement_group([bundle.resources for bundle in bundles], strategy=strategy, name=name)
     try:
         if not group.wait(ROOM):
             raise DoesNotFit(
                 given=f"the cluster has no room for {'; '.join(in_words(bundles))}: it has "
-                f"{known(ray.cluster_resources())}, of which {known(ray.available_resources())} are free",
-                allowed=f"{amounts(totals(bundles))} in all",
-                fix="Lower rollout.engines, train.devices, or what cluster asks for, or add nodes; `posttrain plan` "
-                "prints what a run asks for.",
+                f"{known(ray.cluster_resources())}, and {known(ray.available_resources())} are free",
+                allowed=f"{amounts(totals(bundles))} in total",
+                fix="Lower rollout.engines, train.devices, or the resources in cluster, or add nodes. `posttrain plan` "
+                "prints the resources that a run needs.",
             )
         yield Held(group, bundles, moved)
     finally:

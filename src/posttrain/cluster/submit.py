@@ -1,7 +1,7 @@
 """A run as a Ray job: the command `posttrain train` on the cluster, with its config, its rewards and its data files.
 
-What the config names by a relative path goes along; an absolute path is on storage that the cluster sees. So is the
-folder of the run, which a resume goes on from.
+Files that the config names by a relative path are sent along. An absolute path must be on storage that the cluster
+sees, and so must the folder of the run, from which a resumed job continues.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to be run, and with what."""
+    """A job to submit."""
 
     config: str
-    """The file."""
+    """Path of the config file."""
     overrides: Sequence[str]
     output: str
     """The folder of the run, as the cluster sees it."""
     resume: bool = False
-    """Go on with the run that is there."""
+    """Whether to resume the run in `output`."""
     cpus: int = 1
-    """Processors of the trainer."""
+    """Number of processors for the trainer."""
     gpus: int = 0
     python: str = sys.executable
-    """The interpreter of the cluster: `python` alone may be another one there, without Ray."""
+    """Path of the interpreter on the cluster. A plain `python` may be another interpreter there, without Ray."""
 
     def command(self, config: RunConfig) -> list[str]:
         """The command of the job, run in the folder that is sent along."""
@@ -53,13 +53,13 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """A job that the cluster has."""
+    """A submitted job."""
 
     client: JobSubmissionClient
     name: str
 
     def follow(self, say: Callable[[str], None]) -> int:
-        """Pass on what it prints until it ends; its exit code."""
+        """Pass the output of the job to `say` until it ends; returns its exit code."""
 
         async def tail() -> None:
             async for text in self.client.tail_job_logs(self.name):
@@ -75,9 +75,9 @@ class Submitted:
 
 
 def hand_in(job: Job, config: RunConfig, address: str) -> Submitted:
-    """Hand a job to the cluster whose dashboard is at `address` (http://HOST:8265, or auto).
+    """Submit a job to the cluster whose dashboard is at `address` (http://HOST:8265, or auto).
 
-    Raises ConfigError for what the job would not find there, and where there is no such cluster.
+    Raises ConfigError for files that the job would not find there, and if there is no such cluster.
     """
     refuse_what_stays(job, config)
     with luggage_of(job, config) as luggage:
@@ -103,25 +103,25 @@ def luggage_of(job: Job, config: RunConfig) -> Luggage:
 
 
 def refuse_what_stays(job: Job, config: RunConfig) -> None:
-    """Raise ConfigError for what is only on this machine: it would be missed, or lost with the job's own folder."""
+    """Raise ConfigError for paths that the job would not find, or that would be lost with the job's own folder."""
     if job.gpus and ranks_of(config):
         raise ConfigError(
             given=f"--gpus {job.gpus} with train.devices = {config.train.devices}, whose ranks get GPUs of their own",
-            allowed="no GPU for the process that watches them",
+            allowed="no GPU for the process that watches the ranks",
             fix="Leave --gpus out.",
         )
     if is_url(job.output):
         _refuse_url(job, config)
     elif not Path(job.output).is_absolute():
         raise ConfigError(
-            given=f"output = {job.output}, which would be a folder of the job's own, removed with it",
+            given=f"output = {job.output}, which would be in the job's own folder and removed with it",
             allowed="an absolute path on storage that the cluster and this machine see, or a URL",
             fix="--output /shared/runs/first, or --output s3://bucket/runs/first",
         )
     if Path(job.config).is_absolute() or ".." in Path(job.config).parts:
         raise ConfigError(
             given=f"{job.config} is not below the present directory",
-            allowed="a config below it, and below it also everything that the config names by relative paths",
+            allowed="a config below it; everything that the config names by relative paths must be below it, too",
             fix="Change to the folder of the config first.",
         )
     refuse_folders(config)

@@ -1,6 +1,6 @@
-"""Weights in the object store of the cluster: put there once for each publication, and pulled by every node.
+"""Weights in the object store of the cluster: put there once per publication, and pulled by every node.
 
-Tensors go in buckets, so that neither the trainer nor a node ever holds more than one bucket beside what it keeps.
+Tensors are grouped into buckets, so that the trainer and a node never hold more than one bucket as a temporary copy.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from posttrain.engines.published import BUFFERS, layout, require_all
 from posttrain.engines.sampler import Digest
 
 BUCKET = 256 << 20
-"""Bytes of the largest bucket; a larger tensor has one of its own."""
+"""Maximum bytes of a bucket. A larger tensor gets a bucket of its own."""
 
 
 class PutWeights:
-    """The last publications. Implements `Publications`."""
+    """The latest publications in the object store. Implements `Publications`."""
 
     def __init__(self, tensors: Mapping[str, tuple[str, Sequence[int]]], bucket: int = BUCKET) -> None:
-        """`tensors` is what an engine decodes with: precision and shape by name."""
+        """`tensors` are the tensors that an engine decodes with: precision and shape by name."""
         self.places = layout(tensors)
         self.size = max([1, *(place.end for place in self.places.values())])
         self._bucket = bucket
@@ -51,7 +51,7 @@ class PutWeights:
         require_all(self.places, given)
         self._put[number] = refs
         for old in sorted(self._put)[:-BUFFERS]:
-            del self._put[old]  # the store forgets what nobody refers to
+            del self._put[old]  # the store frees objects without references
         return given
 
     def buckets(self, number: int) -> list[Any]:

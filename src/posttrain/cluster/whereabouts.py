@@ -1,5 +1,5 @@
-"""The facts that a node reports about itself before a rank starts there. It imports little, because each node runs it
-anew."""
+"""The facts that a node reports about itself before a rank starts there. It imports little, because each node
+imports it again."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import ray
 
 @dataclass(frozen=True)
 class Site:
-    """What is known of a bundle's node."""
+    """Facts about the node of a bundle."""
 
     node: str
     address: str
     port: int
-    """On which nobody listens there."""
+    """A port on which nothing listens on that node."""
     head: str
-    """The address of the cluster, from there."""
+    """The address of the cluster as seen from that node."""
     code: str
-    """Where the cluster keeps what goes to the nodes."""
+    """The place where the cluster keeps the files that are sent to the nodes."""
 
 
 def look_around() -> Site:
-    """What a node knows of itself."""
+    """The facts about the node that runs this function."""
     from posttrain.train.local_ranks import free_port
 
     context, address = ray.get_runtime_context(), ray.util.get_node_ip_address()

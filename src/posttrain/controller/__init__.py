@@ -1,5 +1,5 @@
-"""Who samples what, when, with which weights, and what is trained next: a pure state machine.
+"""A pure state machine that decides what engines sample, when and with which weights, and what is trained next.
 
-Events go in, commands come out (messages.py). It has no clock, no thread, no socket and no tensor. One thin shell
-drives it with real engines (`experience/asynchronous.py`), one simulator with virtual time and faults (simulate.py).
+Events go in, commands come out (messages.py). It has no clock, no thread, no socket and no tensor. A thin shell drives
+it with real engines (`experience/asynchronous.py`), and a simulator with virtual time and faults (simulate.py).
 """

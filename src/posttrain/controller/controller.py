@@ -1,28 +1,28 @@
-"""Decides who samples what, when, with which weights, and what is trained next.
+"""Decides which engine samples which rows, when and with which weights, and which groups are trained next.
 
-`handle` is told an event and gives the commands that follow from it. Each event changes what the controller knows
-(`_drew`, `_ended`, ...); then the controller does all that has become possible (`_advance`): publish, load, begin
-groups, place rows, score, deliver. The same events give the same commands.
+`handle` takes an event and returns the commands that follow from it. Each event changes the controller's state
+(`_drew`, `_ended`, ...). Then the controller does everything that has become possible (`_advance`): publish, load,
+begin groups, place rows, score, deliver. The same events give the same commands.
 
-The trainer goes round in a circle:
+The trainer goes through a cycle of phases:
 
     publishing -> between -> asked -> training -> blocked -> publishing
       Published     Asked    Deliver    Trained     Publish
 
 It is `blocked` while an engine still reads the publication that the next one overwrites. After a version that is not
-published it is `between` at once. Questions of an evaluation, or of a judge that scores groups, come while it is
-`between` or `asked`: their rows go to engines before all others, and no batch comes until all of them have ended.
+published it goes straight to `between`. Questions of an evaluation, or of a judge that scores groups, come while it is
+`between` or `asked`. Engines get their rows before all others, and no batch is delivered until all of them have ended.
 
-Where trainer and engines share the memory of one device (`Limits.in_turns`), they use it in turns. When the groups of a
-step are there and no row is under way, engines are told to sleep; the batch is delivered once all of them do. They wake
-to load the next publication. An engine that is lost meanwhile is ended, and started anew only then.
+If trainer and engines share the memory of one device (`Limits.in_turns`), they take turns. When the groups of a step
+are complete and no engine has a row, the controller tells the engines to sleep. It delivers the batch once all of them
+sleep. They wake to load the next publication. An engine that is lost in between is ended, and restarted only then.
 
-A group in flight is one of: rows without an engine (`_unplaced`), rows being decoded, ended and to be scored
-(`_unscored`), being scored (`_scoring`). Then it is in `_finished`, until it is trained.
+A group in flight has rows without an engine (`_unplaced`), or rows being decoded, or has ended and is to be scored
+(`_unscored`), or is being scored (`_scoring`). Then it is in `_finished` until it is trained.
 
-A row of several turns is away (`_away`) before its first turn and between two of them: whoever minds environments says
-when it is to be decoded again (`Resumed`), and when it is over (`Finished`). It may come back to another engine, and to
-newer weights. Nobody waits for it but its own group.
+A row of several turns is away (`_away`) before its first turn and between turns. The driver of the environments says
+when to decode it again (`Resumed`) and when it is over (`Finished`). It may come back to another engine and to newer
+weights. Only its own group waits for it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Controller:
     """The state of an asynchronous run, and the rules by which it changes."""
 
     def __init__(self, limits: Limits, *, version: int = 0, engines: Iterable[str] = ()) -> None:
-        """`engines`: those that are being started. Others may join as well."""
+        """`engines` are the names of the engines that are being started. Others may join as well."""
         self.limits = limits
         self._version = version
         self._phase: Phase = "publishing"
@@ -104,7 +104,7 @@ class Controller:
         self._groups: dict[int, GroupState] = {}
         self._unplaced: set[int] = set()
         self._unopened: set[int] = set()
-        """Groups whose rows have to be opened."""
+        """Groups whose rows need an `Open` command."""
         self._away: set[Row] = set()
         self._unscored: set[int] = set()
         self._scoring: set[int] = set()
@@ -117,10 +117,10 @@ class Controller:
         self._stopped = False
         self._commands: list[Command] = []
 
-    # --- what the shell asks -----------------------------------------------------------------------------------------
+    # --- public interface --------------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Command]:
-        """What follows from an event."""
+        """Process an event and return the commands that follow from it."""
         self._commands = []
         if not self._stopped:
             self._learn(event)
@@ -129,40 +129,40 @@ class Controller:
 
     @property
     def version(self) -> int:
-        """What the trainer has made last."""
+        """The newest version of the weights that the trainer has made."""
         return self._version
 
     @property
     def phase(self) -> Phase:
-        """Where the trainer is in its circle."""
+        """The trainer's phase in its cycle."""
         return self._phase
 
     @property
     def engines(self) -> Mapping[str, EngineState]:
-        """Those that are there or expected, to be looked at."""
+        """The engines that have joined or are expected, for reading only."""
         return self._engines
 
     @property
     def in_flight(self) -> int:
-        """Groups that are sampled or scored, those of an evaluation left out."""
+        """Number of groups that are sampled or scored, without those of an evaluation."""
         return sum(number >= 0 for number in self._groups)
 
     @property
     def queued(self) -> int:
-        """Groups that are scored and wait for a step."""
+        """Number of scored groups that wait for a step."""
         return len(self._finished)
 
     def waits(self) -> frozenset[Wait]:
-        """Who has to do something now."""
+        """The components that must act now, each as a `Wait`."""
         return frozenset() if self._stopped else frozenset(self._all_waits())
 
     def holds(self, engine: str, row: Row, attempt: int) -> bool:
-        """Whether an engine has to decode a row in this attempt; else what it says of the row is ignored."""
+        """Does this engine decode the row in this attempt? If not, its messages about the row are ignored."""
         found = self._row(row)
         return found is not None and found.engine == engine and found.attempt == attempt
 
     def state(self) -> dict[str, Any]:
-        """All that a run needs to go on elsewhere, as plain JSON. Groups being trained count as finished."""
+        """The state from which a run can continue elsewhere, as plain JSON. Groups being trained count as finished."""
         return {
             "version": self._version,
             "next_group": self._next_group,
@@ -173,7 +173,7 @@ class Controller:
 
     @classmethod
     def restored(cls, limits: Limits, state: dict[str, Any], *, engines: Iterable[str] = ()) -> Controller:
-        """The controller that goes on from a state: its rows keep their tokens and are given to engines again."""
+        """A controller that continues from a saved state. Rows keep their tokens and go to engines again."""
         controller = cls(limits, version=state["version"], engines=engines)
         controller._next_group = state["next_group"]
         controller._finished = sorted(state["finished"])
@@ -230,7 +230,7 @@ class Controller:
             return
         engine = self._engines.setdefault(name, EngineState())
         if engine.joined:
-            self._lose(name, "was started anew", again=True)
+            self._lose(name, "was restarted", again=True)
         else:
             engine.joined = True
 
@@ -242,7 +242,7 @@ class Controller:
             engine.version, engine.loading = event.version, None
             engine.progress += 1
         else:
-            self._lose(event.engine, f"loaded version {event.version} in place of {engine.loading}")
+            self._lose(event.engine, f"loaded version {event.version} instead of {engine.loading}")
 
     def _slept(self, name: str) -> None:
         engine = self._engines.get(name)
@@ -259,7 +259,7 @@ class Controller:
             return
         engine = self._engines[event.engine]
         if event.version < row.version or event.version not in (engine.version, engine.loading):
-            self._lose(event.engine, f"drew with version {event.version} in place of {engine.version}")
+            self._lose(event.engine, f"drew with version {event.version} instead of {engine.version}")
             return
         row.draw(event.version, event.count)
         engine.progress += event.count
@@ -278,7 +278,7 @@ class Controller:
         self._groups[event.row.group].moves += 1
 
     def _back(self, event: Resumed | Finished) -> None:
-        """A row that was away goes on, or is over."""
+        """Continue or finish a row that was away."""
         row = self._row(event.row)
         if row is None or event.row not in self._away:
             self._ignore()
@@ -293,7 +293,7 @@ class Controller:
         self._unplaced.add(event.row.group)
 
     def _take_answer(self, event: Ended | Paused) -> None:
-        """An engine has ended what it had to decode of a row."""
+        """Take a row from the engine that has decoded it to the end of its turn."""
         self._take_from(event.engine, event.row)
         if not self.limits.in_turns:
             self._engines[event.engine].losses = 0
@@ -311,7 +311,7 @@ class Controller:
         if self._held(event) is None:
             return
         self._take_from(event.engine, event.row)
-        self._place_again(event.row, f"{event.engine} gave it back unfinished")
+        self._place_again(event.row, f"{event.engine} returned it unfinished")
 
     def _scored(self, event: Scored) -> None:
         if event.group not in self._scoring:
@@ -342,7 +342,7 @@ class Controller:
     def _trained(self, event: Trained) -> None:
         self._trainer_was("training", event)
         if event.version != self._version + 1:
-            raise ValueError(f"{event}, but the step was to make version {self._version + 1}")
+            raise ValueError(f"{event}, but the step makes version {self._version + 1}")
         self._version, self._training = event.version, ()
         self._phase = "between" if self._version % self.limits.publish_every else "blocked"
 
@@ -363,7 +363,7 @@ class Controller:
         if self._published != self._version:
             raise ValueError(f"{event}, but version {self._published} is published and not {self._version}")
         if event.group >= 0 or event.group in self._groups:
-            raise ValueError(f"{event}: the number has to be below 0, and new")
+            raise ValueError(f"{event}: the number must be below 0 and not in use")
         self._enter(event.group, GroupState([RowState() for _ in range(event.rows)]), turns=event.turns)
 
     def _late(self, wait: Wait) -> None:
@@ -389,12 +389,12 @@ class Controller:
 
     def _trainer_was(self, phase: Phase, event: Event) -> None:
         if self._phase != phase:
-            raise ValueError(f"{event} while the trainer is {self._phase}; it has to be {phase} before")
+            raise ValueError(f"{event} while the trainer is {self._phase}; it must be {phase}")
 
     # --- losses ------------------------------------------------------------------------------------------------------
 
     def _lose(self, name: str, cause: str, again: bool = False) -> None:
-        """Take an engine's rows from it, and start it anew, unless it was lost too often. `again`: it has been."""
+        """Take an engine's rows from it and restart it, unless it was lost too often. `again`: it has restarted."""
         if name in self._dismissed:
             self._ignore()
             return
@@ -412,7 +412,7 @@ class Controller:
         self._move(engine.rows, f"{name}, which {cause}")
 
     def _move(self, rows: Iterable[Row], cause: str) -> None:
-        """Take rows from an engine that is lost."""
+        """Take rows from a lost engine and place them again."""
         taken = sorted(rows)
         for row in taken:
             self._groups[row.group].rows[row.g].engine = None
@@ -420,7 +420,7 @@ class Controller:
             self._place_again(row, cause)
 
     def _place_again(self, row: Row, cause: str) -> None:
-        """A row has no engine any more: another goes on with it, unless that was tried too often."""
+        """Let another engine continue a row that has lost its engine, unless that was tried too often."""
         found = self._row(row)
         if found is None or self._stopped:
             return
@@ -443,7 +443,7 @@ class Controller:
         if self._given_up >= self.limits.max_given_up:
             self._stop(f"{self._given_up} groups in a row were abandoned; the last: {cause}", failed=True)
 
-    # --- what has become possible ------------------------------------------------------------------------------------
+    # --- commands that have become possible --------------------------------------------------------------------------
 
     def _advance(self) -> None:
         if self._stopped:
@@ -462,12 +462,12 @@ class Controller:
         self._sleep()
         self._deliver()
         if not self._engines and self._dismissed and (self._published is None or self._only_environments_go_on):
-            # the first publication is laid out as an engine says: the trainer waits for one before it publishes
+            # an engine decides the layout of the first publication, so the trainer waits for one before it publishes
             name, cause = next(reversed(self._dismissed.items()))
-            self._stop(f"the trainer waited in vain for {name}: {cause}; no engine is left", failed=True)
+            self._stop(f"no engine is left; the last one was {name} ({cause})", failed=True)
 
     def _publish(self) -> None:
-        """Of the two publications the older is overwritten, once nobody reads it."""
+        """Overwrite the older of the two publications, once no engine reads it."""
         read = any(engine.loading not in (None, self._published) for engine in self._engines.values())
         if self._phase == "blocked" and not read:
             self._phase = "publishing"
@@ -497,7 +497,7 @@ class Controller:
                 self._order(Sleep(name))
 
     def _begin(self) -> None:
-        """Begin groups. A version counts once it is published, so that sampling does not run ahead of what it needs."""
+        """Begin groups. A version counts only once it is published, so no group begins before the weights it needs."""
         if self._published is None:
             return
         version = self._version - 1 if self._phase in ("blocked", "publishing") else self._version
@@ -508,8 +508,7 @@ class Controller:
             self._next_group = number + 1
 
     def _enter(self, number: int, group: GroupState, *, turns: bool) -> None:
-        """A group is in flight from now on. Rows of several turns begin with their environment, those that are not over
-        anew."""
+        """Put a group in flight. Rows of several turns start with their environment, and unfinished ones start over."""
         self._groups[number] = group
         if group.ended:
             self._unscored.add(number)
@@ -523,7 +522,7 @@ class Controller:
                     self._away.add(Row(number, g))
 
     def _open(self) -> None:
-        """Have the environments begin of rows that have several turns."""
+        """Open the environments of rows that have several turns."""
         for number in sorted(self._unopened):
             for g, row in enumerate(self._groups[number].rows):
                 if not row.ended:
@@ -531,7 +530,7 @@ class Controller:
         self._unopened.clear()
 
     def _place(self) -> None:
-        """Give each group's rows without an engine to the one that has the fewest, as soon as that is ready."""
+        """Give the unplaced rows of each group to the engine with the fewest rows, as soon as that engine is ready."""
         load = {name: len(engine.rows) for name, engine in self._engines.items() if engine.joined}
         if not load:
             return
@@ -575,11 +574,11 @@ class Controller:
             self._voided = 0
             self._order(Deliver(self._version, self._training))
 
-    # --- small things ------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     @property
     def _memory_is_the_trainers(self) -> bool:
-        """Engines have to sleep: the next step is due, or is being trained or published."""
+        """Must engines sleep? Yes if the next step is due, or is being trained or published."""
         if not self.limits.in_turns or self._published is None:
             return False
         if self._phase == "asked":
@@ -589,14 +588,14 @@ class Controller:
 
     @property
     def _has_room(self) -> bool:
-        """Whether a step may be trained as far as the memory of its device goes."""
+        """Does the device have free memory for a training step?"""
         if not self.limits.in_turns:
             return True
         return self._memory_is_the_trainers and all(engine.rests for engine in self._engines.values())
 
     @property
     def _accepted(self) -> int:
-        """Groups trained, being trained, or waiting to be."""
+        """Number of groups trained, being trained, or waiting to be trained."""
         return self._version * self.limits.prompts_per_step + len(self._training) + len(self._finished)
 
     def _all_waits(self) -> Iterator[Wait]:
@@ -628,12 +627,13 @@ class Controller:
 
     @property
     def _only_environments_go_on(self) -> bool:
-        """Without an engine they lead nowhere: some are not opened before others, which need one, are over."""
+        """Do only environments have something to do? Without an engine that leads nowhere: some environments are opened
+        only when other rows, which need an engine, are over."""
         return all(wait.kind == "act" for wait in self.waits())
 
     @property
     def _evaluating(self) -> bool:
-        """Does the trainer wait for answers?"""
+        """Does the trainer wait for the answers of an evaluation?"""
         return any(number < 0 for number in self._groups)
 
     def _row(self, row: Row) -> RowState | None:
@@ -641,7 +641,7 @@ class Controller:
         return None if group is None else group.rows[row.g]
 
     def _held(self, event: Drew | Ended | Paused | Returned) -> RowState | None:
-        """The row of which an engine speaks, unless it does so of an earlier attempt."""
+        """The row that an engine's message is about; None if the message is about an earlier attempt."""
         if not self.holds(event.engine, event.row, event.attempt):
             self._ignore()
             return None

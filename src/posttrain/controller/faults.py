@@ -1,4 +1,4 @@
-"""The faults of a simulated run: each kind by its name, as a function of the world in which it happens."""
+"""The faults of a simulated run: a function of the simulated world for each kind, by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def running(world: World) -> VirtualEngine | None:
-    """An engine that could be struck."""
+    """A random engine that a fault can hit; None if there is none."""
     found = [engine for engine in world.engines.values() if engine.joined and not engine.hung]
     return world.rng.choice(found) if found else None
 
@@ -45,7 +45,7 @@ def hung(world: World) -> None:
 
 
 def slow(world: World) -> None:
-    """An engine gets slow, and recovers if it is given the time."""
+    """An engine becomes slow, and recovers if it is not ended before."""
     engine = running(world)
     if engine is None:
         return
@@ -60,28 +60,28 @@ def slow(world: World) -> None:
 
 
 def load(world: World, wrong: str) -> None:
-    """The next weights are not loaded: "fails", "hangs", "lies" about their version, or takes long ("slow")."""
+    """The next load of weights "fails", "hangs", "lies" about their version, or takes long ("slow")."""
     engine = running(world)
     if engine is not None:
         engine.next_load = wrong
 
 
 def sleep(world: World, wrong: str) -> None:
-    """An engine keeps its memory the next time it is to sleep ("fails"), or never answers ("hangs")."""
+    """An engine keeps its memory at the next `Sleep` ("fails"), or never answers ("hangs")."""
     engine = running(world)
     if engine is not None:
         engine.next_sleep = wrong
 
 
 def label(world: World, by: int) -> None:
-    """An engine draws with other weights than it was given."""
+    """An engine draws with other weights than those that it was given."""
     engine = running(world)
     if engine is not None and not engine.label:
         engine.label, engine.lied = by, False
 
 
 def speaks_of_the_past(world: World) -> None:
-    """An engine is killed; what it had said of its rows arrives long after."""
+    """An engine is killed, and messages about its rows arrive long after."""
     engine = running(world)
     if engine is None:
         return
@@ -101,7 +101,7 @@ def _tell_past(world: World, events: list[Event]) -> None:
 
 
 def says_twice(world: World) -> None:
-    """Something that was heard before is heard again."""
+    """A message arrives for a second time."""
     group = world.rng.randint(0, 3)
     row = Row(group, world.rng.randrange(world.limits.group_size))
     name = world.rng.choice(world.names)
@@ -110,7 +110,7 @@ def says_twice(world: World) -> None:
 
 
 def _tell_ignored(world: World, event: Event, kind: str) -> None:
-    """Only if it is of the past: else it would be true."""
+    """Send a message that the controller must ignore. A message that is true at present is not sent."""
     if isinstance(event, Drew | Ended | Returned) and world.controller.holds(event.engine, event.row, event.attempt):
         return
     if isinstance(event, Scored) and any(wait.kind == "score" and wait.progress == event.group for wait in world.armed):
@@ -122,7 +122,7 @@ def _tell_ignored(world: World, event: Event, kind: str) -> None:
 
 
 def starts_anew(world: World) -> None:
-    """An engine is started by somebody else, and joins with nothing."""
+    """An engine is restarted from outside, and joins without weights and rows."""
     engine = running(world)
     if engine is not None:
         world.struck("engine anew", engine.name)
@@ -144,7 +144,7 @@ def never_joins(world: World) -> None:
 
 
 def rows_returned(world: World) -> None:
-    """An engine gives up to three rows back, unfinished and unasked."""
+    """An engine returns up to three rows unfinished, without being asked."""
     engine = running(world)
     rows = [decoding.row for decoding in engine.held()] if engine else []
     for row in world.rng.sample(rows, min(len(rows), 3)):
@@ -154,7 +154,7 @@ def rows_returned(world: World) -> None:
 
 
 def row_forgotten(world: World) -> None:
-    """An engine loses a row and goes on with the others."""
+    """An engine loses a row and continues with the others."""
     engine = running(world)
     rows = [decoding.row for decoding in engine.held()] if engine else []
     if engine is not None and rows:
@@ -214,11 +214,11 @@ FAULTS: dict[str, Callable[[World], None]] = {
 
 @dataclass(frozen=True)
 class Faults:
-    """So many faults, of kinds and at moments that the seed decides."""
+    """A number of faults. The seed decides their kinds and times."""
 
     number: int
     within: float
-    """Seconds from the start in which they happen."""
+    """All faults happen within this many seconds from the start."""
     kinds: tuple[str, ...] = tuple(FAULTS)
 
     def drawn(self, rng: Random) -> Iterator[tuple[float, str]]:
@@ -227,7 +227,7 @@ class Faults:
 
 
 def strike(world: World, faults: Faults) -> None:
-    """Have the faults happen."""
+    """Schedule the faults."""
     drawn = list(faults.drawn(world.rng))
     world.saving = any(kind == "run killed" for _, kind in drawn)
     for at, kind in drawn:

@@ -1,7 +1,7 @@
 """The invariants of every asynchronous run, each with its name, and the observer that checks them.
 
-The observer keeps its own books from events and commands alone. It shares the messages and the formula of admission
-with the controller, but none of its code and none of its state: what the two disagree on is a mistake of one of them.
+The observer keeps its own books from events and commands only. It shares the messages and the admission formula with
+the controller, but none of its other code and none of its state. If the two disagree, one of them has a bug.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ INVARIANTS = {
 
 
 class Broken(NamedTuple):
-    """An invariant that does not hold."""
+    """A violation of an invariant."""
 
     name: str
     text: str
@@ -93,11 +93,11 @@ class SeenRow:
     engine: str | None = None
     attempt: int = 0
     failures: int = 0
-    """How often it was lost since its last token."""
+    """How often the row was lost since its last token."""
     spans: list[list[int]] = field(default_factory=list)
     ended: bool = False
     away: Literal["", "unopened", "away"] = ""
-    """With its environment, or about to be."""
+    """Whether the row is with its environment, or its environment must still be opened."""
 
     @property
     def drawn(self) -> int:
@@ -110,7 +110,7 @@ class SeenEngine:
     version: int | None = None
     loading: int | None = None
     sleep: Literal["", "told", "asleep", "down"] = ""
-    """`down`: ended, and started anew later."""
+    """`down`: the engine was ended and will be restarted later."""
     rows: set[Row] = field(default_factory=set)
     losses: int = 0
 
@@ -121,7 +121,7 @@ class Books:
 
     version: int
     created: int
-    """Groups so far, from the first of the data."""
+    """Number of groups created so far, counted from the first group of the data."""
     rows: dict[int, list[SeenRow]] = field(default_factory=dict)
     """Rows of the groups in flight, including those of an evaluation."""
     scoring: set[int] = field(default_factory=set)
@@ -144,7 +144,7 @@ class Books:
 
 
 class Observer:
-    """Is told everything, and says what was broken."""
+    """Sees every event, command and wait, and records broken invariants."""
 
     def __init__(self, limits: Limits, *, version: int = 0, engines: Iterable[str] = ()) -> None:
         self.limits = self.configured = limits
@@ -155,7 +155,7 @@ class Observer:
         self.start(engines)
 
     def start(self, engines: Iterable[str]) -> None:
-        """A run begins, or goes on with engines that are all new."""
+        """Begin a run, or continue one with new engines."""
         self.engines = {name: SeenEngine() for name in engines}
         self.dismissed: set[str] = set()
         self.published: int | None = None
@@ -165,16 +165,16 @@ class Observer:
         self.ending = self.stopped = False
         self.waits: frozenset[Wait] = frozenset()
         self.gone: str | None = None
-        """The engine that the last event says is lost."""
+        """The engine that the last event reports as lost."""
         self.unscored: int | None = None
-        """The group whose rewards the last event says are lost."""
+        """The group whose rewards the last event reports as lost."""
         self.hopeless: int | None = None
-        """The group whose environments the last event says give no answer."""
+        """The group whose environments gave no answer, by the last event."""
 
-    # --- a run that is killed and goes on ----------------------------------------------------------------------------
+    # --- a run that is killed and resumed ----------------------------------------------------------------------------
 
     def saved(self, state: dict[str, Any]) -> None:
-        """The controller's state is put on file."""
+        """Check the state that the controller saves."""
         books = self.books
         in_flight = [
             {"group": number, "rows": [{"spans": row.spans, "ended": row.ended} for row in rows]}
@@ -183,23 +183,23 @@ class Observer:
         ]
         known = {"version": books.version, "finished": sorted([*books.training, *books.finished])}
         said = {name: state[name] for name in known}
-        self._check(said == known, "state", f"{said} is saved, {known} is so")
+        self._check(said == known, "state", f"{said} is saved, but {known} is true")
         begun = [group for group in state["in_flight"] if any(row["spans"] for row in group["rows"])]
         drawn = [group for group in in_flight if any(row["spans"] for row in group["rows"])]
-        self._check(begun == drawn, "state", f"rows {begun} are saved, {drawn} are so")
+        self._check(begun == drawn, "state", f"rows {begun} are saved, but {drawn} are true")
         numbers = {group["group"] for group in state["in_flight"]} | set(state["finished"])
         over = books.trained | books.voided | books.given_up
         self._check(
             numbers.isdisjoint(over) and numbers | over == set(range(state["next_group"])),
             "state",
-            f"of {state['next_group']} groups {sorted(set(range(state['next_group'])) ^ (numbers | over))} are nowhere",
+            f"groups {sorted(set(range(state['next_group'])) ^ (numbers | over))} of {state['next_group']} are missing",
         )
 
     def copied(self) -> Books:
         return deepcopy(self.books)
 
     def restored(self, books: Books, state: dict[str, Any], engines: Iterable[str]) -> None:
-        """The run goes on from what was put on file with these books, and with the lead that it first had."""
+        """Continue the run from a saved state and its books, with the `run_ahead` that was configured."""
         self.limits = self.configured
         self.books = books = deepcopy(books)
         books.finished |= set(books.training)
@@ -218,7 +218,7 @@ class Observer:
     # --- every reaction ----------------------------------------------------------------------------------------------
 
     def see(self, event: Event, commands: Sequence[Command], waits: frozenset[Wait]) -> None:
-        """An event, what was ordered because of it, and who is waited for then."""
+        """Check an event, the commands that it caused, and the waits that result."""
         if self.stopped:
             self._check(not commands and not waits, "ends", f"after the end {event} leads to {commands}, {waits}")
             return
@@ -229,16 +229,16 @@ class Observer:
         if not self.stopped:
             if self.gone is not None:
                 name = "versions" if isinstance(event, Drew | Loaded) else "engines"
-                self._break(name, f"after {event} {self.gone} is neither started anew nor dismissed")
+                self._break(name, f"after {event} {self.gone} is neither restarted nor dismissed")
             if not self.ending:
                 self._nothing_is_left_undone()
         self.waits = waits
         expected = set() if self.stopped else set(self._owing())
         found = {(wait.kind, wait.owner, wait.progress if wait.kind in ("act", "score") else 0) for wait in waits}
         if found != expected:
-            self._break("owners", f"after {event} {found} are waited for, but {expected} have to act")
+            self._break("owners", f"after {event} the controller waits for {found}, but {expected} have to act")
         if not waits and not self.stopped:
-            self._break("owners", f"after {event} nobody is waited for")
+            self._break("owners", f"after {event} the controller waits for nothing")
 
     def _learn(self, event: Event) -> None:
         match event:
@@ -279,7 +279,7 @@ class Observer:
                 pass
 
     def _heard(self, event: Drew | Ended | Paused | Returned) -> None:
-        """An engine speaks of a row; the books are kept by the row's present attempt alone."""
+        """Process an engine's message about a row. The books follow only the row's present attempt."""
         row = self._row(event.row)
         if row is None or row.ended or (row.engine, row.attempt) != (event.engine, event.attempt):
             return
@@ -413,20 +413,20 @@ class Observer:
         self._begun(row, "it is opened")
         found = self._row(row)
         right = found is not None and found.away == "unopened"
-        self._check(right, "turns", f"{row} is opened, and is {found}")
+        self._check(right, "turns", f"{row} is opened, but is {found}")
         if found is not None and right:
             found.away = "away"
 
     def _begun(self, row: Row, why: str) -> None:
-        """Groups up to this one are in flight now."""
+        """Record that all groups up to this one are in flight."""
         books = self.books
         self._check(not self.ending, "ends", f"{row}: {why} although the run is to end")
         if row.group >= books.created:
             for number in range(books.created, row.group + 1):
                 books.rows[number] = self._new_rows()
             books.created = row.group + 1
-            free = self._free(self.furthest)  # what was begun with a larger lead may be placed after it has shrunk
-            self._check(free >= 0, "admission", f"{row}: {-free} groups more than admitted are in flight")
+            free = self._free(self.furthest)  # groups begun under a larger lead may be placed after it has shrunk
+            self._check(free >= 0, "admission", f"{row}: {-free} more groups than admitted are in flight")
 
     def _submitted(self, submit: Submit) -> None:
         row = submit.row
@@ -443,15 +443,15 @@ class Observer:
         self._check(not found.ended, "once", f"{submit}, although the row has ended")
         self._check(submit.drawn == found.drawn, "tokens", f"{submit}, but {found.drawn} tokens were delivered")
         right = submit.attempt == found.attempt + 1 and found.failures < self.limits.attempts
-        self._check(right, "attempts", f"{submit} after attempt {found.attempt}; {found.failures} were in vain")
+        self._check(right, "attempts", f"{submit} after attempt {found.attempt}; {found.failures} failed")
         self._goes_to_the_right_engine(submit)
         found.engine, found.attempt = submit.engine, submit.attempt
         engine.rows.add(row)
 
     def _goes_to_the_right_engine(self, submit: Submit) -> None:
-        """The first row of a group goes to who has the fewest rows of those that are ready, the others follow."""
+        """Check that a group's first row goes to the ready engine with the fewest rows, and that the others follow."""
         others = [row.engine for row in self.books.rows[submit.row.group][: submit.row.g] if row.attempt and row.engine]
-        first = submit.attempt == 1 and not self.limits.turns  # rows of turns come back one by one
+        first = submit.attempt == 1 and not self.limits.turns  # rows with several turns come back one by one
         if first and others and all(row.attempt == 1 for row in self.books.rows[submit.row.group][: submit.row.g]):
             self._check(submit.engine in others, "together", f"{submit}, but the group is at {sorted(set(others))}")
         elif first and submit.row.g == 0:
@@ -473,7 +473,7 @@ class Observer:
         right = engine.joined and engine.loading is None and version == self.published
         self._check(right, "weights", f"{name} is to load {version}; it loads {engine.loading}, has {engine.version}")
         readable = version == self.published and self.publishing != version
-        self._check(readable, "buffers", f"{name} is to load {version}, of which the buffer is not readable")
+        self._check(readable, "buffers", f"{name} is to load {version}, whose buffer is not readable")
         self._check(engine.sleep != "told", "memory", f"{name} is to load {version} before it sleeps")
         self._check(not self._trainer_needs_memory(), "memory", f"{name} is to load {version} while a step is trained")
         engine.loading, engine.sleep = version, ""
@@ -482,16 +482,16 @@ class Observer:
         engine = self.engines.get(name, SeenEngine())
         right = engine.joined and engine.loading is None and not engine.rows and not engine.sleep
         self._check(right, "memory", f"{name} is to sleep; rows {engine.rows}, loads {engine.loading}, {engine.sleep}")
-        self._check(self._trainer_needs_memory(), "memory", f"{name} is to sleep, and no step is due")
+        self._check(self._trainer_needs_memory(), "memory", f"{name} is to sleep, but no step is due")
         engine.sleep = "told"
 
     def _ended_engine(self, name: str, *, dismissed: bool = False, waits: bool = False) -> None:
-        """It is started anew, at once or later (`waits`), or not at all (`dismissed`)."""
-        self._check(self.gone == name, "engines", f"{name} is ended, although nothing was said against it")
+        """Check the end of an engine. It is restarted immediately, later (`waits`), or never (`dismissed`)."""
+        self._check(self.gone == name, "engines", f"{name} is ended, although no event reported it lost")
         losses = self.engines[name].losses + 1 if name in self.engines else 1
         often = losses >= self.limits.attempts or self.ending
         self._check(dismissed == often, "engines", f"{name} was lost {losses} times in a row; dismissed: {dismissed}")
-        self._check(not waits or self._trainer_needs_memory(), "memory", f"{name} is not started, and no step is due")
+        self._check(not waits or self._trainer_needs_memory(), "memory", f"{name} is not started, but no step is due")
         memory_is_free = waits or dismissed or not self._trainer_needs_memory()
         self._check(memory_is_free, "memory", f"{name} is started while a step is trained")
         self.gone = None
@@ -522,15 +522,15 @@ class Observer:
     def _evaluated(self, number: int) -> None:
         rows = self.books.rows.pop(number, [])
         ended = bool(rows) and all(row.ended for row in rows) and number < 0
-        self._check(ended, "evaluation", f"group {number} is told to be answered, of {len(rows)} rows")
+        self._check(ended, "evaluation", f"group {number} with {len(rows)} rows is reported as answered")
         versions = {version for row in rows for version, _ in row.spans}
         own = versions <= {self.books.version}
-        self._check(own, "evaluation", f"group {number} has tokens of {versions}, measured is {self.books.version}")
+        self._check(own, "evaluation", f"group {number} has tokens of {versions}, but measures {self.books.version}")
 
     def _publishes(self, version: int) -> None:
-        self._check(self.due == version, "batch", f"version {version} is published, due is {self.due}")
+        self._check(self.due == version, "batch", f"version {version} is published, but {self.due} is due")
         readers = [name for name, engine in self.engines.items() if engine.loading not in (None, self.published)]
-        self._check(not readers, "buffers", f"version {version} is written over what {readers} read")
+        self._check(not readers, "buffers", f"version {version} overwrites what {readers} read")
         self.publishing, self.due = version, None
 
     def _delivered(self, deliver: Deliver) -> None:
@@ -542,7 +542,7 @@ class Observer:
         self._check(len(groups) == self.limits.prompts_per_step, "batch", f"{deliver} has {len(groups)} groups")
         over = books.trained | books.voided | books.given_up
         twice = [number for number in groups if number in over or groups.count(number) > 1]
-        self._check(not twice, "once", f"{deliver}: {twice} were over")
+        self._check(not twice, "once", f"{deliver}: {twice} were over already")
         unknown = [number for number in groups if number not in books.finished and number not in twice]
         self._check(not unknown, "rewards", f"{deliver}: {unknown} were not scored")
         oldest = tuple(sorted(books.finished))[: len(groups)]
@@ -555,11 +555,11 @@ class Observer:
         self.asked = False
 
     def _trained_row(self, version: int, number: int, spans: list[list[int]]) -> None:
-        """The age of a row's tokens, of those that the rule keeps."""
+        """Check the age of those tokens of a row that the staleness rule keeps."""
         versions, every = [version for version, _ in spans], self.limits.publish_every
         self._check(versions == sorted(versions), "versions", f"group {number} has tokens of versions {versions}")
         newest = max(versions, default=0)
-        self._check(newest <= version, "age", f"group {number} has tokens of {newest}, trained is {version}")
+        self._check(newest <= version, "age", f"group {number} has tokens of {newest}, but trains {version}")
         if newest > version:
             return
         bound = self.limits.max_staleness + every - 1
@@ -599,8 +599,8 @@ class Observer:
             return
         want = self.limits.last_version * self.limits.prompts_per_step
         over = len(books.trained) + len(books.voided) + len(books.given_up)
-        self._check(len(books.trained) == want, "once", f"{len(books.trained)} groups were trained in place of {want}")
-        self._check(books.created == over, "once", f"of {books.created} groups {books.created - over} were for nothing")
+        self._check(len(books.trained) == want, "once", f"{len(books.trained)} groups were trained instead of {want}")
+        self._check(books.created == over, "once", f"{books.created - over} of {books.created} groups were for nothing")
 
     # --- after every reaction ----------------------------------------------------------------------------------------
 
@@ -616,7 +616,7 @@ class Observer:
                 self._break("weights", f"{name} has {engine.version} and does not load {self.published}")
         readers = any(engine.loading not in (None, self.published) for engine in self.engines.values())
         if self.due is not None and not readers:
-            self._break("buffers", f"version {self.due} is not published, though nobody reads")
+            self._break("buffers", f"version {self.due} is not published, though no engine reads")
         questions = any(number < 0 for number in books.rows)
         sampled = self.asked and len(books.finished) >= self.limits.prompts_per_step and not questions
         rests = all(engine.sleep in ("asleep", "down") for engine in self.engines.values())
@@ -631,7 +631,7 @@ class Observer:
         self._no_place_is_empty()
 
     def _trainer_needs_memory(self) -> bool:
-        """Where engines share its device: a step is due, or is being trained or published."""
+        """Does the trainer need the memory that engines share? Yes if a step is due, or is trained or published."""
         books = self.books
         if not self.limits.in_turns or self.published is None:
             return False
@@ -644,7 +644,7 @@ class Observer:
         if not joined or any(engine.loading is not None or engine.version is None for engine in joined):
             return
         if self._free() > 0:
-            self._break("places", f"{self._free()} groups more could be in flight")
+            self._break("places", f"{self._free()} more groups could be in flight")
         for number, rows in self.books.rows.items():
             if any(not row.ended and row.engine is None and not row.away for row in rows):
                 self._break("places", f"rows of group {number} have no engine")
@@ -652,14 +652,14 @@ class Observer:
                 self._break("turns", f"rows of group {number} are not opened")
 
     def _free(self, run_ahead: int | None = None) -> int:
-        """Groups that may still be begun. A version counts once it is published."""
+        """Number of groups that may still be begun. A version counts only once it is published."""
         unpublished = self.due is not None or self.publishing is not None
         version = self.books.version - 1 if unpublished else self.books.version
         limits = self.limits if run_ahead is None else replace(self.limits, run_ahead=run_ahead)
         return capacity(limits, version, self.books.accepted, self.books.running)
 
     def _owing(self) -> Iterator[tuple[str, str, int]]:
-        """Who has to do something: kind, owner, group."""
+        """The components that have to act, as (kind, owner, group)."""
         for name, engine in self.engines.items():
             if engine.loading is not None and (engine.rows or not self.ending):
                 yield ("load", name, 0)
@@ -683,7 +683,7 @@ class Observer:
         elif not self.asked and self.due is None and all(number >= 0 for number in self.books.rows):
             yield ("ask", "trainer", 0)
 
-    # --- small things ------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _new_rows(self) -> list[SeenRow]:
         away: Literal["", "unopened"] = "unopened" if self.limits.turns else ""

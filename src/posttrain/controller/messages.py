@@ -1,12 +1,12 @@
-"""The controller's inputs and orders. Plain records: no tensor, no token id, no clock.
+"""The controller's events and commands: plain records without tensors, token ids or clocks.
 
-A group is one prompt with its completions and has a number, counted from 0 in the order of creation; which prompt of
-the data it is follows from the number (`experience/schedule.py`). Groups below 0 are answers of an evaluation, which
-nobody trains. A row is one completion: `(group, g)`. An attempt counts how often a row was given to an engine, from 1:
-what an engine says of an earlier attempt is ignored.
+A group is one prompt with its completions. Its number counts from 0 in the order of creation and decides which prompt
+of the data it is (`experience/schedule.py`). Groups below 0 are answers of an evaluation, which are never trained. A
+row is one completion: `(group, g)`. An attempt counts how often a row was given to an engine, from 1. Messages about
+an earlier attempt are ignored.
 
-What one process of an engine says arrives in the order in which it was said. After a `Restart` nothing of the earlier
-process is passed on, save perhaps `Drew`, `Ended` and `Returned`, which attempts tell apart.
+Messages of one engine process arrive in the order in which they were sent. After a `Restart` no message of the earlier
+process arrives, except perhaps `Drew`, `Ended` and `Returned`, whose attempts tell them apart.
 
     trainer  -> Asked, Trained, Published, Evaluate          Publish, Deliver, Evaluated -> trainer
     engines  -> Joined, Loaded, Slept, Drew, Ended,          Submit, Interrupt, Load, Sleep, End,
@@ -36,14 +36,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Joined:
-    """An engine is there. It has no weights yet."""
+    """An engine has started. It has no weights yet."""
 
     engine: str
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An engine has proven that it decodes with these weights. Its rows go on by themselves."""
+    """An engine has proven that it decodes with these weights. Its rows continue without a further command."""
 
     engine: str
     version: int
@@ -51,7 +51,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Slept:
-    """An engine sleeps: it has no weights any more, and has proven that the memory of its device is free."""
+    """An engine sleeps: it has dropped its weights, and has proven that the memory of its device is free."""
 
     engine: str
 
@@ -69,7 +69,7 @@ class Drew:
 
 @dataclass(frozen=True)
 class Ended:
-    """A row has ended by itself; all its tokens were told before."""
+    """A row has ended regularly. All its tokens were reported before."""
 
     engine: str
     row: Row
@@ -78,7 +78,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Paused:
-    """A turn of a row has ended; all its tokens were told before. From now on the row is away, with its environment."""
+    """A turn of a row has ended. All its tokens were reported before. The row is now away, with its environment."""
 
     engine: str
     row: Row
@@ -87,7 +87,7 @@ class Paused:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The next turn of a row that is away is to be drawn. `anew`: it begins again, and its tokens so far are none."""
+    """The next turn of a row that is away is to be drawn. `anew`: the row starts over, without its earlier tokens."""
 
     row: Row
     anew: bool = False
@@ -102,7 +102,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Returned:
-    """A row came back unfinished, because of an `Interrupt`; all its tokens were told before."""
+    """A row came back unfinished, because of an `Interrupt`. All its tokens were reported before."""
 
     engine: str
     row: Row
@@ -111,7 +111,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class Lost:
-    """An engine is gone, or was found wrong: killed, hung, failed to load, lied about its version."""
+    """An engine is gone or faulty: it was killed, hung, failed to load, or reported a wrong version."""
 
     engine: str
     cause: str
@@ -119,7 +119,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Scored:
-    """The rewards of a whole group are known. `trains`: False for a group that is to be replaced by another prompt."""
+    """The rewards of a whole group are known. `trains`: False for a group that another prompt must replace."""
 
     group: int
     trains: bool = True
@@ -127,7 +127,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class ScoringLost:
-    """Whoever computed the rewards of a group is gone."""
+    """The worker that computed the rewards of a group is gone."""
 
     group: int
     cause: str
@@ -147,20 +147,20 @@ class Trained:
 
 @dataclass(frozen=True)
 class Published:
-    """The weights of `version` can be read by engines, and stay readable until those of `version + 2` publications."""
+    """Engines can read the weights of `version`. They stay readable until the publication after the next one."""
 
     version: int
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """The trainer stands still until these rows are answered with the weights that it has just published."""
+    """The trainer waits until these rows are answered with the weights that it has just published."""
 
     group: int
-    """Below 0, and not used before."""
+    """A number below 0 that is not in use."""
     rows: int
     turns: bool = False
-    """Its rows have turns, as those that are trained may have (`Limits.turns`)."""
+    """Do the rows have several turns, like the trained rows under `Limits.turns`?"""
 
 
 @dataclass(frozen=True)
@@ -172,14 +172,14 @@ class Late:
 
 @dataclass(frozen=True)
 class Lead:
-    """Sampling may be so many steps ahead from now on."""
+    """From now on sampling may be `run_ahead` steps ahead of training."""
 
     run_ahead: int
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The run is to end: nothing new is begun."""
+    """The run is to end, and nothing new is begun."""
 
     cause: str
 
@@ -206,7 +206,7 @@ Event = (
 
 @dataclass(frozen=True)
 class Submit:
-    """Decode a row from where it stands: `drawn` tokens of it were delivered by earlier attempts."""
+    """Decode a row from its present end: earlier attempts have delivered `drawn` of its tokens."""
 
     engine: str
     row: Row
@@ -216,14 +216,14 @@ class Submit:
 
 @dataclass(frozen=True)
 class Open:
-    """Begin what a row of several turns needs beside an engine, up to its first turn."""
+    """Open the environment of a row of several turns, up to the row's first turn."""
 
     row: Row
 
 
 @dataclass(frozen=True)
 class Interrupt:
-    """Give a row back, as it is between two tokens."""
+    """Stop decoding a row between two tokens and return it."""
 
     engine: str
     row: Row
@@ -232,7 +232,7 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Load:
-    """Stop between two tokens, take the published weights of `version`, go on with the same rows."""
+    """Stop between two tokens, load the published weights of `version`, and continue with the same rows."""
 
     engine: str
     version: int
@@ -240,42 +240,42 @@ class Load:
 
 @dataclass(frozen=True)
 class Sleep:
-    """Give the memory of the device back, weights and all, until the next `Load`. The engine has no rows."""
+    """Free the memory of the device, including the weights, until the next `Load`. The engine has no rows."""
 
     engine: str
 
 
 @dataclass(frozen=True)
 class End:
-    """End what is left of an engine. It is started anew when the trainer does not need its memory any more."""
+    """End the processes of an engine. It is restarted when the trainer no longer needs its memory."""
 
     engine: str
 
 
 @dataclass(frozen=True)
 class Restart:
-    """End what is left of an engine, and start it anew; it joins again."""
+    """End the processes of an engine and restart it. It joins again."""
 
     engine: str
 
 
 @dataclass(frozen=True)
 class Dismiss:
-    """End what is left of an engine, for good: it is not started again."""
+    """End the processes of an engine for good."""
 
     engine: str
 
 
 @dataclass(frozen=True)
 class Score:
-    """All rows of the group have ended: compute its rewards."""
+    """Compute the rewards of a group, because all its rows have ended."""
 
     group: int
 
 
 @dataclass(frozen=True)
 class Publish:
-    """Write the weights of `version` over the older of the two publications: nobody reads it any more."""
+    """Write the weights of `version` over the older of the two publications, which no engine reads any more."""
 
     version: int
 
@@ -297,7 +297,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The group is not trained, for this reason; its place goes to another prompt. One below 0 stays unanswered."""
+    """A group is not trained, and another prompt takes its place. A group below 0 stays unanswered."""
 
     group: int
     cause: str
@@ -305,12 +305,12 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class Stop:
-    """Nothing more will come. `failed`: because nothing can."""
+    """The run ends, and no command follows. `failed`: it ends because it cannot continue."""
 
     cause: str
     failed: bool
     voided: bool = False
-    """Because no group was found that trains."""
+    """Whether the run ends because too few groups train."""
 
 
 ToEngines = Submit | Interrupt | Load | Sleep | End | Restart | Dismiss
@@ -323,21 +323,21 @@ WaitKind = Literal["join", "load", "draw", "act", "sleep", "score", "ask", "trai
 
 
 class Wait(NamedTuple):
-    """Somebody waits for `owner`, who has to do something by a deadline of the kind.
+    """The run waits for `owner`, which must act before the deadline of this kind of wait.
 
-    A wait that got on is another wait: `progress` changes, and its deadline begins anew. What the controller does when
-    it hears that a wait is late is said in `Controller._late`.
+    With any progress it becomes another wait: `progress` changes, and the deadline starts again. `Controller._late`
+    decides what happens when a wait is late.
     """
 
     kind: WaitKind
     owner: str
-    """An engine, "environments", "rewards" or "trainer"; "engines" as long as none is known."""
+    """The name of an engine, "environments", "rewards" or "trainer"; "engines" while no engine is known."""
     progress: int
-    """What an engine drew and answered so far, the version that it loads, the group whose rows are away, the group that
-    is scored, the version that the trainer makes, publishes or asks a batch for."""
+    """The progress counter of an engine, the version that it loads, the group whose rows are away, the group that is
+    scored, or the version that the trainer makes, publishes or needs a batch for."""
     attempt: int = 0
-    """How often an engine was lost in a row, how often rows of the group came and went, or how often rewards were asked
-    for before."""
+    """Number of consecutive losses of an engine, of moves of the group's rows to and from environments, or of earlier
+    requests for the group's rewards."""
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -345,36 +345,36 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the controller keeps to."""
+    """The limits that the controller obeys."""
 
     prompts_per_step: int
-    """P, groups of a step."""
+    """P: number of groups per step."""
     group_size: int
-    """G, rows of a group."""
+    """G: number of rows per group."""
     last_version: int
-    """The run ends when the trainer has made it."""
+    """The run ends when the trainer has made this version."""
     run_ahead: int = 0
-    """D: steps by which sampling may be ahead."""
+    """D: number of steps by which sampling may be ahead of training."""
     max_staleness: int = 0
-    """S: the largest age of a token that enters a loss. The controller never waits or drops for it."""
+    """S: the largest age of a token that enters a loss. The controller neither waits nor drops groups because of it."""
     publish_every: int = 1
-    """Versions are published that are multiples of it."""
+    """Only versions that are multiples of this number are published."""
     in_turns: bool = False
-    """Trainer and engines share the memory of one device: engines sleep from the end of sampling until the next
-    publication. Only with a `run_ahead` of 0 that stays, and where every version is published."""
+    """Whether trainer and engines share the memory of one device. Engines then sleep from the end of sampling until the
+    next publication. It requires a fixed `run_ahead` of 0 and that every version is published."""
     turns: bool = False
-    """Rows that are trained have turns: between two of them they are away, with their environments, and no engine holds
-    them. An environment does not outlive the run, so that a row that is not over begins anew in a run that goes on."""
+    """Whether trained rows have several turns. Between turns they are away, with their environments, and no engine
+    holds them. An environment does not outlive the run, so in a resumed run an unfinished row starts over."""
     max_groups: int = 1 << 30
-    """C: most groups in flight."""
+    """C: largest number of groups in flight."""
     max_given_up: int = 16
-    """Groups given up in a row, none scored in between, after which the run ends as failed."""
+    """The run ends as failed after this many groups were given up in a row, with none scored in between."""
     max_voided: int = 10_000
-    """Groups voided from one batch to the next, after which the run ends as failed: too little is left to learn."""
+    """The run ends as failed after this many voided groups between two batches: too little is left to learn from."""
     attempts: int = 3
-    """Failures after which something is not tried again. A row that was lost so often since its last token is given up
-    with its group; so is a group whose rewards were lost so often. An engine that was lost so often since it ended an
-    answer stays away."""
+    """Number of failures after which nothing is tried again. It applies to losses of a row since its last token and to
+    losses of a group's rewards, after which the group is given up, and to losses of an engine since its last answer,
+    after which the engine is dismissed."""
 
     def __post_init__(self) -> None:
         if self.in_turns and (self.run_ahead or self.publish_every > 1):

@@ -1,4 +1,4 @@
-"""The controller's memory of a row, a group and an engine."""
+"""The controller's records of rows, groups and engines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class RowState:
     """A row in flight."""
 
     engine: str | None = None
-    """Who decodes it."""
+    """Name of the engine that decodes the row."""
     attempt: int = 0
-    """How often it was given to an engine."""
+    """How often the row was given to an engine."""
     failures: int = 0
-    """How often it was lost since its last token."""
+    """How often the row was lost since its last token."""
     spans: list[list[int]] = field(default_factory=list)
-    """Its tokens: [version, count] one after the other."""
+    """The row's tokens as consecutive [version, count] pairs."""
     ended: bool = False
 
     @property
@@ -30,7 +30,7 @@ class RowState:
 
     @property
     def version(self) -> int:
-        """The version of its last token."""
+        """The version that drew the row's last token; -1 without tokens."""
         return self.spans[-1][0] if self.spans else -1
 
     def draw(self, version: int, count: int) -> None:
@@ -40,13 +40,13 @@ class RowState:
 
 @dataclass
 class GroupState:
-    """A group in flight: its rows are decoded, or its rewards computed."""
+    """A group in flight: engines decode its rows, or its rewards are being computed."""
 
     rows: list[RowState]
     scorings: int = 0
-    """How often its rewards were asked for."""
+    """How often the group's rewards were asked for."""
     moves: int = 0
-    """How often one of its rows went away, or came back."""
+    """How often one of the rows went to its environment or came back."""
 
     @property
     def ended(self) -> bool:
@@ -63,30 +63,30 @@ class GroupState:
 
 @dataclass
 class EngineState:
-    """An engine that is there, or is expected."""
+    """An engine that has joined or is expected."""
 
     joined: bool = False
     version: int | None = None
-    """The weights it decodes with."""
+    """The version that the engine decodes with."""
     loading: int | None = None
-    """The weights it was told to load and has not yet."""
+    """The version that the engine was told to load and has not loaded yet."""
     falls_asleep: bool = False
-    """It was told to sleep, and has not said that it does."""
+    """Whether the engine was told to sleep and has not confirmed it yet."""
     asleep: bool = False
     down: bool = False
-    """It was ended, and is started anew later."""
+    """Whether the engine was ended and will be restarted later."""
     rows: set[Row] = field(default_factory=set)
-    """What it has to decode."""
+    """The rows that the engine has to decode."""
     progress: int = 0
-    """Tokens drawn, rows answered, weights loaded and sleeps so far."""
+    """Number of tokens drawn, rows answered, weights loaded and sleeps so far."""
     losses: int = 0
-    """In a row, with no answer ended in between; of an engine that sleeps between steps: no sleep."""
+    """Consecutive losses without a finished answer in between; without a sleep, if it sleeps between steps."""
 
     @property
     def rests(self) -> bool:
-        """Whether it holds no memory of its device."""
+        """Does the engine hold no memory of its device?"""
         return self.asleep or self.down
 
     def ready(self, newest: int | None) -> bool:
-        """Whether rows may be submitted to it."""
+        """May rows be submitted to the engine?"""
         return self.joined and self.loading is None and self.version is not None and self.version == newest

@@ -1,4 +1,4 @@
-"""Asynchronous runs in virtual time: the controller itself, with engines, rewards and a trainer that only take time.
+"""Asynchronous runs in virtual time: the real controller, with engines, rewards and a trainer that only take time.
 
 simulate(limits, Workload(engines=2, slots=64, sigma=1.0), seed=0).steps_per_hour
 """
@@ -19,24 +19,24 @@ from posttrain.controller.world import Step, World
 
 @dataclass
 class Simulated:
-    """What came out of a run."""
+    """The result of a simulated run."""
 
     seconds: float
     stop: Stop | None
-    """None: it did not end."""
+    """The command that ended the run; None if it did not end."""
     steps: list[Step]
     drawn: list[int]
-    """Lengths of all rows that were begun, trained or not; of what was given up, the length that it would have had."""
+    """Lengths in tokens of all rows that were begun, trained or not. A row that was given up counts in full length."""
     trainer_idle: float
-    """Share of the time in which it neither trained nor published."""
+    """Share of the time in which the trainer neither trained nor published."""
     engines_idle: float
-    """Share of their time in which engines decoded nothing."""
+    """Share of the engines' time in which they decoded nothing."""
     counts: dict[str, int]
-    """The controller's own."""
+    """The controller's counters."""
     faults: dict[str, int]
-    """How often each kind happened."""
+    """Number of faults of each kind."""
     answered: dict[str, int]
-    """How often it was noticed, or passed by itself. The run was over before the others mattered."""
+    """Number of faults of each kind that were noticed or passed. The run ended before the others had an effect."""
     broken: list[Broken]
     history: list[tuple[float, Event, list[Command]]]
 
@@ -46,7 +46,7 @@ class Simulated:
 
     @cached_property
     def lags(self) -> Counter[int]:
-        """Trained tokens, by age."""
+        """Number of trained tokens by age."""
         lags: Counter[int] = Counter()
         for step in self.steps:
             lags.update(step.lags)
@@ -71,12 +71,12 @@ class Simulated:
 
     @property
     def masked(self) -> float:
-        """Share of the tokens of trained groups that were too old for a loss."""
+        """Share of the tokens of trained groups that were too old to enter a loss."""
         masked = sum(step.masked for step in self.steps)
         return masked / max(1, masked + self.lags.total())
 
     def share_of_longest(self, part: float = 0.1) -> tuple[float, float]:
-        """Share of the tokens that belong to the longest tenth of completions: of those drawn, and of those trained."""
+        """Share of the drawn tokens, and of the trained tokens, that belong to the longest tenth of completions."""
         least = sorted(self.drawn)[int(len(self.drawn) * (1 - part))] if self.drawn else 0
         rows = [row for step in self.steps for row in step.rows]
         drawn = sum(length for length in self.drawn if length >= least) / max(1, sum(self.drawn))
@@ -94,9 +94,9 @@ def simulate(
     watched: bool = False,
     history: bool = False,
 ) -> Simulated:
-    """A run from its first version to its end. The same arguments give the same record.
+    """Simulate a run from its first version to its end. The same arguments give the same record.
 
-    `watched`: the invariants are checked (`broken`). `history`: all events and commands are kept, with their times.
+    `watched`: check the invariants (`broken`). `history`: keep all events and commands, with their times.
     """
     world = World(limits, workload, seed, controller, watched=watched, history=history)
     if faults is not None:

@@ -1,6 +1,6 @@
-"""How old tokens are when they are trained, and which of them enter the loss. Pure functions.
+"""The age of tokens when they are trained, and the rule that decides which enter the loss. Pure functions.
 
-    lag_t  = v - u_t                   v: version that is trained; u_t: version of the weights that drew token t
+    lag_t  = v - u_t                   v: version being trained; u_t: version of the weights that drew token t
     kept_t = lag_t <= S + k - 1        S: max_staleness; k: publish_every
 
 Tokens that were not sampled have version -1 and are never kept. Rewards and advantages use whole completions.
@@ -25,7 +25,7 @@ def lags(version: int, token_versions: Sequence[int]) -> list[int]:
 
 
 def kept(version: int, token_versions: Sequence[int], max_staleness: int, publish_every: int = 1) -> list[bool]:
-    """Which tokens enter the loss of the step that trains `version`."""
+    """For each token, whether it enters the loss of the step that trains `version`."""
     bound = max_staleness + publish_every - 1
     ages = lags(version, token_versions)
     return [u != NOT_SAMPLED and age <= bound for u, age in zip(token_versions, ages, strict=True)]
@@ -41,7 +41,7 @@ def add_span(spans: list[list[int]], version: int, count: int) -> None:
     if not count:
         return
     if spans and spans[-1][0] > version:
-        raise ValueError(f"a token of version {version} follows one of version {spans[-1][0]}: versions never fall")
+        raise ValueError(f"a token of version {version} follows one of version {spans[-1][0]}: versions never decrease")
     if spans and spans[-1][0] == version:
         spans[-1][1] += count
     else:

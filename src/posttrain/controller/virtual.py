@@ -1,4 +1,4 @@
-"""An engine in virtual time: it decodes its rows side by side, all at the same speed."""
+"""An engine in virtual time. It decodes its rows in parallel, all at the same speed."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from posttrain.controller.world import World
 
 ALMOST = 1e-6
-"""The share of a token that rounding may have taken from a finished one."""
+"""Fraction of a token by which rounding may make a finished token look unfinished."""
 
 
 @dataclass
 class Decoding:
-    """A row in the engine."""
+    """A row that the engine holds."""
 
     row: Row
     attempt: int
     left: int
-    """Tokens from here to the end of the row, or of its turn."""
+    """Number of tokens from here to the end of the row, or of its turn."""
     begun: float = 0.0
-    """Tokens that each row of the engine had drawn by then, since the engine was started."""
+    """The engine's `work` when the row began: tokens drawn per row since the engine was started."""
     told: int = 0
     gone: bool = False
 
 
 class VirtualEngine:
-    """A process that can be started anew; what was on its way from the one before is lost, save about rows."""
+    """An engine process that can be restarted. A restart loses pending messages, except those about rows."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name, self.world, self.workload = name, world, world.workload
@@ -60,7 +60,7 @@ class VirtualEngine:
         """The fault of the next sleep: "fails" or "hangs"."""
         self.stop()
 
-    # --- its life ----------------------------------------------------------------------------------------------------
+    # --- start and stop ----------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """End the process."""
@@ -69,7 +69,7 @@ class VirtualEngine:
         self.version: int | None = None
         self.loading: int | None = None
         self.label = 0
-        """Added to each version that it tells."""
+        """Added to each version that the engine reports."""
         self.lied = False
         self.slowness = 1.0
         self.active: list[Decoding] = []
@@ -108,7 +108,7 @@ class VirtualEngine:
         self.plan()
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Do something, if this process is still there then and does not hang."""
+        """Do something after some time, if this process still exists then and does not hang."""
         process = self.process
 
         def act() -> None:
@@ -118,13 +118,13 @@ class VirtualEngine:
         self.world.after(seconds, act)
 
     def say(self, event: Event) -> None:
-        """Messages about rows arrive even if the process has died since."""
+        """Send a message to the controller. Messages about rows arrive even if the process has died since."""
         if isinstance(event, Joined | Loaded | Slept | Lost):
             self.later(0.0, lambda: self.world.tell(event))
         else:
             self.world.after(0.0, lambda: self.world.tell(event))
 
-    # --- what it is ordered ------------------------------------------------------------------------------------------
+    # --- commands ----------------------------------------------------------------------------------------------------
 
     def submit(self, command: Submit) -> None:
         left = self.world.turn_ends(command.row, command.drawn) - command.drawn
@@ -143,7 +143,7 @@ class VirtualEngine:
             self.say(Returned(self.name, row, decoding.attempt))
 
     def drop(self, row: Row) -> Decoding | None:
-        """Forget a row."""
+        """Drop a row and return it; None if the engine does not hold it."""
         self.advance()
         found = next((decoding for decoding in self.held() if decoding.row == row), None)
         if found is not None:
@@ -199,7 +199,7 @@ class VirtualEngine:
     # --- decoding ----------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Count what was drawn since the last look."""
+        """Count the tokens drawn since the last call."""
         elapsed = self.world.now - self.at
         if self.speed:
             self.work += elapsed * self.speed
@@ -207,7 +207,7 @@ class VirtualEngine:
         self.at = self.world.now
 
     def plan(self) -> None:
-        """Take waiting rows in, and look again when the next one ends."""
+        """Start waiting rows, and schedule the moment when the next row ends."""
         self.advance()
         can = self.alive and not self.hung and self.loading is None and self.version is not None
         while can and self.queue and len(self.active) < self.workload.slots:
@@ -228,7 +228,7 @@ class VirtualEngine:
             self.later(until, lambda: self._tick() if change == self.change else None)
 
     def _tick(self) -> None:
-        """The next row ends, and others with it."""
+        """End the rows that are finished now."""
         self.advance()
         while self.ends and (self.ends[0][2].gone or self.ends[0][0] <= self.work + ALMOST):
             decoding = heapq.heappop(self.ends)[2]
@@ -246,7 +246,7 @@ class VirtualEngine:
             self.tell(decoding)
 
     def tell(self, decoding: Decoding, drawn: int | None = None) -> None:
-        """Tell the tokens of a row that were not told yet."""
+        """Report the tokens of a row that were not reported yet."""
         if drawn is None:
             drawn = 0 if decoding in self.queue else min(decoding.left - 1, int(self.work - decoding.begun + ALMOST))
         if drawn > decoding.told and self.version is not None:

@@ -1,4 +1,4 @@
-"""How long everything takes in a simulated run."""
+"""The durations of everything in a simulated run."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from posttrain.controller.messages import Limits, WaitKind
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Engines, rewards and a trainer, in seconds."""
+    """Durations of engines, rewards and the trainer, in seconds, and the lengths of rows."""
 
     engines: int = 1
     slots: int = 64
-    """Rows that an engine decodes at once; the others wait in it, in the order of their submission."""
+    """Number of rows that an engine decodes at the same time. Other rows wait in the order of their submission."""
     seconds_per_token: float = 0.001
     seconds_per_token_and_row: float = 0.0
-    """While n rows are decoded, a token of each takes seconds_per_token + n * seconds_per_token_and_row."""
+    """With n rows in the engine, one token of each takes seconds_per_token + n * seconds_per_token_and_row."""
     mean_tokens: float = 1000.0
-    """Lengths are log-normal, with this mean before they are cut."""
+    """Mean length of a row. Lengths are log-normal; the mean is before they are cut."""
     sigma: float = 1.0
     longest: float = 6.0
-    """Nothing is longer than so many times the mean."""
+    """Rows are cut at this multiple of the mean."""
     turns: int = 1
-    """In which a row is drawn, where the limits say that rows have several."""
+    """Number of turns of a row, if the limits say that rows have several."""
     act_seconds: float = 0.1
-    """Mean time that an environment takes between two turns; it is distributed exponentially."""
+    """Mean time of an environment between two turns, with an exponential distribution."""
     act_fails: float = 0.0
-    """Share of its answers in place of which the row begins anew."""
+    """Share of environment answers that are replaced by a failure, after which the row starts over."""
     act_hangs: float = 0.0
-    """Share of its answers that never come."""
+    """Share of environment answers that never come."""
     reward_seconds: float = 0.0
     train_seconds: float = 1.0
     publish_seconds: float = 0.02
     load_seconds: float = 0.0
-    """An engine stops so long to take new weights and to compute its keys and values anew."""
+    """Time for which an engine stops to load new weights and to recompute its keys and values."""
     sleep_seconds: float = 0.0
-    """An engine takes so long to give its memory back, where it shares that of the trainer's device."""
+    """Time that an engine takes to free its memory, if it shares the trainer's device."""
     join_seconds: float = 0.0
     evaluate_every: int = 0
-    """After so many versions, 0 included, the trainer waits for the answers of an evaluation; 0: never."""
+    """The trainer waits for an evaluation after every multiple of this version, including version 0; 0: never."""
     evaluated: int = 0
-    """Groups of an evaluation."""
+    """Number of groups in an evaluation."""
     lead_changes: float = 0.0
-    """Share of steps after which the lead is another one."""
+    """Share of steps after which `run_ahead` changes."""
     voided: float = 0.0
-    """Share of groups that are replaced, as there is nothing to learn from them."""
+    """Share of groups that are replaced because there is nothing to learn from them."""
     report_seconds: float | None = None
-    """An engine tells its tokens so often. None: when a row ends and before weights are loaded."""
+    """Interval in which an engine reports tokens. None: only when a row ends and before weights are loaded."""
     deadlines: Mapping[WaitKind, float] = field(default_factory=dict)
-    """By kind of wait; a kind that is not named is waited for for ever."""
+    """Deadlines by kind of wait. A kind that is missing has no deadline."""
 
     def group(self, limits: Limits, seed: int, number: int) -> tuple[list[int], bool]:
-        """Lengths of a group's rows, and whether it trains: a function of the seed and the number alone."""
+        """Lengths of a group's rows, and whether the group trains. Both depend only on the seed and the number."""
         rng = Random(seed * 1_000_003 + number)
         mean = math.log(self.mean_tokens) - self.sigma**2 / 2
         most = self.longest * self.mean_tokens

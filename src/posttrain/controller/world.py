@@ -1,4 +1,4 @@
-"""Virtual time, and all that answers the controller in it: engines, rewards, the trainer, the clock of the waits."""
+"""Virtual time, and the parts that answer the controller in it: engines, rewards, the trainer and deadlines."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ from posttrain.controller.virtual import VirtualEngine
 from posttrain.controller.workload import Workload
 
 MOST_TURNS = 20_000
-"""A watched run that takes more does not end: watched runs are tiny."""
+"""A watched run that needs more turns of the event loop counts as endless, because watched runs are tiny."""
 
 
 @dataclass
 class Step:
-    """What a step was trained on."""
+    """The tokens that a step was trained on."""
 
     lags: Counter[int]
-    """Tokens in the loss, by age."""
+    """Number of tokens in the loss, by age."""
     masked: int
-    """Tokens too old for it."""
+    """Number of tokens too old for the loss."""
     rows: list[tuple[int, int]]
     """For each row, its length and its tokens in the loss."""
 
 
 class World:
-    """Answers each command after some time, and tells the controller."""
+    """Carries out each command in virtual time, and sends the resulting events to the controller."""
 
     def __init__(
         self,
@@ -99,16 +99,16 @@ class World:
         self.next_score = ""
         """The fault of the next rewards: "lost" or "hang"."""
         self.next_train = self.next_publish = 0.0
-        """Seconds that they take longer."""
+        """Extra seconds that the next step and the next publication take."""
         self.saving = False
-        """Whether the state is put on file at the end of each step."""
+        """Whether the state is saved at the end of each step."""
         self.saved: tuple[str, dict[Row, list[list[int]]], Any] | None = None
         self.evaluations = 0
-        """Groups that were evaluated so far."""
+        """Number of groups evaluated so far."""
         self.begin(controller(limits, engines=self.names))
 
     def begin(self, controller: Controller) -> None:
-        """Start everything, for a new run or for one that goes on."""
+        """Start all parts, for a new run or for one that is resumed."""
         self.controller = controller
         self.armed: dict[Wait, float] = {}
         self.engines = {name: VirtualEngine(name, self) for name in self.names}
@@ -126,7 +126,7 @@ class World:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def after(self, seconds: float, action: Callable[[], None], *, outlives: bool = False) -> None:
-        """Do something later. `outlives`: even if the run was killed and started again since."""
+        """Do something later. `outlives`: also if the run is killed and resumed before."""
         self.number += 1
         heapq.heappush(self.heap, (self.now + seconds, self.number, -1 if outlives else self.life, action))
 
@@ -143,7 +143,7 @@ class World:
                 self.observer.broken.append(Broken("ends", f"no end after {self.turns} turns"))
 
     def kill(self) -> None:
-        """End everything at once, and go on from what was put on file last."""
+        """End everything immediately, and resume from the last saved state."""
         self.life += 1
         self.engines_busy += sum(engine.busy for engine in self.engines.values())
         self.next_score, self.next_train, self.next_publish = "", 0.0, 0.0
@@ -162,7 +162,7 @@ class World:
         self.begin(controller)
 
     def _begin_turns_anew(self, state: Any) -> None:
-        """Environments do not outlive a run."""
+        """Drop the tokens of unfinished rows, because environments do not outlive a run."""
         for group in state["in_flight"] if self.limits.turns else ():
             for g, row in enumerate(group["rows"]):
                 if not row["ended"]:
@@ -175,14 +175,14 @@ class World:
             self.observer.saved(state)
         self.saved = json.dumps(state), deepcopy(self.spans), books
 
-    # --- what the controller is told ---------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def tell(self, event: Event) -> None:
         if self.stop is not None:
             return
         held = self._holds(event)
         commands = self.controller.handle(event)
-        if isinstance(event, Drew) and held and self._holds(event):  # the second time: it was not found to lie
+        if isinstance(event, Drew) and held and self._holds(event):  # still held: the version was accepted
             add_span(self.spans.setdefault(event.row, []), event.version, event.count)
         if isinstance(event, Paused) and held:
             self._act(event.row)
@@ -202,7 +202,7 @@ class World:
         return of_row and self.controller.holds(event.engine, event.row, event.attempt)
 
     def arm(self, waits: frozenset[Wait]) -> None:
-        """Wake up when the deadline of a new wait passes."""
+        """Schedule a `Late` event for the deadline of each new wait."""
         for wait in self.armed.keys() - waits:
             del self.armed[wait]
         for wait in waits - self.armed.keys():
@@ -214,7 +214,7 @@ class World:
         if self.armed.get(wait) == since:
             self.tell(Late(wait))
 
-    # --- what it orders ----------------------------------------------------------------------------------------------
+    # --- commands ----------------------------------------------------------------------------------------------------
 
     def follow(self, command: Command) -> None:
         match command:
@@ -258,7 +258,7 @@ class World:
                 self.settle("trainer")
 
     def _act(self, row: Row) -> None:
-        """The environment of a row answers after a while, or fails and begins anew, or never answers."""
+        """Let the environment of a row answer after a while, or fail and start over, or never answer."""
         workload = self.workload
         if self.rng.random() >= workload.act_hangs:
             self.after(self.rng.expovariate(1 / workload.act_seconds), lambda: self._acted(row))
@@ -271,7 +271,7 @@ class World:
         self.tell(Finished(row) if drawn == self.length(row) and not anew else Resumed(row, anew))
 
     def turn_ends(self, row: Row, drawn: int) -> int:
-        """How many tokens a row has when the turn has ended that begins behind `drawn` of them."""
+        """Number of tokens of a row at the end of the turn that begins after `drawn` tokens."""
         length, each = self.length(row), -(-self.length(row) // self.workload.turns)
         return min(length, (drawn // each + 1) * each)
 
@@ -295,7 +295,7 @@ class World:
         self.after(seconds, self._published)
 
     def _work(self, fault: str, seconds: float, more: float) -> float:
-        """Seconds that the trainer is busy."""
+        """Seconds that the trainer is busy, including the delay of a fault."""
         if more:
             self.struck(fault, "trainer")
         self.trainer_busy += seconds + more
@@ -340,7 +340,7 @@ class World:
             self.tell(Asked())
 
     def _step(self, groups: tuple[int, ...]) -> Step:
-        """The tokens of a batch, counted."""
+        """The counted tokens of a batch."""
         step = Step(Counter(), 0, [])
         for row in (Row(group, g) for group in groups for g in range(self.limits.group_size)):
             spans, inside = self.spans.get(row, []), 0
@@ -372,11 +372,11 @@ class World:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def struck(self, kind: str, whom: Hashable) -> None:
-        """A fault has come over somebody."""
+        """Record that a fault has hit a component, row or group."""
         self.faults[kind] += 1
         self.unanswered[whom].append(kind)
 
     def settle(self, whom: Hashable) -> None:
-        """Whatever has come over somebody was noticed, or has passed."""
+        """Record that the faults of a component, row or group were noticed or have passed."""
         for kind in self.unanswered.pop(whom, ()):
             self.answered[kind] += 1

@@ -1,1 +1,1 @@
-"""Several stages in one file, each measured, each hand-over proven."""
+"""Pipelines: several stages in one file. Each stage is measured, and each hand-over of a model is proven."""

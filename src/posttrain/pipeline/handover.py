@@ -1,10 +1,10 @@
 """The proof that a stage of a pipeline gets the model that an earlier stage has trained.
 
-When a stage ends, what it hands over is described from the model that was trained, in memory: a sha256 of each weight,
-what the model does with fixed token ids (greedy answers and their log-probabilities, or scores), its EOS ids and its
-chat template. Before a later stage uses that model, the checkpoint's files are verified against their manifest and the
-model is loaded as the stage will load it; the same description of it must be equal. Files that were replaced, weights
-that a loader filled in, a tokenizer that changed on the way: each is an error that names both stages.
+When a stage ends, its trained model is described while it is still in memory: a sha256 of each weight, the model's
+outputs for fixed token ids (greedy answers and their log-probabilities, or scores), its EOS ids and its chat template.
+Before a later stage uses that model, the checkpoint's files are verified against their manifest, and the model is
+loaded as the stage will load it. Its description must be the same. Replaced files, weights that a loader filled in, or
+a changed tokenizer are errors that name both stages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PROBE_ROWS, PROBE_TOKENS, PROBE_ANSWER = 4, 8, 16
 
 @dataclass(frozen=True, kw_only=True)
 class HandOver:
-    """What a stage hands over."""
+    """The description of the model that a stage hands over."""
 
     step: int
     """The step of the checkpoint."""
@@ -79,7 +79,7 @@ class HandOver:
 
 
 def describe(loaded: LoadedModel, step: int, *, makes: Makes) -> HandOver:
-    """What this model is and does; on a CPU in plain float32, however the run computed: both sides have to agree."""
+    """Describe a model. On a CPU this uses plain float32, however the run computed, because both sides must agree."""
     loaded = _plainly(loaded)
     rows = probe(loaded)
     answers: tuple[tuple[int, ...], ...] = ()
@@ -98,7 +98,7 @@ def describe(loaded: LoadedModel, step: int, *, makes: Makes) -> HandOver:
 
 
 def describe_saved(checkpoint: Path, model: ModelConfig, *, makes: Makes, who: str) -> HandOver:
-    """The same of a checkpoint: of a stage that was killed after its end, before what it hands over was described."""
+    """Describe the model of a checkpoint, for a stage that was killed after its end and before the description."""
     found = _intact(checkpoint, who)
     return describe(_load(found, model, makes=makes), found.step, makes=makes)
 
@@ -137,7 +137,7 @@ def _intact(checkpoint: Path, who: str) -> Checkpoint:
 
 
 def _load(found: Checkpoint, model: ModelConfig, *, makes: Makes) -> LoadedModel:
-    """As the next stage will load it, with the chat template that was saved."""
+    """Load the model as the next stage will load it, with the saved chat template."""
     as_saved = {"path": str(found.model), "gguf_file": None, "revision": None, "chat_template": None}
     place = model.model_copy(update=as_saved)
     loaded = _LOAD[makes](place)
@@ -146,7 +146,7 @@ def _load(found: Checkpoint, model: ModelConfig, *, makes: Makes) -> LoadedModel
 
 
 def probe(loaded: LoadedModel) -> list[tuple[int, ...]]:
-    """Rows of token ids from all over the vocabulary: a function of its size alone, so that any model has one."""
+    """Rows of token ids spread over the vocabulary. They depend only on its size and the context length."""
     size = loaded.model.config.get_text_config().vocab_size
     length = min(PROBE_TOKENS, max(1, (loaded.context_length or PROBE_TOKENS * 2) // 2))
     return [tuple((7919 * (row * length + place) + 17) % size for place in range(length)) for row in range(PROBE_ROWS)]
@@ -176,7 +176,7 @@ def _scores(loaded: LoadedModel, rows: list[tuple[int, ...]], makes: Makes) -> t
 
 
 def _values_of(loaded: LoadedModel, promised: HandOver, makes: Makes) -> Any:
-    """The promised values, of this model: for the promised answers, should a tie have been broken otherwise."""
+    """This model's values for the promised answers, because its own greedy answers may break ties differently."""
     rows = probe(loaded)
     return _logprobs(loaded, rows, promised.answers) if makes == "text" else _scores(loaded, rows, makes)
 
@@ -188,7 +188,7 @@ def _hash(tensor: Tensor) -> str:
 
 
 def _difference(promised: HandOver, given: HandOver) -> str:
-    """What is not the same; empty if everything that must be equal is."""
+    """The first difference that is not allowed; empty if there is none."""
     ours, theirs = promised.weights, given.weights
     changed = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     if changed:
@@ -196,7 +196,7 @@ def _difference(promised: HandOver, given: HandOver) -> str:
     if promised.eos_ids != given.eos_ids:
         return f"answers ended with the token ids {list(promised.eos_ids)} and now with {list(given.eos_ids)}"
     if promised.chat_template != given.chat_template:
-        return "its tokenizer has another chat template"
+        return "its tokenizer has a different chat template"
     return ""
 
 
@@ -208,7 +208,7 @@ def _worst(before: Any, after: Any) -> float:
 def _broken(who: str, what: str, checkpoint: Path) -> HandOverError:
     return HandOverError(
         given=f"{who}: {what} ({checkpoint})",
-        allowed="the very model that was trained",
-        fix="Restore that checkpoint from a copy; or remove the folder of the stage that made it, and `posttrain "
-        "resume` trains that stage again.",
+        allowed="exactly the model that was trained",
+        fix="Restore that checkpoint from a copy. Or remove the folder of the stage that made it: `posttrain resume` "
+        "then trains that stage again.",
     )

@@ -1,15 +1,15 @@
-"""A pipeline at work: its stages one after the other, each an ordinary run in a folder of its own.
+"""Runs a pipeline: its stages one after the other, each an ordinary run in a folder of its own.
 
     OUTPUT/
       pipeline.yaml      all settings of all stages; `posttrain resume OUTPUT` reads them
-      pipeline.json      how far it is: status, model and hand-over proofs of each stage
+      pipeline.json      the progress: status, model and hand-over proofs of each stage
       01-sft/ 02-dpo/    the runs
-      handover/          what each stage handed over, see `handover.py`
-      export/            the exported model, where one is asked for
+      handover/          descriptions of the models that stages handed over, see `handover.py`
+      export/            the exported model, if an export is asked for
       report.html        the stages side by side
 
-Data and reward functions of all stages are looked at before the first one trains. Killed at any moment and resumed, a
-pipeline is the one that was never killed: finished stages stay, the one that was interrupted resumes like any run.
+Data and reward functions of all stages are checked before the first stage trains. A pipeline that is killed at any
+moment and resumed gives the same result: finished stages stay, and the interrupted one resumes like any run.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class Pipeline:
     folder: Path
     stages: tuple[StageResult, ...]
     model_path: Path | None
-    """The last policy; None where only reward models were trained."""
+    """The model folder of the last policy; None if only reward models were trained."""
     export: Path | None
-    """Where the last policy was exported to."""
+    """The folder of the exported policy; None without an export."""
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """Name of each stage -> its evaluation."""
+        """The evaluations by name of the stage."""
         return {stage.name: stage.evaluation for stage in self.stages}
 
     def __fspath__(self) -> str:
-        """Its folder, for whatever takes the folder of a pipeline: `resume(pipeline)`."""
+        """The pipeline's folder, so that functions that take a folder accept a pipeline: `resume(pipeline)`."""
         return str(self.folder)
 
     def __repr__(self) -> str:
@@ -90,9 +90,9 @@ class Pipeline:
 
 
 def start(config: Any, *, view: TerminalView | None = None, **overrides: Any) -> Run | FinishedRun | Pipeline:
-    """`posttrain.train`: a run, or a pipeline where the file or mapping has `stages`. See `posttrain.train.api.train`.
+    """`posttrain.train`: train a run, or a pipeline if the config has `stages`. See `posttrain.train.api.train`.
 
-    Overrides of a pipeline: see `posttrain.config.pipeline.read_pipeline`.
+    `posttrain.config.pipeline.read_pipeline` describes the overrides of a pipeline.
     """
     if holds_stages(config):
         return train_pipeline(read_pipeline(config, overrides), view=view)
@@ -108,7 +108,7 @@ def go_on(
     functions: Any = None,
     view: TerminalView | None = None,
 ) -> Run | FinishedRun | Pipeline:
-    """`posttrain.resume`: of a run or of a pipeline, told by its folder, or by what `train` returned."""
+    """`posttrain.resume`: resume a run or a pipeline, given its folder or the result of `train`."""
     if is_url(folder):
         return api.resume(folder, steps=steps, devices=devices, functions=functions, view=view)
     folder = Path(folder)
@@ -117,9 +117,9 @@ def go_on(
         if around is not None and steps is not None:
             raise ConfigError(
                 given=f"--steps {steps} for {folder}, a stage of the pipeline {around}",
-                allowed="the steps that the pipeline gives it: later stages began with the model that it had "
-                "trained by then",
-                fix=f"Copy {folder} out of {around} and resume the copy; its proofs and reports stay with it.",
+                allowed="the steps that the pipeline gives the stage, because later stages started from its final "
+                "model",
+                fix=f"Copy {folder} out of {around} and resume the copy. Proofs and reports stay in the pipeline.",
             )
         return api.resume(folder, steps=steps, devices=devices, tensor=tensor, functions=functions, view=view)
     numbers = {"steps": steps, "devices": devices, "tensor": tensor}
@@ -127,14 +127,14 @@ def go_on(
     if asked:
         raise ConfigError(
             given=f"{asked[0]} for the pipeline {folder}",
-            allowed="no such number: each stage has its own",
-            fix=f"`posttrain resume {folder}` finishes it.",
+            allowed="no such number, because each stage has its own",
+            fix=f"`posttrain resume {folder}` finishes the pipeline.",
         )
     return resume_pipeline(folder, view=view)
 
 
 def train_pipeline(config: PipelineConfig, *, view: TerminalView | None = None) -> Pipeline:
-    """Train all stages. Raises as `train` does; the folder then holds everything up to that moment."""
+    """Train all stages. Raises the errors of `train`. The folder then holds everything up to that moment."""
     refuse_ranks()
     folder = pipeline_folder(config)
     view = view or TerminalView(quiet=True)
@@ -148,7 +148,7 @@ def train_pipeline(config: PipelineConfig, *, view: TerminalView | None = None) 
 
 
 def resume_pipeline(folder: str | PathLike[str], *, view: TerminalView | None = None) -> Pipeline:
-    """Go on with a pipeline; one that is finished stays as it is."""
+    """Resume a pipeline. A finished one stays unchanged."""
     refuse_ranks()
     folder = Path(folder)
     config = read_saved(folder / SETTINGS)
@@ -171,7 +171,7 @@ def refuse_ranks() -> None:
 
 
 def pipeline_folder(config: PipelineConfig) -> Path:
-    """`output`, or the first free runs/<name of the file>-<n>."""
+    """`output`, or the first free runs/<file name>-<n>."""
     if config.settings.output is not None:
         if is_url(config.settings.output):
             raise ConfigError(
@@ -186,8 +186,8 @@ def pipeline_folder(config: PipelineConfig) -> Path:
 
 
 def look_ahead(config: PipelineConfig, store: PipelineStore) -> None:
-    """Data and reward functions of stages that are not done are found, read and imported, and the place of the export
-    is free; the first fault is raised."""
+    """Check that unfinished stages can read their data and import their reward functions, and that the folder of the
+    export is free. Raises the first error."""
     for stage in config.stages:
         folder = store.folder / stage.folder
         if read_run(folder).status != "finished":
@@ -203,7 +203,7 @@ def look_ahead(config: PipelineConfig, store: PipelineStore) -> None:
 
 
 def export_folder(config: PipelineConfig, store: PipelineStore) -> Path | None:
-    """Where the last policy goes, where an export is asked for."""
+    """The folder for the exported last policy; None if no export is asked for."""
     wanted = config.settings.export
     if wanted is None or config.last_policy is None:
         return None
@@ -211,7 +211,7 @@ def export_folder(config: PipelineConfig, store: PipelineStore) -> Path | None:
 
 
 def _without_stages(stage: Stage) -> Any:
-    """Its settings without what scores by a model that is not trained yet."""
+    """The stage's settings without rewards and checks whose model is not trained yet."""
     waiting = {".".join(setting.split(".")[:2]) for setting in stage.uses}
     entries = {
         section: [e for place, e in enumerate(getattr(stage.config, section)) if f"{section}.{place}" not in waiting]
@@ -245,7 +245,7 @@ def _carry_out(config: PipelineConfig, store: PipelineStore, view: TerminalView)
 
 
 def _judge(stage: Stage, config: PipelineConfig, store: PipelineStore, view: TerminalView) -> None:
-    """Warn of a stage that made its own held-out measure worse, or stop there."""
+    """Warn of a stage that made its own held-out measure worse, or stop the pipeline."""
     found = verdict(read_run(store.folder / stage.folder))
     if found.change >= 0 or found.baseline is None or found.trained is None:
         return
@@ -256,15 +256,15 @@ def _judge(stage: Stage, config: PipelineConfig, store: PipelineStore, view: Ter
         raise GuardStop(
             given=text,
             allowed="no deterioration beyond the intervals (stop_if_worse)",
-            fix=f"Change the stage; or set stop_if_worse: false in {store.folder / SETTINGS} and resume.",
+            fix=f"Change the stage. Or set stop_if_worse: false in {store.folder / SETTINGS} and resume.",
         )
     view.event("warning", text)
 
 
 def _export(config: PipelineConfig, store: PipelineStore, view: TerminalView) -> Path | None:
-    """The exported last policy, where one is asked for; one that is there already stays.
+    """Export the last policy if that is asked for. An export that exists already stays.
 
-    What a pipeline has announced is its own to replace, should a kill have left it without a word about it.
+    A pipeline may replace a folder that it has announced, because a kill may have left an incomplete export there.
     """
     wanted, policy, output = config.settings.export, config.last_policy, export_folder(config, store)
     if wanted is None or policy is None or output is None or store.has_exported(output):
@@ -281,7 +281,7 @@ def _export(config: PipelineConfig, store: PipelineStore, view: TerminalView) ->
 
 @contextmanager
 def _recording(store: PipelineStore, view: TerminalView) -> Iterator[None]:
-    """Whatever ends a pipeline is on file, and the error says where it is and how to go on."""
+    """Record the error that ends a pipeline, and note on it where the pipeline is and how to continue."""
     with ExitStack() as closing:
         closing.callback(store.close)
         closing.callback(view.close)

@@ -1,8 +1,8 @@
-"""One stage of a pipeline at work: the models that it gets are proven, its run is trained or gone on with, and what it
-hands over is put on file.
+"""Runs one stage of a pipeline: proves the models that it receives, trains or resumes its run, and saves the
+description of the model that it hands over.
 
-A stage that has begun keeps its settings. `pipeline.yaml` may have been edited since, and the folder may have been
-moved: in a run's config.yaml, only the paths of models from earlier stages and a larger number of steps follow.
+A stage that has begun keeps its settings. If you edit `pipeline.yaml` or move the folder, the run's config.yaml follows
+only in the paths of models from earlier stages and in a larger number of steps.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ STEPS = "train.steps"
 
 @dataclass(frozen=True, kw_only=True)
 class StageResult:
-    """A stage that is done."""
+    """The result of a finished stage."""
 
     name: str
     algorithm: str
     makes: Makes
     folder: Path
-    """The folder of its run."""
+    """The folder of the stage's run."""
     model_path: Path
     """The trained model: a folder that transformers can open."""
     evaluation: Mapping[str, Any]
-    """Its evaluation.json: baseline, trained, and what compares them."""
+    """The content of evaluation.json: baseline, trained, and their comparison."""
     received: Mapping[str, Any]
-    """Setting -> proof that the model there is the one that an earlier stage has trained."""
+    """Proofs, by setting, that the model there is the one that an earlier stage has trained."""
 
 
 Done = Mapping[str, StageResult]
-"""Name -> result, of the stages before."""
+"""Results of the earlier stages, by name."""
 
 
 def finished(stage: Stage, store: PipelineStore, done: Done) -> StageResult | None:
-    """The result of a stage that was done before, or None. What it hands over is described if a kill prevented it.
+    """The result of a stage that has finished before, or None. It describes the model if a kill prevented that.
 
-    Raises ConfigError when the stage has other settings now.
+    Raises ConfigError if the stage has other settings now.
     """
     folder = store.folder / stage.folder
     run = read_run(folder)
@@ -72,30 +72,30 @@ def finished(stage: Stage, store: PipelineStore, done: Done) -> StageResult | No
 
 
 def train_stage(stage: Stage, store: PipelineStore, view: TerminalView, done: Done) -> StageResult:
-    """Prove the hand-overs, train or go on with the run, and describe what it hands over."""
+    """Prove the hand-overs, train or resume the run, and describe the model that it hands over."""
     folder = store.folder / stage.folder
     resolved = _resolved(stage, folder, done)
     begun = holds_run(folder)
     if begun:
         _check_unchanged(stage, resolved, store, done, may_grow=True)
     else:
-        store.handover(stage.folder).unlink(missing_ok=True)  # of a run that was removed, to be trained again
+        store.handover(stage.folder).unlink(missing_ok=True)  # left by a run that was removed to train it again
     store.update(stage, status="training", algorithm=stage.config.algorithm.name)
     received = _receive(stage, store, view, done)
     own = TerminalView(view.stream, quiet=view.quiet, show_samples=view.show_samples)
     with named(stage):
-        if begun:  # the models that were proven, wherever they lay when the run began
+        if begun:  # paths of the proven models, which may have moved since the run began
             write_durably(folder / "config.yaml", to_yaml(resolved).encode())
         run = api.resume(folder, view=own) if begun else api.train_resolved(resolved, view=own)
     checkpoint = _last_checkpoint(folder)
-    if isinstance(run, FinishedRun):  # no process has all of the weights
+    if isinstance(run, FinishedRun):  # the weights are not in this process
         made = describe_saved(checkpoint, stage.config.model, makes=stage.makes, who=f"stage {stage.name}")
     else:
         made = describe(run.trainer.loaded, run.step, makes=stage.makes)
     made.write(store.handover(stage.folder))
     evaluation, stop_asked = run.evaluation, run.stop_asked
     del run
-    gc.collect()  # the model and its optimizer, before the next ones are loaded
+    gc.collect()  # free the model and its optimizer before the next ones are loaded
     store.update(stage, status="finished", model=store.place(checkpoint / "model"))
     if stop_asked:
         raise KeyboardInterrupt(f"stopped after stage {stage.name}, which is complete")
@@ -104,7 +104,7 @@ def train_stage(stage: Stage, store: PipelineStore, view: TerminalView, done: Do
 
 @contextmanager
 def named(stage: Stage) -> Iterator[None]:
-    """Errors of a stage say whose they are, and leave it to the pipeline to say how to go on."""
+    """Prefix errors with the stage's name, and drop their notes: the pipeline says how to continue."""
     try:
         yield
     except BaseException as error:
@@ -116,16 +116,16 @@ def named(stage: Stage) -> Iterator[None]:
 
 
 def _resolved(stage: Stage, folder: Path, done: Done) -> Resolved:
-    """The settings of its run: in its folder, with the models of earlier stages where they are now."""
+    """The settings of the stage's run, with its folder as output and the present paths of earlier stages' models."""
     linked = stage.with_models({name: str(done[name].model_path) for name in stage.uses.values()})
     config = linked.config.model_copy(update={"output": str(folder)})
     return Resolved(config=config, origins={**linked.origins, "output": "pipeline"})
 
 
 def _check_unchanged(stage: Stage, now: Resolved, store: PipelineStore, done: Done, *, may_grow: bool) -> None:
-    """Raise ConfigError with the names of the settings that are not those with which the stage began.
+    """Raise ConfigError with the names of the settings that changed since the stage began.
 
-    The number of steps of one that is not done may grow.
+    `may_grow`: the number of steps may have grown, because the stage is not finished.
     """
     file = store.folder / stage.folder / "config.yaml"
     then, wanted = ({dotted(p): v for p, v in leaves(saved_tree(c))} for c in (load_config(file).config, now.config))
@@ -142,14 +142,14 @@ def _check_unchanged(stage: Stage, now: Resolved, store: PipelineStore, done: Do
         raise ConfigError(
             given=f"stage {stage.name} has begun with other settings: {', '.join(sorted(changed))} of {file} and of "
             f"{store.folder / SETTINGS} differ",
-            allowed=f"the same in both{'; train.steps may grow' if may_grow else ', since the stage is done'}",
-            fix="Edit one of the two files so that they agree; or, to train these stages again, remove the "
-            f"folder {store.folder / stage.folder} and those of the stages that build on it, and resume.",
+            allowed=f"the same in both{'; train.steps may grow' if may_grow else ', because the stage is finished'}",
+            fix="Edit one of the two files so that they agree. Or, to train these stages again, remove the "
+            f"folder {store.folder / stage.folder} and the folders of the stages that build on it, and resume.",
         )
 
 
 def _within(model: str) -> tuple[str, ...]:
-    """The checkpoint of a stage, wherever the pipeline lies.
+    """The path of a stage's checkpoint inside the pipeline, wherever the pipeline is.
 
     >>> _within("runs/p-1/01-sft/checkpoints/step-000003/model")
     ('01-sft', 'checkpoints', 'step-000003', 'model')
@@ -158,7 +158,7 @@ def _within(model: str) -> tuple[str, ...]:
 
 
 def _receive(stage: Stage, store: PipelineStore, view: TerminalView, done: Done) -> dict[str, Any]:
-    """Setting -> proof, for every model that this stage gets from an earlier one."""
+    """Prove every model that this stage gets from an earlier one; returns the proofs by setting."""
     proofs: dict[str, Any] = {}
     for name in dict.fromkeys(stage.uses.values()):
         giver = done[name]
@@ -175,7 +175,7 @@ def _receive(stage: Stage, store: PipelineStore, view: TerminalView, done: Done)
 
 
 def _last_checkpoint(folder: Path) -> Path:
-    """The newest one, intact or not: what is handed over is this or nothing."""
+    """The newest checkpoint, intact or not, because no other may be handed over."""
     run = read_run(folder)
     return run.checkpoint(run.checkpoint_steps[-1] if run.checkpoint_steps else 0)
 

@@ -1,4 +1,4 @@
-"""Writing the folder of a pipeline: its settings, how far it is, and what its stages handed over."""
+"""Writes the folder of a pipeline: its settings, its progress, and the descriptions of handed-over models."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from posttrain.store.run_store import RunLock
 
 
 class PipelineStore:
-    """The writer of one pipeline folder; holds its lock until it is closed."""
+    """The writer of one pipeline folder. It holds the folder's lock until it is closed."""
 
     def __init__(self, folder: Path, lock: RunLock, content: dict[str, Any]) -> None:
         self.folder, self._lock, self.content = folder, lock, content
 
     @classmethod
     def create(cls, folder: Path, settings: str, stages: Sequence[Stage]) -> PipelineStore:
-        """Begin in a folder that holds nothing; one in which no stage had begun can be used again."""
+        """Begin in an empty folder, or in one whose pipeline has not begun any stage."""
         begun = (folder / SETTINGS).exists() and _any_begun(folder)
         if begun or (folder / "config.yaml").exists():
             what = "pipeline" if begun else "run"
@@ -39,12 +39,12 @@ class PipelineStore:
 
     @classmethod
     def open(cls, folder: Path, stages: Sequence[Stage]) -> PipelineStore:
-        """Go on writing a folder, whatever the file of its progress says."""
+        """Continue writing a folder, even if its progress file is missing or damaged."""
         lock = _lock(folder)
         try:
             saved = dict(json.loads(read_inside(folder, PROGRESS)))
             known = {str(entry["name"]): entry for entry in saved.get("stages", []) if "status" in entry}
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):  # the folders of the stages say it, too
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):  # the folders of the stages also show it
             saved, known = {}, {}
         entries = [_known(known.get(stage.name), stage) for stage in stages]
         kept = {name: saved[name] for name in ("exporting", "export") if name in saved}
@@ -61,33 +61,33 @@ class PipelineStore:
         return _any_begun(self.folder)
 
     def handover(self, stage: str) -> Path:
-        """The file that says what the stage in this folder handed over."""
+        """The file that describes the model handed over by the stage in this folder."""
         return self.folder / "handover" / f"{stage}.json"
 
     def place(self, path: Path) -> str:
-        """A path as it is written down: within the pipeline's folder, which may be moved, or as it is."""
+        """A path as it is saved: relative to the pipeline's folder if it is inside, because that may be moved."""
         return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)
 
     def entry(self, stage: Stage) -> dict[str, Any]:
-        """What is known of a stage."""
+        """The saved facts about a stage."""
         return self.content["stages"][stage.number - 1]
 
     def update(self, stage: Stage, **values: Any) -> dict[str, Any]:
-        """Write down what is known of a stage; returns all of it."""
+        """Save facts about a stage, and return all of its facts."""
         entry = self.entry(stage)
         entry |= values
         self._write()
         return entry
 
     def has_announced(self, output: Path) -> bool:
-        """Is what lies there, if anything, an export of this pipeline?"""
+        """Does an export at this path, if there is one, belong to this pipeline?"""
         return self.content.get("exporting") == self.place(output)
 
     def has_exported(self, output: Path) -> bool:
         return self.content.get("export") == self.place(output)
 
     def announce(self, output: Path) -> None:
-        """Write down that the export is about to take this place: killed after it, a pipeline may replace it."""
+        """Record that the export is about to be written here, so that a pipeline killed later may replace it."""
         self.content["exporting"] = self.place(output)
         self._write()
 
@@ -130,7 +130,7 @@ def _any_begun(folder: Path) -> bool:
 
 
 def _known(entry: dict[str, Any] | None, stage: Stage) -> dict[str, Any]:
-    """What was written of a stage; one that has not begun is what the pipeline's settings say now."""
+    """The saved facts of a stage; for a stage that has not begun, facts from the pipeline's present settings."""
     return _waiting(stage) if entry is None or entry["status"] == "waiting" else entry
 
 

@@ -1,13 +1,13 @@
 """Agreement among the ranks of a training job. In a job of one process every function returns its input.
 
-The first rank leads. It alone reads data, samples, scores, measures and writes; whatever takes the weights of the model
-it announces, and all ranks do it together. Inside of what was announced every rank has the same whole batch in main
-memory, and computes its own part of the rows. So what couples rows (the mean of a batch, the point of KTO, a whitening)
-sees all of them on every rank, whatever their number, and only passes through the model are divided.
+The first rank leads. Only it reads data, samples, scores, measures and writes. It announces every operation that needs
+the weights, and all ranks do it together. During an announced operation every rank has the same whole batch in main
+memory, and computes its own part of the rows. So computations that couple rows (the mean of a batch, KTO's reference
+point, whitening) see all rows on every rank, whatever the number of ranks. Only passes through the model are divided.
 
-With matrices divided among neighbours (`train.tensor`), neighbours compute the same rows:
+With tensor parallelism (`train.tensor`) neighbours share matrices and compute the same rows:
 
-    ranks 0 1 2 3, two neighbours each     beside: 0 and 1, and 2 and 3, which have the same rows
+    ranks 0 1 2 3, groups of two           beside: 0 and 1, and 2 and 3, which have the same rows
                                            across: 0 and 2, and 1 and 3, which have different ones
 """
 
@@ -27,26 +27,26 @@ T = TypeVar("T")
 
 
 class Company(Protocol):
-    """Some ranks of a job, this one among them. What they do together each of them has to call."""
+    """A set of ranks that includes this one. All of them must make the same calls."""
 
     @property
     def rank(self) -> int:
-        """The number of this process among them."""
+        """The number of this process in the set."""
         ...
 
     @property
     def size(self) -> int: ...
 
     def gather(self, value: T) -> list[T]:
-        """The values that all ranks give, in the order of the ranks."""
+        """The values of all ranks, in the order of the ranks."""
         ...
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Write the sum over them into these tensors, which are in main memory."""
+        """Replace these tensors, which are in main memory, by their sum over all ranks."""
         ...
 
     def from_first(self, value: T) -> T:
-        """What the first of them gives."""
+        """The value of the first rank in the set."""
         ...
 
 
@@ -54,18 +54,19 @@ class Ranks(Company, Protocol):
     """All ranks of a job; the first one leads."""
 
     def together(self, command: str, *args: Any) -> AbstractContextManager[bool]:
-        """Let the others begin `command`, and do the same inside of the `with` block. Gives whether it was announced.
+        """Announce `command` to the other ranks, and do the same inside the `with` block.
 
-        Inside of another one nothing is announced: the others are on their way there by themselves.
+        The context gives whether it was announced. Inside another announced operation nothing is announced, because
+        the other ranks reach the same place on their own.
         """
         ...
 
     def across(self, neighbours: int) -> Company:
-        """One of each group of so many neighbours, at the same place in it as this one. Called by all at once."""
+        """The ranks at this rank's place in each group of `neighbours` ranks. All ranks must call it together."""
         ...
 
     def beside(self, neighbours: int) -> Company:
-        """The neighbours of this one, so many with it. Called by all at once."""
+        """The group of `neighbours` ranks that includes this one. All ranks must call it together."""
         ...
 
 
@@ -99,7 +100,8 @@ ONE = OneRank()
 
 
 def on_all(ranks: Ranks, compute: Callable[[], T]) -> T:
-    """What `compute` gives here. Where it raises on some rank, on purpose or because of a disk, all raise the first."""
+    """The result of `compute` on this rank. If it raises a PosttrainError or OSError on some rank, all ranks raise the
+    first such error."""
     found, error = None, None
     try:
         found = compute()
@@ -112,10 +114,10 @@ def on_all(ranks: Ranks, compute: Callable[[], T]) -> T:
 
 
 def deal(costs: Sequence[int], size: int) -> list[list[int]]:
-    """Numbers of the parts that each of `size` ranks computes: longest first, each to the rank with least to do.
+    """Assign parts to `size` ranks: the longest first, each to the rank with the least to do.
 
-    At most 4/3 of the best possible largest sum (Graham, 1969). A function of the arguments alone, so that all ranks
-    find the same one; parts stay in ascending order.
+    The largest sum is at most 4/3 of the best possible (Graham, 1969). The result depends only on the arguments, so all
+    ranks find the same one. The parts of each rank are in ascending order.
 
     >>> deal([5, 3, 4, 2], size=2)
     [[0, 3], [1, 2]]

@@ -1,10 +1,10 @@
-"""Which rank this process is: said by `torchrun`, by Slurm or by the launcher of `train.devices`.
+"""Which rank this process is, from the variables that torchrun, Slurm or the launcher of `train.devices` set.
 
 RANK, WORLD_SIZE, LOCAL_RANK              torchrun, and the launchers of this library
-SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID srun, inside of an allocation
+SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID   srun, inside an allocation
 
-How many ranks this machine has say LOCAL_WORLD_SIZE for the first form and SLURM_STEP_TASKS_PER_NODE for the second: a
-job that torchrun starts inside of a Slurm step has other ranks than that step has tasks.
+The number of ranks on this machine is in LOCAL_WORLD_SIZE for the first form, and in SLURM_STEP_TASKS_PER_NODE for the
+second. The two may differ: torchrun inside a Slurm step may start more ranks than the step has tasks.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _FORMS = {
     _TORCHRUN: "LOCAL_WORLD_SIZE",
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"): "SLURM_STEP_TASKS_PER_NODE",
 }
-"""A variable with the rank of a process -> the variable with the number of processes."""
+"""Variables with rank, size and local rank -> the variable with the number of processes on this machine."""
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
-"""Where ranks meet; PyTorch reads both."""
+"""Variables with the address at which ranks meet. PyTorch reads both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +37,15 @@ class Place:
     rank: int
     size: int
     local: int
-    """Its number on this machine: which GPU it has."""
+    """The number of the rank on this machine, which selects its GPU."""
     beside: int | None = None
-    """Ranks on this machine, itself among them, where whoever started it says so."""
+    """Number of ranks on this machine, including this one; None if the launcher does not tell."""
 
 
 def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """None where nobody has said so: then this process is a job of its own.
+    """The place of this process in its job; None if it is a job of its own.
 
-    Raises ConfigError for an environment that says half of it.
+    Raises ConfigError for an environment with only some of the variables.
 
     >>> place_of_process({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"})
     Place(rank=1, size=4, local=1, beside=None)
@@ -54,17 +54,17 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
         if form[0] not in environment or environment.get(form[1]) == "1":
             continue
         if form[1] not in environment and MEETING[0] not in environment:
-            continue  # alone, a variable of this name says nothing
+            continue  # this variable on its own does not make the process a rank
         environment = meeting_of_slurm(environment)
         missing = [name for name in (*form[1:], *MEETING) if name not in environment]
         numbers = [environment.get(name, "") for name in form]
         if missing or not all(number.isdigit() for number in numbers):
             said = ", ".join(f"{name}={environment[name]}" for name in (*form, *MEETING) if name in environment)
             raise ConfigError(
-                given=f"this process is said to be a rank of a job, by {said}"
+                given=f"the environment makes this process a rank of a job, with {said}"
                 + (f" and without {', '.join(missing)}" if missing else ""),
                 allowed=f"{', '.join((*form, *MEETING))} together, as torchrun and srun set them",
-                fix=f"Start the job with torchrun, or unset {form[0]} to train in this process alone.",
+                fix=f"Start the job with torchrun, or unset {form[0]} to train in this process only.",
             )
         rank, size, local = map(int, numbers)
         return (
@@ -74,21 +74,21 @@ def place_of_process(environment: Mapping[str, str] = os.environ) -> Place | Non
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with that exit code: a rank that has nothing left to do.
+    """End this process, a rank that has finished, with an exit code.
 
-    A thread of gloo lets go of the tensors of the last message when it comes to it. If the interpreter is being taken
-    apart by then, the thread is refused its lock, and the process ends by SIGABRT: a run that is over would count as
-    lost. So what is registered for the exit runs, and the interpreter is not taken apart.
+    A gloo thread releases the tensors of the last message some time later. If the interpreter is being finalised by
+    then, the thread cannot get its lock, and the process ends by SIGABRT: a finished run would count as lost. So this
+    function runs the exit handlers, but does not finalise the interpreter.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # the reader of the stream may be gone
             stream.flush()
     os._exit(code)
 
 
 def told_to(place: Place, address: str, port: int) -> dict[str, str]:
-    """The environment variables of a rank; `address` and `port` are those of the first rank.
+    """The environment variables of a rank; `address` and `port` belong to the first rank.
 
     >>> place = Place(rank=1, size=4, local=1, beside=2)
     >>> place_of_process(told_to(place, "10.0.0.1", 29_500)) == place
@@ -100,13 +100,13 @@ def told_to(place: Place, address: str, port: int) -> dict[str, str]:
 
 
 def _beside(told: str) -> int | None:
-    """Of Slurm, where each machine has as many: it writes `8(x2)` for 8 on each of two. Empty: nobody knows."""
+    """Number of ranks per machine; None if it is unknown or differs. Slurm writes `8(x2)` for 8 on each of two."""
     found = re.fullmatch(r"(\d+)(\(x\d+\))?", told)
     return int(found[1]) if found else None
 
 
 def meeting_of_slurm(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same with where the tasks of a step meet, where nothing else says it.
+    """The environment with the address at which the tasks of a Slurm step meet, unless it has one already.
 
     >>> step = {"SLURM_STEP_NODELIST": "gpu[03-04,9],cpu1", "SLURM_JOB_ID": "1234567"}
     >>> [meeting_of_slurm(step)[name] for name in MEETING]

@@ -1,11 +1,11 @@
 """Ranks in processes of their own, connected by torch.distributed.
 
-Three groups, because they wait for different reasons:
+There are three process groups, because they wait for different reasons:
 
-    the default one   collectives of FSDP2, of the device: a rank that is missing is noticed within the deadline
-    host              numbers and records in main memory inside of a command: the same deadline
-    control           announcements: who follows may wait for the next one for hours, while the first rank samples;
-                      the first rank waits for the others within the deadline, until they have heard it
+    default    collectives of FSDP2 on the device: a missing rank is noticed within the deadline
+    host       numbers and records in main memory during a command: the same deadline
+    control    announcements: followers may wait for the next one for hours, while the first rank samples; the first
+               rank waits until the others have received it, at most until the deadline
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from posttrain.ranks.environment import MEETING, Place, meeting_of_slurm
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=30)
-"""Seconds that followers wait between two announcements; the end of the leader's process ends the wait at once."""
+"""Longest wait of followers between two announcements. The end of the leader's process ends the wait immediately."""
 _LOST = ("Timed out", "timed out", "Connection closed", "Connection reset", "Broken pipe", "Connection refused", "NCCL")
 
 
 class SomeRanks:
-    """Implements `Company` over a group in main memory."""
+    """A set of ranks with a process group in main memory. Implements `Company`."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, group.rank(), group.size()
@@ -57,15 +57,15 @@ class SomeRanks:
 
 
 class ProcessRanks(SomeRanks):
-    """Implements `Ranks`."""
+    """All ranks of a job. Implements `Ranks`."""
 
     def __init__(self, place: Place, deadline: float, *, on_cpu: bool = False) -> None:
-        """`deadline`: seconds after which a rank that does not answer is lost. `on_cpu`: GPUs are left alone."""
+        """`deadline`: seconds after which a rank that does not answer counts as lost. `on_cpu`: do not use GPUs."""
         self.place, self.deadline = place, deadline
         self.inside = place.rank > 0
-        """Nothing is announced here: what is done is done by all already."""
+        """Whether this rank is inside an announced operation, or is a follower. It then announces nothing."""
         self.broken = False
-        """Something that all did together has failed on this one: the others are in the middle of it."""
+        """Whether an announced operation has failed on this rank. The other ranks are still in the middle of it."""
         if on_gpus := torch.cuda.is_available() and not on_cpu:
             torch.cuda.set_device(place.local % torch.cuda.device_count())
         meeting = meeting_of_slurm(os.environ)
@@ -79,7 +79,7 @@ class ProcessRanks(SomeRanks):
         super().__init__(_group(wait))
         self._control = _group(PATIENCE if self.rank else wait)
         self._company = cache(self._of_lines)
-        self.gather(None)  # what cannot work at all ends the job here, and is not taken for a lost rank
+        self.gather(None)  # a connection that cannot work fails here, and is not taken for a lost rank later
 
     @contextmanager
     def together(self, command: str, *args: Any) -> Iterator[bool]:
@@ -99,7 +99,7 @@ class ProcessRanks(SomeRanks):
             self.inside = False
 
     def follow(self) -> tuple[str, tuple[Any, ...]]:
-        """The next announcement."""
+        """Wait for the next announcement, and return its command and arguments."""
         box: list[Any] = [None]
         with lost_ranks(self.deadline):
             dist.broadcast_object_list(box, src=0, group=self._control)
@@ -124,14 +124,14 @@ class ProcessRanks(SomeRanks):
 
 
 def _group(timeout: timedelta) -> dist.ProcessGroup:
-    """All ranks, in main memory."""
+    """A process group of all ranks in main memory."""
     made = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(made, dist.ProcessGroup), "every rank is in it"
     return made
 
 
 def own_group(lines: list[list[int]], timeout: timedelta, backend: str | None = None) -> dist.ProcessGroup:
-    """That of these groups of ranks in which this one is; all ranks make all of them."""
+    """The process group, among the groups `lines`, that this rank belongs to. All ranks create all groups."""
     own, _ = dist.new_subgroups_by_enumeration(lines, timeout=timeout, backend=backend)
     assert isinstance(own, dist.ProcessGroup), "every rank is in one of them"
     return own
@@ -139,7 +139,7 @@ def own_group(lines: list[list[int]], timeout: timedelta, backend: str | None = 
 
 @contextmanager
 def lost_ranks(deadline: float) -> Iterator[None]:
-    """Turns PyTorch's errors about a missing rank into RankLost."""
+    """Turn PyTorch's errors about a missing rank into RankLost."""
     try:
         yield
     except RuntimeError as error:
@@ -149,5 +149,5 @@ def lost_ranks(deadline: float) -> Iterator[None]:
             given=f"another rank of the job has ended, or has not answered for {deadline:g} s "
             f"({next(iter(str(error).splitlines()), '')})",
             allowed="ranks that answer within train.rank_deadline",
-            fix="Where ranks were only slow, raise train.rank_deadline.",
+            fix="If the ranks were only slow, raise train.rank_deadline.",
         ) from error

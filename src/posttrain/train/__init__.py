@@ -1,1 +1,1 @@
-"""Training: the step, what it works with, and the folder that a run leaves. `posttrain.train(config)` calls it."""
+"""Training: the training step, its collaborators and the run folder. `posttrain.train(config)` starts here."""

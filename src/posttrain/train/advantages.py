@@ -1,6 +1,6 @@
-"""From experience to a batch: what the algorithm asked for is computed, then its advantages; then rows are filtered.
+"""From experience to a batch: fill in the inputs that the algorithm needs, compute advantages, then filter rows.
 
-The algorithm's state between the steps lives here. Which algorithm runs, nobody asks.
+The state that an algorithm keeps between steps lives here. Nothing here depends on which algorithm runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from posttrain.types import Batch, Experience, Mean, Metrics
 
 
 class Advantages(Protocol):
-    """Experience -> batch, with whatever the algorithm remembers between the steps."""
+    """Turns experience into a batch, and holds the state that the algorithm keeps between steps."""
 
     def __call__(self, experience: Any) -> Batch: ...
     def refresh(self, minibatch: Batch, *, moved: bool) -> Batch: ...
@@ -26,7 +26,7 @@ class Advantages(Protocol):
 
 
 class Remembering:
-    """The state that an algorithm keeps between the steps."""
+    """Base class that holds the state of an algorithm between steps."""
 
     def __init__(self, algorithm: Algorithm, refreshes: Sequence[Refresh]) -> None:
         self.algorithm, self.refreshes = algorithm, refreshes
@@ -49,7 +49,7 @@ class Remembering:
 
 
 class OfExperience(Remembering):
-    """The way of sampled answers: old and reference log-probabilities, values, then the algorithm's advantages."""
+    """For sampled answers: adds old and reference log-probabilities and values, then the algorithm's advantages."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class OfExperience(Remembering):
         mask_truncated: bool,
         credit: Credit = Whole(),  # noqa: B008 - frozen
     ) -> None:
-        """`credit`: who earned the rewards of a completion."""
+        """`credit` decides which tokens earned the reward of a completion."""
         super().__init__(algorithm, refreshes)
         self.fills, self.mask_truncated, self.credit = fills, mask_truncated, credit
         self.seen: Metrics = {}
@@ -71,7 +71,7 @@ class OfExperience(Remembering):
         batch = self.credit.to_batch(self.algorithm, experience, self.state)
         before = {f"algorithm/{name}": Mean(float(value), 1.0) for name, value in self.state_dict().items()}
         self.seen = before | self.algorithm.step_metrics(experience, batch)
-        if "current" in self.algorithm.needs:  # the policy has not moved yet: the old pass, where there was one, tells
+        if "current" in self.algorithm.needs:  # the policy has not moved: old log-probabilities (if any) are current
             batch = replace(batch, current_logprobs_BT=experience.old_logprobs_BT)
         self.state = self.algorithm.next_state(self.state, experience)
         return without_truncated(batch, experience) if self.mask_truncated else batch
@@ -82,7 +82,7 @@ class OfExperience(Remembering):
 
 
 class OfGivenData(Remembering):
-    """For given answers, which are a batch already. The state takes in each update before its rows are learned from."""
+    """For given answers, which are a batch already. Each update changes the state before it trains on its rows."""
 
     def __call__(self, experience: Batch) -> Batch:
         return experience
@@ -94,6 +94,6 @@ class OfGivenData(Remembering):
 
 
 def without_truncated(batch: Batch, experience: Experience) -> Batch:
-    """Truncated completions leave the loss; their rewards have already taken part in the group statistics."""
+    """The batch without truncated completions in the loss. Their rewards still count in the group statistics."""
     keep_B1 = ~experience.truncated_PG.reshape(-1, 1)[batch.row_ids_B]
     return replace(batch, completion_mask_BT=batch.completion_mask_BT & keep_B1)

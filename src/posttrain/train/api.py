@@ -1,4 +1,4 @@
-"""`train` and `resume`: from a config to a model that is better, or to an error that says why not."""
+"""`train` and `resume`: turn a config into a trained model, or into an error that says what went wrong."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ MOSTLY_REJECTED = 0.5
 """Share of tokens that an off-policy correction may reject before a warning says so."""
 
 LETS_GO = 150.0
-"""Seconds in which a lost first rank lets go of its run: storage of a network keeps its lock for a while, and one that
-was only cut off ends by itself."""
+"""Seconds to wait for the run's lock after its first rank was lost. Network storage keeps a lock for a while, and a
+rank that only lost its connection needs time to end."""
 
 
 def train(
@@ -78,11 +78,10 @@ def train(
     """Train as `config` says (a file, a mapping or a RunConfig) and return the finished run.
 
     `overrides` are settings by section or dotted name: `train(config, seed=1, train={"steps": 5})`, or
-    `train(config, **{"train.steps": 5})`. In a mapping and in overrides `data` may hold rows and `rewards` functions,
-    as in `evaluate`, and `model` may be `(model, tokenizer)`: `train(config, data=rows, rewards=[my_reward])`; see
-    `posttrain.train.objects`. Raises a
-    `PosttrainError` whose `exit_code` says what kind of failure it was; the run folder then holds `error.json` and
-    everything up to that moment.
+    `train(config, **{"train.steps": 5})`. In a mapping and in overrides, `data` may hold rows, `rewards` may hold
+    functions (as in `evaluate`), and `model` may be `(model, tokenizer)`: `train(config, data=rows,
+    rewards=[my_reward])`. `posttrain.train.objects` has the details. Raises a `PosttrainError` whose `exit_code` tells
+    the kind of failure. The run folder then holds `error.json` and everything written up to that moment.
     """
     if not isinstance(config, RunConfig) and holds_stages(config):
         raise ConfigError(
@@ -97,7 +96,7 @@ def train(
 def train_resolved(
     resolved: Resolved, *, view: TerminalView | None = None, files: Mapping[str, objects.Content] = MappingProxyType({})
 ) -> Run | FinishedRun:
-    """The same for a config that is resolved already; `files` are put into the folder of the run."""
+    """Train as a config says that is already resolved. `files` are written into the folder of the run."""
     check(resolved.config)
     require(resolved.config.report_to)
     require_cluster(resolved.config)
@@ -112,7 +111,7 @@ def train_resolved(
 
 
 def _train(resolved: Resolved, view: TerminalView, files: Mapping[str, objects.Content], ranks: Ranks) -> Run:
-    """In this process, which leads the ranks."""
+    """Train in this process, which leads the ranks."""
     store = RunStore.create(run_folder(resolved.config), to_yaml(resolved))
     followed = tracking(store.folder, resolved.config.report_to, view)
     with followed, recording(store, view), within_memory(), ExitStack() as resources:
@@ -144,12 +143,13 @@ def resume(
     view: TerminalView | None = None,
     restarted: str = "",
 ) -> Run | FinishedRun:
-    """Continue a run from its newest checkpoint that verifies; on a CPU it ends bit-identical to one never stopped.
+    """Continue a run from its newest intact checkpoint. On a CPU the result is bit-identical to an unstopped run.
 
     `folder` may be the run that `train` returned, or the URL of its output, from any machine. `steps` replaces the
-    configured number of steps, in the run's config.yaml too. `devices` replaces that of ranks, `tensor` that of those
-    that divide matrices: the run then ends the same but for rounding; one device leaves a cluster that held ranks
-    alone. `functions` are reward functions that `train` was given and that no file defines. Raises as `train` does.
+    configured number of steps, also in the run's config.yaml. `devices` replaces the number of ranks, and `tensor` the
+    number of ranks that share each matrix: the result is then the same up to rounding. With one device, a run leaves a
+    cluster that it used for ranks only. `functions` are reward functions that were passed to `train` and that no file
+    defines. Raises the errors of `train`.
     """
     objects.give_functions(functions)
     refuse_url_of_ranks(str(folder), place_of_process())
@@ -167,10 +167,10 @@ def resume(
 
 
 def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, ranks: Ranks) -> Run:
-    """In this process, which leads the ranks."""
+    """Resume in this process, which leads the ranks."""
     store = RunStore.open(folder, patience=LETS_GO if restarted else 0.0)
     with ExitStack() as unresumed:
-        unresumed.push(store)  # whoever cannot resume a run leaves it as it is
+        unresumed.push(store)  # if the run cannot be resumed, its folder stays unchanged
         resolved, checkpoint = resumable(store, changes)
         require(resolved.config.report_to)
         require_optimizer(resolved.config.train.optimizer)
@@ -183,8 +183,8 @@ def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, 
         resolved = replace(resolved, config=with_sizes(resolved.config, store, view, ranks.size))
         run = set_up(resolved, store, view, resources, ranks)
         if restarted:
-            run.warn("ranks", f"{restarted}; the job went on from its newest checkpoint")
-        if checkpoint is None:  # killed before the first one was written
+            run.warn("ranks", f"{restarted}; the job continues from its newest checkpoint")
+        if checkpoint is None:  # the run was killed before it wrote a checkpoint
             store.truncate_after(0)
             run.evaluation |= stage
         else:
@@ -200,7 +200,7 @@ def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, 
             store.config(changes.written_into((store.folder / "config.yaml").read_text(encoding="utf-8")))
         view.started(run.describe())
         if run.reached == "train.steps":
-            more = "" if pipeline_around(store.folder) else f"; `posttrain resume {store.folder} --steps N` trains on"
+            more = "" if pipeline_around(store.folder) else f"; `posttrain resume {store.folder} --steps N` trains more"
             run.warn("resume", f"all {run.step} steps are done{more}")
         elif run.reached:
             run.warn("resume", f"nothing is left to train: step {run.step} reached {run.reached}")
@@ -208,14 +208,15 @@ def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, 
 
 
 def look_ahead(config: RunConfig, folder: Path) -> None:
-    """Finds errors in the data and in the user's functions before the run's reward model is trained."""
+    """Find errors in the data and in the user's functions before the run trains its reward model."""
     if config.reward_model is not None:
         read_inputs(config, folder)
 
 
 def read_inputs(config: RunConfig, folder: Path) -> None:
-    """Read the data and import the reward functions of a run, and of its reward model's, to see that it can be done;
-    models are looked for, and not read."""
+    """Check that a run's data, its reward model's data and its reward functions can be loaded.
+
+    It looks for the model files, but does not read them."""
     find_models(config, folder)
     read_split(config.data, config.seed)
     read_auxiliary(config.data, config.seed)
@@ -228,8 +229,9 @@ def read_inputs(config: RunConfig, folder: Path) -> None:
 
 
 def without_models(config: RunConfig) -> dict[str, Any]:
-    """Rewards and checks that need no model: neither as the scorer nor as the one that has to be reached first. One of
-    weight 0 may be the gate of a model, and counts as any other here, where nothing is summed."""
+    """The rewards and checks that need no model, neither as their scorer nor as their gate.
+
+    A reward of weight 0 may be the gate of a model. It gets weight 1 here, where nothing is summed."""
     models = {entry.metric_name for entry in config.rewards if entry.model is not None}
     rewards = [
         entry.model_copy(update={"weight": 1.0})
@@ -240,12 +242,13 @@ def without_models(config: RunConfig) -> dict[str, Any]:
 
 
 def find_models(config: RunConfig, folder: Path) -> None:
-    """Raise ModelError for a model that is not there, or not whole. Those of earlier stages come later, and whether the
-    Hub has a name is seen when it is loaded."""
+    """Raise ModelError for a missing or incomplete model.
+
+    Models of earlier stages do not exist yet. Whether the Hub has a model shows only when the run loads it."""
     for setting, path in models_named(config):
         if path.startswith(MARK):
             continue
-        if setting.split(".")[0] not in ("model", "reference", "teacher"):  # these may be folders of runs
+        if setting.split(".")[0] not in ("model", "reference", "teacher"):  # may be a run folder
             path = find_model(path, folder)
         model = config.model if setting == "model.path" else ModelConfig(path=path)
         with called(setting):
@@ -253,9 +256,9 @@ def find_models(config: RunConfig, folder: Path) -> None:
 
 
 def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -> dict[str, Any]:
-    """Train the reward model that the configuration asks for, or go on with it; one that is finished stays as it is.
+    """Train the configured reward model, or resume its training. A finished one stays unchanged.
 
-    Returns what evaluation.json says about it: `{"reward_model": {"baseline": ..., "trained": ...}}`, or nothing.
+    Returns its entry for evaluation.json, `{"reward_model": {"baseline": ..., "trained": ...}}`, or an empty mapping.
     """
     if config.reward_model is None:
         return {}
@@ -267,7 +270,7 @@ def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -
         try:
             resume(folder, view=own) if holds_run(folder) else train_resolved(resolved, view=own)
         except BaseException as error:
-            error.__notes__ = []  # of the folder inside; the run around it says how to go on
+            error.__notes__ = []  # they name the inner folder; the outer run says how to continue
             raise
     measured = dict(read_run(folder).evaluation)
     if "trained" in measured:
@@ -278,7 +281,7 @@ def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -
 
 
 def resumable(store: RunStore, changes: Changes) -> tuple[Resolved, Checkpoint | None]:
-    """With what a run goes on, and from where; changes nothing."""
+    """The config and the checkpoint from which a run continues. Changes nothing on disk."""
     resolved = load_config(store.folder / "config.yaml", changes.overrides)
     data = where_the_run_is(resolved.config.data, store.folder)
     resolved = replace(resolved, config=resolved.config.model_copy(update={"data": data}))
@@ -295,9 +298,9 @@ def resumable(store: RunStore, changes: Changes) -> tuple[Resolved, Checkpoint |
 
 
 def carry_out(run: Run, *, restored: bool = False) -> Run:
-    """Baseline, steps, final measurement: the whole of a run, from wherever it stands.
+    """Carry a run from its current step to its end: baseline, training steps, final measurement.
 
-    `restored`: the run goes on from weights that whoever samples does not have yet.
+    `restored`: the run continues from weights that the sampler does not have yet.
     """
     config = run.config
     run.view.compares_groups = run.trainer.algorithm.group_size_needed > 1
@@ -307,18 +310,18 @@ def carry_out(run: Run, *, restored: bool = False) -> Run:
         same_data.put_on_file(run)
         same_model.put_on_file(run)
         same_settings.put_on_file(run)
-        if "baseline" not in run.evaluation:  # else rewards have judged before
+        if "baseline" not in run.evaluation:  # otherwise the rewards on file judged the baseline
             same_rewards.put_on_file(run)
     with Watchdog(run.store, config.guards.stalled_minutes), finishing_steps(run) as interrupted:
         if not run.reached:
             run.trainer.rehearse(run.feed.longest())
-        if restored:  # after the rehearsal: a server on the trainer's GPU starts now, and takes memory
+        if restored:  # after the rehearsal, because a server on the trainer's GPU starts now and takes memory
             run.trainer.publish(run.step)
-        if run.step == 0 and "baseline" not in run.evaluation:  # later weights are no baseline
+        if run.step == 0 and "baseline" not in run.evaluation:  # only the first weights are a baseline
             run.view.begins("measuring the baseline on held-out rows")
             run.measure_model("baseline")
         if run.step == 0:
-            run.save(required=True)  # proves, before anything is paid for, that a checkpoint can be written
+            run.save(required=True)  # shows that a checkpoint can be written, before training costs anything
         catch_up(run)
         while not run.reached:
             one_step(run)
@@ -345,9 +348,10 @@ def carry_out(run: Run, *, restored: bool = False) -> Run:
 
 
 def catch_up(run: Run) -> None:
-    """The evaluation of a step comes after its checkpoint: a run that is resumed there has it on file, or makes it now.
+    """Finish the evaluation of the step at which a run is resumed: it comes after the step's checkpoint.
 
-    What it set off was told then, unless a kill came between; a run that shall stop stops again.
+    If the result is on file, the run does not measure again. It repeats an alarm only if a kill came before the alarm
+    was reported, or if alarms.on_alarm says to stop.
     """
     name, evaluation = f"step {run.step}", run.config.evaluation
     if run.step == 0 or run.reached or not due(evaluation.every, run.step):
@@ -362,7 +366,7 @@ def catch_up(run: Run) -> None:
 
 
 def one_step(run: Run) -> None:
-    """Take experience, learn from it, publish, write down what happened."""
+    """Take experience, learn from it, publish the weights and record the step."""
     step, trainer = run.step + 1, run.trainer
     phases = Phases(run.store.timeline, step)
     data = run.feed.take(step, run.step)
@@ -399,7 +403,7 @@ def due(every: int, step: int) -> bool:
 
 
 def run_folder(config: RunConfig) -> Path:
-    """`output`, or the first runs/<model>-<algorithm>-<n> that is free, or that a run left which never began."""
+    """`output`, or the first runs/<model>-<algorithm>-<n> that is free or whose run never began."""
     if config.output is not None:
         return working_folder(config.output) if is_url(config.output) else Path(config.output)
     name = Path(config.model.path).name.replace(":", "-")
@@ -410,13 +414,13 @@ def run_folder(config: RunConfig) -> Path:
 
 @contextmanager
 def recording(store: RunStore, view: TerminalView) -> Iterator[None]:
-    """Whatever ends a run is on file (error.json, an event), and the error says where the run is and how to go on."""
+    """Record the error that ends a run (error.json, an event), and note on it where the run is and how to continue."""
     try:
         with store:
             try:
                 yield
             except BaseException as error:
-                with suppress(PosttrainError):  # a full disk must not hide what went wrong first
+                with suppress(PosttrainError):  # a full disk must not hide the first error
                     store.error(error)
                 view.event("error", str(error) or type(error).__name__)
                 if store.has_begun:
@@ -430,11 +434,11 @@ def recording(store: RunStore, view: TerminalView) -> Iterator[None]:
 
 
 def how_to_go_on(store: RunStore, error: BaseException) -> str:
-    """The last words of a run that failed."""
+    """The note that tells how to continue a failed run."""
     folder = store.folder
     if not store.has_begun:
         return f"Nothing was trained. {folder}/error.json has the details; you can use the folder again."
-    if isinstance(error, CheckpointError | StorageError):  # says itself what to do
+    if isinstance(error, CheckpointError | StorageError):  # these errors say what to do
         return f"The run is in {folder}."
     change = ", in which they can be changed" if isinstance(error, GuardStop) else ""
     url = store.carrier.url
@@ -446,15 +450,16 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
 
 @contextmanager
 def finishing_steps(run: Run) -> Iterator[Any]:
-    """The first Ctrl-C (or SIGTERM) lets the step finish and saves; the second stops at once. The interruption that
-    ends the run carries the exit code of the signal."""
+    """Stop after the current step and save at the first Ctrl-C (or SIGTERM), and immediately at the second.
+
+    The KeyboardInterrupt that ends the run carries the exit code of the signal."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        run.view.event("warning", "Stopping after this step, with a checkpoint. Press Ctrl-C again to stop at once.")
+        run.view.event("warning", "Stopping after this step, with a checkpoint. Press Ctrl-C again to stop now.")
 
     try:
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,9 +1,11 @@
-"""A next-token loss on other data, beside the policy's: Kimi K2's PTX term, against forgetting what is not rewarded.
+"""A next-token loss on other data, added to the policy loss: the PTX term of Kimi K2.
+
+It keeps the model from forgetting what is not rewarded.
 
     loss of the update + coef * mean negative log-probability of the auxiliary rows' trained tokens
 
-at temperature 1, whatever the temperature of sampling. Which rows an update gets is a pure function of the seed and the
-number of the update.
+The log-probabilities are at temperature 1, whatever the sampling temperature. The rows of an update are a pure function
+of the seed and the number of the update.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from posttrain.types import Batch, Example, Mean, Metrics, Outputs, count_totals
 
 
 class AddGradient(Protocol):
-    """What else each update learns from."""
+    """An additional loss that each update learns from."""
 
     def __call__(self, step: int, number: int) -> Metrics:
         """Add the gradient for update `number` (0, 1, …) of a step."""
@@ -30,13 +32,13 @@ class AddGradient(Protocol):
 
 
 def nothing_else(step: int, number: int) -> Metrics:
-    """An update learns from its minibatch alone."""
+    """Add no gradient: an update learns from its minibatch only."""
     return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auxiliary:
-    """`rows` examples per update, weighed with `coef`."""
+    """The PTX term: `rows` examples per update, weighted with `coef`."""
 
     coef: float
     examples: Sequence[Example]
@@ -45,7 +47,7 @@ class Auxiliary:
     seed: int
     pad_id: int
     forward: Callable[[Batch], Outputs]
-    """At temperature 1."""
+    """The policy's forward pass at temperature 1."""
     split: Split
 
     def __call__(self, step: int, number: int) -> Metrics:
@@ -69,4 +71,4 @@ class Auxiliary:
                     fix="No weight was changed. Lower train.learning_rate, or set model.precision = float32.",
                 )
             nll += loss.item() * totals.tokens
-        return {"ptx/nll": Mean(nll, float(totals.tokens) if self.split.ranks.rank == 0 else 0.0)}  # each has a part
+        return {"ptx/nll": Mean(nll, float(totals.tokens) if self.split.ranks.rank == 0 else 0.0)}  # ranks add nll up

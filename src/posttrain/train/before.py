@@ -1,6 +1,6 @@
-"""A hook that runs before a run begins, and before the first stage of a pipeline; empty unless somebody fills it.
+"""A hook that is called before a run begins, and before the first stage of a pipeline. It is empty by default.
 
-`posttrain/__init__.py` fills it with the planner, which stands above training and which training never imports.
+`posttrain/__init__.py` fills it with the planner: the planner imports training, so training must not import it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def ask_nothing(*asked: object) -> None:
-    """Every run begins."""
+    """Do nothing: every run may begin."""
 
 
 def _chosen_by_nobody(config: RunConfig) -> Mapping[str, int]:
@@ -26,14 +26,14 @@ def _chosen_by_nobody(config: RunConfig) -> Mapping[str, int]:
 
 @dataclass
 class Before:
-    """Each raises a `PosttrainError` for what must not begin."""
+    """The hooks. Each raises a `PosttrainError` for a run that must not begin."""
 
     run: Callable[[RunConfig, RunStore, TerminalView], None] = ask_nothing
     """Called for a run whose folder exists, before anything is loaded."""
     sizes: Callable[[RunConfig], Mapping[str, int]] = _chosen_by_nobody
-    """Numbers for the settings that a config leaves to the run (sizes.py); empty where it has those of a CPU."""
+    """Numbers for the settings that a config leaves to the run (sizes.py); empty if the run uses the CPU's sizes."""
     stages: Callable[[Mapping[str, RunConfig], Path], None] = ask_nothing
-    """Called with the stages of a pipeline in their order, and the folder of all."""
+    """Called with the stages of a pipeline in order, and the folder of the pipeline."""
 
 
 BEFORE = Before()

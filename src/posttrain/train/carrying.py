@@ -1,4 +1,4 @@
-"""A run whose output is a URL: its files go there while it trains, and its last words, too."""
+"""Uploads of a run whose output is a URL: its files go there while it trains, and so does its last error."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 
 def carry(config: RunConfig, store: RunStore, view: TerminalView, *, new: bool) -> None:
-    """Begin, if its output is a URL. Raises ConfigError where it may not be written to, or another process writes."""
+    """Start uploading if the output is a URL.
+
+    Raises ConfigError if the run may not write there, or if another process writes there.
+    """
     if config.output is None or not is_url(config.output):
         return
 
     def say(message: str) -> None:
-        with suppress(PosttrainError):  # a full disk stops the run elsewhere
+        with suppress(PosttrainError):  # a full disk is reported by the part that trains
             store.event("warning", message, about="output")
         view.event("warning", message)
 
@@ -32,15 +35,15 @@ def refuse_several_machines(output: str | None, place: Place) -> None:
     """Raise ConfigError for ranks that may not see each other's files: they write one checkpoint together."""
     if output is not None and is_url(output) and place.beside != place.size:
         raise ConfigError(
-            given=f"output = {output} with {place.size} ranks, of which {place.beside or 'an unknown number'} are on "
-            "this machine: ranks write one checkpoint together before it goes to its URL",
-            allowed="ranks of one machine, or a folder that all machines can reach",
+            given=f"output = {output} with {place.size} ranks, and {place.beside or 'an unknown number'} of them on "
+            "this machine: all ranks write one checkpoint together before it goes to its URL",
+            allowed="ranks on one machine, or a folder that all machines can reach",
             fix="Set output to a folder on a shared file system, or train on one machine.",
         )
 
 
 def refuse_url_of_ranks(run: str, place: Place | None) -> None:
-    """Raise ConfigError where each process of a job would fetch the run."""
+    """Raise ConfigError if each process of a job would download the run from its URL."""
     if place is not None and is_url(run):
         raise ConfigError(
             given=f"{run} in a job of {place.size} processes, each of which would fetch it",
@@ -50,7 +53,10 @@ def refuse_url_of_ranks(run: str, place: Place | None) -> None:
 
 
 def carry_last_words(store: RunStore, error: BaseException) -> None:
-    """Of a run that ends with an error, which says so where that is not possible, or a Ctrl-C ends the wait for it."""
+    """Upload the last files of a run that ends with an error.
+
+    If the upload fails, or Ctrl-C ends the wait for it, a note on the error says so.
+    """
     if store.has_begun and not isinstance(error, StorageError):
         try:
             store.carrier.finish(interrupted=isinstance(error, KeyboardInterrupt))

@@ -1,4 +1,4 @@
-"""Changes that `resume` makes to a run's settings: in the config that it uses, and in the run's config.yaml."""
+"""Changes that `resume` makes to a run's settings, both in the config that it uses and in the run's config.yaml."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FROM = "command line of resume"
 class Changes:
     steps: int | None = None
     devices: int | None = None
-    """Ranks."""
+    """Number of ranks."""
     tensor: int | None = None
-    """Those that divide matrices."""
+    """Number of ranks that share each matrix (tensor parallelism)."""
     leaves_cluster: bool = False
-    """The run has a cluster for its ranks alone, and goes on without ranks: the config rules refuse a cluster that has
-    nothing to hold."""
+    """Whether to remove the section `cluster`: only ranks used the cluster, and the run continues with one device. The
+    config rules refuse a cluster without ranks and engines."""
 
     @staticmethod
     def of(folder: Path, steps: int | None, devices: int | None, tensor: int | None = None) -> Changes:
@@ -36,19 +36,19 @@ class Changes:
 
     @property
     def overrides(self) -> list[str]:
-        """As they are written on the command line."""
+        """The changes as overrides of the command line."""
         changed = [f"train.{name}={value}" for name, value in self._numbers.items() if value is not None]
         return [*changed, "cluster=null"] if self.leaves_cluster else changed
 
     def written_into(self, config: str) -> str:
-        """The text of a run's config.yaml with them; the origins of all other values stay."""
+        """The text of a run's config.yaml with the changes. The noted origins of all other values stay."""
         for name, value in self._numbers.items():
             config = with_setting(config, name, value)
         return without_cluster(config) if self.leaves_cluster else config
 
     @property
     def _numbers(self) -> dict[str, int | None]:
-        """Of the section `train`."""
+        """New values of settings in the section `train`; None for no change."""
         return {"steps": self.steps, "devices": self.devices, "tensor": self.tensor}
 
 
@@ -64,7 +64,7 @@ def with_setting(config: str, name: str, value: int | None) -> str:
 
 
 def without_cluster(config: str) -> str:
-    """The same without its section `cluster`.
+    """The text of a config.yaml without its section `cluster`.
 
     >>> without_cluster("seed: 1\\ncluster:\\n  address: auto  # caller\\ntrain:\\n  steps: 2\\n")
     'seed: 1\\ncluster: null  # command line of resume\\ntrain:\\n  steps: 2\\n'

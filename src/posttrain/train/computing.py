@@ -1,4 +1,4 @@
-"""How a run computes: chosen before its first step, kept in its folder, and the same when it is resumed."""
+"""How a run computes: the choice is made before the first step, kept in the run's folder, and kept on resume."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from posttrain.train.rounding import lost, told
 
 
 def with_compute(loaded: LoadedModel, config: RunConfig, folder: Path | None, *, decodes: bool = True) -> LoadedModel:
-    """The model with the choice of the run in `folder`, made now and written there if there is none that holds here.
+    """The model with the way to compute that the run in `folder` has chosen.
 
-    Without a folder it is made for this call. `decodes`: whether it is a model that answers. `auto` is float32 for a
-    run that begins on a CPU and whose updates bfloat16 would lose. If such a run computes in bfloat16 all the same, it
-    warns at every start. A run that has checkpoints and no choice began without one, in an earlier version: it goes on
-    in the plain way, as it is loaded. Raises CheckpointError for a choice that cannot be read.
+    If the folder has no choice that is valid on this machine, it is made now and written there. Without a folder it
+    holds for this call only. `decodes`: whether the model generates answers. `auto` is float32 for a run that begins on
+    a CPU and whose updates would be lost in bfloat16. If such a run computes in bfloat16 anyway, it warns at every
+    start. A run with checkpoints but no choice comes from an earlier version: it continues with the model as loaded.
+    Raises CheckpointError for a choice that cannot be read.
     """
     path, asked = None if folder is None else folder / FILE, config.model.precision
     saved, found = None if path is None else Compute.read(path), lost(config, loaded)
@@ -34,13 +35,13 @@ def with_compute(loaded: LoadedModel, config: RunConfig, folder: Path | None, *,
 
 
 def _moved(saved: Compute | None, chosen: Compute) -> list[str]:
-    """What to know of a run that does not go on bit by bit, because it was chosen elsewhere or kernels are gone."""
+    """A note if a resumed run cannot continue bit for bit, because the machine or the compiler has changed."""
     if saved is None or (saved.machine, saved.compiler) == (chosen.machine, chosen.compiler):
         return []
     there, here = (_where(compute) or "a machine where nothing is measured" for compute in (saved, chosen))
     return [
         f"the run computed in {saved.describe()} on {there} and continues in {chosen.describe()} on {here}: its "
-        "numbers will not be bit for bit those of the first machine"
+        "numbers will differ in their last bits from those of the first machine"
     ]
 
 
@@ -49,7 +50,7 @@ def _where(compute: Compute) -> str:
 
 
 def compute_facts(loaded: LoadedModel) -> list[str]:
-    """A note for the user about measurements and compilation; empty if there were none."""
+    """Notes for the user about the measured choice and about compilation; empty if there was neither."""
     chosen = loaded.compute
     measured = [f"{chosen.describe()} ({chosen.why})"] if chosen.why else []
     layers = layers_compiled(loaded.model)

@@ -1,4 +1,4 @@
-"""The critic of a run: built from the config, and how its weights are updated beside the policy's."""
+"""The critic of a run: how it is built from the config, and how its weights are updated next to the policy's."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
 TIMES_FASTER = 10
-"""A critic's learning rate over the policy's, where none is given."""
+"""Default ratio of the critic's learning rate to the policy's."""
 
 
 def build_critic(
     config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, folder: Path, *, in_parts: bool = False
 ) -> Critic | None:
-    """The settings of the section `critic`, or its defaults; None if the algorithm has no critic.
+    """Build the critic from the section `critic` or its defaults; None if the algorithm has no critic.
 
-    `folder` is that of the run, in which its reward model lies where it trains one first. `in_parts`: a model of its
-    own stays in its files until it is sharded.
+    `folder` is the run's folder. It holds the reward model if the run trains one first. `in_parts`: the weights of a
+    separate critic stay in their files until they are sharded.
     """
     if "values" not in algorithm.needs:
         return None
@@ -50,7 +50,7 @@ def build_critic(
     if kind == "separate":
         return load_critic(config, settings, loaded, folder, in_parts=in_parts)
     policy = loaded.model
-    assert isinstance(policy, PeftModel), "config_rules: a critic with an adapter is beside a policy with one"
+    assert isinstance(policy, PeftModel), "config rules: an adapter critic needs a policy with an adapter"
     if config.train.gradient_checkpointing:
         recompute_activations(policy, context_fn=partial(recompute_with_its_adapter, policy))
     return lora_critic(policy, rank=settings.rank, alpha=settings.alpha, seed=config.seed)
@@ -59,7 +59,7 @@ def build_critic(
 def load_critic(
     config: RunConfig, settings: CriticConfig, policy: LoadedModel, folder: Path, *, in_parts: bool = False
 ) -> Critic:
-    """A model of its own, from the policy's start or from `critic.path`; raises ConfigError for another tokenizer."""
+    """A separate critic, loaded from `model.path` or `critic.path`; raises ConfigError for another tokenizer."""
     model = config.model
     if settings.path is not None:
         path = find_model(settings.path, folder)
@@ -80,7 +80,7 @@ def load_critic(
 
 
 def critic_updates(config: RunConfig, critic: Critic | None) -> CriticUpdates | None:
-    """The rate, the bound and the start of its own."""
+    """The critic's learning rate, gradient bound and warm-up; None without a critic."""
     if critic is None:
         return None
     settings = config.critic or CriticConfig()

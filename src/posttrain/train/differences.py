@@ -1,4 +1,4 @@
-"""The results of a replay beside the records of the run, bit by bit."""
+"""The comparison of a replay with the records of its run, bit by bit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 COMPARED = ("policy", "critic", "optimizer")
-"""Parts of a checkpoint: what the sampler held is not computed by training."""
+"""Parts of a checkpoint that are compared. Training does not compute the sampler's state, so it is not one."""
 PLAIN = ("algorithm", "adapters")
 
 
 class Difference(NamedTuple):
-    """One thing that is not the same."""
+    """One value that differs between the run and its replay."""
 
     step: int
     kind: Literal["metric", "row", "tensor", "state"]
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
 
 @dataclass
 class Compared:
-    """How much was compared, and what was found."""
+    """Counts of what was compared, and the differences found."""
 
     steps: int = 0
     metrics: int = 0
@@ -42,7 +42,7 @@ class Compared:
     differences: list[Difference] = field(default_factory=list)
 
     def step(self, step: int, now: Mapping[str, float], then: Mapping[str, Any]) -> None:
-        """The metrics that training computes, against those on file."""
+        """Compare the metrics of a replayed step with those on file."""
         self.steps += 1
         self.metrics += len(now)
         for name, value in now.items():
@@ -51,14 +51,14 @@ class Compared:
                 self._differs(step, "metric", name, f"{before} in the run, {found} replayed")
 
     def columns(self, step: int, name: str, now: Sequence[Any], then: Sequence[Any]) -> None:
-        """A value of each row, against that in the rollout file."""
+        """Compare one value per row with the values in the rollout file."""
         self.rows += len(now)
         for row, (value, before) in enumerate(zip(now, then, strict=True)):
             if value != before and str(value) != str(before):  # NaN is never equal to itself
                 self._differs(step, "row", f"{row}, {name}", _first_other(value, before))
 
     def checkpoint(self, step: int, tensors: tuple[Mapping[str, Any], Mapping[str, Any]], plain: Sequence[Any]) -> None:
-        """(replayed, recorded) tensors, and what stands beside them."""
+        """Compare (replayed, recorded) tensors, and the plain values that a checkpoint holds next to them."""
         now, then = (dict(named(tree)) for tree in tensors)
         self.checkpoints.append(step)
         self.tensors += len(now)
@@ -76,7 +76,7 @@ class Compared:
 
 
 def named(tree: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """`optimizer/0/exp_avg` -> tensor, of the parts that are compared."""
+    """Name and tensor of each compared part, such as `optimizer/0/exp_avg`."""
     for part in COMPARED:
         yield from _leaves(tree.get(part, {}), part)
 
@@ -110,7 +110,7 @@ def size_of_difference(now: Tensor, then: Tensor) -> str:
 
 
 def moved_apart(now: Mapping[str, Any], then: Mapping[str, Any], start: Mapping[str, Any]) -> float:
-    """How far two ways lead apart, over the length of the second: |now - then| / |then - start|."""
+    """Distance between two trained policies, relative to how far the second moved: |now - then| / |then - start|."""
     parts = [dict(named({"policy": tree.get("policy", {})})) for tree in (now, then, start)]
 
     def length(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
@@ -121,7 +121,7 @@ def moved_apart(now: Mapping[str, Any], then: Mapping[str, Any], start: Mapping[
 
 
 def _first_other(now: Any, then: Any) -> str:
-    """Of two values, or of the first token with other ones."""
+    """The difference between two values; for lists of equal length, the first token at which they differ."""
     if not isinstance(now, list) or not isinstance(then, list) or len(now) != len(then):
         return f"{then} in the run, {now} replayed"
     places = [place for place, (a, b) in enumerate(zip(now, then, strict=True)) if a != b]

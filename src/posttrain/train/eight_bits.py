@@ -1,7 +1,7 @@
-"""AdamW with moments in 8 bits, by torchao (arXiv:2110.02861): imported only where `train.optimizer` asks for it.
+"""AdamW with moments in 8 bits, by torchao (arXiv:2110.02861). It is imported only if `train.optimizer` asks for it.
 
-A moment is a code of one byte for each number, a float32 scale for each block of 256, and a table that says what the
-codes mean (models/footprint.py has the sizes). Small tensors, and those that blocks do not divide, keep float32.
+A moment has one byte (a code) per number, a float32 scale per block of 256 numbers, and a table that maps codes to
+numbers (models/footprint.py has the sizes). Small tensors, and tensors that blocks do not divide, keep float32.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PARTS = ("codes", "scale", "qmap")
 
 
 class EightBitAdamW(AdamW8bit):
-    """torchao's, with a state of plain tensors, which safetensors can hold.
+    """torchao's AdamW8bit with a state of plain tensors, which safetensors can hold.
 
-    On a GPU a step is one compiled kernel for each shape. On a CPU it runs as it is written, which needs no compiler,
-    and 53 bytes for each number of the largest tensor for a moment.
+    On a GPU a step is one compiled kernel per shape. On a CPU it runs eagerly: it needs no compiler, but temporarily 53
+    bytes for each number of the largest tensor.
     """
 
     @torch.no_grad()
@@ -52,7 +52,7 @@ def _taken_apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _put_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Codes mean what they meant when they were saved, by the table that was saved with them."""
+    """Rebuild 8-bit moments from their parts. The saved table gives the codes the meaning that they had when saved."""
     state: dict[str, Tensor] = {}
     for name, value in tensors.items():
         moment, dot, part = name.partition(".")

@@ -1,7 +1,7 @@
 """The first rows of a run as the model reads them: shown before the first step, and saved as `samples.txt`.
 
-Also looked at: whether answers end with an EOS that is trained. A model that is never shown where an answer ends does
-not end its own.
+The run also checks that answers end with a trained EOS token. A model that never sees an answer end does not learn to
+end its own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from posttrain.train.run import Run
 
 LOOKED_THROUGH = 2000
-"""Answers that are searched for an EOS, and for the first of each kind."""
+"""Number of rows that are searched for an EOS token, and for the first row of each kind."""
 NOT_IMITATED = ("rejected", "undesirable", "prompt")
 """Rows that the model is not meant to produce, or that have no answer yet."""
 NamedRow = tuple[str, Example]
 
 
 def show_first_rows(run: Run) -> None:
-    """One row of each kind on the terminal and on file; warnings about EOS."""
+    """Show one row of each kind on the terminal, save it in `samples.txt`, and warn of missing EOS tokens."""
     rows = list(islice(run.feed.named_rows(), LOOKED_THROUGH))
     decode = partial(run.trainer.loaded.tokenizer.decode, skip_special_tokens=False)
     shown = [(name, stretches(example, decode)) for name, example in first_of_each(rows)]
@@ -46,13 +46,13 @@ def first_of_each(rows: Iterable[NamedRow]) -> list[NamedRow]:
 
 
 def as_text(shown: Iterable[tuple[str, Parts]]) -> str:
-    """`samples.txt`."""
+    """The text of `samples.txt`."""
     lines = [f"--- {name}\n{marked(parts)}\n" for name, parts in shown]
     return "\n".join([*lines, "⟦…⟧ is what is trained.\n"])
 
 
 def eos_notes(rows: Iterable[NamedRow], eos_ids: Collection[int]) -> list[str]:
-    """A sentence about answers without a proper end."""
+    """A warning about answers without a trained EOS token; empty if there are none."""
     answers = [example for name, example in rows if name not in NOT_IMITATED and any(example.completion_mask)]
     without = sum(not trains_eos(example, eos_ids) for example in answers)
     if not without:

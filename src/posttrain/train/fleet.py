@@ -1,4 +1,4 @@
-"""The engines of a run in processes of their own, and what they are driven for."""
+"""The engines of a run that are processes of their own, and the parts of a run that use them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Fleet:
-    """Makes the feed of a run whose engines are processes, and what publishes to them."""
+    """Builds the feed of a run whose engines are processes, and the part that publishes weights to them."""
 
     config: RunConfig
     loaded: LoadedModel
@@ -56,9 +56,9 @@ class Fleet:
     resources: ExitStack
     say: Callable[[str], None]
     to_come: Callable[[], int]
-    """Bytes that the trainer's optimizer is going to take, and to keep."""
+    """Bytes that the trainer's optimizer has yet to allocate, and will keep."""
     hosts: Hosts | None = None
-    """Where engines are, if not on this machine."""
+    """The machines that hold the engines; None for this machine."""
     start: ClassVar[StartEngine] = EngineProcess
     """Starts an engine of `rollout.engine: local`."""
 
@@ -74,7 +74,7 @@ class Fleet:
         to_come: Callable[[], int],
         hosts: Hosts | None = None,
     ) -> Fleet | None:
-        """None where the trainer's process samples."""
+        """The fleet of a run; None if the trainer's process samples."""
         if not config.rollout.num_engines:
             return None
         store.timeline.open(store.folder)
@@ -91,12 +91,12 @@ class Fleet:
 
     @property
     def deliveries(self) -> Deliveries:
-        """The part that publishes to the engines, once the feed is made."""
+        """The part that publishes weights to the engines. It exists once the feed is made."""
         return self._deliveries
 
     @property
     def window(self) -> int | None:
-        """Most tokens that an engine can see; None without a limit."""
+        """The context length of an engine, in tokens; None without a limit."""
         return (
             longest_row(self.config, self.loaded)
             if self.config.rollout.engine == "vllm"
@@ -104,15 +104,17 @@ class Fleet:
         )
 
     def answers(self, local: Sampler) -> Answers:
-        """What answers evaluations: engines, once the feed is made. Where they do not get every version, the trainer's
-        process: what is measured are the present weights."""
+        """The sampler for evaluations: the engines, once the feed is made. If they do not get every version, it is the
+        trainer's process, because an evaluation measures the present weights."""
         if self.config.train.publish_every > 1:
             return local
         return EngineAnswers(local, lambda: self._driver, lambda: self.deliveries.newest(), turns=self.config.has_turns)
 
     def judging(self, local: Sampler, *, scores: bool) -> Judging:
-        """What judges with the policy's weights: servers, as for evaluations. `scores`: groups for training, which
-        have just been drawn with the weights that engines have; else what was trained last is published first."""
+        """The sampler for judges that use the policy's weights: the vLLM servers if they get every version.
+
+        `scores`: the judges score groups for training, which were drawn with the weights that engines hold now.
+        Otherwise the newest weights are published first."""
         if self.config.rollout.engine != "vllm" or self.config.train.publish_every > 1:
             return local
         ready = (lambda: self._driver.wait_for_weights()) if scores else (lambda: self.deliveries.newest())
@@ -121,8 +123,10 @@ class Fleet:
     def feed(
         self, algorithm: Algorithm, prompts: Sequence[Prompt], rewards: RewardSet | None, scene: Scene | None = None
     ) -> AsynchronousFeed:
-        """Engines start at once, and load the model while the rest of the run is set up; one that shares the trainer's
-        GPU starts with the first publication. `scene` is that of completions with several turns."""
+        """Build the feed and start the engines. They load the model while the rest of the run is set up.
+
+        An engine that shares the trainer's GPU starts with the first publication. `scene` is for completions with
+        several turns."""
         config, rollout, greedy = self.config, self.config.rollout, "greedy_reward" in algorithm.needs
         strata = strata_of(prompts, config.data.stratify)
         proof = DeliveryProof.from_prompts(
@@ -132,7 +136,7 @@ class Fleet:
         )
         scores = TrainerScores(self.forward.under(self.loaded.model), self.loaded.pad_id)
         self._device = shared_device(config, self.loaded, self.to_come)
-        give_room = torch.cuda.empty_cache if self._device else lambda: None  # nothing where no GPU was used
+        give_room = torch.cuda.empty_cache if self._device else lambda: None  # nothing to free without a GPU
         elsewhere = {} if self.hosts is None else {"files": (), "place": self.hosts.publications}
         deliveries = Deliveries(self.loaded.model, proof, scores, give_room=give_room, **elsewhere)
         self._deliveries = deliveries
@@ -157,10 +161,10 @@ class Fleet:
         if config.train.run_ahead == "auto":
             driver.pace = Pace(config.train.max_staleness, self._lead)
         self.resources.callback(driver.close)
-        self.resources.callback(torch.set_num_threads, torch.get_num_threads())  # what runs next has all of them again
+        self.resources.callback(torch.set_num_threads, torch.get_num_threads())  # the next run gets all threads back
         torch.set_num_threads(threads_of(config)[0])
         driver.start()
-        if self._device is None:  # else the trainer tries how much memory it needs first, and publishes then
+        if self._device is None:  # on a shared GPU the trainer first measures its memory need, then publishes
             driver.launch()
         return AsynchronousFeed(
             config,
@@ -175,7 +179,7 @@ class Fleet:
         )
 
     def examine(self, tokens: Sequence[Token]) -> list[Answered]:
-        """What engines say of these tokens, and what is wrong with the weights that they hold."""
+        """The engines' log-probabilities for these tokens, and what is wrong with the weights that they hold."""
         return [
             Answered(
                 engine=name,
@@ -191,7 +195,7 @@ class Fleet:
         self._driver.post(lead)
 
     def _starts(self, deliveries: Deliveries) -> dict[str, Callable[[], EnginePort]]:
-        """How each engine is started, at first and again. What it is told is made once, while nobody trains."""
+        """A function per engine that starts it or restarts it. The setup is made once, before training begins."""
         config, folder, threads = self.config, self.store.folder, threads_of(self.config)[1]
         if config.rollout.engine == "vllm":
             longest = longest_row(config, self.loaded)
@@ -225,8 +229,9 @@ class Fleet:
 
 
 def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
-    """Tokens of the longest row that an engine may have to decode, its prompt included. Of several turns without
-    max_trajectory_length, as many as the model can see."""
+    """Length in tokens of the longest row that an engine may have to decode, prompt included.
+
+    With several turns and no max_trajectory_length it is the model's context length."""
     sampling = config.sampling
     lengths = [sampling.max_completion_length, config.evaluation.max_completion_length or 0]
     if config.has_turns:
@@ -238,21 +243,21 @@ def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
 
 
 def shared_device(config: RunConfig, loaded: LoadedModel, to_come: Callable[[], int]) -> SharedDevice | None:
-    """The trainer's GPU, where a vLLM server shares it; None on a CPU, where memory need not be given back.
+    """The trainer's GPU if a vLLM server shares it; None on a CPU, where no memory has to be given back.
 
-    Raises ConfigError where there are too few GPUs for the servers."""
+    Raises ConfigError if there are too few GPUs for the servers."""
     if config.rollout.engine != "vllm" or loaded.device.type != "cuda":
         return None
     if placement_for(config, torch.cuda.device_count()) == "beside":
         return None
-    from posttrain.engines.vllm.sleeping import SharedDevice  # with httpx, which only servers need
+    from posttrain.engines.vllm.sleeping import SharedDevice  # imports httpx, which only servers need
 
     name = str(torch.cuda.get_device_properties(loaded.device).uuid)
     return SharedDevice(name, lambda: torch.cuda.mem_get_info(loaded.device)[0], to_come)
 
 
 def limits_of(config: RunConfig, *, greedy: bool = False, in_turns: bool = False) -> Limits:
-    """`greedy`: a group has one row more. `in_turns`: engines share the trainer's GPU."""
+    """The controller's limits. `greedy`: a group has one more row. `in_turns`: engines share the trainer's GPU."""
     train = config.train
     return Limits(
         prompts_per_step=train.prompts_per_step,
@@ -268,8 +273,10 @@ def limits_of(config: RunConfig, *, greedy: bool = False, in_turns: bool = False
 
 
 def threads_of(config: RunConfig) -> tuple[int, int]:
-    """Threads of the trainer, and of each engine. Side by side they share the cores; in turns each has all; those of a
-    cluster have their own."""
+    """Number of threads of the trainer, and of each engine.
+
+    If they work at the same time, they share the cores. If they take turns, each uses all cores. Engines on a cluster
+    have cores of their own."""
     if config.cluster is not None:
         return torch.get_num_threads(), config.cluster.engine_cpus
     available, engines = cores(), config.rollout.num_engines
@@ -284,12 +291,12 @@ def every_group(group: Group) -> bool:
 
 
 def has_signal(group: Group) -> bool:
-    """Rewards that differ: else the group moves no weight."""
+    """Do the rewards of the group differ? If not, the group moves no weight."""
     return bool(informative([group]))
 
 
 def no_signal(config: RunConfig, num_prompts: int, groups: Sequence[Group]) -> GuardStop:
-    """Why so few groups had a signal: rewards that failed, or rewards that are all alike."""
+    """The error for too few groups with a signal: either rewards failed, or all rewards were equal."""
     try:
         if (scores := scores_of(groups)) is not None:
             enforce_limit(scores, config.guards.max_unscored)

@@ -1,7 +1,7 @@
-"""The part of a follower rank: it builds the same trainer as the leader, and takes part in every announced operation.
+"""The follower ranks: each builds the same trainer as the leader, and takes part in every announced operation.
 
-It reads no data, samples nothing, measures nothing and writes nothing but its part of a checkpoint. It ends when the
-first rank says so, and at once when that one is gone.
+A follower reads no data except auxiliary rows, samples nothing and measures nothing. It writes only its part of a
+checkpoint. It ends when the first rank says so, or as soon as the first rank is gone.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from posttrain.config.sections import ReferenceConfig, TeacherConfig
 
 END = "end"
-"""The run is over."""
+"""The announcement that the run is over."""
 
 
 class Follower:
-    """One rank of a run, in the order in which the first rank builds and uses its own."""
+    """One follower rank. It builds and uses its parts in the same order as the first rank."""
 
     config: RunConfig
-    """The config of the run as the first rank announces it, with the sizes that it has chosen."""
+    """The config of the run as the first rank announces it, including the sizes that the first rank chose."""
 
     def __init__(self, ranks: ProcessRanks) -> None:
         self.ranks = ranks
@@ -55,7 +55,7 @@ class Follower:
         }
 
     def run(self) -> None:
-        """Until the run is over."""
+        """Carry out announced operations until the run is over."""
         while True:
             command, args = self.ranks.follow()
             if command == END:
@@ -80,10 +80,10 @@ class Follower:
         self.trainer: Trainer = scorer.trainer(config, **self._beside())
 
     def _beside(self) -> dict[str, Any]:
-        assert self.folder is not None, "the policy was made before"
+        assert self.folder is not None, "the policy is made first"
         return {"numbers": NonFinite(partial(_evidence, self.folder)), "publish": lambda version: {}}
 
 
 def _evidence(folder: Path, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Where the rows are that stop a run is said by the rank that has them; they go into its error, not on file."""
+    """The path that a follower's error names. A follower saves no rows: they are part of its error."""
     return folder / "error.json"

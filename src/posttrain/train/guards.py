@@ -1,8 +1,8 @@
-"""Guards: each watches for one way in which a run would end with exit code 0 and a wrong model, and says the reason.
+"""Guards: each detects one way in which a run would end with exit code 0 and a wrong model, and names the reason.
 
-`observe` looks at one step. It returns a warning the first time something is wrong, and raises a `GuardStop` when going
-on is pointless. What a guard counts over several steps is part of a checkpoint: a resumed run stops where the other
-would have stopped.
+`observe` looks at one step. It returns a warning the first time something is wrong, and raises a `GuardStop` when
+further training is pointless. A checkpoint holds the counts of the guards, so a resumed run stops at the same step as
+an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
 SaveRows = Callable[[int, Sequence[Mapping[str, Any]]], Path]
-"""Keeps the offending rows of a step and says where; `RunStore.evidence` is one."""
+"""Saves the offending rows of a step and returns the path; `RunStore.evidence` is one."""
 
 _SAVED_ROWS = 16
 
@@ -37,14 +37,14 @@ _SAVED_ROWS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class BadRow:
-    """A row of a batch, and the number in it that is wrong."""
+    """A row of a batch, and a wrong number in it."""
 
     row: int
-    """Place in the batch."""
+    """Index of the row in the batch."""
     what: str
     value: float
     token: int | None = None
-    """Which trained token of the row, counted from 1; None for a number that belongs to the whole row."""
+    """Number of the trained token in its row, counted from 1; None for a number that belongs to the whole row."""
 
     def __str__(self) -> str:
         where = "" if self.token is None else f" of trained token {self.token}"
@@ -52,18 +52,18 @@ class BadRow:
 
 
 class NonFinite:
-    """A loss or a gradient that is not finite stops the run before the optimizer step, so no weight is touched."""
+    """Stops the run before the optimizer step if the loss or the gradient is not finite, so no weight changes."""
 
     def __init__(self, save: SaveRows) -> None:
         self.save = save
         self.names: Sequence[RowName] = ()
 
     def watch(self, names: Sequence[RowName]) -> None:
-        """The names of the rows of the coming step, in the order of the experience."""
+        """Set the names of the rows of the coming step, in the order of the experience."""
         self.names = names
 
     def observe_loss(self, loss: Tensor, outputs: Outputs, batch: Batch, step: int) -> None:
-        """Raises `NonFiniteError` naming the worst row of the batch, by the numbers that went into the loss."""
+        """Raise `NonFiniteError` for a loss that is not finite, naming the row with the worst input of the loss."""
         if not math.isfinite(value := loss.item()):
             numbers = _numbers(batch, outputs)
             self._stop(step, f"the loss is {value}", worst_rows(numbers, batch), numbers, batch)
@@ -71,10 +71,10 @@ class NonFinite:
     def observe_gradient(
         self, norm: float, batch: Batch, step: int, row_norm: Callable[[Batch], float] | None = None
     ) -> None:
-        """The same for the gradient norm of a whole optimizer step.
+        """Raise `NonFiniteError` if the gradient norm of an optimizer step is not finite.
 
-        `row_norm` gives the gradient norm of a batch of one row. Once something is wrong it is called for each row, to
-        find the one that is; without it the numbers of the batch have to tell.
+        `row_norm` gives the gradient norm of a batch of one row. After a failure it is called for each row, to find the
+        bad one. Without it, the numbers of the batch have to show the row.
         """
         if not math.isfinite(norm):
             numbers = _numbers(batch)
@@ -95,7 +95,7 @@ class NonFinite:
             return "no row has a trained token"
         worst = f"{self._name(rows[0], batch).name} ({rows[0]})"
         if math.isfinite(rows[0].value):
-            return f"each number behind it is finite; the largest is in {worst}"
+            return f"all numbers that went into it are finite; the largest is in {worst}"
         return f"worst row: {worst}"
 
     def _name(self, row: BadRow, batch: Batch) -> RowName:
@@ -111,7 +111,7 @@ class NonFinite:
 
 
 def worst_rows(numbers: Mapping[str, Tensor], batch: Batch) -> list[BadRow]:
-    """Rows with a number that is not finite, the earlier cause first; without any, the row with the largest number."""
+    """Rows with a number that is not finite, earlier causes first; without any, the row with the largest number."""
     found: dict[int, BadRow] = {}
     largest: list[BadRow] = []
     mask_BT = batch.completion_mask_BT
@@ -131,9 +131,9 @@ def worst_rows(numbers: Mapping[str, Tensor], batch: Batch) -> list[BadRow]:
 
 
 def worst_gradients(row_norm: Callable[[Batch], float], batch: Batch) -> list[BadRow]:
-    """Rows whose own gradient is not finite; if each is finite alone, the one with the longest.
+    """Rows whose own gradient is not finite; if each is finite, the row with the largest gradient norm.
 
-    The two rows of a pair have one gradient; it is named by the chosen one.
+    The two rows of a pair have one gradient, which is reported for the chosen row.
     """
     trains = batch.completion_mask_BT.any(dim=-1).tolist()
     units = [unit for unit in batch.units if any(trains[row] for row in unit)]
@@ -142,7 +142,7 @@ def worst_gradients(row_norm: Callable[[Batch], float], batch: Batch) -> list[Ba
 
 
 def _numbers(batch: Batch, outputs: Outputs | None = None) -> dict[str, Tensor]:
-    """The `[B, T]` numbers behind a loss, in the order in which one causes the next."""
+    """The `[B, T]` numbers that go into a loss, causes before effects."""
     numbers = {
         "advantage": batch.advantages_BT,
         "return": batch.returns_BT,
@@ -159,7 +159,7 @@ def _numbers(batch: Batch, outputs: Outputs | None = None) -> dict[str, Tensor]:
 
 
 def _scores(outputs: Outputs | None, batch: Batch) -> Tensor | None:
-    """The score of each step at its last token, or that of each row on all of its trained tokens."""
+    """The score of each step at the last token of the step, or the score of each row at every token."""
     if outputs is None or outputs.scores_B is None:
         return outputs and outputs.scores_BT
     return outputs.scores_B[:, None].expand(batch.completion_mask_BT.shape)
@@ -175,10 +175,10 @@ def _advice(rows: Sequence[BadRow]) -> str:
 
 
 class NoSignal:
-    """Steps in a row in which no two answers that are compared got different rewards: there is nothing to learn from.
+    """Detects consecutive steps without a learning signal: all answers that are compared got equal rewards.
 
-    Compared are the completions of one prompt where the algorithm does so, else all of the step: a critic or a mean of
-    the batch learns from prompts that differ, too.
+    If the algorithm compares the completions of one prompt, so does the guard. Otherwise it compares all completions of
+    the step: a critic or a batch mean also learns from differences between prompts.
     """
 
     def __init__(self, steps: int, *, within_groups: bool = True) -> None:
@@ -186,7 +186,7 @@ class NoSignal:
         self._clear()
 
     def observe(self, step: int, rewards_PG: Tensor, scored_PG: Tensor) -> str | None:
-        """Raises `GuardStop` at the last step of the streak; warns at its first."""
+        """Raise `GuardStop` at the last step of the streak; warn at its first."""
         num_prompts, group_size = rewards_PG.shape
         group_size = group_size if self.within_groups else 1
         compared = (1, -1) if group_size == 1 else (num_prompts, group_size)
@@ -240,10 +240,10 @@ class NoSignal:
 
 
 class Unmoved:
-    """Steps in a row without a gradient, whatever the rewards were: nothing was trained on, or nothing followed.
+    """Detects consecutive steps without a gradient, whatever the rewards: no optimizer step, or a gradient of 0.
 
-    A gradient of exactly 0 is wrong where answers are sampled and rewarded. Of given answers some losses have none once
-    all is learned: a hinge leaves pairs alone that have reached its margin.
+    A gradient of exactly 0 is wrong if answers are sampled and rewarded. With given answers some losses have no
+    gradient once everything is learned: a hinge loss has none for pairs that have reached its margin.
     """
 
     def __init__(self, steps: int, *, from_rewards: bool = True) -> None:
@@ -251,8 +251,8 @@ class Unmoved:
         self.streak, self.warned = 0, False
 
     def observe(self, step: int, grad_norm: float | None, *, told: bool = False) -> str | None:
-        """`grad_norm` None: no optimizer step was taken. Raises `GuardStop` at the last step of the streak; warns once,
-        at the first step for which nothing else has `told` why there is nothing to learn."""
+        """Raise `GuardStop` at the last step of the streak. Warn once, at the first step without a gradient, unless
+        another guard has `told` the reason. A `grad_norm` of None means that no optimizer step was taken."""
         if grad_norm is not None and (grad_norm != 0.0 or not self.from_rewards):
             self.streak = 0
             return None
@@ -286,20 +286,20 @@ class Unmoved:
 
 
 def other_limits(completions: Sequence[Completion]) -> Counter[str]:
-    """Of trajectories: the other limits at which some were cut, and how many; nothing of answers."""
+    """Number of trajectories cut at each limit other than max_completion_length; empty for single answers."""
     ends = (completion.episode.ended for completion in completions if completion.episode and completion.truncated)
     return Counter(end for end in ends if end != "max_completion_length")
 
 
 class Truncation:
-    """Answers that are cut before they end: what would be rewarded was never said."""
+    """Detects answers that are cut before they end: the part that would earn the reward was never written."""
 
     def __init__(self, max_truncated: float, steps: int, max_completion_length: int) -> None:
         self.max_truncated, self.steps, self.max_completion_length = max_truncated, steps, max_completion_length
         self.streak = 0
 
     def observe(self, step: int, completions: Sequence[Completion]) -> str | None:
-        """Raises `GuardStop` at the last step of the streak; warns at its first."""
+        """Raise `GuardStop` at the last step of the streak; warn at its first."""
         cut = sum(completion.truncated for completion in completions)
         if cut <= self.max_truncated * len(completions):
             self.streak = 0
@@ -323,7 +323,7 @@ class Truncation:
         return f"step {step}: {finding}. The run stops after {self.steps} such steps in a row"
 
     def _remedy(self, cut: int, others: Counter[str]) -> str:
-        """Of the limit that has cut most."""
+        """Advice on the limit that has cut the most answers."""
         if others.total() <= cut / 2:
             return f"Set sampling.max_completion_length = {2 * self.max_completion_length}"
         [(limit, _)] = others.most_common(1)
@@ -337,14 +337,14 @@ class Truncation:
 
 
 class Unscored:
-    """Completions without a reward, because the reward function failed or ran out of time."""
+    """Detects completions without a reward, because the reward function failed or timed out."""
 
     def __init__(self, max_unscored: float) -> None:
         self.max_unscored = max_unscored
         self.warned = False
 
     def observe(self, step: int, scored_PG: Tensor, errors: Sequence[str] = ()) -> str | None:
-        """Raises `RewardError` above the limit, with the first error of the reward; warns the first time below it."""
+        """Raise `RewardError` above the limit, with the first error of the reward. Below the limit, warn once."""
         missing, total = int((~scored_PG).sum()), scored_PG.numel()
         if missing == 0:
             return None
@@ -384,8 +384,10 @@ class Guards:
 
     @staticmethod
     def of(config: RunConfig, save: SaveRows, *, within_groups: bool = True, from_rewards: bool = False) -> Guards:
-        """`within_groups`: does the algorithm compare the completions of one prompt with each other? `from_rewards`:
-        does it learn from the rewards of sampled answers?"""
+        """The guards that a config asks for.
+
+        `within_groups`: does the algorithm compare the completions of one prompt with each other? `from_rewards`: does
+        it learn from the rewards of sampled answers?"""
         limits = config.guards
         return Guards(
             non_finite=NonFinite(save),
@@ -397,9 +399,9 @@ class Guards:
         )
 
     def observe(self, step: int, data: StepData) -> list[str]:
-        """Look at what was sampled and scored, before anything is learned from it; returns the warnings.
+        """Check the sampled and scored answers before the update, and return the warnings.
 
-        Where nothing is learned from rewards, what was sampled can only be cut. Given data has nothing to look at.
+        If the algorithm does not learn from rewards, only truncation is checked. With given data nothing is checked.
         """
         self.non_finite.watch(data.names)
         if not data.groups:
@@ -413,12 +415,12 @@ class Guards:
         return [warning for warning in warnings if warning is not None]
 
     def observe_update(self, step: int, grad_norm: float | None) -> list[str]:
-        """The result of the step; `grad_norm` None: no optimizer step was taken."""
+        """Check the result of a step and return the warnings. `grad_norm` None: no optimizer step was taken."""
         warning = self.unmoved.observe(step, grad_norm, told=self.no_signal.streak > 0)
         return [] if warning is None else [warning]
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON, for a checkpoint."""
+        """The counts of the guards as plain JSON, for a checkpoint."""
         return {name: getattr(self, name).state() for name in ("no_signal", "unmoved", "truncation", "unscored")}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Where the processes of a run are, if they are not on the trainer's machine."""
+"""The machines that hold the processes of a run, if they are not on the trainer's machine."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
 
 
 class Hosts(Protocol):
-    """Machines that hold engines and reward workers. What is started there talks as a process of this machine does."""
+    """Machines that hold engines and reward workers. A process there communicates in the same way as a local one."""
 
     @property
     def workers(self) -> int:
-        """Reward workers that find room; 0: they are to stay here."""
+        """Number of reward workers that have room there; 0: they run on this machine."""
         ...
 
     def start_worker(self, output: int) -> Child:
-        """A process in which rewards are computed; see `LocalWorker`."""
+        """Start a process that computes rewards; see `LocalWorker`."""
         ...
 
     def start_engine(self, program: str, output: int, *, files: Sequence[int], threads: int) -> EngineChild:
-        """See `LocalEngine`. It reads what `publications` keeps; `files` is empty."""
+        """Start an engine; see `LocalEngine`. It reads weights from `publications`; `files` is empty."""
         ...
 
     def publications(self, tensors: Mapping[str, tuple[str, Sequence[int]]]) -> Publications:
-        """Where its engines find weights: tensors of these precisions and shapes."""
+        """The place from which engines read weights: tensors of these precisions and shapes."""
         ...
 
 
 class RankProcess(Protocol):
-    """A rank, as whoever started it sees it. No call waits for it."""
+    """A rank, as seen by the process that started it. No method blocks."""
 
     def end(self) -> int | str | None:
-        """How it ended, see `Child`; None where it has not."""
+        """How the rank ended, see `Child`; None while it runs."""
         ...
 
     def signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended; one that has not been started yet gets it then."""
+        """Send the rank a signal, unless it has ended. A rank that has not started yet gets it when it starts."""
         ...
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the rank immediately."""
         ...
 
 
@@ -57,13 +57,15 @@ class RankHosts(Protocol):
     """Machines that hold the ranks of a job."""
 
     def room(self, size: int) -> int:
-        """How many of so many ranks can be started now; it waits a while for machines that take the place of lost ones.
-        Raises DoesNotFit where there are none."""
+        """Number of ranks, out of `size`, that can be started now.
+
+        It waits a while for machines that replace lost ones. Raises DoesNotFit if no rank can be started."""
         ...
 
     def start(self, file: Path, size: int) -> AbstractContextManager[Sequence[RankProcess]]:
-        """Start so many, for which there was room, as `python -m posttrain.train.rank FILE`, each with its place in the
-        job in its environment. However the context ends, they have ended with it."""
+        """Start `size` ranks as `python -m posttrain.train.rank FILE`; `room` must have confirmed that they fit.
+
+        The environment of each rank holds its place in the job. All ranks have ended when the context ends."""
         ...
 
 
@@ -71,34 +73,34 @@ Say = Callable[[str], None]
 
 
 class Cluster(Protocol):
-    """One kind of cluster. What a context has reserved and started there ends with it.
+    """One kind of cluster. Everything that a context has reserved and started there ends with the context.
 
-    Both raise ConfigError where there is no such cluster, DoesNotFit where it has no room.
+    Both methods raise ConfigError if there is no such cluster, and DoesNotFit if it has no room.
     """
 
     def hosts(self, config: RunConfig, say: Say, warn: Say) -> AbstractContextManager[Hosts]:
-        """Machines for what the trainer starts; says what they hold, and warns of what is lost."""
+        """Machines for the processes that the trainer starts. Reports what they hold, and warns of lost ones."""
         ...
 
     def ranks(self, config: RunConfig, size: int, output: int | None) -> AbstractContextManager[RankHosts]:
-        """Machines for so many ranks, and for all that these start; `output` is where ranks print to."""
+        """Machines for `size` ranks and for the processes that these start; ranks print to the file `output`."""
         ...
 
 
 CLUSTERS: dict[str, Cluster] = {}
-"""How each kind of cluster is connected to; the package itself fills it in."""
+"""The supported kinds of clusters by name; `posttrain/__init__.py` fills it in."""
 
 
 def require_cluster(config: RunConfig) -> None:
-    """Raise ConfigError where the run asks for a cluster and what connects to it is not installed."""
+    """Raise ConfigError if the run asks for a cluster and the package that connects to it is not installed."""
     if config.cluster is not None:
         require_ray(f"cluster = {config.cluster.address}")
 
 
 def require_ray(given: str) -> None:
-    """Raise ConfigError where Ray is not installed; `given` is what asks for it."""
+    """Raise ConfigError if Ray is not installed; `given` names the setting that needs it."""
     found = importlib.util.find_spec("ray")
-    if found is None or found.origin is None:  # the second: a folder of that name
+    if found is None or found.origin is None:  # origin is None for a mere folder named ray
         raise ConfigError(
             given=f"{given}, and the package ray is not installed",
             allowed="an environment with the same version of Ray as the cluster",
@@ -107,8 +109,9 @@ def require_ray(given: str) -> None:
 
 
 def hosts_of(config: RunConfig, resources: ExitStack, say: Say, warn: Say) -> Hosts | None:
-    """None where everything is on this machine. `resources` ends what is started. Raises ConfigError where there is no
-    such cluster, DoesNotFit where it has no room."""
+    """The machines of the run's cluster; None if everything is on this machine. `resources` ends what is started.
+
+    Raises ConfigError if there is no such cluster, and DoesNotFit if it has no room."""
     if config.cluster is None:
         return None
     return resources.enter_context(CLUSTERS["ray"].hosts(config, say, warn))

@@ -1,4 +1,4 @@
-"""A run as a job of several ranks: joined by this process, led or followed, or launched from it."""
+"""A run as a job of several ranks. This process joins it as the leader or as a follower, or launches it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 
 def join(config: RunConfig) -> Ranks:
-    """The ranks of the job that this process was started for; itself alone where there is none."""
+    """The ranks of the job that this process belongs to; a single rank if it belongs to none."""
     place = place_of_process()
-    if place is None or dist.is_initialized():  # a run within a run, such as that of its reward model, is one rank's
+    if place is None or dist.is_initialized():  # an inner run, such as the reward model's, has one rank
         return ONE
     if config.train.devices not in ("auto", 1, place.size):
         raise ConfigError(
@@ -57,9 +57,9 @@ def join(config: RunConfig) -> Ranks:
     refuse_several_machines(config.output, place)
     for _, path in models_named(
         config
-    ):  # while this process is no rank yet: transformers saves models on the first alone
+    ):  # before this process becomes a rank, because transformers saves models on the first rank only
         resolve_model_path(ModelConfig(path=path), config.seed)
-    acceleration.register(None)  # kernels of the CPU read whole weights, beside the modules that bring them together
+    acceleration.register(None)  # CPU kernels read whole weights, without the modules that gather sharded ones
     ranks = ProcessRanks(place, config.train.rank_deadline, on_cpu=config.model.device == "cpu")
     try:
         refuse_neighbours_apart(config.train.tensor, ranks.gather(socket.gethostname()))
@@ -70,23 +70,23 @@ def join(config: RunConfig) -> Ranks:
 
 
 def refuse_neighbours_apart(tensor: int, machines: Sequence[str]) -> None:
-    """Raise ConfigError where ranks that divide matrices are on two machines; `machines` are those of all ranks."""
+    """Raise ConfigError if ranks that share a matrix are on two machines. `machines` has one entry per rank."""
     for first in range(0, len(machines), tensor):
         here = machines[first : first + tensor]
         if len(set(here)) > 1:
             counts = Counter(machines)
             allowed, told = math.gcd(*counts.values()), ", ".join(f"{n} on {name}" for name, n in counts.items())
             raise ConfigError(
-                given=f"train.tensor = {tensor}, but of the neighbours {first} to {first + tensor - 1} some are "
-                f"on {here[0]} and some on {here[-1]} (ranks: {told})",
-                allowed=f"a divisor of the ranks of each machine ({allowed}): matrices are divided inside a machine",
+                given=f"train.tensor = {tensor}, but ranks {first} to {first + tensor - 1} share matrices and some are "
+                f"on {here[0]}, some on {here[-1]} (ranks: {told})",
+                allowed=f"a divisor of the ranks per machine ({allowed}): only ranks on one machine share a matrix",
                 fix=f"Set train.tensor = {math.gcd(allowed, tensor)}.",
             )
 
 
 @contextmanager
 def leading(ranks: Ranks) -> Iterator[None]:
-    """However the run ends, the others are told, unless they are in the middle of something."""
+    """A context that tells the other ranks when the run ends, unless they are in the middle of an operation."""
     try:
         yield
     finally:
@@ -97,9 +97,9 @@ def leading(ranks: Ranks) -> Iterator[None]:
 
 
 def follow(ranks: Ranks) -> FinishedRun:
-    """Take part in the run until it is over. The first rank alone decides when a run stops."""
+    """Take part in the run until it is over. Only the first rank decides when a run stops."""
     assert isinstance(ranks, ProcessRanks)
-    with suppress(ValueError):  # not in the main thread: whoever started it handles signals
+    with suppress(ValueError):  # not in the main thread: the caller handles signals
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     follower = Follower(ranks)
@@ -117,9 +117,9 @@ def launch(
     files: Mapping[str, objects.Content] = MappingProxyType({}),
     resumed: Mapping[str, Any] | None = None,
 ) -> FinishedRun:
-    """Train in processes of their own, one for each rank. `resumed` is what a resumed run changes of its settings.
+    """Train in one new process per rank. `resumed` holds the settings that a resumed run changes.
 
-    Raises ConfigError for a new run in a folder that holds one, before anything is reserved or started.
+    Raises ConfigError for a new run in a folder that already holds one, before anything is reserved or started.
     """
     config = resolved.config
     if resumed is None:
@@ -135,7 +135,7 @@ def launch(
         raise ConfigError(
             given=f"{in_memory[0]} is a function that no file defines, and train.devices = {config.train.devices}",
             allowed="functions in a module or file, which each process can import",
-            fix="Put it into a file, and name it as path.py:function.",
+            fix="Put it into a file, and write it as path.py:function.",
         )
     with _machines(config, folder, view) as (ranks, place):
         (place / CONFIG).write_text(to_yaml(resolved), encoding="utf-8")
@@ -156,7 +156,7 @@ def launch(
 
 @contextmanager
 def _machines(config: RunConfig, folder: Path, view: TerminalView | None) -> Iterator[tuple[RankHosts, Path]]:
-    """Where the ranks of a run are started, and a folder that all of them see, as long as the job lasts."""
+    """The machines on which ranks are started, and a folder that all ranks see. Both last as long as the job."""
     output = file_of(view.stream) if view else None
     with ExitStack() as stack:
         if config.cluster is None:
@@ -169,11 +169,11 @@ def _machines(config: RunConfig, folder: Path, view: TerminalView | None) -> Ite
 
 @dataclass(frozen=True, repr=False)
 class FinishedRun:
-    """A run that other processes have trained: what its folder says."""
+    """A run that other processes have trained, read from its folder."""
 
     folder: Path
     followed: bool = False
-    """Another process has led it, and says what became of it."""
+    """Whether this process was a follower. Another process led the run and reports its result."""
 
     def __fspath__(self) -> str:
         return str(self.folder)
@@ -194,17 +194,17 @@ class FinishedRun:
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of steps done."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
     @property
     def model_path(self) -> Path | None:
-        """The newest checkpoint's `model/`: a folder that `from_pretrained` opens."""
+        """The folder `model/` of the newest checkpoint, which `from_pretrained` opens."""
         return self.record.last_model
 
     @property
     def stop_asked(self) -> bool:
-        """A Ctrl-C ends the launcher with an interruption."""
+        """Always False: a Ctrl-C ends the launcher with a KeyboardInterrupt."""
         return False
 
     def summary(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""A folder of a job's in that of its run, for ranks on other machines: who sees the one sees the other.
+"""The folder of a job inside the folder of its run: a machine that can read the run's folder can read both.
 
-    .job-k3x9/       settings of the run, and what ranks say that end; gone with the job
-    .launcher        the lock of the process that has started the ranks, as long as it lives
+    .job-k3x9/       settings of the run, and the errors of ranks; removed when the job ends
+    .launcher        the lock of the process that started the ranks, held while it lives
 
-A launcher that is killed leaves its folder behind. Whoever goes on with the run removes it.
+A launcher that is killed leaves its folder behind. The next process that continues the run removes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX, LAUNCHER = ".job-", ".launcher"
 
 @contextmanager
 def job_folder(run: Path) -> Iterator[Path]:
-    """As long as the job lasts. Raises ConfigError where another process has started ranks for this run."""
+    """A folder that lasts as long as the job. Raises ConfigError if another process has started ranks for this run."""
     run.mkdir(parents=True, exist_ok=True)
     lock = RunLock(run, name=LAUNCHER)
     try:
@@ -34,7 +34,7 @@ def job_folder(run: Path) -> Iterator[Path]:
 
 
 def remove_left(run: Path) -> None:
-    """Those of launchers that were killed; nothing where one lives, such as that of this process."""
+    """Remove job folders of killed launchers. Does nothing while a launcher lives, such as this process's own."""
     if not any(run.glob(f"{PREFIX}*")):
         return
     try:
@@ -47,4 +47,4 @@ def remove_left(run: Path) -> None:
 
 def _remove(run: Path) -> None:
     for left in run.glob(f"{PREFIX}*"):
-        shutil.rmtree(left, ignore_errors=True)  # storage of a network keeps open files a little longer
+        shutil.rmtree(left, ignore_errors=True)  # network storage keeps open files for a while

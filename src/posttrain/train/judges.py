@@ -1,4 +1,4 @@
-"""Who answers prompts in a run, and who scores the answers."""
+"""The samplers that answer prompts in a run, and the judges that score the answers."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ if TYPE_CHECKING:
 
 
 ALONE = (
-    "the first rank samples alone, from a whole copy of the model, while the others wait; with rollout.engines = "
+    "only the first rank samples, from a whole copy of the model, while the others wait; with rollout.engines = "
     "N, engines sample instead"
 )
 
 
 class Samplers(NamedTuple):
-    """What answers prompts."""
+    """The samplers that answer prompts."""
 
     training: HasRows
-    """With the weights that were published last; its own copy of them where that is not after every step."""
+    """Samples with the weights published last. It needs a copy of them if some steps do not publish."""
     evaluation: HasRows
-    """With the present weights."""
+    """Samples with the present weights."""
     notes: Sequence[str] = ()
-    """What the user should be warned of."""
+    """Warnings for the user."""
     acting: Acting | None = None
-    """The environment and the tools; None where each completion is one answer."""
+    """The environment and the tools; None if each completion is a single answer."""
 
     @property
     def decoding_notes(self) -> list[str]:
-        """Why decoding is slower than it could be; finding out takes a few short passes."""
+        """The reasons why decoding is slower than it could be. The check takes a few short forward passes."""
         return list(dict.fromkeys(sampler.note for sampler in (self.training, self.evaluation) if sampler.note))
 
     @staticmethod
     def of(config: RunConfig, loaded: LoadedModel, acting: Acting | None = None, *, published: bool) -> Samplers:
-        """`published`: does the sampler for training get every version, so that it may decode with a copy?"""
+        """The samplers of a run. `published`: does the sampler for training get every version, so that it may decode
+        with a copy of the weights?"""
         if is_sharded(loaded.model):
             follows = published and config.train.publish_every == 1
             training, present = (ShardedPolicySampler(config, loaded, present=one) for one in (False, True))
@@ -70,17 +71,18 @@ class Samplers(NamedTuple):
 
 
 class Judges(NamedTuple):
-    """What scores answers."""
+    """The rewards and the check that score answers."""
 
     rewards: RewardSet | None
-    """None for an algorithm that imitates."""
+    """None for an algorithm that imitates given answers."""
     check: IndependentCheck | None
-    """Never passed to what trains."""
+    """Never passed to any part that trains."""
 
     @staticmethod
     def of(config: RunConfig, folder: Path, resources: ExitStack, hosts: Hosts | None = None) -> Judges:
-        """Found, imported and understood; `folder` is that of the run, `resources` ends their processes, which are
-        started by `hosts`, where it has room for some."""
+        """Find, import and inspect the rewards and checks of the run in `folder`.
+
+        `hosts` starts their processes if it has room for workers. `resources` ends the processes."""
         elsewhere = (
             {} if hosts is None or not hosts.workers else {"workers": hosts.workers, "start": hosts.start_worker}
         )
@@ -98,9 +100,10 @@ class Judges(NamedTuple):
         return Judges(rewards=rewards, check=None if check is None else IndependentCheck(check))
 
     def refuse_token_rewards(self, algorithm: Algorithm, run_ahead: int = 0, *, by_turn: bool = False) -> None:
-        """ConfigError where single tokens have rewards and the algorithm has one advantage for all of a completion, or
-        tokens may be too old to be trained: their rewards would be lost to the others. `by_turn`: the advantages are
-        those of turns, which every algorithm can have that gets so far."""
+        """Raise ConfigError if a reward of single tokens would be lost.
+
+        It is lost if the algorithm has one advantage per completion, or if tokens may be too old to be trained.
+        `by_turn`: there is one advantage per turn. Every algorithm that reaches this check supports that."""
         given = [] if self.rewards is None else [c.label for c in self.rewards.components if c.signature.per_token]
         if given and run_ahead:
             raise ConfigError(
@@ -120,7 +123,7 @@ class Judges(NamedTuple):
             )
 
     def bind(self, policy: Sampler, config: RunConfig, folder: Path, fleet: Fleet | None) -> None:
-        """Let language models among them know the policy, and what the run has spent on them before."""
+        """Give judges that are language models the policy's sampler, and the file of what the run spent on them."""
         for name, judges in self._asdict().items():
             if judges is not None:
                 asked = policy if fleet is None else fleet.judging(policy, scores=name == "rewards")
@@ -128,12 +131,12 @@ class Judges(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should be warned of."""
+        """Warnings for the user."""
         return [note for judges in self._sets for note in judges.notes]
 
     @property
     def facts(self) -> list[str]:
-        """By what is judged; known once the data has been checked."""
+        """Sentences about how answers are judged; complete once the data has been checked."""
         return [fact for judges in self._sets for fact in judges.facts]
 
     @property

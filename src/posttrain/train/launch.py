@@ -1,14 +1,14 @@
-"""A run on several devices: one process for each, started, watched, and started again when one of them is lost.
+"""A run on several devices: this process starts one process per device, watches them, and restarts a lost job.
 
     this process     starts the ranks, waits for them, passes on Ctrl-C and SIGTERM, and trains nothing
-    rank 0           leads: what `train` is in one process
+    rank 0           leads: does what `train` does in a single process
     rank 1 …         follow (followers.py)
 
-Where ranks are started is a matter of `RankHosts`: on this machine (local_ranks.py), or on the nodes of a cluster.
+`RankHosts` starts the ranks, either on this machine (local_ranks.py) or on the nodes of a cluster.
 
-A rank that is killed, or that another one has waited for in vain, ends the job; from its newest checkpoint it starts
-again, `train.restarts` times at most. A rank that ends with an error of this library has said why: then nothing is
-tried again. PyTorch's own launcher starts all ranks anew after any exit code, and knows no checkpoint.
+If a rank is killed, or does not answer another rank in time, the job ends and starts again from its newest checkpoint,
+at most `train.restarts` times. If a rank ends with an error of this library, the cause is known and the job does not
+restart. PyTorch's own launcher restarts all ranks after any exit code, and knows nothing of checkpoints.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 WATCHED_EVERY = 0.05
 GRACE = 10.0
-"""Seconds that the other ranks have to end by themselves when one has."""
+"""Seconds that the other ranks get to end on their own after one has ended."""
 SAID = (1, 2, 3, 4, 130, 143)
-"""Exit codes after which another try would end the same way, or is not wanted: errors of all kinds, and Ctrl-C."""
+"""Exit codes after which the job does not restart: errors of any kind, which would recur, and Ctrl-C."""
 End = int | str | None
-"""How a rank ended, see `RankProcess`."""
+"""How a rank ended; see `RankProcess`."""
 
 
 def devices_of(config: RunConfig) -> int:
-    """How many ranks `train.devices` asks for here. Raises ConfigError where there are fewer GPUs."""
+    """Number of ranks that `train.devices` asks for here. Raises ConfigError if there are fewer GPUs."""
     asked, on_cpu = config.train.devices, config.model.device == "cpu"
     if config.cluster is not None and isinstance(asked, int):
-        return asked  # the cluster says whether it has room
+        return asked  # the cluster checks whether it has room
     cards = 0 if on_cpu else torch.cuda.device_count()
     if asked == "auto":
         return max(1, cards)
@@ -63,7 +63,7 @@ def devices_of(config: RunConfig) -> int:
 
 
 def to_be_launched(config: RunConfig) -> bool:
-    """Is this process to start the ranks? Not where it is one of them. Raises ConfigError for what ranks cannot do."""
+    """Must this process start ranks? Not if it is a rank. Raises ConfigError for settings that ranks cannot use."""
     if place_of_process() is not None:
         return False
     size = devices_of(config)
@@ -73,7 +73,7 @@ def to_be_launched(config: RunConfig) -> bool:
 
 
 def most_ranks(config: RunConfig, room: int) -> int:
-    """The largest number of ranks, up to `room`, that the settings allow. Raises DoesNotFit where they allow none."""
+    """The largest number of ranks, up to `room`, that the settings allow. Raises DoesNotFit if they allow none."""
     refusal: ConfigError | None = None
     for size in range(room, 0, -1):
         try:
@@ -95,24 +95,24 @@ CONFIG, GIVEN = "config.yaml", "given"
 
 @dataclass
 class Job:
-    """The ranks of one run, as this process sees them."""
+    """The ranks of one run, as seen by the process that launches them."""
 
     config: RunConfig
     place: Path
-    """A folder that all ranks see: in it are the settings of the run (`CONFIG`), and what a new run is to have in its
-    folder from the start (`GIVEN`)."""
+    """A folder that all ranks see. It holds the settings of the run (`CONFIG`) and the files that a new run gets in its
+    folder at the start (`GIVEN`)."""
     folder: Path
     """The folder of the run."""
     size: int
-    """Ranks."""
+    """Number of ranks."""
     ranks: RankHosts
     restarts: int
     view: TerminalView | None
     resumed: Mapping[str, Any] | None
-    """For a resumed run: the settings that change. None for a new run."""
+    """The settings that a resumed run changes; None for a new run."""
 
     def run(self) -> None:
-        """Until the run is over. Raises what the first rank raised, or RankLost after the last restart."""
+        """Run the job to its end. Raises the first rank's error, or RankLost after the last restart."""
         reason, resumes = "", self.resumed is not None
         with _Signals.handled() as signals:
             for left in range(self.restarts, -1, -1):
@@ -125,19 +125,19 @@ class Job:
                     resumes = (self.folder / "config.yaml").is_file()
         raise RankLost(
             given=f"{reason}, after {self.restarts} restarts",
-            allowed="ranks that live as long as the run",
+            allowed="ranks that run until the end of training",
             fix=f"`posttrain resume {self.folder}` continues from the newest checkpoint.",
         )
 
     def _once(self, resumes: bool, reason: str, signals: _Signals) -> str:
-        """One life of the job: empty where it is over, else why it has to start again.
+        """Run the job once. Returns an empty string if the run is over, or else the reason to restart.
 
-        With fewer machines than before it goes on with fewer ranks, and the config of the run says so.
+        If there is less room than before, the job continues with fewer ranks and writes their number into the config.
         """
         room = self.ranks.room(self.size)
         if room < self.size:
             size = most_ranks(self.config, room)
-            taken = "" if size == room else f", of which the settings allow {size}"
+            taken = "" if size == room else f", and the settings allow {size}"
             self._say(f"there is room for {room} of {self.size} ranks{taken}: the job continues with them")
             fewer = f"with {room} of {self.size} ranks left{taken}"
             reason = f"{reason}, {fewer}" if reason else f"it was resumed {fewer}"
@@ -159,16 +159,17 @@ class Job:
             return self._watch(ranks, passed, meeting)
 
     def _output(self) -> list[str]:
-        """Ranks of this machine find the working folder of a URL as this process does."""
+        """The override of `output`. With a URL there is none: ranks on this machine derive the same working folder."""
         return [] if self.config.output is not None and is_url(self.config.output) else [f"output={self.folder}"]
 
     def _fewer(self) -> list[str]:
-        """What a run that has not begun yet is told if ranks were lost before it could."""
+        """The override of `train.devices` if ranks were lost before the run began."""
         return [f"train.devices={self.size}"] if "devices" in (self.resumed or {}) else []
 
     def _watch(self, ranks: Sequence[RankProcess], passed: Sequence[int], meeting: Path) -> str:
-        """Wait for the first to end, then for the others, but not for ever. `passed` are signals that were asked to
-        stop the run; in the folder `meeting` ranks say what ended them."""
+        """Wait until one rank ends, then up to `GRACE` seconds for the others, and return a reason to restart.
+
+        `passed` holds the signals passed on to the first rank. Ranks write their errors into the folder `meeting`."""
         while all(rank.end() is None for rank in ranks):
             time.sleep(WATCHED_EVERY)
         began = time.monotonic()
@@ -181,7 +182,7 @@ class Job:
         said = [end for end in ends if end in SAID]
         if ends[0] == 0:
             return ""
-        if passed and ends[0] in (-passed[-1], 130, 143):  # before it could finish a step, or after
+        if passed and ends[0] in (-passed[-1], 130, 143):  # it ended before or after it could finish a step
             raise _error_of(self.folder, 128 + passed[-1], meeting)
         if said and not _killed(ends):
             raise _error_of(self.folder, int(said[0]), meeting)
@@ -193,18 +194,18 @@ class Job:
 
 
 def _is_explained(ends: Sequence[End]) -> bool:
-    """Is nothing more to be learned from those that have not ended yet? That a rank was killed may be seen a little
-    after the first rank has missed it."""
+    """Is the reason known without waiting for the ranks that still run? The first rank may end with RankLost shortly
+    before this process sees that another rank was killed."""
     return ends[0] not in (None, RankLost.exit_code) or _killed(ends[1:]) or None not in ends
 
 
 def _killed(ends: Sequence[End]) -> bool:
-    """Was some rank ended from outside, or lost with its machine?"""
+    """Was a rank killed by a signal, or lost with its machine?"""
     return any(isinstance(end, str) or (end is not None and end < 0) for end in ends)
 
 
 def _reason(ends: Sequence[End]) -> str:
-    """In one line, of the rank that ended first as far as one can tell: one that was killed did not wait for others."""
+    """One line about the rank that probably ended first: a killed rank comes before those that waited for it."""
     for number, end in enumerate(ends):
         if isinstance(end, str):
             return f"rank {number} was lost: {end}"
@@ -220,8 +221,9 @@ def _reason(ends: Sequence[End]) -> str:
 
 
 class _Signals:
-    """Ctrl-C and SIGTERM go to the first rank, which finishes its step and saves; it tells the others to end. While
-    there is none they end the launcher."""
+    """Passes Ctrl-C and SIGTERM on to the first rank, which finishes its step, saves, and tells the others to end.
+
+    While no rank runs, these signals end the launcher."""
 
     def __init__(self) -> None:
         self._first: RankProcess | None = None
@@ -230,7 +232,7 @@ class _Signals:
     @staticmethod
     @contextmanager
     def handled() -> Iterator[_Signals]:
-        """Until the context ends."""
+        """Handle both signals until the context ends."""
         signals = _Signals()
         try:
             before = {number: signal.signal(number, signals._handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -244,7 +246,7 @@ class _Signals:
 
     @contextmanager
     def passed_to(self, first: RankProcess) -> Iterator[list[int]]:
-        """Gives the numbers of those that came."""
+        """Pass signals on to `first`. The context gives the numbers of the signals received so far."""
         self._first, self._passed = first, []
         try:
             yield self._passed
@@ -265,10 +267,10 @@ def _stopped(message: str, code: int) -> KeyboardInterrupt:
 
 
 def _error_of(folder: Path, code: int, meeting: Path) -> BaseException:
-    """What ended the run, as the first rank that knows it has said."""
+    """The error that ended the run, from the first rank that has written one."""
     if code in (130, 143):
         return _stopped(f"stopped, with a checkpoint; `posttrain resume {folder}` continues the run", code)
-    message = "a rank ended with an error and has printed it"
+    message = "a rank ended with an error, which it has printed"
     for file in sorted(meeting.glob("error-*.json")):
         with suppress(OSError, ValueError, LookupError):
             message = str(json.loads(file.read_text(encoding="utf-8"))["message"])

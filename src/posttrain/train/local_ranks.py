@@ -1,4 +1,4 @@
-"""The ranks of a job as processes of this machine, one for each device."""
+"""The ranks of a job as processes on this machine, one per device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRAM = "posttrain.train.rank"
 
 
 class LocalRank:
-    """A process. Implements `RankProcess`."""
+    """A rank as a process on this machine. Implements `RankProcess`."""
 
     def __init__(self, file: Path, environment: dict[str, str], output: int | None) -> None:
         self.process = subprocess.Popen(
@@ -45,16 +45,16 @@ class LocalRank:
             self.process.kill()
 
     def close(self) -> None:
-        """End it, and wait until it has ended."""
+        """Kill the process and wait until it has ended."""
         self.kill()
         self.process.wait()
 
 
 class LocalRanks:
-    """Starts ranks here. Implements `RankHosts`."""
+    """Starts ranks on this machine. Implements `RankHosts`."""
 
     def __init__(self, output: int | None) -> None:
-        """`output` is where ranks print to; None: where this process does."""
+        """`output` is the file descriptor that ranks print to; None for the stdout of this process."""
         self._output = output
 
     def room(self, size: int) -> int:
@@ -77,7 +77,7 @@ class LocalRanks:
 
 
 def file_of(stream: Any) -> int | None:
-    """Where ranks are to write, such as stderr where stdout carries JSON; None where that is no file."""
+    """The descriptor of the stream that ranks print to, such as stderr if stdout carries JSON; None if it has none."""
     try:
         return stream.fileno()
     except (AttributeError, OSError, ValueError):
@@ -85,7 +85,7 @@ def file_of(stream: Any) -> int | None:
 
 
 def free_port(address: str = LOOPBACK) -> int:
-    """One of this machine on which nobody listens now, below those that connections take by themselves."""
+    """A port on which nobody listens, below the range from which the system takes ports for outgoing connections."""
     while True:
         port = random.randrange(20_000, 30_000)
         with socket.socket() as found, suppress(OSError):

@@ -1,4 +1,4 @@
-"""When memory ends: an update is computed again in smaller micro-batches, everything else is a clear error."""
+"""Handling of out-of-memory errors: an update is retried with smaller micro-batches, anything else is a clear error."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from posttrain.types import Batch
 
 T = TypeVar("T")
 Plan = Callable[[int], Sequence[Batch]]
-"""Most tokens of a micro-batch -> the micro-batches."""
+"""Maximum tokens per micro-batch -> the micro-batches."""
 
 
 class Room:
-    """How many tokens go through the model at once: `train.tokens_per_microbatch`, and less once memory has ended.
+    """The number of tokens per micro-batch: `train.tokens_per_microbatch`, halved when memory runs out.
 
-    A gradient does not depend on how its rows are split, so what is computed again with smaller parts is the same but
-    for the order of its sums. With several ranks nothing is computed again: memory that ends on one ends the job.
+    A gradient does not depend on how its rows are split, so a retry with smaller parts gives the same result up to the
+    order of its sums. With several ranks there is no retry: if one rank runs out of memory, the job ends.
     """
 
     def __init__(self, tokens: int, ranks: Ranks, say: Callable[[str], None] = lambda sentence: None) -> None:
         self.tokens, self.ranks, self.say = tokens, ranks, say
 
     def attempt(self, plan: Plan, compute: Callable[[Sequence[Batch]], T], undo: Callable[[], object]) -> T:
-        """What `compute` gives of the micro-batches of `plan`, on all ranks; smaller ones are tried as often as memory
-        ends. `undo` removes what a failed attempt has left. Raises DoesNotFit where single rows are too large."""
-        if self.ranks.size > 1:  # where one stops in the middle, the others wait in a pass: there is no second try
+        """The result of `compute` for the micro-batches of `plan`. It retries with smaller ones when memory runs out.
+
+        `undo` removes what a failed attempt left behind. Raises DoesNotFit if single rows are too large."""
+        if self.ranks.size > 1:  # if one rank stops in the middle of a pass, the others wait there: no retry
             return compute(plan(self.tokens))
         while True:
             micros, dice = plan(self.tokens), random_state()
@@ -48,15 +49,15 @@ class Room:
             self._halve(plan, micros, reason)
 
     def _halve(self, plan: Plan, micros: Sequence[Batch], reason: str) -> None:
-        """Until there are more micro-batches than before."""
+        """Halve the tokens per micro-batch until the number of micro-batches changes."""
         before = self.tokens
         while self.tokens > 1:
             self.tokens //= 2
             if len(plan(self.tokens)) != len(micros):
                 self.say(
-                    f"out of memory with micro-batches of {before} tokens ({reason}): the step is computed again "
-                    f"with train.tokens_per_microbatch = {self.tokens}, and so are all later ones; no result "
-                    "depends on this setting"
+                    f"out of memory with micro-batches of {before} tokens ({reason}): this step is computed again "
+                    f"with train.tokens_per_microbatch = {self.tokens}, and later steps use it, too; the setting "
+                    "changes no result"
                 )
                 return
         tokens, rows = max(((tokens_of(micro), len(micro.completion_mask_BT)) for micro in micros), default=(0, 0))
@@ -67,7 +68,7 @@ class Room:
         return self.tokens
 
     def load_state(self, tokens: int) -> None:
-        """A resumed run splits as the other would have: its sums have the same order."""
+        """Restore the saved size: a resumed run splits rows like an uninterrupted one, so sums keep their order."""
         self.tokens = min(self.tokens, tokens)
 
 
@@ -76,7 +77,7 @@ def tokens_of(micro: Batch) -> int:
 
 
 def tried(compute: Callable[[], T]) -> tuple[tuple[T] | None, str]:
-    """The result, or why memory ended. The error goes no further: its frames would hold what has to be freed."""
+    """The result, or the reason why memory ran out. The error is dropped: its frames would hold memory to be freed."""
     try:
         return (compute(),), ""
     except (MemoryError, RuntimeError) as error:
@@ -86,7 +87,7 @@ def tried(compute: Callable[[], T]) -> tuple[tuple[T] | None, str]:
 
 
 def free_memory() -> None:
-    """Give back what nobody holds any more, to the device as well."""
+    """Free unreferenced memory, on the device as well."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -104,7 +105,7 @@ def set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """Whatever a run asks for beyond what the machine has becomes `DoesNotFit`, with the settings that need less.
+    """Turn any out-of-memory error into `DoesNotFit`, which names the settings that need less memory.
 
     >>> with within_memory():
     ...     torch.empty(2**60)
@@ -122,9 +123,9 @@ def within_memory() -> Iterator[None]:
 def does_not_fit(reason: str) -> DoesNotFit:
     return DoesNotFit(
         given=f"out of memory ({reason})",
-        allowed="what the machine has",
-        fix="Training needs less with a lower train.tokens_per_microbatch or train.logprob_chunk_tokens, with "
-        "train.gradient_checkpointing = true, or with adapters (lora = {}); sampling with a lower "
+        allowed="as much memory as the machine has",
+        fix="Training needs less memory with a lower train.tokens_per_microbatch or train.logprob_chunk_tokens, with "
+        "train.gradient_checkpointing = true, or with adapters (lora = {}). Sampling needs less with a lower "
         "sampling.max_batch_rows.",
     )
 
@@ -137,7 +138,7 @@ OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|bad_alloc|could not (create|execute) a primitive(?! descriptor)"
     r"|error: out of memory|CU\w+_STATUS_ALLOC_FAILED"
 )
-"""Allocators, C++, oneDNN and the libraries of CUDA raise plain RuntimeErrors, known by their text alone."""
+"""Allocators, C++, oneDNN and the CUDA libraries raise plain RuntimeErrors that only their text identifies."""
 
 
 def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:

@@ -1,4 +1,4 @@
-"""The numbers of a step: merged over micro-batches by what they are, never by what they are called (RULE 52)."""
+"""The metrics of a step: a metric's type decides how micro-batches are merged, never its name (RULE 52)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GB = 1e9
 
 
 class MetricLog:
-    """Metrics that add up.
+    """Metrics that accumulate over the parts of a step.
 
     >>> from posttrain.types import Mean
     >>> log = MetricLog()
@@ -42,16 +42,16 @@ class MetricLog:
                 raise TypeError(f"{name} is {known} here and {metric} there: a metric reduces in one way")
 
     def read(self) -> None:
-        """Let every metric hold plain numbers: those that stand on a GPU are read in one copy."""
+        """Replace tensors by plain numbers. One copy reads everything that is on a GPU."""
         self.merged = read(self.merged)
 
     def reduce(self) -> dict[str, float]:
-        """One number per name, in the order in which they came; NaN for a mean over nothing."""
+        """One number per name, in the order of their first `add`; NaN for a mean over nothing."""
         return {name: float(metric.item()) for name, metric in self.merged.items()}
 
 
 def merge(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
-    """The metrics of several parts of a step as one, such as those of the ranks."""
+    """The merged metrics of several parts of a step, such as its ranks."""
     log = MetricLog()
     for part in parts:
         log.add(part)
@@ -59,9 +59,9 @@ def merge(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
 
 
 def read(metrics: Mapping[str, Metric]) -> Metrics:
-    """The same metrics with plain numbers, by one copy from the GPU; where nothing stands there, as they are.
+    """The same metrics with plain numbers, read in one copy from the GPU. Metrics without tensors stay as they are.
 
-    Those that turn out to be of nothing are left out, as they are where masks are read at once (`if_any`).
+    An `IfAny` metric that counted nothing is left out, as if its mask had been read immediately (`if_any`).
     """
     waiting = list(_tensors(tuple(metrics.values())))
     if not waiting:
@@ -77,7 +77,7 @@ def read(metrics: Mapping[str, Metric]) -> Metrics:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Those to be read, in the order in which `_filled` takes their numbers. Values of the CPU stay in percentiles."""
+    """The tensors to read, in the order in which `_filled` takes their numbers; not a percentile's CPU tensors."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Percentile):
@@ -88,7 +88,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _filled(value: Any, parts: Iterator[Tensor]) -> Any:
-    """`value` with the next number in the place of each tensor, and the next numbers in that of a percentile's."""
+    """`value` with the next number in place of each tensor, and the next values in place of a percentile's parts."""
     if isinstance(value, torch.Tensor):
         return next(parts).item()
     if isinstance(value, Percentile):
@@ -99,7 +99,7 @@ def _filled(value: Any, parts: Iterator[Tensor]) -> Any:
 
 
 def memory_metrics() -> Metrics:
-    """Memory in GB (1e9 bytes): resident now and at its highest, and the highest on the GPU if there is one."""
+    """Memory in GB (1e9 bytes): resident now, resident at its peak, and the GPU's peak if a GPU is in use."""
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     metrics: Metrics = {
         "memory/rss_gb": Max(psutil.Process().memory_info().rss / _GB),

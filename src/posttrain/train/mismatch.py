@@ -1,4 +1,4 @@
-"""How far an engine's log-probabilities are from the trainer's, and who asks both sides why (watch/bisection.py)."""
+"""Metrics of how far engine and trainer log-probabilities differ, and the search for the cause (watch/bisection.py)."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from posttrain.models.policy import Forward
 
 ROWS, PLACES = 32, 16
-"""Rows that are examined, those with the largest differences, and tokens of each, spread over it."""
+"""Number of examined rows (those with the largest differences), and of examined tokens per row, evenly spread."""
 NUMBERS = 2**24
-"""Log-probabilities that are held at once: of a large vocabulary fewer tokens are examined."""
+"""Maximum number of log-probabilities in memory: with a large vocabulary fewer rows are examined."""
 ASKED = 24
-"""Tokens that each engine is asked for again."""
+"""Number of tokens that each engine is asked to score again."""
 
 
 def mismatch_metrics(outputs: Outputs, batch: Batch, *, moved: bool = False, dropout: bool = False) -> Metrics:
-    """How far the sampler's log-probabilities are from the trainer's, for the same drawn tokens, in nats.
+    """Absolute differences between the sampler's and the trainer's log-probabilities of the same tokens, in nats.
 
-    `sampling/sampling_logp_difference/*` are of all trained tokens. `mismatch/fresh_*` are of those that the present
-    weights drew, and `mismatch/stale_mean` of the older ones, for which the policy has moved besides. Where an update
-    of this step has `moved` the weights, or `outputs` were computed with `dropout`, only what was scored before the
-    updates can be compared.
+    `sampling/sampling_logp_difference/*` cover all trained tokens. `mismatch/fresh_*` cover tokens drawn with the
+    present weights, and `mismatch/stale_mean` older tokens, for which the policy has also moved. If an update of this
+    step has `moved` the weights, or if `outputs` were computed with `dropout`, only log-probabilities computed before
+    the updates can be compared.
     """
     mask_BT = batch.completion_mask_BT
     if batch.sampling_logprobs_BT is None or nothing_in(mask_BT):
@@ -84,7 +84,7 @@ def _largest(gap_BT: Tensor, mask_BT: Tensor) -> Max:
 
 
 class Examiner:
-    """Asks trainer and engines about the rows of a step before anybody learns from them."""
+    """Scores rows of a step again with trainer and engines, before the update, to find the cause of a mismatch."""
 
     def __init__(
         self,
@@ -96,16 +96,17 @@ class Examiner:
         engines: Callable[[Sequence[Token]], Sequence[Answered]] = lambda tokens: (),
         published: Callable[[int], Mapping[int, Iterable[tuple[str, Tensor]]]] = lambda version: {},
     ) -> None:
-        """At most `tokens` go through the model at once. `engines` asks each that can be asked; `published` gives the
-        tensors of other versions that are still there."""
+        """At most `tokens` tokens go through the model in one pass. `engines` asks every engine that can answer.
+        `published` gives the tensors of other versions that still exist."""
         self.loaded, self.forward, self.scores, self.tokens = loaded, forward, scores, tokens
         self.engines, self.published = engines, published
 
     @torch.no_grad()
     def __call__(self, groups: Sequence[Group], version: int, level: Level) -> Cause:
-        """Why the engines say something else of what `version`, the trainer's, has drawn in these groups.
+        """Find why engines and trainer disagree on tokens of these groups that the trainer's `version` has drawn.
 
-        Raises nothing, as the run does not depend on it. Where memory ends, what needs a second model is not asked.
+        Raises nothing, because the run does not depend on it. If memory runs out, questions that need a second model
+        are left out.
         """
         engines, reason = cache(self.engines), ""
         with evaluating(self.loaded.model):
@@ -128,7 +129,7 @@ class Examiner:
         *,
         copies: bool,
     ) -> Cause:
-        """`copies`: ask what needs a second model, too."""
+        """The cause. `copies`: also ask the questions that need a second model."""
         rows = self._rows(groups, version)
         if not rows:
             return Cause(kind="unknown", text=f"there is no token of version {version} to examine")
@@ -143,7 +144,7 @@ class Examiner:
         )
 
     def _rows(self, groups: Sequence[Group], version: int) -> list[Row]:
-        """Those with the largest differences; of several turns the first with a token of this version."""
+        """The rows with the largest differences. A trajectory counts with its first turn that has a fitting token."""
         whole = [
             row
             for group in groups
@@ -189,7 +190,7 @@ class Examiner:
 
 
 def _row_of(prompt_ids: Sequence[int], completion: Completion, version: int) -> Row | None:
-    """The first turn with a token of this version, behind what the model saw before it; None where there is none.
+    """The first turn with a token of this version, and the context that the model saw before it; None without one.
 
     >>> told = {"logprobs": (-1.0, -2.0), "versions": (0, 1), "finish_reason": "eos", "text": ""}
     >>> row = _row_of((1, 2), Completion(ids=(5, 6, 7, 8), given=((0, 1), (2, 3)), **told), 1)
@@ -215,7 +216,7 @@ def _row_of(prompt_ids: Sequence[int], completion: Completion, version: int) -> 
 
 
 def spread(row: Row) -> Row:
-    """At most `PLACES` of its places, evenly over them."""
+    """The row with at most `PLACES` of its places, evenly spread."""
     count = len(row.places)
     kept = sorted({round(n * (count - 1) / max(1, PLACES - 1)) for n in range(PLACES)}) if count > PLACES else None
     places = row.places if kept is None else tuple(row.places[n] for n in kept)
@@ -230,7 +231,7 @@ def _apart(says: Mapping[tuple[int, ...], Sequence[float]], row: Row) -> float:
 def whole_logprobs(model: nn.Module, rows: Sequence[Row]) -> Tensor:
     """`[N, V]` log-probabilities at temperature 1 for the places of the rows, one row after the other."""
     device, found = computes_on(model), list[Tensor]()
-    picks = "logits_to_keep" in accepted_arguments(causal_lm(model))  # else the logits of all places are there at once
+    picks = "logits_to_keep" in accepted_arguments(causal_lm(model))  # otherwise all logits are in memory together
     for row in rows:
         ids_1T = torch.tensor([(*row.prompt_ids, *row.ids[: row.places[-1] + 1])], device=device)
         before = torch.tensor([len(row.prompt_ids) + place - 1 for place in row.places], device=device)
@@ -243,7 +244,7 @@ def whole_logprobs(model: nn.Module, rows: Sequence[Row]) -> Tensor:
 
 
 def readings_of(loaded: LoadedModel) -> dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]]:
-    """Ways in which an engine may read a prompt that it should take as it is."""
+    """Ways in which an engine may wrongly change a prompt that it should take unchanged."""
     tokenizer = loaded.tokenizer
 
     def again(ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
-"""A config with Python objects in it: rows and functions, as `evaluate` takes them.
+"""Configs with Python objects in them: rows, functions and models, as `evaluate` takes them.
 
-Whatever can be written into config.yaml is: a function that a module defines, by its file and name. Rows, and a model
-with its tokenizer, are written into the run's folder, and the config names that file or folder. A function that no file
-defines (a lambda, one of a notebook or of the script itself, an object) runs in this process; config.yaml holds a name
-that stands for it, and whoever resumes the run gives the function again.
+A function that a module defines is written into config.yaml by its file and name. Rows, and a model with its tokenizer,
+are written into the run's folder, and the config names that file or folder. A function that no file defines (a lambda,
+an object, a function of a notebook or of the script itself) runs in this process. config.yaml then holds a placeholder
+name, and you pass the function again when you resume the run.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from posttrain.rewards.load import GIVEN, IN_MEMORY
 
 PARTS = ("train", "eval", "auxiliary")
 START = "start"
-"""The folder of a run that has the model which it was given."""
+"""The folder inside a run that holds the model passed to `train`."""
 Content = bytes | Callable[[Path], object]
-"""The content of a file, or the function that writes the folder of a model."""
+"""The content of a file, or a function that writes the folder of a model."""
 
 
 class Given(NamedTuple):
-    """A configuration without objects, and the files that the run's folder is to have."""
+    """A configuration without objects, and the files to write into the run's folder."""
 
     resolved: Resolved
     files: Mapping[str, Content]
 
 
 def resolve(config: Any, overrides: Mapping[str, Any], folder_of: Callable[[Resolved], Path]) -> Given:
-    """`load_config` for what Python code gives; `folder_of` says where the run will be."""
+    """`load_config` for settings that may hold Python objects; `folder_of` gives the run's folder."""
     files: dict[str, tuple[str, Content]] = {}
     plain = _without_objects(config, files) if isinstance(config, Mapping) else config
     changes = _without_objects(overrides, files)
@@ -62,13 +62,13 @@ def put_files(files: Mapping[str, Content], folder: Path) -> None:
 
 
 def give_functions(functions: Mapping[str, Any] | Sequence[Any] | None) -> None:
-    """Those that a run was started with, once more: by their names, or under the names that the run has for them."""
+    """Pass a resumed run its functions again, by their own names or by the names that the run's config has for them."""
     if isinstance(functions, Mapping):
         named = dict(functions)
     else:
         named = {getattr(one, "__name__", type(one).__name__): one for one in functions or ()}
     if strange := [name for name, one in named.items() if not callable(one)]:
-        raise ConfigError(given=f"functions[{strange[0]!r}] is no function", allowed="functions, or a mapping of them")
+        raise ConfigError(given=f"functions[{strange[0]!r}] is not callable", allowed="functions, or a mapping of them")
     GIVEN.update({IN_MEMORY + name: one for name, one in named.items()})
 
 
@@ -96,7 +96,7 @@ def _plain(key: str, value: Any, files: dict[str, tuple[str, Content]]) -> Any:
 
 
 def _model(value: Any, files: dict[str, tuple[str, Content]]) -> Any:
-    """A model as it is named; of `(model, tokenizer)`, also as `path`, a stand-in until the run's folder is."""
+    """A named model unchanged; for `(model, tokenizer)`, also as `path`, a placeholder until its folder is known."""
     if isinstance(value, Mapping) and isinstance(value.get("path"), tuple):
         return {**value, "path": _model(value["path"], files)}
     if not isinstance(value, tuple):
@@ -112,7 +112,7 @@ def _model(value: Any, files: dict[str, tuple[str, Content]]) -> Any:
 
 
 def _source(part: str, data: Any, files: dict[str, tuple[str, Content]]) -> Any:
-    """A source as it is; of rows a stand-in, until it is known where their file will be."""
+    """A source unchanged; for rows, a placeholder until the path of their file is known."""
     if is_source(data):
         return data
     files[f"data.{part}"] = as_file(given_rows(data), part)
@@ -132,7 +132,7 @@ def _scorer(entry: Any, place: int) -> Any:
 
 
 def _place(function: Callable[..., Any], place: int) -> str:
-    """Where a worker, and whoever resumes the run, finds the function; else what stands for it."""
+    """The place from which a worker or a resumed run imports the function; its placeholder if there is none."""
     where, name = place_of(function), getattr(function, "__name__", type(function).__name__)
     if where and _found_there(function):
         return where

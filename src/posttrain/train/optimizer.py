@@ -1,11 +1,11 @@
-"""AdamW on float32 master weights, the course of the learning rate, and gradient clipping.
+"""AdamW on float32 master weights, the learning-rate schedule, and gradient clipping.
 
-Gradients of one optimizer step side by side in memory of their own, on a CPU.
+On a CPU, all gradients of an optimizer step lie in one block of memory.
 
-The first micro-batch makes each gradient wherever the activations that it replaces were, and there it stays until the
-step is taken. What later micro-batches keep has to fit between them, and hardly does: the peak of a step of 110M
-parameters was anything from 4.0 to 4.9 GB, and is 4.1 to 4.3 GB with gradients moved out of the way. A GPU has an
-allocator that finds memory by its size.
+Otherwise the first micro-batch allocates each gradient in memory that activations have just freed, where it stays until
+the optimizer step. Activations of later micro-batches hardly fit into the gaps: the peak of a step of 110M parameters
+was anything from 4.0 to 4.9 GB, and is 4.1 to 4.3 GB with the gradients in one block. A GPU needs no such block: its
+allocator finds memory by size.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from posttrain.config import TrainConfig
 
 ALIGNMENT = 64
-"""Bytes: a line of a processor's cache."""
+"""Alignment in bytes: one cache line of a processor."""
 
 
 class GradientBlock:
-    """Moves each gradient into one block as soon as it is made; a parameter that gets none has none there either."""
+    """Moves each gradient into one block of memory as soon as it is computed. A parameter without one stays without."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Those that are on a GPU, laid out in another way than row by row, or sharded, are left alone."""
+        """Parameters that are on a GPU, not contiguous, or sharded are left alone."""
         self._offsets: dict[int, int] = {}
         self._bytes = 0
         self._block: Tensor | None = None
@@ -47,13 +47,13 @@ class GradientBlock:
                 parameter.register_post_accumulate_grad_hook(self._move)
 
     def release(self) -> None:
-        """Give the memory back, once no parameter has a gradient in it any more."""
+        """Free the block, once no parameter has a gradient in it any more."""
         self._block = None
 
     def _move(self, parameter: Tensor) -> None:
-        """What is added later is added in place."""
+        """Move a new gradient into the block. Later micro-batches add to it in place."""
         gradient = parameter.grad
-        assert gradient is not None, "called when there is a gradient"
+        assert gradient is not None, "the hook runs after a gradient was accumulated"
         if self._block is None:
             self._block = torch.empty(self._bytes, dtype=torch.uint8)
         start = self._offsets[id(parameter)]
@@ -64,20 +64,21 @@ class GradientBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticUpdates:
-    """Parameters beside those of the policy that have a rate and a bound of their own, and learn first."""
+    """The critic's parameters, their learning rate and gradient bound, and the steps that only the critic learns."""
 
     parameters: Sequence[nn.Parameter]
     learning_rate: float
-    """Its highest; the course is that of the policy's."""
+    """The peak learning rate; the schedule is the policy's."""
     max_grad_norm: float
     warmup_steps: int
-    """Steps in which nothing else learns."""
+    """Number of first steps in which only the critic learns."""
 
 
 class Updater:
-    """The gradients of one optimizer step: measured, clipped, and applied at the rate of the step.
+    """Measures and clips the gradients of an optimizer step, and applies them at the step's learning rate.
 
-    One AdamW. A critic is clipped by itself: how wrong it is must not decide how far the policy moves.
+    Policy and critic share one AdamW. The critic is clipped separately: its error must not decide how far the policy
+    moves.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Updater:
             self.adamw.add_param_group(group)
 
     def step(self, step: int, on_norm: Callable[[float], None]) -> Metrics:
-        """Apply the gradients and clear them. `on_norm` sees the norm before any weight changes, and may raise."""
+        """Apply the gradients and clear them. `on_norm` gets the norm before any weight changes, and may raise."""
         norm = clip_gradients(self.policy, self.config.max_grad_norm)
         metrics: Metrics = {"grad_norm": Mean(norm, 1.0)}
         rate = learning_rate_at(step, self.config)
@@ -116,23 +117,23 @@ class Updater:
         return metrics | {"learning_rate": Max(rate)}
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
         self.adamw.zero_grad(set_to_none=True)
         self._gradients.release()
 
     def memory_to_come(self) -> list[Tensor]:
-        """As much memory as the moments will take that the first step makes; nothing once they are there."""
+        """Tensors as large as the moments that the first step will allocate; empty once the moments exist."""
         return [
             torch.empty(self._moment_bytes(parameter), dtype=torch.uint8, device=parameter.device)
             for parameter in self._without_moments()
         ]
 
     def bytes_to_come(self) -> int:
-        """Bytes of the moments that the first step will make."""
+        """Size in bytes of the moments that the first step will allocate."""
         return sum(map(self._moment_bytes, self._without_moments()))
 
     def memory_of_a_step(self) -> Tensor:
-        """As much memory as a step takes for a moment, beside gradients and moments: none if those are float32."""
+        """A tensor as large as a step's temporary memory, next to gradients and moments; empty for float32 moments."""
         largest = max(self.parameters, key=lambda parameter: parameter.numel())
         numbers = largest.numel() if self.config.optimizer == "adamw_8bit" else 0
         size = numbers * EIGHT_BIT_TEMPORARIES["cpu" if largest.device.type == "cpu" else "cuda"]
@@ -142,7 +143,7 @@ class Updater:
         return [parameter for parameter in self.parameters if parameter not in self.adamw.state]
 
     def _moment_bytes(self, parameter: Tensor) -> int:
-        """Of both moments, as far as this rank holds them."""
+        """Size in bytes of this rank's part of both moments."""
         parameter = local_part(parameter)
         if self.config.optimizer == "adamw_8bit":
             return eight_bit_bytes(parameter.numel())
@@ -158,21 +159,21 @@ class Updater:
 
     @staticmethod
     def _forget(parameters: Iterable[nn.Parameter]) -> None:
-        """Without a gradient AdamW leaves a weight and its moments alone; a rate of 0 would still move the moments."""
+        """Drop gradients: AdamW then leaves weights and moments alone. A rate of 0 would still move the moments."""
         for parameter in parameters:
             parameter.grad = None
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Moments and step counters, for `save_state`. There is nothing else: rates and betas come from the config."""
+        """Moments and step counters, for `save_state`. The config gives everything else, such as rates and betas."""
         return optimizer_state(self.adamw)
 
     def restore(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on from what `tensors` gave; raises `CheckpointError` if it belongs to other parameters."""
+        """Restore the state that `tensors` gave; raises `CheckpointError` if it belongs to other parameters."""
         load_optimizer_state(self.adamw, tensors)
 
 
 def require_optimizer(name: str) -> None:
-    """Raise ConfigError for `train.optimizer` = `name` where what it needs is not installed."""
+    """Raise ConfigError if the optimizer `name` needs a package that is not installed."""
     if name == "adamw_8bit" and importlib.util.find_spec("torchao") is None:
         raise ConfigError(
             given="train.optimizer = adamw_8bit needs torchao, which is not installed",
@@ -182,11 +183,11 @@ def require_optimizer(name: str) -> None:
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW over the trainable parameters. Weight decay is for matrices; biases and gains of norms have none.
+    """AdamW over the trainable parameters. Only matrices get weight decay; biases and gains of norms get none.
 
-    Fused: one pass over memory instead of a dozen; on a CPU 2.5 times faster than torch's default, on 40 matrices of
-    512 x 512. Raises `ModelError` for parameters below float32: updates of 1e-6 round to nothing in bfloat16. Raises
-    `ConfigError` where 8 bits are asked for and torchao is not installed.
+    The fused version passes over memory once instead of a dozen times: on a CPU it is 2.5 times faster than torch's
+    default, measured on 40 matrices of 512 x 512. Raises `ModelError` for parameters below float32, because updates of
+    1e-6 round to nothing in bfloat16. Raises `ConfigError` if the 8-bit optimizer is asked for without torchao.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
@@ -204,13 +205,13 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: TrainConfig) -> 
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, fused=True, **settings)
     require_optimizer(config.optimizer)
-    from posttrain.train.eight_bits import EightBitAdamW  # with torchao, which takes seconds
+    from posttrain.train.eight_bits import EightBitAdamW  # imports torchao, which takes seconds
 
     return EightBitAdamW(groups, **settings)
 
 
 def decay_groups(trained: Sequence[nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:
-    """Matrices, which decay, and the rest, which does not; refuses what updates would round to nothing in."""
+    """Parameter groups: matrices with weight decay, the rest without. Raises ModelError for weights below float32."""
     for parameter in trained:
         if parameter.dtype not in (torch.float32, torch.float64):
             raise ModelError(
@@ -225,7 +226,7 @@ def decay_groups(trained: Sequence[nn.Parameter], config: TrainConfig) -> list[d
 
 
 def learning_rate_at(step: int, config: TrainConfig, highest: float | None = None) -> float:
-    """Learning rate of step `step`, counted from 1; `highest` is the full rate in place of that of the config.
+    """Learning rate of step `step`, counted from 1; `highest` replaces the peak rate of the config.
 
     Warm-up of w steps: step / (w + 1) of the full rate. Then, with progress p = (step - w - 1) / (steps - w) in [0, 1):
     constant: 1; linear: 1 - p; cosine: (1 + cos(pi p)) / 2; scaled to end at the ratio r: r + (1 - r) * that.
@@ -247,8 +248,8 @@ def learning_rate_at(step: int, config: TrainConfig, highest: float | None = Non
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     """Scale the gradients in place so that their joint 2-norm is at most `max_norm` (0 is off).
 
-    Returns the norm before. It is not finite when a gradient is not, or beyond the range of float32; nothing is scaled
-    then, so that the caller can look for the row.
+    Returns the norm before clipping. It is not finite if a gradient is not, or if the norm exceeds float32. Nothing is
+    scaled then, so that the caller can look for the row.
     """
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
     norm = norm_of([p.grad for p in with_gradient if p.grad is not None])
@@ -259,8 +260,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
 
 
 def norm_of(gradients: Iterable[Tensor]) -> Tensor:
-    """Their joint 2-norm, the same number on every rank. Those that lie alike on the ranks are added up together; what
-    several ranks hold all of counts once."""
+    """The joint 2-norm of the gradients, the same number on every rank.
+
+    Gradients with the same placement on the ranks are summed together. A replicated gradient counts once."""
     alike: dict[object, list[Tensor]] = {}
     for gradient in gradients:
         alike.setdefault(gradient.placements if isinstance(gradient, DTensor) else None, []).append(gradient)
@@ -272,18 +274,18 @@ def _norm_of_alike(gradients: Sequence[Tensor]) -> Tensor:
     if not isinstance(gradients[0], DTensor):
         return nn.utils.get_total_norm(gradients)
     norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
-    assert isinstance(norms, DTensor), "made of such"
+    assert isinstance(norms, DTensor), "a stack of DTensor norms is a DTensor"
     return torch.linalg.vector_norm(everywhere(norms))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """The moments and step counters of each parameter, by its number."""
+    """The moments and step counters of each parameter, by the parameter's number."""
     return {str(number): dict(state) for number, state in optimizer.state_dict()["state"].items()}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Take over what `optimizer_state` gave; raises `CheckpointError` if it belongs to other parameters, or to moments
-    in another number of bits."""
+    """Load the state that `optimizer_state` gave. Raises `CheckpointError` if it belongs to other parameters, or if its
+    moments have another number of bits."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     taken: dict[int, dict[str, Tensor]] = {}
     for number, saved in tensors.items():
@@ -295,7 +297,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str,
                 given=f"the saved optimizer state does not fit parameter {number} of {len(parameters)}"
                 + (f", of shape {list(shape)}" if shape is not None else ""),
                 allowed="the state of a run with the same model and the same LoRA settings",
-                fix="Resume with the config with which the run was started.",
+                fix="Resume with the config that the run was started with.",
             )
         taken[int(number)] = {name: part_of(value, parameters[int(number)]) for name, value in state.items()}
     in_codes = any(name.endswith(".codes") for state in taken.values() for name in state)
@@ -304,7 +306,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str,
         saved, asked = ("adamw_8bit", "adamw") if in_codes else ("adamw", "adamw_8bit")
         raise CheckpointError(
             given=f"the checkpoint has the moments of train.optimizer = {saved}, but the config asks for {asked}",
-            allowed="the optimizer with which the run was started",
+            allowed="the optimizer that the run was started with",
             fix=f"Resume with train.optimizer = {saved}, or start a new run from the checkpoint's model folder.",
         )
     optimizer.load_state_dict({"state": taken, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,7 +1,7 @@
-"""Passes through a model before an update: what an algorithm needs to know of its rows beside the loss.
+"""Forward passes before an update, which compute what an algorithm needs in addition to the outputs of the loss.
 
-Each is one record, chosen once from what the algorithm declares. None of them is a closure: another process can be
-given the same ones.
+Each pass is a record, chosen once from the needs that the algorithm declares. None is a closure, so another process can
+receive the same passes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from posttrain.types import Batch, Experience
 
 
 class Fill(Protocol):
-    """Puts a `[B, T]` tensor that the algorithm needs into the experience."""
+    """Adds a `[B, T]` tensor that the algorithm needs to the experience."""
 
     def __call__(self, experience: Experience) -> Experience: ...
 
 
 class Refresh(Protocol):
-    """The facts about the policy right before an update that the update needs."""
+    """Adds facts about the policy right before an update to the minibatch."""
 
     def __call__(self, minibatch: Batch, *, moved: bool) -> Batch:
         """`moved`: has an earlier update on this batch changed the policy since its advantages were computed?"""
@@ -40,7 +40,7 @@ class Refresh(Protocol):
 
 @dataclass(frozen=True)
 class CurrentLogprobs:
-    """Fills `current_logprobs_BT`; no pass where the old pass has done it and no update came between."""
+    """Fills `current_logprobs_BT`. It makes no pass if they are there already and the policy has not moved."""
 
     forward: Forward
     split: Split
@@ -64,13 +64,13 @@ class CurrentEntropy:
 
     def _entropy(self, micro: Batch) -> list[Tensor]:
         entropy_BT = self.forward(micro).entropy_BT
-        assert entropy_BT is not None, "the forward pass of a policy gives the entropy in any case"
+        assert entropy_BT is not None, "the forward pass of a policy always gives the entropy"
         return [entropy_BT]
 
 
 @dataclass(frozen=True)
 class MismatchedLogRatios:
-    """Fills `mismatched_log_ratios_B`: of each prompt with another row's answer; NaN without one."""
+    """Fills `mismatched_log_ratios_B`: the log-ratio of each prompt with another row's answer; NaN without one."""
 
     forward: Forward
     split: Split
@@ -89,7 +89,7 @@ class MismatchedLogRatios:
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Fills the field `name` with what `forward` says about each token."""
+    """Fills the field `name` with the log-probability that `forward` gives each token."""
 
     name: str
     forward: Forward
@@ -114,7 +114,7 @@ class Values:
 
 @dataclass(frozen=True)
 class OldLogprobsAndValues:
-    """Fills both, where one pass gives both."""
+    """Fills `old_logprobs_BT` and `values_BT` if one pass gives both."""
 
     forward: Forward
     split: Split
@@ -131,14 +131,15 @@ class OldLogprobsAndValues:
 
 @dataclass(frozen=True)
 class SquaredProbs:
-    """Fills `squared_probs_BT`, by a pass at half the temperature: sum_v p_v^2 is p^2 / q, where q is what the
-    distribution at that temperature, which is proportional to p^2, gives the same token."""
+    """Fills `squared_probs_BT` by a pass at half the temperature: sum_v p_v^2 = p^2 / q.
+
+    q is the probability of the same token at half the temperature, where the distribution is proportional to p^2."""
 
     halved: Forward
     split: Split
 
     def __call__(self, experience: Experience) -> Experience:
-        assert experience.old_logprobs_BT is not None, "what needs these needs the old log-probabilities"
+        assert experience.old_logprobs_BT is not None, "squared probabilities need the old log-probabilities"
         halved_BT = logprobs(Batch.from_experience(experience), self.halved, self.split)
         squared_BT = masked((2 * experience.old_logprobs_BT - halved_BT).exp(), experience.scored_mask_BT)
         return replace(experience, squared_probs_BT=squared_BT)
@@ -153,14 +154,14 @@ def logprobs(batch: Batch, forward: Forward, split: Split) -> Tensor:
 def per_token(batch: Batch, compute: Callable[[Batch], Sequence[Tensor]], split: Split, *, count: int) -> list[Tensor]:
     """The `count` tensors `[B, T]` that `compute` gives, micro-batch by micro-batch and without gradient.
 
-    They are 0 in rows that train nothing, which no micro-batch contains. Over several ranks each computes its rows, and
-    all get all of them: each number comes from one rank, so that the sum over the ranks is exact.
+    They are 0 in rows that train nothing, which no micro-batch contains. Each rank computes its own rows, and all ranks
+    get all rows: each number comes from one rank, so the sum over the ranks is exact.
     """
     places, parts, kind = [], [], torch.float32
     for rows, micro in split(batch):
         for number, part_BT in enumerate(compute(micro)):
             kind = torch.promote_types(part_BT.dtype, torch.float32)
-            if rows:  # else computed for the company of other ranks
+            if rows:  # without rows, the pass only accompanies the other ranks
                 places.append((number, rows))
                 parts.append(part_BT.to(kind))
     found = [torch.zeros(batch.completion_mask_BT.shape, dtype=kind) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Delivery of the trained weights to the sampler, and the proof of it."""
+"""Delivery of the trained weights to the sampler, and the proof that they arrived."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from posttrain.types import Metrics
 class Publisher:
     """Hands the trained weights to the sampler as a new policy version, and proves that they arrived (promise 3).
 
-    Every `every` steps; between them the sampler goes on with the version that it has.
+    It publishes every `every` steps. In between, the sampler keeps the version that it has.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Publisher:
 
 
 FINITE = "finite"
-"""The announcement of the first rank; each rank looks at its part of the weights."""
+"""The first rank's announcement of this check. Each rank checks its part of the weights."""
 
 
 class FiniteWeights:
-    """Takes the place of a publisher where nobody samples: no probe would notice weights that are not finite."""
+    """Replaces the publisher if nothing samples, because then no probe would notice weights that are not finite."""
 
     def __init__(self, model: nn.Module, ranks: Ranks = ONE) -> None:
         self.trained, self.ranks = {name: p for name, p in model.named_parameters() if p.requires_grad}, ranks
@@ -71,13 +71,13 @@ class FiniteWeights:
 
 
 class HeldWeights:
-    """The weights that a sampler with a model of its own decodes with: part of a checkpoint while they are older."""
+    """The weights of a sampler that has a model of its own. While they are older, they are part of a checkpoint."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
 
     def tensors(self, step: int) -> dict[str, Tensor]:
-        """All of them; nothing when they are those of `step`, which the checkpoint has anyway."""
+        """All weights of the sampler; empty if they are the weights of `step`, which the checkpoint holds anyway."""
         if self.sampler.version == step:
             return {}
         return dict(self.sampler.held())
@@ -87,6 +87,6 @@ class HeldWeights:
         return self.sampler.version
 
     def restore(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Go back to what `tensors` gave."""
+        """Restore the weights that `tensors` gave."""
         receipt = self.sampler.deliver(tensors.items(), version)
         check_receipt(receipt, tensors.items(), whole=False)

@@ -16,14 +16,14 @@ from posttrain.ranks.environment import leave
 
 
 def main(file: str) -> int:
-    """The exit code: 0, or that of the error, whose text is on stderr."""
+    """Run the rank and return its exit code: 0, or the code of the error, whose text is on stderr."""
     end_with_the_parent()
     told: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     leads = os.environ["RANK"] == "0"
-    if not leads:  # from the start on: the first rank decides when a run stops
+    if not leads:  # ignored from the start, because the first rank decides when a run stops
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # Ray's processes block the first one
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # Ray's processes block SIGINT
     from posttrain.errors import PosttrainError
     from posttrain.report.terminal import TerminalView
     from posttrain.train import api
@@ -44,7 +44,7 @@ def main(file: str) -> int:
 
 
 def given_files(folder: Path) -> dict[str, Any]:
-    """The objects that `train` was given, by their places in the folder of the run."""
+    """The files of objects that were passed to `train`, by their names in the folder of the run."""
 
     def copied(source: Path) -> Any:
         return source.read_bytes() if source.is_file() else lambda place: shutil.copytree(source, place)
@@ -53,7 +53,7 @@ def given_files(folder: Path) -> dict[str, Any]:
 
 
 def end_with_the_parent() -> None:
-    """Nobody is left behind by a launcher that was killed."""
+    """End this process soon after its launcher is gone, so that a killed launcher leaves no rank behind."""
     parent = int(os.environ["POSTTRAIN_PARENT"])
 
     def watch() -> None:

@@ -27,25 +27,26 @@ NOT_READ = (
     "output", "rewards", "check", "reward_model", "evaluation", "checkpoint", "guards", "alarms", "report", "report_to",
     "rollout",
 )  # fmt: skip
-"""Settings that decide nothing where a step is trained again."""
+"""Settings that change nothing when a step is trained again."""
 ALREADY_SAMPLED = (
     "data", "sampled_pairs", "sampling", "train.prompts_per_step", "train.publish_every", "train.max_sampling_rounds",
     "train.stop_after_tokens", "train.stop_after_seconds", "train.run_ahead",
 )  # fmt: skip
-"""The same where the rollouts are on file."""
+"""Settings that also change nothing if the rollouts are on file."""
 STILL_READ = ("data.auxiliary", "data.auxiliary_rows", "sampling.temperature")
+"""Exceptions to `ALREADY_SAMPLED`: training reads these settings."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The folder of a run. `changes` are settings in place of those that it had: dotted or nested, as in `train`."""
+    """The folder of a run. `changes` are settings that replace the run's own, dotted or nested as in `train`."""
 
     folder: Path
     changes: Mapping[str, Any]
 
     @staticmethod
     def of(folder: Path, changes: Mapping[str, Any]) -> RecordedRun:
-        """Raises ConfigError where there is no run, and for changes that would change nothing."""
+        """The run in a folder. Raises ConfigError if there is none, and for changes that would have no effect."""
         if is_pipeline(folder) or not (folder / "config.yaml").is_file():
             inside = ", the folder of a pipeline" if is_pipeline(folder) else " (it has no config.yaml)"
             raise ConfigError(
@@ -83,17 +84,17 @@ class RecordedRun:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """config.yaml as it is now. What was redacted is left out: only rewards and judges read that."""
+        """The present config.yaml without redacted values, which only rewards and judges read."""
         return without_redacted(read_mapping(self.folder / "config.yaml"))
 
     @cached_property
     def samples(self) -> bool:
-        """Did it sample the answers of each step?"""
+        """Did the run sample the answers of each step?"""
         return self._load(self.settings, {}).algorithm.build().data_kind == "prompts"
 
     @cached_property
     def held(self) -> dict[int, dict[str, Any]]:
-        """From which step on which settings held, by settings.json; nothing where that is of no use."""
+        """The settings by the step after which they held, from settings.json; empty if that file is unusable."""
         try:
             found = read_sealed_json(self.folder, same_settings.FILE)
             return {int(step): dict(settings) for step, settings in found.items()}
@@ -101,7 +102,7 @@ class RecordedRun:
             return {}
 
     def config(self, step: int, *, changed: bool = True) -> RunConfig:
-        """The settings that trained `step`; with the changes, unless not `changed`."""
+        """The settings that trained `step`, with the changes if `changed`."""
         tree, now = self.settings, same_settings.facts_of(self._load(self.settings, {}))
         before = self.held.get(max((first for first in self.held if first < step), default=-1), now)
         if before != now:  # the run was resumed with other settings
@@ -115,19 +116,19 @@ class RecordedRun:
         asked = changes.get("algorithm.name", changes.get("algorithm"))
         name = asked.get("name") if isinstance(asked, Mapping) else asked
         if isinstance(name, str) and name != mapping(tree.get("algorithm")).get("name"):
-            tree = {key: value for key, value in tree.items() if key != "algorithm"}  # the settings are of another one
+            tree = {key: value for key, value in tree.items() if key != "algorithm"}  # settings of the old algorithm
         return load_config({**tree, "output": None}, changes, origin=f"file:{self.folder / 'config.yaml'}").config
 
     def changed(self, step: int) -> list[str]:
-        """The changes in words: `train.learning_rate = 0.01 (was 1e-06)`."""
+        """The changes in words, such as `train.learning_rate = 0.01 (was 1e-06)`."""
         before, now = (same_settings.facts_of(self.config(step, changed=way)) for way in (False, True))
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-        if "algorithm.name" in names:  # all its settings are others
+        if "algorithm.name" in names:  # then all of its settings differ
             names = [name for name in names if name == "algorithm.name" or not name.startswith("algorithm.")]
         return [f"{name} = {show(now.get(name))} (was {show(before.get(name))})" for name in names]
 
     def spans(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The steps from `first` to `last`, cut where other settings began to hold."""
+        """The steps from `first` to `last` as ranges (first, last), split where the settings changed."""
         cuts = sorted(step for step in self.held if first <= step < last)
         return list(zip([first, *(cut + 1 for cut in cuts)], [*cuts, last], strict=True))
 
@@ -135,13 +136,13 @@ class RecordedRun:
 
     @cached_property
     def metrics(self) -> dict[int, dict[str, Any]]:
-        """By step, as in metrics.jsonl."""
+        """The records of metrics.jsonl by step."""
         found: dict[int, dict[str, Any]] = {}
         for line in self._lines("metrics.jsonl"):
             try:
                 row = json.loads(line)
                 found[row["step"]] = row
-            except (ValueError, LookupError, TypeError):  # cut by a kill
+            except (ValueError, LookupError, TypeError):  # a kill has cut the line off
                 continue
         return found
 
@@ -153,7 +154,7 @@ class RecordedRun:
 
     @cached_property
     def steps(self) -> list[int]:
-        """Those that can be trained again, given their start."""
+        """The steps that can be trained again if their first checkpoint or model exists."""
         return recorded_steps(self.folder) if self.samples else sorted(self.metrics)
 
     @cached_property
@@ -168,7 +169,7 @@ class RecordedRun:
             raise ConfigError(
                 given=f"{self.folder} has recorded no step",
                 allowed="a run with at least one step on file",
-                fix=f"`posttrain resume {self.folder}` trains it.",
+                fix=f"`posttrain resume {self.folder}` continues the run.",
             )
         oldest = [start for start in starts if start - 1 in there]
         begin = first if first is not None else (oldest or starts)[0]
@@ -191,11 +192,11 @@ class RecordedRun:
         return begin, end
 
     def start(self, first: int) -> Checkpoint | None:
-        """The checkpoint from which `first` was trained; None for the model that the run started with."""
+        """The checkpoint from which the step `first` was trained; None for the model that the run started with."""
         return self.checkpoints.of(first - 1) if first - 1 in self.checkpoints.steps() else None
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """A file of facts about the start; None where there is none. Raises ConfigError for a damaged one."""
+        """A file of facts about the start; None if it is missing. Raises ConfigError if it is damaged."""
         try:
             return mapping(read_sealed_json(self.folder, name))
         except Missing:
@@ -222,7 +223,7 @@ def without_redacted(tree: Any) -> Any:
 
 
 def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree that dotted names spell.
+    """The tree of settings with the given dotted names.
 
     >>> nested({"train.steps": 3, "seed": 1, "data.train": ["a", "b"]})
     {'train': {'steps': 3}, 'seed': 1, 'data': {'train': ['a', 'b']}}

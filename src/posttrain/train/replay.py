@@ -1,10 +1,11 @@
-"""`replay`: train again from what a run recorded, and show that the weights are the same bits.
+"""`replay`: train again from the records of a run, and show that the weights are the same bits.
 
-What was sampled, by which version, with which rewards and in which order stands in the rollout files. A step that is
-fed from them computes what it computed then, whatever schedule brought its groups together: neither samplers nor
-rewards, judges or held-out data are needed. Runs on given answers read their rows from the data again.
+The rollout files hold the sampled answers of each step, their policy versions, their rewards and their order. A step
+that reads them computes the same as before, whatever schedule produced its groups. It needs no samplers, rewards,
+judges or held-out data. Runs on given answers read their rows from the data again.
 
-With changed settings it is a what-if on the same data, and claims nothing: it tells how far the two ways lead apart.
+With changed settings a replay is a what-if on the same data. It claims no equality, and measures how far its weights
+end up from the run's weights.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from posttrain.types import Batch
 
 FILE = "replay.json"
 TAKEN_OVER = (COMPUTE, "references", PAIRS, "sampled/summary.json")
-"""Decisions of the run before its first step, which a replay reads in its own folder."""
+"""Files with decisions that the run made before its first step. A replay copies them into its own folder."""
 
 
 def replay(
@@ -64,10 +65,11 @@ def replay(
 ) -> Replay:
     """Train steps `first` to `last` of a run again and compare every bit with what the run recorded.
 
-    By default from its oldest checkpoint to its last step on file. The run's folder is never written; the replay gets
-    `output`, by default the first free RUN-replay-N. `overrides` are settings as in `train`: with them it is a what-if
-    on the same data. `say` is told how each step went. Raises a `PosttrainError` where a replay would mean nothing:
-    another version of torch, another machine, changed data, a rollout file or a checkpoint that is missing or damaged.
+    By default it begins at the oldest checkpoint and ends at the last step on file. It writes into `output`, by default
+    the first free RUN-replay-N, and never into the run's folder. `overrides` are settings as in `train`. They make the
+    replay a what-if on the same data. `say` gets a line about each step. Raises a `PosttrainError` if a replay would
+    mean nothing: with another version of torch, on another machine, with changed data, or if a rollout file or a
+    checkpoint is missing or damaged.
     """
     recorded = RecordedRun.of(Path(fspath(run)), overrides)
     begin, end = recorded.range(first, last)
@@ -78,7 +80,7 @@ def replay(
 
 @contextmanager
 def own_folder(run: Path, output: str | PathLike[str] | None) -> Iterator[RunStore]:
-    """One that is removed again where nothing came of it."""
+    """The folder of a replay. If the replay fails before its first step, the folder is removed again."""
     beside = (run.resolve().with_name(f"{run.resolve().name}-replay-{n}") for n in range(1, 1_000_000))
     folder = Path(output) if output is not None else next(path for path in beside if not path.exists())
     was_there = folder.exists()
@@ -122,9 +124,9 @@ class _Replaying:
         self.hashes: dict[int, dict[str, str]] = {}
         there = [step for step in run.checkpoints.steps() if first <= step <= last]
         self.checkpoints = {step: run.checkpoints.of(step) for step in there}
-        """Those that are compared; damaged ones are refused before anything is computed."""
+        """The checkpoints to compare. Damaged ones are refused before anything is computed."""
         self.began: dict[str, Any] = {}
-        """The weights of the start, from which a what-if and the run went their ways."""
+        """The weights from which both the what-if and the run started."""
 
     def __call__(self, store: RunStore) -> Replay:
         found = self.run.start(self.first)
@@ -157,12 +159,12 @@ class _Replaying:
         return result
 
     def is_settled(self, step: int) -> bool:
-        """Nothing more is to be learned from steps after the first one whose weights are others."""
+        """Can the replay end here? Once the weights differ, later steps show nothing new."""
         differs = bool(self.compared.differences) and not self.what_if
         return differs and (step in self.checkpoints or step > max(self.checkpoints, default=0))
 
     def build(self, store: RunStore, first: int, start: Checkpoint | None) -> tuple[Trainer, Feed]:
-        """The trainer of these steps, as it stood before the first of them, and what feeds it."""
+        """The trainer in its state before the step `first`, and its feed."""
         config = self.run.config(first)
         self.say(f"loading {config.model.path}")
         algorithm = config.algorithm.build()
@@ -179,7 +181,7 @@ class _Replaying:
         return trainer, feed
 
     def one_step(self, store: RunStore, trainer: Trainer, feed: Feed, step: int) -> None:
-        """The loop of a run without sampling and publishing; afterwards every number is compared."""
+        """Train one step without sampling and publishing, and compare every number with the run."""
         data = feed.take(step, step - 1)
         trainer.numbers.watch(data.names)
         batch, log = train_step(trainer, data.experience, step)
@@ -195,7 +197,7 @@ class _Replaying:
         self.say(self.line(step, values, then))
 
     def line(self, step: int, now: Mapping[str, float], then: Mapping[str, Any]) -> str:
-        """How a step went: whether all was the same, and of a what-if both losses."""
+        """The line about a step: whether everything was the same, or both losses for a what-if."""
         other = sum(difference.step == step for difference in self.compared.differences)
         if self.what_if:
             losses = f"loss {now.get('loss', math.nan):.6g}, in the run {then.get('loss') or math.nan:.6g}"
@@ -222,10 +224,10 @@ class _Replaying:
         for sentence in sentences:
             self.say(f"{kind}: {sentence}")
 
-    # --- what would make it meaningless ------------------------------------------------------------------------------
+    # --- reasons to refuse a replay ----------------------------------------------------------------------------------
 
     def require_same_start(self, config: RunConfig, trainer: Trainer, *, from_model: bool) -> None:
-        role = "from which it starts" if from_model else same_model.role_of_start(config, trainer.algorithm)
+        role = "which the replay starts from" if from_model else same_model.role_of_start(config, trainer.algorithm)
         before = self.run.record(same_model.FILE)
         if role and before is not None and before.get("sha256") != same_model.start_key(trainer.loaded.model):
             raise ModelError(
@@ -235,7 +237,7 @@ class _Replaying:
             )
 
     def require_same_place(self, trainer: Trainer, start: Checkpoint | None) -> None:
-        """Raises ConfigError where the last bits would be others for another reason; of a what-if it is a remark."""
+        """Raise ConfigError if versions or hardware would change the last bits. For a what-if it is only a note."""
         device = trainer.loaded.device
         if start is not None and device.type == "cpu" and "threads" in start.facts:
             torch.set_num_threads(int(start.facts["threads"]))
@@ -254,14 +256,14 @@ class _Replaying:
         if found and not self.what_if:
             raise ConfigError(
                 given=f"the run was computed differently: {'; '.join(dict.fromkeys(found))}",
-                allowed="the same versions, processor, threads and choice of products, for bit-identical numbers",
-                fix="Replay it there. Or change a setting, such as its seed: the replay is then a what-if and "
-                "claims nothing.",
+                allowed="the same versions, processor, threads and kernels, for bit-identical numbers",
+                fix="Replay it in the same place. Or change a setting, such as its seed: the replay is then a what-if "
+                "and claims no equality.",
             )
         self.notes += [note for note in dict.fromkeys(found) if note not in self.notes]
 
     def fitting(self, trainer: Trainer, tensors: Mapping[str, Any], plain: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Another algorithm starts with its own state, and a critic that the run did not have as it is made."""
+        """The saved state with the initial state of a changed algorithm or of a critic that the run did not have."""
         if any(change.startswith("algorithm.name") for change in self.changed):
             plain = {**plain, "algorithm": trainer.advantages.state_dict()}
         own = trainer.tensors(0)
@@ -273,32 +275,32 @@ class _Replaying:
 
 
 def versions() -> dict[str, str]:
-    """Of what computes. Another version of posttrain may compute the same: that it does is what a replay shows."""
+    """Versions of the libraries that compute. It leaves out posttrain: a replay may test a new version of it."""
     import transformers
 
     return {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def columns_of(data: StepData, batch: Batch, rows: list[dict[str, Any]]) -> tuple[str, list[Any], list[Any]]:
-    """(what, replayed, recorded), row by row: roles in pairs, or advantages."""
+    """(column, replayed, recorded), with one value per row: roles in pairs, or advantages."""
     if batch.chosen_B is not None:
         return "role", pair_roles(batch, data.groups), [row.get("role") for row in rows]
-    assert batch.advantages_BT is not None, "what learns from rewards has advantages"
+    assert batch.advantages_BT is not None, "an algorithm that learns from rewards has advantages"
     starts = [(len(row["prompt_ids"]), len(row["completion_ids"])) for row in rows]
     now = [batch.advantages_BT[b, start : start + length].tolist() for b, (start, length) in enumerate(starts)]
     return "advantages", now, [row["advantages"] for row in rows]
 
 
-# --- the trainer alone ------------------------------------------------------------------------------------------------
+# --- a trainer without samplers ---------------------------------------------------------------------------------------
 
 
 def build(
     config: RunConfig, algorithm: Algorithm, run: RecordedRun, store: RunStore, tell: Callable[..., None]
 ) -> tuple[Trainer, Feed]:
-    """A trainer without samplers, rewards and judges, and what feeds it."""
+    """A trainer without samplers, rewards and judges, and its feed."""
     guards = Guards.of(config, store.evidence)
     critic = config.critic or CriticConfig()
-    if critic.path is not None:  # the reward model of the run lies in its folder
+    if critic.path is not None:  # the run's reward model is in the run's folder
         path = find_model(critic.path, run.folder)
         config = config.model_copy(update={"critic": critic.model_copy(update={"path": path})})
     if "scores" in algorithm.needs:
@@ -322,7 +324,7 @@ def build(
 
 
 def given(config: RunConfig, policy: Policy, run: RecordedRun, store: RunStore) -> Feed:
-    """The rows of the data, as the run read them; pairs that it sampled are on file."""
+    """A feed of the data as the run read it. Pairs that the run sampled are on file."""
     read = SOURCES[policy.algorithm.data_kind]
     if config.sampled_pairs is not None:
         read = sampled_preferences

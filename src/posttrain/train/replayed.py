@@ -10,11 +10,11 @@ from typing import Any
 from posttrain.train.differences import Compared, Difference
 
 SHOWN = 3
-"""Differences of each kind that are told; replay.json has all."""
+"""Number of differences of each kind that are printed; replay.json has all."""
 ENDS = 8
-"""Steps of a what-if that are told from its beginning, and from its end."""
+"""Number of first steps, and of last steps, that are printed for a what-if."""
 TOLD = ("loss", "grad_norm", "entropy")
-"""Metrics of a what-if that are told step by step; replay.json has all."""
+"""Metrics of a what-if that are printed for each step; replay.json has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,36 +23,36 @@ class Replay:
 
     run: Path
     folder: Path
-    """Of the replay: metrics.jsonl, replay.json, and the checkpoint of the last step."""
+    """The replay's folder, with metrics.jsonl, replay.json and the checkpoint of the last step."""
     first: int
     last: int
     start: str
-    """From which weights it began."""
+    """The weights from which the replay started, in words."""
     what_if: bool
-    """Were settings given? Then nothing is claimed to be equal."""
+    """Were settings changed? Then the replay claims no equality."""
     changed: list[str]
-    """Settings that are not those of the run, in words."""
+    """Settings that differ from the run's, in words."""
     compared: Compared
     metrics: list[tuple[int, dict[str, float], dict[str, Any]]]
-    """(step, replayed, recorded), of what training computes."""
+    """(step, replayed, recorded) metrics of training."""
     apart: dict[int, float] = field(default_factory=dict)
-    """Of a what-if, by step: how far its weights are from the run's, over how far the run's moved since the start."""
+    """For a what-if, by step: the distance of its weights to the run's, over how far the run's weights have moved."""
     notes: list[str] = field(default_factory=list)
-    """What else differs from the run."""
+    """Other differences from the run, in words."""
 
     @property
     def same(self) -> bool:
-        """Was everything the same that could be compared?"""
+        """Was everything that could be compared the same?"""
         return not self.compared.differences
 
     @property
     def differences(self) -> list[Difference]:
-        """In the order of the steps."""
+        """All differences, in the order of the steps."""
         return self.compared.differences
 
     @property
     def exit_code(self) -> int:
-        """4 where bits differ with the settings of the run; a what-if claims nothing."""
+        """4 if bits differ with the settings of the run, else 0. A what-if always has 0."""
         return 0 if self.same or self.what_if else 4
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Replay:
         }
 
     def render(self) -> str:
-        """The last words of the command."""
+        """The final output of the command."""
         body = self._what_if() if self.what_if else self._verdict()
         notes = [f"note       {note}" for note in self.notes]
         return "\n".join([*body, f"started    from {self.start}", *notes, f"folder     {self.folder}"])
@@ -105,12 +105,12 @@ class Replay:
         tensors = (
             f"{compared.tensors} tensors (policy, critic and optimizer after step {steps})"
             if compared.checkpoints
-            else "no tensors, as the run has no checkpoint of these steps"
+            else "no tensors, because the run has no checkpoint of these steps"
         )
         return [f"compared   {compared.metrics} metrics of {compared.steps} steps{rows}, {tensors}"]
 
     def _what_if(self) -> list[str]:
-        changed = "; ".join(self.changed) or "no setting is another one"
+        changed = "; ".join(self.changed) or "no setting changed"
         told = [name for name in TOLD if any(name in now for _, now, _ in self.metrics)]
         width = max(map(len, TOLD)) + 9
         lines = [
@@ -132,7 +132,7 @@ class Replay:
                 f"the run's weights moved since step {self.first - 1}"
             )
         if not self.apart:
-            lines.append("weights    not compared, as the run has no checkpoint of these steps")
+            lines.append("weights    not compared, because the run has no checkpoint of these steps")
         return lines
 
 

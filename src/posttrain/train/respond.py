@@ -1,5 +1,6 @@
-"""What happens when an alarm fires: the answers it points to are kept, a checkpoint from before stays, and the run
-goes on, waits for a person, or ends, as `alarms.on_alarm` says.
+"""The response to an alarm: save the answers it points to and keep a checkpoint from before it.
+
+Then the run continues, waits for a person, or ends, as `alarms.on_alarm` says.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 
 
 ABOUT_NO_ANSWER = ("mismatch",)
-"""Alarms that are not about what was written, so that no answer shows their reason."""
+"""Alarms that are not about the content of answers, so that no answer shows their reason."""
 
 
 def respond(run: Run, alarms: Sequence[Alarm], *, is_over: bool = False) -> None:
-    """Keep what shows the reason of each alarm and tell of it; raises `AlarmStop` where the run shall not go on.
+    """Save the evidence for each alarm and report it. Raises `AlarmStop` if the run must not continue.
 
-    A run that `is_over` cannot pause, and still ends as one that an alarm has stopped. What was told before a run was
-    resumed is not told again.
+    A run that `is_over` cannot pause, but on_alarm = stop still ends it with the error. Alarms that were reported
+    before the run was resumed are not reported again.
     """
     if not alarms:
         return
@@ -45,13 +46,13 @@ def respond(run: Run, alarms: Sequence[Alarm], *, is_over: bool = False) -> None
 
 
 def untold(run: Run, alarms: Sequence[Alarm]) -> list[Alarm]:
-    """Those that are not on file yet."""
+    """The alarms that are not in events.jsonl yet."""
     told = {(event.get("alarm"), event.get("step")) for event in run.store.read_events("alarm")}
     return [alarm for alarm in alarms if (alarm.kind, alarm.step) not in told]
 
 
 def tell(run: Run, alarm: Alarm) -> None:
-    """The event, the answers, and which model is from before."""
+    """Record the alarm with the suspicious answers and the last checkpoint before it, and show it."""
     path = None
     if alarm.kind not in ABOUT_NO_ANSWER:
         path = run.store.suspicious(alarm.step, alarm.kind, suspicious(run.folder, alarm))
@@ -59,7 +60,7 @@ def tell(run: Run, alarm: Alarm) -> None:
     model = "the model that the run started with" if before is None else f"checkpoints/step-{before:06d}"
     run.checkpoints.pinned = run.watch.needs(run.checkpoints)
     advised = f". {alarm.fix.rstrip('.')}" if alarm.fix else ""
-    message = f"{alarm.message}{advised}. From before step {alarm.change_point}: {model}"
+    message = f"{alarm.message}{advised}. Last model before step {alarm.change_point}: {model}"
     run.store.event(
         "alarm",
         message,
@@ -76,7 +77,7 @@ def tell(run: Run, alarm: Alarm) -> None:
 
 def wanted(alarms: Sequence[Alarm]) -> str:
     if all(alarm.kind in ABOUT_NO_ANSWER for alarm in alarms):
-        return "engines whose log-probabilities are the trainer's"
+        return "engines whose log-probabilities agree with the trainer's"
     return "a reward that pays for the behaviour you mean"
 
 

@@ -1,4 +1,4 @@
-"""Trained weights out of a checkpoint, into the very parameters that they are of."""
+"""Restores trained weights from a checkpoint into the model's parameters."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def detached(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
 
 
 _SAME = "the weights of a run with the same model, the same critic and the same LoRA settings"
-_AS_STARTED = "Resume with the config with which the run was started."
+_AS_STARTED = "Resume with the config that the run was started with."
 
 
 @torch.no_grad()
 def take_over(parameters: Mapping[str, nn.Parameter], saved: Mapping[str, Tensor], path: Path, what: str) -> None:
-    """Write the saved values into the parameters; raises `CheckpointError` where they are not the same ones."""
+    """Write the saved values into the parameters; raises `CheckpointError` if names or shapes differ."""
     if parameters.keys() != saved.keys():
         odd = sorted(parameters.keys() ^ saved.keys())
         raise CheckpointError(
@@ -44,7 +44,7 @@ def take_over(parameters: Mapping[str, nn.Parameter], saved: Mapping[str, Tensor
 
 
 def require_same_adapters(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Raises `CheckpointError` where the saved weights of adapters would be scaled by another number."""
+    """Raise `CheckpointError` if the adapters were saved with another scale than they have now."""
     different = [f"{name} was {saved[name]} and is {now.get(name)}" for name in saved if now.get(name) != saved[name]]
     if different:
         raise CheckpointError(

@@ -1,11 +1,11 @@
-"""Does bfloat16 show what a run changes? A short run with a small learning rate moves weights by less than rounding.
+"""Does bfloat16 keep the updates of a run? With a small learning rate, weights may move by less than the rounding.
 
-Weights are trained in float32 and rounded to bfloat16 where a model computes in it. AdamW moves a weight by about the
-learning rate in a step, so the sum of all learning rates estimates how far it can come. Two neighbouring numbers of
-bfloat16 near w are 2^(floor(log2 |w|) - 7) apart. A weight that stands anywhere between them, and moves by d, is
-rounded to another number with probability d over that spacing. If few weights are, the model that computes in bfloat16
-stays as it was, or changes only in the weights that stood close to the middle between two numbers. In float32 the same
-weights then answer otherwise.
+Weights are trained in float32, and rounded to bfloat16 if the model computes in it. AdamW moves a weight by about the
+learning rate per step, so the sum of all learning rates estimates how far a weight can move. Two neighbouring bfloat16
+numbers near w are 2^(floor(log2 |w|) - 7) apart. A weight at a random place between them that moves by d is rounded to
+another number with probability d over that spacing. If this happens to few weights, the model in bfloat16 stays the
+same, or changes only in weights that were close to the middle between two numbers. In float32 the same weights then
+give other answers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
 
 SAMPLED = 4096
-"""Weights of each matrix that are looked at, drawn with a fixed seed."""
+"""Number of weights of each matrix that are checked, drawn with a fixed seed."""
 TYPICAL = 0.02
-"""Taken for a weight that is still in its file, as on several ranks."""
+"""Absolute value assumed for a weight that is still in its file, as with several ranks."""
 LEAST_ROUNDED = 1 / 4
-"""Share of the weights that bfloat16 has to round to another number. docs/wins.md has runs on both sides of it."""
+"""Share of weights that must round to another bfloat16 number. docs/wins.md has runs on both sides of it."""
 
 
 class Moved(NamedTuple):
-    """How far a run moves a weight, and which share of the weights bfloat16 then rounds to another number."""
+    """How far a run moves a weight, and the share of the weights that bfloat16 then rounds to another number."""
 
     distance: float
     share: float
@@ -45,7 +45,7 @@ class Moved(NamedTuple):
 
 
 def moved(model: nn.Module, config: RunConfig) -> Moved | None:
-    """None for adapters, whose weights begin at 0, and where nothing is trained."""
+    """The estimate for a run; None for adapters, whose weights start at 0, and if nothing is trained."""
     distance = distance_of(config)
     matrices = [weight for weight in model.parameters() if weight.dim() >= 2 and weight.requires_grad]
     if config.lora is not None or distance == 0 or not matrices:
@@ -63,7 +63,7 @@ def distance_of(config: RunConfig) -> float:
 
 
 def loses_typical(config: RunConfig) -> bool:
-    """Whether bfloat16 would lose the updates of a model whose weights are not at hand, as for a plan."""
+    """Would bfloat16 lose the updates of a model whose weights are not loaded, as in a plan?"""
     distance = distance_of(config)
     return config.lora is None and distance > 0 and share_rounded(torch.tensor([TYPICAL]), distance) < LEAST_ROUNDED
 
@@ -77,12 +77,12 @@ def drawn(weight: Tensor) -> Tensor:
 
 
 def share_rounded(sizes: Tensor, distance: float) -> float:
-    """Of weights of these sizes that move by this distance: those that become another number of bfloat16."""
+    """Share of weights with these absolute values that become another bfloat16 number if they move by `distance`."""
     return float((distance / spacing(sizes)).clamp(max=1.0).mean())
 
 
 def spacing(sizes: Tensor) -> Tensor:
-    """Of the numbers of bfloat16, which has 8 bits of mantissa, near each of these.
+    """Spacing of bfloat16 numbers (8 bits of mantissa) near each of these absolute values.
 
     >>> spacing(torch.tensor([1.0, 0.0168])).log2().tolist()
     [-7.0, -13.0]
@@ -92,7 +92,7 @@ def spacing(sizes: Tensor) -> Tensor:
 
 
 def lost(config: RunConfig, loaded: LoadedModel) -> Moved | None:
-    """What bfloat16 would lose of this run: None if it shows enough of the updates, or if nothing can choose it."""
+    """The estimate if bfloat16 would lose the updates of this run; None if it keeps enough of them or is not used."""
     asked, on_cpu = config.model.precision, loaded.device.type == "cpu"
     if asked == "float32" or (asked == "auto" and not may_round(loaded, on_cpu)):
         return None
@@ -101,18 +101,18 @@ def lost(config: RunConfig, loaded: LoadedModel) -> Moved | None:
 
 
 def told(found: Moved | None, asked: str, dtype: torch.dtype, *, exact: bool) -> list[str]:
-    """What to tell the user of a run that computes in this precision. `exact`: the rule has chosen it."""
+    """Sentences for the user of a run that computes in this precision. `exact`: this rule has chosen float32."""
     if found is None:
         return []
     if exact:
         return [f"model.precision: {asked} is float32 here: {found.sentence}"]
     fix = "Set model.precision=float32, or raise train.learning_rate or train.steps"
-    warning = f"{found.sentence}. What is measured in bfloat16 may not hold in float32. {fix}"
+    warning = f"{found.sentence}. Results measured in bfloat16 may not hold in float32. {fix}"
     return [warning] if dtype == torch.bfloat16 else []
 
 
 def may_round(loaded: LoadedModel, on_cpu: bool) -> bool:
-    """Whether `auto` can mean bfloat16 for this model here."""
+    """Can `auto` mean bfloat16 for this model on this device?"""
     if on_cpu:
         return has_bfloat16() and sum(weight.numel() for weight in loaded.model.parameters()) >= SMALL
     return choose_compute_dtype("auto", loaded.device) == torch.bfloat16

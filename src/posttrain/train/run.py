@@ -1,4 +1,4 @@
-"""A run: its collaborators, where it stands, and what it leaves in its folder."""
+"""A run: its collaborators, its progress, and the records that it leaves in its folder."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class Run:
     measure: Measure
     checkpoints: Checkpoints
     watch: Watch = field(default_factory=nothing_to_watch)
-    """What notices that a reward is gamed."""
+    """Detects that a reward is gamed, and mismatches between engines and trainer."""
     step: int = 0
-    """Steps done, which is also the policy version."""
+    """Number of steps done, which is also the policy version."""
     num_tokens: int = 0
-    """Prompt and completion tokens of all rows so far, those included that were sampled and not trained."""
+    """Prompt and completion tokens of all rows so far, including rows that were sampled and not trained."""
     seconds: float = 0.0
-    """Spent in steps so far, as metrics.jsonl says."""
+    """Seconds spent in steps so far, from metrics.jsonl."""
     evaluation: dict[str, Any] = field(default_factory=dict)
     """The content of evaluation.json."""
     stop_asked: bool = False
-    """Did a Ctrl-C come in its last measurement? The run is done; what would follow it is not begun."""
+    """Was Ctrl-C pressed during the final measurement? The run is done, and nothing that follows it is begun."""
     saves: SavePolicy = field(default_factory=SavePolicy)
 
     @property
@@ -73,12 +73,12 @@ class Run:
         return self.store.folder
 
     def __fspath__(self) -> str:
-        """Its folder, for whatever takes the folder of a run: `resume(run)`, `evaluate(run)`, `export(run)`."""
+        """The run's folder, so that functions that take a folder accept a run: `resume(run)`, `evaluate(run)`."""
         return str(self.folder)
 
     @property
     def reached(self) -> str:
-        """The limit that ends the run here: the name of its setting, or nothing while there are steps to do."""
+        """The name of the setting whose limit ends the run here; empty while there are steps to do."""
         train = self.config.train
         limits = (
             ("train.steps", self.step, train.steps),
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def model_path(self) -> Path | None:
-        """The newest checkpoint's `model/`: a folder that `from_pretrained` opens."""
+        """The folder `model/` of the newest checkpoint, which `from_pretrained` opens."""
         newest = self.checkpoints.newest()
         return newest.model if newest else None
 
@@ -118,17 +118,17 @@ class Run:
         return f"<Run {', '.join([str(self.folder), steps, *measured])}>"
 
     def _repr_html_(self) -> str:
-        """In a notebook: the verdict and the first plots."""
+        """The verdict and the first plots, for a notebook."""
         return run_html(read_run(self.folder))
 
     def describe(self) -> dict[str, Any]:
-        """A description of the run, for the first lines on the screen."""
+        """The description of the run that is printed when it starts."""
         config = self.config
         trainer = self.trainer
         trained = sum(p.numel() for p in trainer.trained_parameters().values())
         rows = config.train.prompts_per_step * (config.sampling.group_size if self.feed.samples else 1)
         return {
-            "run": str(self.folder) + (f", carried to {self.store.carrier.url}" if self.store.carrier.url else ""),
+            "run": str(self.folder) + (f", uploaded to {self.store.carrier.url}" if self.store.carrier.url else ""),
             "model": f"{config.model.path}, {trained:,} trained parameters, {trainer.loaded.compute.describe()}",
             **({"critic": trainer.critic.describe()} if trainer.critic else {}),
             "algorithm": trainer.algorithm.card.title + self._correction(),
@@ -140,7 +140,7 @@ class Run:
         }
 
     def _correction(self) -> str:
-        """What `correction: auto` was decided to be, or was set to."""
+        """The correction in use, marked "(auto)" if `correction: auto` chose it."""
         applied, asked = self.trainer.algorithm.correction_name, self.config.algorithm.build().correction_name
         if applied in ("none", "auto"):
             return ""
@@ -151,7 +151,7 @@ class Run:
     def record_step(
         self, data: StepData, batch: Batch, metrics: dict[str, float], looked: Looked = NOTHING_SEEN
     ) -> None:
-        """One line of metrics, every completion on file, with what was found out about it, one line on the screen."""
+        """Write a line of metrics and the completions with their findings, and print a line on the terminal."""
         values = {**metrics, "num_tokens": self.num_tokens}
         self.store.metrics(self.step, values)
         if data.groups:
@@ -173,7 +173,7 @@ class Run:
         self.view.step({"step": self.step, **values}, self.config.train.steps)
 
     def _weights(self, data: StepData) -> list[float] | None:
-        """Of the rewards, where the step learned from them."""
+        """The weights of the rewards; None if the step did not learn from rewards."""
         learned = getattr(data.experience, "reward_weights_K", None) is not None
         return [reward.weight for reward in self.config.rewards] if learned else None
 
@@ -184,7 +184,7 @@ class Run:
     # --- measuring --------------------------------------------------------------------------------------------------
 
     def measure_model(self, name: str) -> None:
-        """Judge the present weights; `name` is "baseline", "trained" or "step N"."""
+        """Evaluate the present weights; `name` is "baseline", "trained" or "step N"."""
         with self.store.timeline.span("trainer", "evaluate", of=name):
             measured = self.measure(self.folder / "evaluations", name)
         if name == "baseline":
@@ -210,7 +210,7 @@ class Run:
     # --- saving and restoring ---------------------------------------------------------------------------------------
 
     def save(self, *, required: bool = False) -> None:
-        """Write the checkpoint of this step; a miss is a warning, the third in a row or a required one an error."""
+        """Write this step's checkpoint. A failure is a warning; the third in a row, or a required one, is an error."""
         trainer = self.trainer
         plain = {
             "num_tokens": self.num_tokens,
@@ -241,10 +241,10 @@ class Run:
             self.store.carrier.wake()
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to the moment after the checkpoint's step; what was recorded later is dropped. Publishes nothing."""
+        """Go back to the moment after the checkpoint's step and drop later records. Publishes nothing."""
         plain = self.trainer.restore_parts(checkpoint.state, checkpoint.path)
         self.guards.load_state(plain["guards"])
-        if "watch" in plain:  # checkpoints of versions without alarms have none
+        if "watch" in plain:  # checkpoints of early versions have none
             self.watch.load_state(plain["watch"])
         self.feed.load_state(plain.get("feed", {}))
         self.step, self.num_tokens = checkpoint.step, plain["num_tokens"]
@@ -255,7 +255,7 @@ class Run:
             self.restore_evaluation(fault)
 
     def restore_evaluation(self, fault: str) -> None:
-        """Go on without the file: the weights of now are never measured in place of those before training."""
+        """Continue without evaluation.json. The present weights never replace the baseline that is missing."""
         self.evaluation.pop("lost", None)
         if "baseline" in self.evaluation:
             self.store.record(EVALUATION, self.evaluation)
@@ -265,7 +265,7 @@ class Run:
 
 
 class Phases:
-    """Seconds spent in each phase of a step, for the step line and the report; the timeline has each by itself."""
+    """Seconds spent in each phase of a step, for the step line and the report. The timeline records every phase."""
 
     def __init__(self, timeline: Timeline, step: int) -> None:
         self.timeline, self.step = timeline, step

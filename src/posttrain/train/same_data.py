@@ -1,13 +1,13 @@
-"""A run that is resumed goes on with the data that it was started with, or not at all.
+"""The check that a resumed run continues with the data that it was started with.
 
-Which rows a step takes is a pure function of the seed, the step and how many rows there are. So rows that were added,
-removed or reordered while a run was stopped would be compared, weighed and measured as if they were the old ones. The
-run's folder therefore keeps what its rows were, as the model reads them, in data.json; of prompts to which answers are
-sampled, the columns that rewards read belong to it:
+The rows of a step are a pure function of the seed, the step and the number of rows. If somebody added, removed or
+reordered rows while the run was stopped, the run would treat the new rows as the old ones. So data.json in the run's
+folder keeps a hash of the rows as the model reads them. For prompts to which answers are sampled, the hash covers the
+columns that rewards read, too:
 
     {"training data": {"rows": 48, "sha256": ...}, "held-out data": {"rows": 12, "sha256": ...}}
 
-Of rows that are streamed it is a hash of their texts and of what tokenises them, marked "of texts".
+For streamed rows the hash covers their texts and what tokenises them. It is marked "of texts".
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 FILE = "data.json"
 TRAIN, HELDOUT = "training data", "held-out data"
 OF_TEXTS = "of texts"
-"""Begins the hash of rows that are streamed."""
+"""Prefix of the hash of streamed rows."""
 
 Facts = dict[str, dict[str, Any]]
 
 
 def put_on_file(run: Run) -> None:
-    """At the start of a run, whatever an attempt before it has left."""
+    """Write data.json at the start of a run, over the file of an earlier attempt."""
     run.store.record(FILE, facts_of(run.feed, run.measure))
 
 
 def check_same(run: Run) -> None:
-    """Raises DataError where the rows are not those on file. What an earlier version left out gets there now."""
+    """Raise DataError if the rows differ from data.json. Facts that an earlier version left out are added to it."""
     before = run.store.read_record(FILE)
     if before is None:
         put_on_file(run)
@@ -58,22 +58,22 @@ def check_same(run: Run) -> None:
 
 
 def require_same(before: Facts, feed: Feed, measure: Measure, data: DataConfig, folder: Path) -> None:
-    """Raises DataError where the rows of the run in `folder` are not those of which `before` tells."""
+    """Raise DataError if the rows of the run in `folder` do not match the facts `before`."""
     now = facts_of(feed, measure, like=before)
     known = [what for what in (TRAIN, HELDOUT) if isinstance(before.get(what), dict)]
     different = [f"{what}: {_difference(before[what], now[what])}" for what in known if before[what] != now[what]]
     if different:
         raise DataError(
-            given=f"the data differs from the data with which the run was started ({_places(data)}): "
+            given=f"the data differs from the data that the run was started with ({_places(data)}): "
             + "; ".join(different),
             allowed="the same rows in the same order, read by the same tokenizer and template",
-            fix=f"Restore the data and the settings in {folder}/config.yaml; or train a new run on the new data, "
+            fix=f"Restore the data and the settings in {folder}/config.yaml. Or start a new run on the new data, "
             "with the model folder of the newest checkpoint as model.path.",
         )
 
 
 def facts_of(feed: Feed, measure: Measure, like: Facts | None = None) -> Facts:
-    """Of the rows that a run learns from and is measured by; hashed as those in `like` were."""
+    """Number and hash of the training rows and of the held-out rows, hashed in the same way as in `like`."""
     rows = {TRAIN: rows_of(feed), HELDOUT: rows_of(measure)}
     return {
         what: {"rows": len(one), "sha256": rows_key(one, _by_tokens(like, what)) if len(one) else ""}
@@ -86,7 +86,7 @@ def _by_tokens(facts: Facts | None, what: str) -> bool:
 
 
 def tell_of_rows_left_out(run: Run) -> None:
-    """Streamed rows are tokenised as the run goes: what turns out to be of no use is told then."""
+    """Warn of streamed rows that the run left out. It tokenises them as it goes, so it finds them only then."""
     rows = rows_of(run.feed)
     records = getattr(rows, "pairs", rows)
     if isinstance(records, StreamedRecords):
@@ -94,7 +94,7 @@ def tell_of_rows_left_out(run: Run) -> None:
 
 
 def rows_of(part: Any) -> Sequence[Any]:
-    """The given rows of a feed or of a measure, however it is wrapped."""
+    """The given rows of a feed or of a measure, found inside its wrappers."""
     for name in ("measure", "subject"):
         if (inner := getattr(part, name, None)) is not None:
             return rows_of(inner)
@@ -103,9 +103,9 @@ def rows_of(part: Any) -> Sequence[Any]:
 
 
 def rows_key(rows: Sequence[Any], by_tokens: bool = False) -> str:
-    """Changes with any token, mask, label, score or margin, and with the order.
+    """A hash that changes with any token, mask, label, score or margin, and with the order of the rows.
 
-    Of streamed rows, with any text; `by_tokens` tokenises them all, as a run in memory would.
+    For streamed rows it changes with any text. `by_tokens` tokenises all of them, as a run in memory would.
     """
     if isinstance(rows, Unpaired):
         return f"both sides of {rows_key(rows.pairs, by_tokens)}"
@@ -126,7 +126,7 @@ def rows_key(rows: Sequence[Any], by_tokens: bool = False) -> str:
 
 
 def _prompts_key(prompts: Sequence[Prompt]) -> str:
-    """Of their tokens and of what rewards read beside them."""
+    """Hash of the prompts' tokens and of the other columns that rewards read."""
     digest = hashlib.sha256()
     for prompt in prompts:
         read = [prompt.ids, prompt.plain, prompt.columns]
@@ -135,7 +135,10 @@ def _prompts_key(prompts: Sequence[Prompt]) -> str:
 
 
 def _in_words(value: Any) -> Any:
-    """What JSON has no form for, the same in every process: an array whole, a thing without words by its type."""
+    """A form for values that JSON cannot hold, the same in every process: arrays as lists, other objects as text.
+
+    An object without a text form of its own is named by its type.
+    """
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, set | frozenset):
@@ -146,7 +149,7 @@ def _in_words(value: Any) -> Any:
 
 
 def _parts(row: Any) -> tuple[tuple[Example, ...], Sequence[float]]:
-    """Token sequences and numbers of a row; one without any has NaN."""
+    """Token sequences and numbers of a row; a row without numbers gets NaN."""
     kind = type_of([row])
     numbers = [math.nan if number is None else number for number in kind.numbers(row)]
     return tuple(example for _, example in kind.sequences(row)), numbers or [math.nan]
@@ -160,7 +163,7 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     counts = [facts["rows"] for facts in (before, now)]
     if counts[0] != counts[1]:
         return f"{counts[1]:,} rows, but there were {counts[0]:,}"
-    return f"{counts[0]:,} rows as before, but different ones, or in another order"
+    return f"{counts[0]:,} rows as before, but their content or their order differs"
 
 
 def _places(data: DataConfig) -> str:

@@ -1,10 +1,10 @@
-"""A run that is resumed goes on from the model that it was started with, where that still has a say.
+"""The check that a resumed run still finds the model that it was started with, if later steps depend on that model.
 
-Trained weights come from the checkpoint. What stands below adapters, and a reference, do not: they are read again from
-model.path. Whatever lies there by then (a model that was trained anew, another revision on the Hub) would be taken for
-it, and the same adapters on it are another model. The run's folder therefore keeps in start.json what it was:
+Trained weights come from the checkpoint. The base of adapters and the reference are read again from model.path. If
+another model is there by then (trained again, or another revision on the Hub), the run would use it without notice, and
+the same adapters on another base are another model. So start.json in the run's folder keeps a hash of the first model:
 
-    {"sha256": ...}     of the names and shapes of all weights, and of some numbers of each
+    {"sha256": ...}     hash of the names and shapes of all weights, and of some numbers of each
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 
 FILE = "start.json"
 NUMBERS = 256
-"""Of each weight, evenly spread: whatever trains a model changes nearly all of them, and reading all takes minutes."""
+"""Hashed numbers per weight, evenly spread. Training changes nearly all numbers, and hashing all takes minutes."""
 
 
 def put_on_file(run: Run) -> None:
-    """At the start of a run, before anything is trained."""
+    """Write start.json at the start of a run, before anything is trained."""
     run.store.record(FILE, {"sha256": start_key(run.trainer.loaded.model)})
 
 
 def check_same(run: Run) -> None:
-    """Before a checkpoint is restored; raises ModelError where another model would change what is trained from here on.
-    A run of an earlier version gets its file now."""
+    """Raise ModelError if another model would change later steps. Called before a checkpoint is restored.
+
+    A run of an earlier version gets its start.json now."""
     before = run.store.read_record(FILE)
     if before is None:
         put_on_file(run)
@@ -46,7 +47,7 @@ def check_same(run: Run) -> None:
         raise ModelError(
             given=f"model.path = {run.config.model.path!r} holds another model than the run started with, {role}",
             allowed="the same weights, in any folder",
-            fix=f"Restore that model, or write its new path into {run.folder}/config.yaml; or train a new run "
+            fix=f"Restore that model, or write its new path into {run.folder}/config.yaml. Or start a new run "
             "with the model folder of the newest checkpoint as model.path.",
         )
 
@@ -54,13 +55,13 @@ def check_same(run: Run) -> None:
 def role_of_start(config: RunConfig, algorithm: Algorithm) -> str:
     """The role of the first model in later steps; empty if everything comes from the checkpoint."""
     if config.lora is not None:
-        return "on which its adapters stand"
+        return "which is the base of its adapters"
     return "which is its reference" if "reference" in algorithm.needs and config.reference is None else ""
 
 
 @torch.no_grad()
 def start_key(model: nn.Module) -> str:
-    """Of a model whose weights are as they were read; of one with adapters, of its base."""
+    """Hash of a model whose weights have not changed since they were read; with adapters, the hash of the base."""
     digest = hashlib.sha256()
     for name in sorted(state := without_adapters(model).state_dict(keep_vars=True)):
         if "lora_" in name:

@@ -1,14 +1,14 @@
-"""A run that is resumed says so if its rewards or checks were changed since it was started.
+"""The warning of a resumed run whose rewards or checks have changed since it was started.
 
-An edited reward is often what a run is resumed for, so it is no error. But the baseline, and every step before, were
-judged as it was then, and the report sets them beside what is measured now. The run's folder therefore keeps in
-rewards.json what can be told of each:
+People often resume a run because they edited a reward, so a change is no error. But the old rewards judged the baseline
+and every earlier step, and the report compares these with what the new rewards judge. So rewards.json in the run's
+folder keeps what can be known of each reward:
 
     {"rewards": {"brevity": {"name": "brevity", "weight": 0.5, "gate": null, "settings": {}, "file": "<sha256>"}},
      "check": {}}
 
-The file is the one in which a function stands. What it imports is not followed, and neither reward models nor judges
-are looked into.
+The hash is of the file that defines the function. It does not cover what that file imports. Nothing here looks into
+reward models or judges.
 """
 
 from __future__ import annotations
@@ -37,34 +37,37 @@ Facts = dict[str, dict[str, dict[str, Any]]]
 
 
 def put_on_file(run: Run) -> None:
-    """At the start of a run, whatever an attempt before it has left."""
+    """Write rewards.json at the start of a run, over the file of an earlier attempt."""
     run.store.record(FILE, facts_of(run.config))
 
 
 def point_out(run: Run) -> None:
-    """Warn of what was changed; does nothing where it is not on file what was before."""
+    """Warn of changed rewards and checks; does nothing if the run has no rewards.json."""
     before = run.store.read_record(FILE)
     try:
         changed = changes(before, facts_of(run.config)) if before is not None else []
-    except (TypeError, AttributeError, KeyError):  # of an earlier version
+    except (TypeError, AttributeError, KeyError):  # a file of an earlier version
         return
     if changed:
         judged = "The baseline and earlier steps were" if "baseline" in run.evaluation else "Earlier steps were"
         run.warn(
             "rewards",
-            f"changed since the run was started: {'; '.join(changed)}. {judged} judged as before, so a difference from "
-            "them may come from that change and not from training.",
+            f"changed since the run was started: {'; '.join(changed)}. {judged} judged before this change, so a "
+            "difference from them may come from the change and not from training.",
         )
 
 
 def facts_of(config: RunConfig) -> Facts:
-    """Of all that judges answers in a run, by the part of the config and the label."""
+    """Facts about every reward and check of a run, by section of the config and label."""
     parts = {"rewards": config.rewards, "check": config.check}
     return {part: {one.metric_name: _facts(one) for one in scorers} for part, scorers in parts.items()}
 
 
 def changes(before: Facts, now: Facts) -> list[str]:
-    """What judges otherwise than before, and in what; another label alone does not, nor does one check more or less."""
+    """Rewards and checks that judge differently, and what changed in each.
+
+    A new label alone is no change, nor is an added or a removed check.
+    """
     kept = [label for label in now["check"] if label in before["check"]]
     found = [_change(f"check.{label}", before["check"][label], now["check"][label]) for label in kept]
     old, new = before["rewards"], now["rewards"]
@@ -97,19 +100,19 @@ def _facts(scorer: Scorer) -> dict[str, Any]:
 
 
 def _digest(scorer: Scorer) -> str:
-    """Of the file in which its function stands; empty where none is found."""
+    """Hash of the file that defines the scorer's function; empty if there is none."""
     try:
         if scorer.function is not None:
             file = _file_of(resolve(scorer.function))
         else:
             file = None if scorer.name is None or scorer.name in BUILTINS else _file_of(find_named(scorer.name))
         return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
-    except (ConfigError, OSError):  # gone since it was loaded
+    except (ConfigError, OSError):  # the file has gone since the function was loaded
         return ""
 
 
 def _file_of(target: Target) -> Path | None:
-    """Where its source is, found without importing anything; None where it has none."""
+    """The source file of a function, found without importing anything; None if there is none."""
     if target.path:
         return Path(target.path)
     package, *inner = target.module.split(".")

@@ -1,12 +1,12 @@
-"""A run that is resumed says which settings differ from those that its checkpoint was trained with.
+"""The warning of a resumed run whose settings differ from those that its checkpoint was trained with.
 
-The settings of a run may be changed in its config.yaml while it is stopped, so a change is no error. But later steps
-then follow from two sets of settings, and config.yaml shows one. The run's folder therefore keeps in settings.json from
-which step on which settings held:
+You may change the settings of a stopped run in its config.yaml, so a change is no error. But later results then follow
+from two sets of settings, and config.yaml shows only one. So settings.json in the run's folder keeps every set of
+settings, by the step after which it held:
 
     {"0": {"train.learning_rate": 1e-06, ...}, "40": {"train.learning_rate": 1e-05, ...}}
 
-Rewards and checks are told of by same_rewards.py.
+same_rewards.py warns of changed rewards and checks.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SHOWN = 12
 
 
 def put_on_file(run: Run) -> None:
-    """At the start of a run, whatever an attempt before it has left."""
+    """Write settings.json at the start of a run, over the file of an earlier attempt."""
     run.store.record(FILE, {"0": facts_of(run.config)})
 
 
 def point_out(run: Run) -> None:
-    """Warn of what was changed since the checkpoint that the run goes on from; then the new settings hold."""
+    """Warn of settings changed since the checkpoint from which the run continues, and add the new ones to the file."""
     held = run.store.read_record(FILE)
-    if not held or not all(step.isdecimal() and isinstance(held[step], dict) for step in held):  # an earlier version
+    if not held or not all(step.isdecimal() and isinstance(held[step], dict) for step in held):  # an old version
         return
     before = held[max((step for step in held if int(step) < run.step), key=int, default="0")]
     now = facts_of(run.config)
@@ -48,6 +48,6 @@ def point_out(run: Run) -> None:
 
 
 def facts_of(config: RunConfig) -> dict[str, Any]:
-    """Dotted setting -> value, as it is saved."""
+    """The settings as they are saved, by dotted name."""
     tree = {name: value for name, value in saved_tree(config).items() if name not in ELSEWHERE}
     return {dotted(path): value for path, value in leaves(tree)}

@@ -1,4 +1,4 @@
-"""The differences of a run whose model scores answers instead of writing them."""
+"""The special parts of a run whose model scores answers instead of writing them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from posttrain.types import Metrics
 
 
 class OncePerVersion:
-    """Held-out rows that are scored once for each version of the weights, whoever asks: the measure, or the scale that
-    is written beside the model of the same step."""
+    """Held-out scores, computed once per version of the weights. Both the measure and the scale that is saved with the
+    model use them."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self._known: Scores | None = None
 
     def forget(self, step: int) -> Metrics:
-        """There are new weights, those of `step`. Nobody samples that would have to get them."""
+        """Drop the scores, because step `step` changed the weights. It replaces a publisher: there is no sampler."""
         self._known = None
         return {}
 
@@ -43,7 +43,7 @@ class OncePerVersion:
 
 
 class WithScale:
-    """Writes the model with what is known of its scores: their mean and spread on the held-out answers."""
+    """Writes the model with the mean and the standard deviation of its scores on the held-out answers."""
 
     def __init__(self, facts: ScoringFacts, heldout: HeldOutScores) -> None:
         self.facts, self.heldout = facts, heldout

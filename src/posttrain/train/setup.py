@@ -1,4 +1,4 @@
-"""Building a run: each part is made once, from the config and from what the algorithm declares."""
+"""Building a run: each part is made once, from the config and from the needs that the algorithm declares."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ if TYPE_CHECKING:
     from posttrain.watch.check import IndependentCheck
 
 POLICY, TRAINER, SCORER = "policy", "trainer", "scorer"
-"""Announcements of the first rank when it makes these; the others make theirs."""
+"""The first rank's announcements that it makes these parts. The other ranks then make their own."""
 FEW_HELDOUT = 30
-"""Rows, below which a held-out score says little."""
+"""Number of held-out rows below which a score says little."""
 
 
 def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: ExitStack, ranks: Ranks = ONE) -> Run:
-    """Everything that a run needs, in its first state; looks at data, texts and rewards before it loads the model.
+    """The run in its initial state. It checks data, texts and rewards before it loads the model.
 
-    What has to be closed at the end, such as the processes that compute rewards, goes into `resources`.
+    `resources` closes what has to be closed at the end, such as the processes that compute rewards.
     """
     config = resolved.config
     algorithm = config.algorithm.build()
@@ -121,7 +121,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
 
 
 def few_heldout_notes(config: RunConfig, rows: Rows) -> list[str]:
-    """A share of little data is too little to be judged by."""
+    """A warning if too few rows are held out for a reliable score."""
     held, asked = len(rows.heldout), config.evaluation.prompts
     if not 0 < held < min(FEW_HELDOUT, asked):
         return []
@@ -134,7 +134,7 @@ def few_heldout_notes(config: RunConfig, rows: Rows) -> list[str]:
 
 
 def half_width(rows: int) -> float:
-    """Of the interval of 95% around a share of a half."""
+    """Half the width of the 95% interval around a share of one half."""
     _, low, high, _ = wilson(rows // 2, rows)
     return (high - low) / 2
 
@@ -144,7 +144,7 @@ Built = tuple[Trainer, Feed, Measure, Watch]
 
 
 def tell(store: RunStore, view: TerminalView, kind: EventKind, sentences: Iterable[str]) -> None:
-    """On file and on the screen."""
+    """Record sentences as events and show them on the terminal."""
     for sentence in sentences:
         store.event(kind, sentence)
         view.event(kind, sentence)
@@ -163,7 +163,7 @@ def policy_trainer(
     resources: ExitStack,
     ranks: Ranks = ONE,
 ) -> Built:
-    """The trainer of a policy, its feed, its measure, and what watches its rewards."""
+    """The trainer of a policy, its feed, its measure, and the watch on its rewards."""
 
     def warn(sentence: str) -> None:
         tell("warning", [sentence])
@@ -227,10 +227,10 @@ def watch_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The model that is trained to write, and what training it takes: neither data nor whoever samples and scores."""
+    """The model that is trained to write, and the parts that train it, without data, samplers and judges."""
 
     algorithm: Algorithm
-    """With the correction that `auto` was decided to be."""
+    """The algorithm, with a concrete correction in place of `auto`."""
     loaded: LoadedModel
     critic: Critic | None
     forward: Forward
@@ -239,13 +239,13 @@ class Policy:
 
     @staticmethod
     def of(config: RunConfig, algorithm: Algorithm, folder: Path, ranks: Ranks = ONE) -> Policy:
-        """As the run starts; `folder` is the one that keeps how it computes. On all ranks at the same time."""
+        """The policy at the start of a run, made on all ranks together. `folder` keeps how the run computes."""
         in_parts = ranks.size > 1
         loaded = with_compute(load_policy(config, in_parts=in_parts), config, folder)
         algorithm = with_correction(config, algorithm, loaded)
         critic = build_critic(config, algorithm, loaded, folder, in_parts=in_parts)
         if config.lora is not None:
-            hold_frozen(loaded, decodes=not in_parts)  # when a critic has put its adapter on the same layers
+            hold_frozen(loaded, decodes=not in_parts)  # after the critic has put its adapter on the same layers
         if in_parts:
             critic = shard_policy(loaded.model, critic, Layout.of(config.train, ranks), loaded.compute_dtype)
         forward = policy_forward(config, loaded, algorithm, critic)
@@ -257,7 +257,7 @@ class Policy:
         )
 
     def trainer(self, config: RunConfig, auxiliary_rows: Sequence[Row], **how: Any) -> tuple[Trainer, list[str]]:
-        """And what the user should know. `how` are the other arguments of `Trainer`. On all ranks at the same time."""
+        """The trainer, and notes for the user. All ranks call it at the same time. `how` goes to `Trainer`."""
         rows = self.ranks.across(config.train.tensor)
         add_gradient, notes = auxiliary(config, auxiliary_rows, self, rows)
         trainer = Trainer(
@@ -282,8 +282,7 @@ def measure_of(
     source: Source,
     check: IndependentCheck | None = None,
 ) -> Measure:
-    """What is measured of a model that writes: how well it does, what it forgets, how it writes, and what it answers to
-    other prompts."""
+    """The measures of a model that writes: its score, its forgetting, its style, and its answers to other prompts."""
     measure = source.measure
     if config.evaluation.forgetting is not None:
         measure = WithForgetting(measure, partial(forgetting_loss, config, loaded))
@@ -291,7 +290,7 @@ def measure_of(
     if settings.writing:
         score = partial(score_plain_english, config, loaded)
         judges = None if check is None or source.prompts or config.sampled_pairs else check.in_evaluations
-        if judges is not None:  # the others have asked it by then
+        if judges is not None:  # in all other runs the prompts have been checked already
             judges.check(source.asked.prompts, source.asked.of)
         checked = partial(answer, check=judges)
         measure = WithWriting(measure, source.asked, checked, score, settings.confidence)
@@ -310,9 +309,9 @@ def measure_of(
 def advantages_of(
     config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, rows: Company = ONE
 ) -> Advantages:
-    """The steps between experience and loss: once per step, and before each update.
+    """The passes between experience and loss, both those once per step and those before each update.
 
-    `rows` are the ranks with other rows than this one."""
+    `rows` are the ranks that have other rows than this one."""
     split, present = Split(forward, config.train.microbatch_tokens, rows), forward.under(loaded.model)
     refreshes: list[Refresh] = [
         *([CurrentLogprobs(present, split)] if "current" in algorithm.needs else []),
@@ -329,7 +328,7 @@ def advantages_of(
 def fills_of(
     config: RunConfig, algorithm: Algorithm, loaded: LoadedModel, forward: Forward, rows: Company = ONE
 ) -> list[Fill]:
-    """One record for each thing that the algorithm needs to know of its samples."""
+    """One pass for each tensor that the algorithm needs about its samples."""
     split = partial(Split, tokens_per_microbatch=config.train.microbatch_tokens, ranks=rows)
     fills: list[Fill] = []
     old = algorithm.needs_old_pass(updates=config.train.updates_per_batch, dropout=config.has_dropout)
@@ -346,14 +345,14 @@ def fills_of(
         reference = reference_forward(config, loaded, forward)
         fills.append(Logprobs("ref_logprobs_BT", reference, split(reference)))
     if "teacher" in algorithm.needs:
-        assert config.teacher is not None, "the rules of the config: an algorithm that needs a teacher has one"
+        assert config.teacher is not None, "config rules: an algorithm that needs a teacher has one"
         teacher = load_frozen("teacher", config.teacher, config, loaded, forward)
         fills.append(Logprobs("teacher_logprobs_BT", teacher, split(teacher)))
     return fills
 
 
 def with_correction(config: RunConfig, algorithm: Algorithm, loaded: LoadedModel) -> Algorithm:
-    """`correction: auto` decided: none if the sampler computes as the trainer does, else the algorithm's own."""
+    """Resolve `correction: auto`: none if the sampler computes exactly as the trainer, else the algorithm's own."""
     return algorithm.with_decided_correction(exact=config.samples_exactly(dtype_name(loaded.compute_dtype)))
 
 
@@ -405,7 +404,7 @@ def publishing(
     probe: Sequence[Sequence[int]],
     ranks: Ranks = ONE,
 ) -> Callable[[int], Metrics]:
-    """How new weights reach whoever samples, with the proof that they arrived; without a probe nobody does."""
+    """The function that gives new weights to the sampler and proves their arrival; without a probe nothing samples."""
     if isinstance(samplers, Fleet):
         return samplers.deliveries
     if not probe:
@@ -420,17 +419,17 @@ def publishing(
 
 
 def examiner(config: RunConfig, loaded: LoadedModel, forward: Forward, fleet: Fleet | None) -> Examiner:
-    """Who finds out why engines say something else of tokens than the trainer."""
+    """The examiner that finds out why engines and trainer disagree about log-probabilities."""
     scores = TrainerScores(forward.under(loaded.model), loaded.pad_id)
     tokens = config.train.microbatch_tokens
     if fleet is None:
         return Examiner(loaded, forward, scores, tokens)
-    published = lambda version: fleet.deliveries.other_versions(version)  # noqa: E731  of deliveries that are made later
+    published = lambda version: fleet.deliveries.other_versions(version)  # noqa: E731  deliveries are made later
     return Examiner(loaded, forward, scores, tokens, engines=fleet.examine, published=published)
 
 
 def injection_notes(rows: Rows, algorithm: Algorithm, loaded: LoadedModel) -> list[str]:
-    """Special tokens in the text of rows in memory; rows that are streamed are looked through by `data check`."""
+    """Warnings about special tokens in the text of rows in memory. `data check` searches streamed rows."""
     notes, chat = [], bool(loaded.tokenizer.chat_template)
     for part, what in ((rows.train, "training data"), (rows.heldout, "held-out data")):
         if not part or isinstance(part, StreamedRows):
@@ -453,7 +452,7 @@ def scoring_trainer(
     resources: ExitStack,
     ranks: Ranks = ONE,
 ) -> Built:
-    """The same for a reward model."""
+    """The trainer of a reward model, its feed and its measure. There is nothing to watch."""
     with ranks.together(SCORER, str(store.folder), config):
         scorer = Scorer.of(config, algorithm, store.folder, ranks)
     loaded, forward = scorer.loaded, scorer.forward
@@ -491,7 +490,7 @@ def scoring_trainer(
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """The model that is trained to score, and what training it takes."""
+    """The model that is trained to score, and the parts that train it."""
 
     algorithm: Algorithm
     loaded: LoadedModel
@@ -501,7 +500,7 @@ class Scorer:
 
     @staticmethod
     def of(config: RunConfig, algorithm: Algorithm, folder: Path, ranks: Ranks = ONE) -> Scorer:
-        """As the run starts. On all ranks at the same time."""
+        """The scorer at the start of a run. All ranks call it at the same time."""
         head = HEADS[algorithm.data_kind]
         loaded = load_scoring_model(config, head, in_parts=ranks.size > 1)
         loaded = with_compute(loaded, config, folder, decodes=False)
@@ -515,7 +514,7 @@ class Scorer:
         return Scorer(algorithm=algorithm, loaded=loaded, forward=forward, optimizer=optimizer, ranks=ranks)
 
     def trainer(self, config: RunConfig, **how: Any) -> Trainer:
-        """`how` are the other arguments of `Trainer`."""
+        """The trainer. `how` are the other arguments of `Trainer`."""
         return Trainer(
             config=config,
             algorithm=self.algorithm,

@@ -1,8 +1,8 @@
-"""A sampler for a policy that lies in parts on several ranks: a whole copy in the process of the first one.
+"""A sampler for a sharded policy: a whole copy of the model in the process of the first rank.
 
-It is read from the folder of the model when it is first needed, and gets the trained weights tensor by tensor. So a
-run of several devices works without further settings, where one process has room for the model in the precision in
-which it decodes. Engines (`rollout.engines`, `rollout.engine: vllm`) need no such copy, and all devices sample.
+The copy is read from the model's folder when it is first needed, and receives the trained weights tensor by tensor. So
+a run on several devices needs no further settings if one process has room for the model in the precision in which it
+decodes. With engines (`rollout.engines`, `rollout.engine: vllm`) there is no such copy, and all devices sample.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 class ShardedPolicySampler:
-    """Implements `Sampler` and `HasRows`."""
+    """Samples from a whole copy of a sharded policy. Implements `Sampler` and `HasRows`."""
 
     owns_weights = True
 
     def __init__(self, config: RunConfig, policy: LoadedModel, *, present: bool) -> None:
-        """`present`: it answers with the weights of now, and takes them before each call."""
+        """`present`: it samples with the present weights, and copies them before each call."""
         self.config, self.policy, self.present = config, policy, present
         self.tokenizer, self.version = policy.tokenizer, 0
 
     @cached_property
     def copy(self) -> LocalSampler:
-        """The whole model, of its own."""
+        """The sampler's own copy of the whole model."""
         loaded = load_model(resolve_model_path(self.config.model, self.config.seed), device=self.policy.device)
         loaded.model.requires_grad_(False)
         compute = Compute(dtype=self.policy.compute_dtype, precision=self.policy.compute.precision)

@@ -1,7 +1,7 @@
-"""The parts of a trainer's state that one rank holds, and how all of them become a checkpoint.
+"""The parts of a trainer's state that one rank holds, and how the parts of all ranks become a checkpoint.
 
-What several ranks hold (copies of the weights, and norms and biases of neighbours that divide matrices) is written by
-one of them. The others have computed it by themselves, from the same sums: before a checkpoint becomes whole, their
+If several ranks hold the same tensor (copies of the weights, or norms and biases of ranks that share matrices), one of
+them writes it. The others have computed it on their own, from the same sums. Before a checkpoint is complete, their
 bits are compared.
 """
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from posttrain.train.trainer import Trainer
 
 SAVE = "save"
-"""What the first rank announces."""
+"""The first rank's announcement of a checkpoint."""
 
 
 def save_sharded(trainer: Trainer, state: Path, step: int, plain: Any) -> None:
-    """Called by the first rank: all ranks write their parts, then the index."""
+    """Write a checkpoint: all ranks write their parts, then the first rank, which calls this, writes the index."""
     with trainer.ranks.together(SAVE, str(state), step):
         found = save_part(trainer, state, step)
-    for one in found:  # after all are done: a checkpoint that cannot be written ends no rank
+    for one in found:  # after all are done, because a checkpoint that cannot be written must not end a rank
         if isinstance(one, Exception):
             raise one
     saved = [one for one in found if isinstance(one, _Saved)]
@@ -41,16 +41,16 @@ def save_sharded(trainer: Trainer, state: Path, step: int, plain: Any) -> None:
 
 
 class _Saved(NamedTuple):
-    """Of one rank."""
+    """What one rank has saved."""
 
     written: dict[str, Any]
-    """For the index."""
+    """The rank's entries for the index."""
     repeated: dict[tuple[str, tuple[int, ...]], str]
-    """Of what other ranks hold, too: by its name and its corner, a hash of its bits."""
+    """Hashes of the parts that other ranks hold, too, by (name, corner)."""
 
 
 def save_part(trainer: Trainer, state: Path, step: int) -> list[_Saved | Exception]:
-    """Write what this rank holds; returns what all ranks have written, or what kept them from it."""
+    """Write this rank's parts. Returns what every rank has written, or the error that prevented it."""
     ranks, tensors = trainer.ranks, dict(_tensors(trainer.tensors(step), ""))
     parts = dict(_parts(tensors, whole=ranks.rank == 0))
     try:
@@ -63,7 +63,7 @@ def save_part(trainer: Trainer, state: Path, step: int) -> list[_Saved | Excepti
 
 
 def _tensors(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """By their names with "/"."""
+    """All tensors of a tree, with names joined by "/"."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from _tensors(value, f"{prefix}{name}/")
@@ -72,7 +72,7 @@ def _tensors(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor
 
 
 def _parts(tensors: Mapping[str, Tensor], *, whole: bool) -> Iterator[tuple[str, Part]]:
-    """Of each tensor this rank's part, if it is of the first copy. `whole`: tensors that are not sharded, too."""
+    """This rank's part of each tensor, if it belongs to the first copy. `whole`: include unsharded tensors."""
     for name, value in tensors.items():
         if isinstance(value, DTensor):
             if in_first_copy(value):
@@ -89,15 +89,15 @@ def _repeated(tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, tuple[
 
 
 def _require_alike(repeated: Sequence[Mapping[tuple[str, tuple[int, ...]], str]], step: int) -> None:
-    """Raise GuardStop where ranks that hold the same part of a tensor have other bits of it."""
+    """Raise GuardStop if ranks that hold the same part of a tensor have different bits."""
     known: dict[tuple[str, tuple[int, ...]], tuple[int, str]] = {}
     for rank, found in enumerate(repeated):
         for part, bits in found.items():
             first, expected = known.setdefault(part, (rank, bits))
             if bits != expected:
                 raise GuardStop(
-                    given=f"step {step}: ranks {first} and {rank} hold the same part of {part[0]}, and its bits differ",
-                    allowed="copies that stay equal: each rank takes the same sums of gradients, and computes the same",
+                    given=f"step {step}: ranks {first} and {rank} hold the same part of {part[0]}, but its bits differ",
+                    allowed="equal copies: each rank takes the same sums of gradients and computes the same update",
                     fix="Nothing was saved: `posttrain resume` continues from the previous checkpoint. If this "
                     "happens again, a device or a kernel is not deterministic.",
                 )

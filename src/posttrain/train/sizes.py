@@ -1,9 +1,9 @@
-"""The sizes that a config leaves to the run: chosen before its first step, kept in its folder, the same when resumed.
+"""The sizes that a config leaves to the run. They are chosen before the first step and kept in the run's folder.
 
     {"train.tokens_per_microbatch": 16384, "sampling.max_batch_rows": 256, "train.shard over 16": 8}      sizes.json
 
-A gradient does not depend on them, but the order of its sums does, and with it the last bits. How many devices share a
-copy of the weights is kept for each number of devices, because a run may go on with another number and come back.
+A resumed run keeps them: they decide the order of the sums of a gradient, and so its last bits. `train.shard` is kept
+for each number of devices, because a run may continue with another number of devices and later return to the first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 FILE = "sizes.json"
 OPEN = ("train.tokens_per_microbatch", "sampling.max_batch_rows")
-"""What may be `auto`, and is kept."""
+"""Settings that may be `auto` and whose numbers are kept."""
 SHARD = "train.shard"
-"""Kept for each number of ranks, and of those that divide matrices."""
+"""Kept for each number of ranks, and for each number of ranks that share a matrix."""
 
 
 def with_sizes(config: RunConfig, store: RunStore, view: TerminalView, ranks: int = 1) -> RunConfig:
-    """The config with numbers in place of `auto`: those on file, else what the device has room for, which is put there.
+    """The config with numbers in place of `auto`: from sizes.json, or else chosen for the device's memory and saved.
 
-    Where nobody chooses, as on a CPU, `auto` stays, and means the numbers of a CPU.
+    If there is nothing to choose, as on a CPU, `auto` stays and stands for the CPU's numbers.
     """
     on_file = {name: name for name in OPEN if _value(config, name) == "auto"}
     if ranks > 1 and _value(config, SHARD) == "auto":

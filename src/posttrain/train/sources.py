@@ -1,4 +1,4 @@
-"""The sources of training and measurement: the part of a run's set-up that depends on the kind of its data."""
+"""The data sources for training and measurement: the part of the set-up that depends on the kind of data."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source of a run's steps, and of its measurements."""
+    """The data for a run's training steps and for its measurements."""
 
     feed: Feed
     measure: Measure
     asked: Asked
-    """Prompts that show how the model writes, before and after."""
+    """Prompts that show how the model writes before and after training."""
     prompts: Sequence[Prompt] = ()
-    """Those that are answered in training; none where the data is given."""
+    """The prompts that are answered in training; empty if answers are given."""
     notes: Sequence[str] = ()
-    """Notes for the user about the data, in sentences."""
+    """Warnings for the user about the data, in sentences."""
     facts: Sequence[str] = ()
-    """Notes about work that was done before the first step."""
+    """Sentences about work that was done before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The parts of a run whose model writes, at the time when its data is read."""
+    """The parts that a run with a writing model has when it reads its data."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -87,50 +87,50 @@ class Inputs:
     judges: Judges
     folder: Path
     say: Say
-    """Tells the user how far sampling for pairs has come."""
+    """Tells the user about the progress of sampling for pairs."""
     fleet: Fleet | None = None
-    """Engines that sample in processes of their own; None where this process does."""
+    """Engines that sample in processes of their own; None if this process samples."""
 
     @property
     def prompt_renderer(self) -> Renderer:
-        """How prompts become ids, with the tools that the model is told of."""
+        """The renderer that turns prompts into token ids, including the descriptions of tools."""
         renderer = Renderer.of(self.config.data, self.loaded.tokenizer, self.config.model.chat_template_kwargs)
         acting = self.samplers.acting
         return renderer if acting is None else replace(renderer, tools=acting.schemas)
 
     def in_turns(self, sampler: HasRows) -> Answers:
-        """Who answers with this sampler: in several turns, where there is an environment or tools."""
+        """The part that answers with this sampler: in several turns if there is an environment or tools."""
         acting = self.samplers.acting
         if acting is None:
             return sampler
-        if self.fleet is not None:  # whose thread asks the environments of training meanwhile
+        if self.fleet is not None:  # its thread uses the environments of training at the same time
             acting = acting.apart(self.fleet.resources)
         return acting.around(sampler, self.prompt_renderer, self.loaded.eos_ids)
 
     def answers(self, local: HasRows) -> Answers:
-        """Who answers an evaluation."""
+        """The part that answers evaluations."""
         found = local if self.fleet is None else self.fleet.answers(local)
         return self.in_turns(local) if found is local else found
 
     def scene(self, fleet: Fleet) -> Scene | None:
-        """That of completions with several turns which engines draw; None where each is one answer."""
+        """The scene for completions with several turns from engines; None if each completion is a single answer."""
         acting = self.samplers.acting
         return None if acting is None else acting.scene(self.prompt_renderer, self.loaded.eos_ids, fleet.window)
 
     def rendered(self, render: Callable[..., Any]) -> tuple[Any, Any]:
-        """The training rows and the held-out ones, or None where there are none of those."""
+        """The rendered training rows and held-out rows; None in place of held-out rows if there are none."""
         renderer = Renderer.of(self.config.data, self.loaded.tokenizer, self.config.model.chat_template_kwargs)
         return render_both(partial(render, eos_ids=self.loaded.eos_ids), self.config, self.rows, self.loaded, renderer)
 
     def feed(self, records: Sequence[Any], references: References | None, *add: Callable[..., Any]) -> DatasetFeed:
-        """One of given records, with what the reference says about each."""
+        """A feed of given records, with the reference's log-probabilities of each."""
         dataset = Dataset(records=records, pad_id=self.loaded.pad_id, add=add)
         if references is not None:
             dataset = dataset.with_added(add_references(references.beside, dataset.sequences))
         return DatasetFeed(self.config, dataset)
 
     def asked(self, heldout: Sequence[Any], train: Sequence[Any]) -> Asked:
-        """The prompts of these rows that the model answers before and after."""
+        """The prompts of these rows that the model answers before and after training."""
         return Asked.of_rows(self.config, self.loaded, heldout, train)
 
     def references(
@@ -153,7 +153,7 @@ class Inputs:
 
 
 def online(inputs: Inputs) -> Source:
-    """Prompts are answered and the answers are scored."""
+    """The source for sampled answers: the policy answers prompts, and rewards score the answers."""
     config, algorithm, samplers = inputs.config, inputs.algorithm, inputs.samplers
     train, heldout, measure, notes = prompts_and_measure(inputs, inputs.rows)
     rewards = inputs.judges.rewards
@@ -179,7 +179,7 @@ def online(inputs: Inputs) -> Source:
 
 
 def prompts_and_measure(inputs: Inputs, rows: Split) -> tuple[PromptSet, PromptSet, HeldOutAnswers, list[str]]:
-    """The prompts of a run, what judges its answers to the held-out ones, and what the user should know."""
+    """Training prompts, held-out prompts, the measure of held-out answers, and warnings for the user."""
     config, (rewards, check) = inputs.config, inputs.judges
     train, heldout = checked_prompts(config, rows, inputs.loaded, rewards, inputs.prompt_renderer)
     if check is not None and heldout.prompts:
@@ -192,7 +192,7 @@ def prompts_and_measure(inputs: Inputs, rows: Split) -> tuple[PromptSet, PromptS
 
 
 def mark_notes(config: RunConfig, algorithm: Algorithm) -> list[str]:
-    """Where an algorithm asks whether an answer is correct, it looks at the weighted sum of all rewards."""
+    """A warning if an algorithm decides by the weighted sum of several rewards whether an answer is correct."""
     asks = ["correct_at"] if algorithm.correct_from is not None else []
     asks += ["signal"] if "signal" in algorithm.needs else []
     if not asks or len(config.rewards) < 2:
@@ -205,7 +205,7 @@ def mark_notes(config: RunConfig, algorithm: Algorithm) -> list[str]:
 
 
 def update_notes(config: RunConfig, algorithm: Algorithm) -> list[str]:
-    """Updates of a batch after the first are off-policy: an algorithm without a ratio does not correct that."""
+    """A warning if an algorithm without a ratio makes several updates per batch: all but the first are off-policy."""
     updates = config.train.epochs * config.train.minibatches
     if updates == 1 or "old" in algorithm.needs or algorithm.learns_off_policy:
         return []
@@ -219,7 +219,7 @@ def update_notes(config: RunConfig, algorithm: Algorithm) -> list[str]:
 
 
 def sampled_preferences(inputs: Inputs) -> Source:
-    """Prompts are answered once, by the start model, and the better one of two answers is told from the other."""
+    """The source for preference training on pairs that the start model samples once, before the first step."""
     config, rows, loaded = inputs.config, inputs.rows, inputs.loaded
     split = Split([row for row in rows.train if not is_sampled_pair(row)], rows.heldout)
     train, heldout, measure, notes = prompts_and_measure(inputs, split)
@@ -235,7 +235,7 @@ def sampled_preferences(inputs: Inputs) -> Source:
 
 
 def supervised(inputs: Inputs) -> Source:
-    """Given answers are imitated."""
+    """The source for imitation of given answers."""
     train, heldout = inputs.rendered(render_examples)
     examples = heldout.rows if heldout else ()
     measure = HeldOutLoss(inputs.config, inputs.forward, examples, inputs.loaded.pad_id)
@@ -244,7 +244,7 @@ def supervised(inputs: Inputs) -> Source:
 
 
 def preferences(inputs: Inputs) -> Source:
-    """The better one of two answers is told from the other."""
+    """The source for preference training on given pairs of answers."""
     train, heldout = inputs.rendered(render_pairs)
     feed, facts = pairs_feed(inputs, train.rows)
     pairs = heldout.rows if heldout else ()
@@ -254,14 +254,14 @@ def preferences(inputs: Inputs) -> Source:
 
 
 def pairs_feed(inputs: Inputs, pairs: Sequence[Any]) -> tuple[DatasetFeed, list[str]]:
-    """One of pairs, and a line about what the reference says of them."""
+    """A feed of pairs, and a line about their log-probabilities under the reference."""
     sides = Dataset(records=pairs, pad_id=inputs.loaded.pad_id).sequences
     references, facts = inputs.references(sides, sides.of(used_rows(inputs.config, len(pairs))))
     return inputs.feed(pairs, references), facts
 
 
 def labelled(inputs: Inputs) -> Source:
-    """Desirable answers are told from undesirable ones."""
+    """The source for single answers that are labelled desirable or undesirable."""
     config, loaded = inputs.config, inputs.loaded
     train, heldout = inputs.rendered(render_labels)
     refuse_one_class(train.rows, "training data")
@@ -273,20 +273,20 @@ def labelled(inputs: Inputs) -> Source:
     references, facts = inputs.references(answers, used)
     if compares:
         found, more = inputs.references(others, used, "mismatched answers")
-        assert found is not None, "what compares with mismatched answers has a reference"
+        assert found is not None, "an algorithm that compares with mismatched answers has a reference"
         add, facts = [AddMismatched(others, found.beside, loaded.pad_id)], [*facts, *more]
     measure: Measure = HeldOutLabels(config, inputs.forward, heldout.rows if heldout else (), loaded.pad_id)
     if heldout is not None and heldout.pairs is not None:
         measure = HeldOutPolicyPairs(config, inputs.forward, heldout.pairs, loaded.pad_id)
     if train.pairs is not None:
-        facts = [f"both answers of {len(train.pairs)} pairs are learned from as judged answers", *facts]
+        facts = [f"both answers of {len(train.pairs)} pairs are used as single labelled answers", *facts]
     notes = [*data_notes(train, heldout), *class_notes(heldout), *alone]
     feed, asked = inputs.feed(train.rows, references, *add), inputs.asked(heldout.rows if heldout else (), train.rows)
     return Source(feed=feed, measure=measure, asked=asked, notes=notes, facts=facts)
 
 
 def class_notes(heldout: LabelledSet | None) -> list[str]:
-    """Held-out answers of one kind measure less than they seem to."""
+    """A warning if all held-out answers have the same label, because they then measure little."""
     only = only_class(heldout.rows) if heldout else ""
     if not heldout or not only:
         return []
@@ -297,7 +297,7 @@ def class_notes(heldout: LabelledSet | None) -> list[str]:
 
 
 SOURCES = {"prompts": online, "examples": supervised, "pairs": preferences, "labels": labelled}
-"""By the kind of the data, for a model that writes."""
+"""The sources of a model that writes, by kind of data."""
 
 
 # --- for a model that scores -----------------------------------------------------------------------------------------
@@ -310,13 +310,13 @@ class ScoredSource:
     feed: DatasetFeed
     heldout: Subject
     facts: ScoringFacts
-    """About the model that is written, as far as the data decides."""
+    """Facts that are saved with the model, as far as the data decides them."""
     notes: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringInputs:
-    """The parts of a run whose model scores, at the time when its data is read."""
+    """The parts that a run with a scoring model has when it reads its data."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -327,7 +327,7 @@ class ScoringInputs:
     facts: ScoringFacts
 
     def rendered(self, render: Callable[..., Any]) -> tuple[Any, Any]:
-        """The training rows and the held-out ones, or None where there are none of those."""
+        """The rendered training rows and held-out rows; None in place of held-out rows if there are none."""
         return render_both(render, self.config, self.rows, self.loaded, self.renderer)
 
     def heldout(self, records: Sequence[Any] | None) -> list[Any]:
@@ -342,7 +342,7 @@ class ScoringInputs:
 
 
 def scored_pairs(inputs: ScoringInputs) -> ScoredSource:
-    """The better one of two answers is to score higher."""
+    """The source for a model that must score the better of two answers higher."""
     train, heldout = inputs.rendered(partial(render_pairs, eos_ids=inputs.loaded.eos_ids))
     pairs = inputs.heldout(heldout and heldout.rows)
     return ScoredSource(
@@ -354,7 +354,7 @@ def scored_pairs(inputs: ScoringInputs) -> ScoredSource:
 
 
 def margin_notes(pairs: Sequence[Any], algorithm: Algorithm) -> list[str]:
-    """A column of margins that nothing reads is worth a line; one that is missing, an error."""
+    """A note if nothing reads the column of margins. Raises DataError if the algorithm needs it and rows lack it."""
     known, asked = int((~np.isnan(np.asarray(numbers_of(pairs)))).sum()), "margins" in algorithm.needs
     if asked and known < len(pairs):
         raise DataError(
@@ -366,7 +366,7 @@ def margin_notes(pairs: Sequence[Any], algorithm: Algorithm) -> list[str]:
 
 
 def rated_answers(inputs: ScoringInputs) -> ScoredSource:
-    """An answer is to score what it was rated."""
+    """The source for a model that must give each answer its rating as score."""
     train, heldout = inputs.rendered(partial(render_ratings, eos_ids=inputs.loaded.eos_ids))
     scale = scale_of(numbers_of(train.rows), inputs.algorithm.needs)
     link = "logistic" if "unit_interval" in inputs.algorithm.needs else "identity"
@@ -392,14 +392,14 @@ def scale_of(ratings: Sequence[float], needs: Collection[str]) -> Scale:
         raise DataError(
             given=f"all {len(ratings)} ratings are {ratings[0]:g}",
             allowed="ratings that differ",
-            fix="There is nothing to learn from them; look at the column score.",
+            fix="There is nothing to learn from them: check the column score.",
         )
     return Scale(statistics.fmean(ratings), statistics.pstdev(ratings)) if "standardized" in needs else Scale()
 
 
 def labelled_steps(inputs: ScoringInputs) -> ScoredSource:
-    """A step is to score whether it is right."""
-    assert inputs.algorithm.step_reading is not None, "what learns from steps says how they are read"
+    """The source for a model that must score whether a step is right."""
+    assert inputs.algorithm.step_reading is not None, "an algorithm that learns from steps declares how to read them"
     separator, how = inputs.algorithm.step_reading
     train, heldout = inputs.rendered(partial(render_steps, separator=separator))
     answers = inputs.heldout(heldout and heldout.rows)
@@ -412,4 +412,4 @@ def labelled_steps(inputs: ScoringInputs) -> ScoredSource:
 
 
 SCORED_SOURCES = {"pairs": scored_pairs, "ratings": rated_answers, "steps": labelled_steps}
-"""By the kind of the data, for a model that scores."""
+"""The sources of a model that scores, by kind of data."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from posttrain.report.terminal import TerminalView
 
 LAST_SECONDS = 60.0
-"""Seconds that trackers may take after the run to send the rest."""
+"""Seconds that trackers get after the run to send the rest."""
 
 
 @contextmanager
 def tracking(folder: Path, names: Sequence[str], view: TerminalView) -> Iterator[None]:
-    """Around a whole run, its last words included. Whatever happens to a follower is a warning, and no error."""
+    """A context around a whole run, including its final error. A failure of a tracker is a warning, not an error."""
     started = dict[str, subprocess.Popen[bytes]]()
     for name in dict.fromkeys(names):
         try:
@@ -46,18 +46,18 @@ def _start(folder: Path, name: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C is for the run
+            start_new_session=True,  # Ctrl-C must reach only the run
         )
 
 
 def _end(follower: subprocess.Popen[bytes], deadline: float, log: Path) -> str:
-    """What went wrong, if anything."""
+    """Wait for a follower, and describe what went wrong; empty if nothing did."""
     try:
         status = follower.wait(timeout=max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         return f"is still sending after {LAST_SECONDS:.0f} seconds and is left to finish alone"
     except KeyboardInterrupt:
-        return "still sends"
+        return "is still sending"
     if status == 0:
         return ""
     if status < 0:

@@ -1,10 +1,10 @@
 """One rank's part of a training job: the model and everything that changes it.
 
-    advantages(experience)   what the algorithm asked for is computed, then its advantages
+    advantages(experience)   compute the inputs that the algorithm needs, then its advantages
     update(minibatch)        one optimizer step
-    publish(version)         the new weights go to whoever samples, and are proven to have arrived
+    publish(version)         give the new weights to the sampler, and prove that they arrived
 
-It knows no run folder and no data. Whatever ranks do together goes through `ranks`.
+It knows neither the run folder nor the data. All communication between ranks goes through `ranks`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def write_language_model(loaded: LoadedModel, folder: Path) -> None:
 
 
 REHEARSE, RESTORE = "rehearse", "restore"
-"""What the first rank announces."""
+"""The first rank's announcements of these operations."""
 
 
 class _Seen(NamedTuple):
-    """What a micro-batch gave, without its graph."""
+    """The results of a micro-batch, without their graph."""
 
     micro: Batch
     outputs: Outputs
@@ -60,14 +60,14 @@ class _Seen(NamedTuple):
 
 
 def _pass_back(outputs: Outputs) -> None:
-    """A backward pass through all that was computed, whatever of it a loss would read. Of zeros it gives zeros."""
+    """A backward pass through all outputs, whichever of them a loss would read. Outputs of 0 give gradients of 0."""
     found = [one for one in vars(outputs).values() if isinstance(one, torch.Tensor) and one.requires_grad]
     torch.stack([one.float().sum() for one in found]).sum().backward()
 
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Made once for each rank, from the config and from what the algorithm declares."""
+    """The trainer of one rank, made once from the config and from the needs that the algorithm declares."""
 
     config: RunConfig
     algorithm: Algorithm
@@ -78,20 +78,20 @@ class Trainer:
     numbers: NonFinite
     """The check that refuses a loss or a gradient that is not finite."""
     publish: Callable[[int], Metrics]
-    """Hands the weights of a version to whoever samples."""
+    """Gives the weights of a version to the sampler."""
     add_gradient: AddGradient = nothing_else
-    """What else each update learns from."""
+    """An additional loss that each update learns from."""
     critic: Critic | None = None
     """The critic, which predicts rewards, if the algorithm has one."""
     held: HeldWeights | None = None
-    """The copy of the weights that the sampler decodes with, if there is one."""
+    """The sampler's own copy of the weights, if it has one."""
     write: Callable[[LoadedModel, Path], object] = write_language_model
-    """Writes the folder that transformers opens."""
+    """Writes a model folder that transformers can open."""
     ranks: Ranks = ONE
     say: Callable[[str], None] = lambda sentence: None
-    """Tells the user what became of memory."""
+    """Tells the user when memory has run out."""
     rows: Company = field(init=False)
-    """Ranks with other rows than this one."""
+    """The ranks that have other rows than this one."""
     room: Room = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class Trainer:
         self.room = Room(self.config.train.microbatch_tokens, self.ranks, self.say)
 
     def update(self, minibatch: Batch, totals: Totals, step: int, *, number: int = 0) -> Metrics:
-        """One optimizer step on these rows, update `number` of the step; `totals` are its denominators on all ranks.
+        """Take one optimizer step on these rows, update `number` of the step. `totals` are counted on all ranks.
 
         A loss or a gradient that is not finite raises `NonFiniteError` before any weight changes.
         """
@@ -109,15 +109,15 @@ class Trainer:
         return merged | self.optimizer.step(step, on_norm=partial(self._check_gradient, minibatch, totals, step))
 
     def _micros(self, batch: Batch, tokens: int) -> list[Batch]:
-        """The parts that this rank computes, of at most so many tokens."""
+        """The micro-batches of this rank, with at most `tokens` tokens each."""
         return [micro for _, micro in Split(self.forward, tokens, self.rows)(batch)]
 
     def _all_micros(self, batch: Batch) -> Callable[[int], list[Batch]]:
-        """Each rank tries the longest rows, whoever is going to have them."""
+        """A plan in which each rank tries the longest rows, whichever rank will get them in training."""
         return lambda tokens: [micro for _, micro in Split(self.forward, tokens)(batch)]
 
     def _gradient(self, totals: Totals, step: int, number: int, micros: Sequence[Batch]) -> MetricLog:
-        """Add up the gradients of the micro-batches, and of whatever else is learned from."""
+        """Accumulate the gradients of the micro-batches and of the additional loss."""
         log, seen = MetricLog(), list[_Seen]()
         self.loaded.model.train()  # dropout of the adapters; everything else computes without it
         for micro in micros:
@@ -131,21 +131,21 @@ class Trainer:
             if loss.requires_grad:
                 loss.backward()
             elif self.ranks.size > 1:
-                _pass_back(outputs)  # the others pass back, too
+                _pass_back(outputs)  # because the other ranks make a backward pass, too
             seen.append(_Seen(micro, outputs.each(Tensor.detach), loss.detach()))
             apart = mismatch_metrics(outputs, here, moved=number > 0, dropout=self.config.has_dropout)
             log.add(metrics | apart)
         loss_sum = on_all(self.ranks, partial(self._observe, seen, step))
         log.add(self.add_gradient(step, number))
         self.loaded.model.eval()
-        log.add({"loss": Mean(loss_sum, float(self.rows.rank == 0))})  # each rank's is a part of the sum
+        log.add({"loss": Mean(loss_sum, float(self.rows.rank == 0))})  # each rank has a part of the sum
         log.read()
         return log
 
     def _observe(self, seen: Sequence[_Seen], step: int) -> float:
         """The sum of the losses; raises `NonFiniteError` for the first that is not finite.
 
-        They are looked at when all are computed: while the host waits for a number of a GPU, it asks it for nothing.
+        It reads them after all micro-batches: while the host waits for a number from a GPU, it gives the GPU no work.
         """
         loss_sum = 0.0
         for one, loss in zip(seen, on_the_host([one.loss for one in seen]), strict=True):
@@ -155,12 +155,12 @@ class Trainer:
         return loss_sum
 
     def rehearse(self, longest: Batch) -> None:
-        """Meet the end of memory now, and not in the step that has the longest rows; changes nothing.
+        """Find out now whether memory is enough for a step with the longest rows. Changes no weight.
 
-        Of these rows the micro-batch with most tokens goes through the model and back, beside as much memory as the
-        optimizer is going to hold; where a step has several, once more, as all but the first one meet the gradients.
-        Then as much as the optimizer takes for a moment.
-        A CPU gives memory when it is written to, so that there only a limit on what may be asked for shows now.
+        The micro-batch with the most tokens makes a forward and a backward pass, while as much memory is held as the
+        optimizer will need. If a step has several micro-batches, it makes them twice, because all but the first run
+        with the gradients in memory. Then the temporary memory of an optimizer step is allocated.
+        A CPU provides memory only when it is written to, so there only a limit on allocations shows now.
         """
         to_come = self.optimizer.memory_to_come()
 
@@ -177,7 +177,7 @@ class Trainer:
         self.loaded.model.eval()
 
     def _check_gradient(self, minibatch: Batch, totals: Totals, step: int, norm: float) -> None:
-        """Raise `NonFiniteError` for a gradient that is not finite; rows are tried one by one to name the worst."""
+        """Raise `NonFiniteError` for a gradient that is not finite. It tries rows one by one to name the worst."""
 
         def norm_of(row: Batch) -> float:
             outputs = self.forward(row)
@@ -185,19 +185,19 @@ class Trainer:
             gradients = torch.autograd.grad(loss, self.optimizer.parameters, allow_unused=True)
             return float(nn.utils.get_total_norm([g for g in gradients if g is not None]))
 
-        alone = self.ranks.size == 1  # else one row's gradient is a matter of all ranks
+        alone = self.ranks.size == 1  # with several ranks, all would have to compute one row's gradient
         self.numbers.observe_gradient(norm, minibatch, step, row_norm=norm_of if alone else None)
 
     # --- what a checkpoint holds of it -------------------------------------------------------------------------------
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """The policy's, by name; a critic's adapter on the same base is not among them."""
+        """The policy's trained parameters by name, without a critic's adapter on the same base."""
         elsewhere = {id(parameter) for parameter in self.critic.parameters.values()} if self.critic else set()
         trained = trainable_parameters(self.loaded.model)
         return {name: parameter for name, parameter in trained.items() if id(parameter) not in elsewhere}
 
     def weights(self) -> dict[str, Tensor]:
-        """Every weight, trained or not: what the checkpoint's model folder holds."""
+        """Every weight, trained or not, as in the checkpoint's model folder."""
         return dict(self.loaded.model.state_dict())
 
     def tensors(self, step: int) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Trainer:
         }
 
     def state(self, step: int) -> dict[str, Any]:
-        """The rest, as plain JSON."""
+        """The rest of the state, as plain JSON."""
         return {
             "algorithm": self.advantages.state_dict(),
             "published": self.held.version if self.held else step,
@@ -220,7 +220,7 @@ class Trainer:
         }
 
     def restore(self, tensors: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
-        """Go on from what `tensors` and `state` gave; raises CheckpointError where `path` is of another model."""
+        """Restore what `tensors` and `state` gave; raises CheckpointError if `path` belongs to another model."""
         take_over(self.trained_parameters(), tensors["policy"], path, "weights than this model")
         if self.critic:
             take_over(self.critic.parameters, tensors.get("critic", {}), path, "weights than this critic")
@@ -232,15 +232,16 @@ class Trainer:
             self.held.restore(tensors["held"], state["published"])
 
     def restore_parts(self, state: Path, path: Path) -> Any:
-        """The same from a state folder whose tensors lie in parts, or for ranks that take a part of each; all ranks do
-        it together, whatever the number of those that wrote it. Returns what is plain JSON there."""
+        """Restore a state folder on all ranks together. Returns its plain JSON.
+
+        Any number of ranks may have written it. Each rank takes its part of each tensor."""
         with self.ranks.together(RESTORE, str(state), str(path)):
             tensors, plain = read_state(state)
             on_all(self.ranks, partial(self.restore, tensors, plain, path))
         return plain
 
     def _adapters(self) -> dict[str, int]:
-        """What scales the adapters that are trained, beside their weights."""
+        """The settings that scale the trained adapters."""
         lora, critic = self.config.lora, self.config.critic or CriticConfig()
         scales = {"lora.alpha": lora.alpha} if lora else {}
         beside = self.critic is not None and critic.kind_beside(lora) == "lora"

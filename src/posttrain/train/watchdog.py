@@ -1,10 +1,10 @@
-"""Ends a run in which nothing goes on any more, and leaves where every thread stood.
+"""The watchdog: ends a run that makes no progress, and saves the stack of every thread.
 
-Whatever hangs, hangs in a way that no exception reaches: a lock, a reward beyond its own timeout, a device. A thread
-counts the time without a beat (heartbeat.py); past the limit the process ends with exit code 4, as by a guard, and the
-run can be resumed from its newest checkpoint. An interactive process (a notebook, a Python prompt) is not ended: it
-has more in memory than the run, so it is told alone. Compiled code that never releases Python's lock stops this
-thread, too.
+No exception ends a hang: the run may wait for a lock, for a device, or for a reward that overruns its own timeout. A
+thread measures the time since the last heartbeat (heartbeat.py). Past the limit it ends the process with exit code 4,
+as a guard does, and you can resume the run from its newest checkpoint. It does not end an interactive process (a
+notebook, a Python prompt), whose memory holds more than the run: there it only prints a warning. Compiled code that
+never releases the GIL stops this thread, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STACKS = "stalled.txt"
 PATIENCE = 20.0
-"""Seconds that the last words may take: the disk may be what hangs."""
+"""Seconds to write the error, then the process ends anyway: the disk itself may be what hangs."""
 
 
 def is_interactive() -> bool:
@@ -36,9 +36,9 @@ def is_interactive() -> bool:
 
 
 class Watchdog:
-    """A context in which no more than `minutes` may pass without a beat; None: any time may.
+    """A context that ends the process after `minutes` without a heartbeat; None sets no limit.
 
-    Time in which the whole process was stopped (SIGSTOP, a machine that slept) does not count.
+    Time in which the whole process was suspended (by SIGSTOP, or because the machine slept) does not count.
     """
 
     def __init__(self, store: RunStore, minutes: float | None, end: Callable[[int], object] | None = None) -> None:
@@ -90,7 +90,7 @@ class Watchdog:
         if self.end is None:
             print(f"warning: {error}", file=sys.stderr, flush=True)
             return
-        with suppress(Exception):  # whatever hangs may be what this needs
+        with suppress(Exception):  # the event log may hang for the same reason as the run
             self.store.error(error)
         print(f"GuardStop: {error}", file=sys.stderr, flush=True)
         for child in psutil.Process().children(recursive=True):

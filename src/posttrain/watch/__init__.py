@@ -1,15 +1,15 @@
-"""What a run watches to see that it learns what was meant: an independent check on what the reward accepts, the
-held-out score, the answers themselves, and whether engines and trainer mean the same by a log-probability.
+"""The alarms of a run, which show whether it learns what you mean. They watch an independent check of the answers that
+the reward accepts, the held-out score, the answers, and whether engine and trainer log-probabilities agree.
 
-    records.py       Step, HeldOut, Alarm: what an alarm sees and says
-    check.py         the independent check, and the accepted answers that it is shown
+    records.py       Step, HeldOut, Alarm: the inputs and the output of an alarm
+    check.py         the independent check, and the accepted answers that it sees
     disagreement.py, comparisons.py (with course.py), kl.py, heldout.py, mismatch.py
                      the alarms: each looks at one step after the other, and its state is plain JSON
-    bisection.py     why engines say something else than the trainer; rounding.py: what may differ
-    answers.py       the numbers about lengths and texts that they compare
-    watch.py         all of them together: the collaborator of a run
+    bisection.py     why engines and trainer disagree; rounding.py: differences that rounding explains
+    answers.py       the statistics of lengths and texts that alarms compare
+    watch.py         all alarms together: the collaborator of a run
 
-What happens when one fires: train/respond.py.
+train/respond.py decides what happens when an alarm fires.
 """
 
 from posttrain.watch.check import IndependentCheck

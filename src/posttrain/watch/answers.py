@@ -1,4 +1,4 @@
-"""Statistics of the answers in a step: the numbers that the alarms about length and text compare."""
+"""Statistics of the answers in a step, which the alarms about length and text compare."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from posttrain.types import Completion
 
 MOST_ANSWERS = 256
-"""Answers of a step whose text is looked into: a count that no large step has to wait for."""
+"""Maximum number of answers per step whose text is read, so that large steps do not take long."""
 EDGE = 30
-"""Tokens that make a template."""
+"""Number of first or last tokens that make a template."""
 FEW_TOKENS = 8
-"""Tokens by which answers have to differ before length can be paid for: "Yes" may have two and "No" three."""
+"""Difference in tokens from which length may be rewarded: "Yes" may have two tokens, and "No" three."""
 SHORTEST_TEXT = 32
-"""Bytes below which compression says more about the compressor than about the text."""
+"""Bytes below which the compression ratio says more about the compressor than about the text."""
 
 
 def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Numbers of one step; one that nothing can be said about is missing.
+    """Statistics of one step. A statistic that cannot be computed is missing.
 
-    text/length_correlation  rank correlation of reward and length among the answers to one prompt, of the prompts whose
+    text/length_correlation  rank correlation of reward and length among the answers to one prompt, for prompts whose
                              answers differ by 8 tokens or more
-    text/distinct_4grams     different sequences of four tokens / all, mean over the answers that have some
-    text/compression         bytes / bytes when compressed, mean over the answers of 32 bytes or more
-    text/concentration       share of the answers with the most common value - that of the most common gold answer of
-                             their prompts; where golds differ
+    text/distinct_4grams     distinct sequences of four tokens / all, mean over the answers that have some
+    text/compression         bytes / compressed bytes, mean over the answers of 32 bytes or more
+    text/concentration       share of the answers with the most common value, minus the share of the most common gold
+                             answer of their prompts; only if gold answers differ
     text/same_start, _end    largest share of the answers, to two prompts or more, with the same 30 first or last tokens
     """
     places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.completions))]
@@ -55,7 +55,7 @@ def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def length_correlation(groups: Sequence[Group]) -> float:
-    """nan where no group tells."""
+    """Rank correlation of reward and length within groups; nan if no group has enough spread."""
     return spearman_within(
         [
             [
@@ -70,16 +70,16 @@ def length_correlation(groups: Sequence[Group]) -> float:
 
 
 def spread(group: Group) -> int:
-    """Tokens between its shortest and its longest answer."""
+    """Difference in tokens between the longest and the shortest answer of a group."""
     lengths = [len(answer.drawn_ids) for answer in group.completions]
     return max(lengths, default=0) - min(lengths, default=0)
 
 
 def concentration(groups: Sequence[Group]) -> float:
-    """Share of the answers with the most common value, less that of the most common gold answer of the same prompts.
+    """Share of the answers with the most common value, minus the share of the most common gold answer.
 
-    A value is what the first reward that reads answers has extracted, of others the whole answer; where none could be
-    read there is none. nan where no golds differ: then one value may be right.
+    A value is what the first reward that extracts answers has found. If no reward does, it is the whole answer. Answers
+    without a value do not count. nan if all gold answers are equal, because then one value may be right.
     """
     golds = Counter[str]()
     values = Counter[str]()
@@ -103,11 +103,11 @@ def values_of(group: Group) -> list[str]:
 
 
 NUMBER = re.compile(r"[+-]?\d{1,30}(\.\d{0,30}|/0*[1-9]\d{0,29})?", re.ASCII)
-"""Without an exponent: a short text could have a value that fills the memory."""
+"""A number without an exponent: with one, a short text could have a value that fills the memory."""
 
 
 def spelled(text: str) -> str:
-    """The value that a text states: the right side of an equation, a number by its value; space and case do not matter.
+    """The value that a text states: the right side of an equation, numbers by value, without space and case.
 
     >>> {spelled(text) for text in ("1", "1.00", " 2/2 ", "12 - 10 = 1", "x=1", "$1$")}
     {'1'}
@@ -117,7 +117,7 @@ def spelled(text: str) -> str:
 
 
 def compression(answer: Completion) -> float | None:
-    """None for a text that is too short."""
+    """Compression ratio of the answer's text; None if the text is too short."""
     text = answer.text.encode("utf-8", errors="replace")
     return len(text) / len(zlib.compress(text, 6)) if len(text) >= SHORTEST_TEXT else None
 

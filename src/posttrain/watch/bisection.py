@@ -1,16 +1,16 @@
-"""Why an engine's log-probabilities are not the trainer's: one question after the other, until an answer explains them.
+"""Why engine and trainer log-probabilities differ: a series of questions, until an answer explains the differences.
 
-    weights       does the engine hold other tensors than were trained?               its hashes, asked now
+    weights       does the engine hold other tensors than the trained ones?           its hashes, asked now
     cache         does a prompt that it has read before get other numbers?            one request, with two cache salts
     temperature   do they fit another temperature?                                    least squares over temperatures
     truncation    do they fit top-k, top-p or min-p?                                  log of the mass that is kept
     template      do they fit a prompt that is read in another way?                   the trainer scores such prompts
     versions      do they fit weights that were published before?                     the trainer scores with those
-    precision     are they as far off, and as evenly, as rounding puts the trainer?   it scores in another precision
+    precision     are they as large, and as even in sign, as rounding errors?         it scores in another precision
 
-The first two answers are proofs, and the next four laws that predict each number: of those that do, the one that leaves
-least is the cause. Rounding cannot be predicted, only its size, so that it comes last. The trainer has to have the
-weights that drew the tokens: rows are examined before it learns from them.
+The first two answers are proofs. The next four are laws that predict each number: among those that fit, the one with
+the smallest remainder is the cause. Only the size of rounding can be predicted, so it comes last. The trainer must have
+the weights that drew the tokens, so rows are examined before it learns from them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CauseKind = Literal[
     "weights", "cache", "temperature", "truncation", "template", "versions", "precision", "unknown", "none"
 ]
 MOST = 0.9
-"""Share of the tokens that an explanation has to hold for."""
+"""Share of the tokens that an explanation must fit."""
 LEFT = 0.3
-"""Share of the mean difference that an explanation may leave."""
+"""Share of the mean difference that an explanation may leave unexplained."""
 ROUNDING = 5.0
-"""Factor between the size of the differences and that of rounding, up or down, that is taken for the same size."""
+"""Factor, up or down, within which the differences count as having the size of rounding."""
 LEANING = 0.4
-"""Rounding goes both ways: share of the mean size that the mean difference may be."""
+"""Largest |mean difference| relative to the mean size, because rounding goes both ways."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Row:
     logprobs: tuple[float, ...]
     """The engine's log-probability of each token when it drew it."""
     places: tuple[int, ...]
-    """Those of `ids` that the present weights drew."""
+    """Indices in `ids` of the tokens that the present weights drew."""
 
 
 class Score(Protocol):
@@ -58,47 +58,48 @@ class Score(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """What the trainer can say of rows."""
+    """The ways in which the trainer can score rows."""
 
     present: Score
-    """With the weights that drew them."""
+    """Scores with the weights that drew the rows."""
     rounded: Score | None
-    """The same in another precision; None where there is no memory for it."""
+    """Scores with the same weights in another precision; None if there is no memory for it."""
     earlier: Mapping[int, Score] = field(default_factory=dict)
-    """With the weights of versions that were published before."""
+    """Scores with the weights of earlier published versions."""
     readings: Mapping[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = field(default_factory=dict)
-    """Other ways in which prompts may be read, in words, for example "with <bos> in front"."""
+    """Other ways in which prompts may be read, by description, for example "with <bos> in front"."""
     temperature: float = 1.0
-    """That the engine was asked to draw at."""
+    """The temperature at which the engine was asked to draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """The answer of an engine that is asked beside its requests."""
+    """An engine's answer to questions about weights and cache, which come on top of its sampling requests."""
 
     engine: str
     wrong_weights: str = ""
-    """The problem of the tensors that it holds now; empty if there is none."""
+    """The problem with the tensors that the engine holds now; empty if there is none."""
     fresh: tuple[float, ...] = ()
-    """What it says of tokens that it drew, each asked for as rows are, with a cache salt that nobody has used."""
+    """Log-probabilities of tokens that the engine drew, requested again with an unused cache salt."""
     cached: tuple[float, ...] = ()
-    """The same with the salt of its rows."""
+    """Log-probabilities of the same tokens, requested with the cache salt of the rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """What explains the differences."""
+    """The explanation of the differences."""
 
     kind: CauseKind
     text: str
-    """In words, with the numbers."""
+    """The explanation in words, with numbers."""
     fix: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_cause(rows: Sequence[Row], trainer: Trainer, engines: Sequence[Answered], level: Level) -> Cause:
-    """The cause of the differences in these rows; kind "none" where rounding of this `level` explains them, and
-    "unknown", with what was found, where no question does."""
+    """The cause of the differences in these rows.
+
+    The kind is "none" if rounding of this `level` explains them, and "unknown" if no question does."""
     rows = [row for row in rows if row.places]
     whole = _Differences.of(rows, trainer)
     touched = whole.touched(level)
@@ -148,10 +149,10 @@ class _Differences:
     logprobs_NV: Tensor
     tokens_N: Tensor
     trainer_N: Tensor
-    """The trainer's, at the temperature of the run."""
+    """The trainer's log-probabilities at the temperature of the run."""
     engine_N: Tensor
     nats_N: Tensor
-    """Engine minus trainer."""
+    """Engine minus trainer, in nats."""
 
     @staticmethod
     def of(rows: Sequence[Row], trainer: Trainer) -> _Differences:
@@ -169,20 +170,20 @@ class _Differences:
         )
 
     def touched(self, level: Level) -> list[int]:
-        """The rows that have tokens which rounding does not explain: other rows may come from another engine, or from
-        a prompt that is not in its cache."""
+        """The rows with differences that rounding does not explain. The other rows may come from another engine, or
+        from a prompt that is not in its cache."""
         own = self.nats_N.abs().split([len(row.places) for row in self.rows])
         return [number for number, nats_n in enumerate(own) if nats_n.mean() > level.mean or nats_n.max() > level.p99]
 
     def rounding(self, trainer: Trainer) -> Tensor | None:
-        """The changes that another precision makes to the trainer's numbers."""
+        """The changes of the trainer's log-probabilities in another precision; None without memory for them."""
         if trainer.rounded is None:
             return None
         return at_temperature(trainer.rounded(self.rows), self.tokens_N, trainer.temperature) - self.trainer_N
 
 
 def _proof(engines: Sequence[Answered], tolerance: float) -> Cause | None:
-    """What an engine says about itself that needs no further question."""
+    """A cause that an engine's own answers prove; None if there is none."""
     for one in engines:
         if one.wrong_weights:
             return Cause(
@@ -224,7 +225,7 @@ def _scored(name: str, value: float, logprobs_NV: Tensor, found: _Differences, t
 
 
 def _explains(residual_N: Tensor, nats_N: Tensor, tolerance: float) -> bool:
-    """Nearly all tokens are within rounding, and most of the difference is gone."""
+    """Does a law leave nearly all tokens within rounding, and only a small part of the difference?"""
     close = float(residual_N.abs().quantile(MOST)) <= max(tolerance, (1 - MOST) * float(nats_N.abs().quantile(MOST)))
     return close and float(residual_N.abs().mean()) <= LEFT * float(nats_N.abs().mean())
 

@@ -1,7 +1,7 @@
-"""The independent check, and the accepted answers that it is shown.
+"""The independent check, and the accepted answers that it sees.
 
-Nothing that trains can get hold of it: it is no `RewardSet`, what it says is no `Scores`, and it is asked after the
-update. A check that is rewarded is a check that will be gamed (Baker et al., arXiv:2503.11926).
+No part that trains can use it: it is no `RewardSet`, it returns no `Scores`, and it runs after the update. A check that
+becomes a reward will be gamed (Baker et al., arXiv:2503.11926).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Place = tuple[int, int]
 """(prompt of the step, completion of the prompt)."""
 SAMPLE_STREAM = 7_368_787
-"""Keeps the choice of answers apart from all else that is drawn from seed and step."""
+"""Separates the choice of answers from other random draws that depend on seed and step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class Checked:
     """The check's verdict on a sample of the accepted answers of a step."""
 
     accepted: int = 0
-    """Answers that the reward accepts."""
+    """Number of answers that the reward accepts."""
     scores: Mapping[str, Mapping[Place, float | None]] = field(default_factory=dict)
-    """By label of the check; None where it gave no score."""
+    """Scores by label of the check; None for an answer without a score."""
     agrees: Mapping[Place, bool] = field(default_factory=dict)
-    """Does the check accept the answer as well? Answers without a score are missing."""
+    """Whether the check accepts each answer, too. Answers without a score are missing."""
     seconds: float = 0.0
     judgements: tuple[Judgement, ...] = ()
     """Questions to language models among the checks, and their answers; their label is check/<label>."""
@@ -56,15 +56,15 @@ class Checked:
         return len({p for (p, _), agrees in self.agrees.items() if not agrees})
 
     def metrics(self) -> dict[str, float]:
-        """Counts of one step, and a share.
+        """The metrics of the check for one step.
 
-        check/accepted      answers that the reward accepts
-        check/checked       those of the sample that the check gave a score
-        check/rejected      those of them that it rejects
+        check/accepted      number of answers that the reward accepts
+        check/checked       number of sampled answers that the check gave a score
+        check/rejected      number of checked answers that the check rejects
         check/rejected_prompts
-                            prompts to which there is one of these
-        check/unscored      those of the sample that it gave none
-        check/disagreement  rejected / checked; missing where nothing was checked
+                            number of prompts with a rejected answer
+        check/unscored      number of sampled answers that the check gave no score
+        check/disagreement  rejected / checked; missing if nothing was checked
         time/check          seconds
         """
         return {
@@ -79,14 +79,14 @@ class Checked:
 
 
 class IndependentCheck:
-    """Judges answers by something else than the reward."""
+    """A judge of answers that is independent of the reward."""
 
     def __init__(self, judges: RewardSet) -> None:
         self._judges = judges
 
     @property
     def in_evaluations(self) -> RewardSet:
-        """The part that scores held-out answers, of which nothing is learned."""
+        """The part that scores held-out answers, which are never trained on."""
         return self._judges
 
     @property
@@ -95,7 +95,7 @@ class IndependentCheck:
 
     @property
     def notes(self) -> list[str]:
-        """Warnings for the user, and how the check judges (`facts`): sentences, never a score."""
+        """Warnings for the user. Like `facts`, which say how the check judges, these are sentences and no scores."""
         return self._judges.notes
 
     @property
@@ -103,17 +103,17 @@ class IndependentCheck:
         return self._judges.facts
 
     def require(self, prompts: Sequence[Prompt], what: str) -> None:
-        """Before training: ConfigError for a column that is missing, DataError for golds that cannot be used."""
+        """Check the prompts before training: ConfigError for a missing column, DataError for unusable gold answers."""
         self._judges.check(prompts, what)
 
     def bind(self, policy: Judging, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
         self._judges.bind(policy, template_kwargs, ledger=ledger)
 
     def look_at(self, groups: Sequence[Group], places: Sequence[Place], *, accepted: int, accepts_at: float) -> Checked:
-        """Score the answers at these places, chosen of `accepted` ones; of several checks each has to agree."""
+        """Score the answers at these places, a sample of the `accepted` ones. With several checks, all must agree."""
         started = time.perf_counter()
         chosen: dict[int, list[Place]] = {}
-        """By row of the data: where an epoch ends within a step, a step has one twice."""
+        """Places by row of the data. If an epoch ends within a step, the step may have a row twice."""
         for p, g in sorted(places):
             chosen.setdefault(groups[p].prompt.index, []).append((p, g))
         answers = [[groups[p].completions[g] for p, g in those] for those in chosen.values()]
@@ -145,7 +145,7 @@ class IndependentCheck:
 
 
 def accepted_places(groups: Sequence[Group], accepted_at: float) -> list[Place]:
-    """Where the answers are whose total reward reaches this."""
+    """Places of the answers whose total reward is at least `accepted_at`."""
     return [
         (p, g)
         for p, group in enumerate(groups)
@@ -156,9 +156,9 @@ def accepted_places(groups: Sequence[Group], accepted_at: float) -> list[Place]:
 
 
 def sample_of(places: Sequence[Place], size: int, *, seed: int, step: int) -> list[Place]:
-    """At most `size` of them, a function of seed and step alone: one of each prompt, then a second of each, and so on.
+    """At most `size` places: one of each prompt, then a second of each, and so on. It depends only on seed and step.
 
-    What a check gets wrong it gets wrong for a prompt: answers to different prompts say more than many to one.
+    A check that errs does so for all answers to a prompt, so answers to different prompts tell more.
 
     >>> [p for p, _ in sample_of([(0, 0), (0, 1), (0, 2), (3, 0), (5, 1)], 3, seed=0, step=1)]
     [0, 3, 5]

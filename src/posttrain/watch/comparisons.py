@@ -1,8 +1,8 @@
-"""The alarms that compare the last steps with the first ones, one row of a table each.
+"""The alarms that compare the last steps with the first ones, one table row each.
 
-One fires when the mean of the last steps is past its limit by what the start was, the difference is more than three
-standard errors, and nothing says that the change is a good one: a detector that does not ask whether the reward moved,
-and whether an independent score moved with it, cries at every run that learns.
+An alarm fires if the mean of the last steps is past a limit that depends on the start, the difference is more than
+three standard errors, and nothing shows that the change is good. A detector that ignores whether the reward and an
+independent score have moved would fire in every run that learns.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from posttrain.config.sections import AlarmConfig
 
 CERTAIN = 3.0
-"""Standard errors by which the last steps differ from the first."""
+"""Number of standard errors by which the last steps must differ from the first."""
 INFRASTRUCTURE = ("timeout", "error", "ambiguous")
 Read = Callable[[Mapping[str, float]], float]
-"""The number of a step; nan where it is missing."""
+"""Reads a number from a step's metrics; nan if it is missing."""
 Limit = Callable[[float, float], float]
 Gate = Callable[[Step, "AlarmConfig"], bool]
 """May a change at this step be a bad one?"""
@@ -41,7 +41,7 @@ def metric(name: str) -> Read:
 
 
 def paid_and_unproved(step: Step, config: AlarmConfig) -> bool:
-    """The reward rose, and no independent score rose with it."""
+    """The reward rose, but no independent score rose with it."""
     return step.reward == "rose" and step.heldout != "rose"
 
 
@@ -50,17 +50,17 @@ def unproved(step: Step, config: AlarmConfig) -> bool:
 
 
 def disproved(step: Step, config: AlarmConfig) -> bool:
-    """An independent score is there, and has not risen."""
+    """There is an independent score, and it has not risen."""
     return step.heldout in ("flat", "fell")
 
 
 def without_profit(step: Step, config: AlarmConfig) -> bool:
-    """Neither an independent score nor, without one, the reward has risen: it is not that the task is learned."""
+    """The independent score has not risen, or the reward if there is no such score: the task is not being learned."""
     return disproved(step, config) or (step.heldout == "unknown" and step.reward != "rose")
 
 
 def longer_for_its_own_sake(step: Step, config: AlarmConfig) -> bool:
-    """The reward rose and an independent score did not; without one, length itself is what goes with reward."""
+    """The reward rose and the independent score did not, or there is none and reward correlates with length."""
     goes_with_reward = step.metrics.get("text/length_correlation", 0.0) > (config.length_correlation or 0.0)
     return step.reward == "rose" and (disproved(step, config) or (step.heldout == "unknown" and goes_with_reward))
 
@@ -73,7 +73,7 @@ def always(step: Step, config: AlarmConfig) -> bool:
 
 
 def failing(metrics: Mapping[str, float]) -> float:
-    """Share of answers without a score, or, of the reward that has most, that timed out, failed or were ambiguous."""
+    """Share of answers without a score, or the share of timeouts, errors and ambiguous answers of the worst reward."""
     by_label: dict[str, float] = {}
     for name, value in metrics.items():
         label, _, reason = name.rpartition("/reason/")
@@ -84,15 +84,15 @@ def failing(metrics: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One row: a number, how far it may go, and when crossing that is suspicious."""
+    """A table row: a number, how far it may go, and when crossing that limit is suspicious."""
 
     setting: str
-    """Of the section alarms: how far; null switches the row off."""
+    """Setting of the section `alarms` that says how far the number may go; null switches the row off."""
     kind: AlarmKind
     what: str
     read: Read
     limit: Limit
-    """(start, setting) -> the value that is too high, or too low for what `falls`."""
+    """(start, setting) -> the limit above which the number is too high, or below which it is too low if `falls`."""
     gate: Gate
     falls: bool = False
 
@@ -106,7 +106,7 @@ def plus(start: float, given: float) -> float:
 
 
 def longer(start: float, given: float) -> float:
-    """Three tokens in place of two are 1.5 times as many, and nothing to tell of."""
+    """A multiple of the start, but at least a few tokens more: from two tokens to three is no alarm."""
     return max(given * start, start + FEW_TOKENS)
 
 
@@ -137,7 +137,7 @@ LIMITS: Mapping[str, Limit] = {
 
 @functools.cache
 def table() -> Mapping[str, Compared]:
-    """Name -> row, as comparisons.yaml has them."""
+    """The rows of comparisons.yaml by name."""
     told = yaml.safe_load(Path(__file__).with_name("comparisons.yaml").read_text(encoding="utf-8"))
     return {
         name: Compared(
@@ -154,7 +154,7 @@ def table() -> Mapping[str, Compared]:
 
 
 def comparisons(config: AlarmConfig) -> dict[str, Comparison]:
-    """Those that are not switched off, by name."""
+    """The comparisons that are not switched off, by name."""
     return {name: Comparison(row, config) for name, row in table().items() if getattr(config, row.setting) is not None}
 
 
@@ -166,7 +166,7 @@ class Comparison:
         self.sign = -1.0 if row.falls else 1.0
         self.course = Course(config.reference_steps)
         self.since: int | None = None
-        """The first step of the last ones in a row that are more than half of the way to the limit."""
+        """First of the latest consecutive steps that are more than halfway from the start to the limit."""
 
     def observe(self, step: Step) -> Alarm | None:
         value, course = self.row.read(step.metrics), self.course

@@ -1,4 +1,4 @@
-"""A number at the start of a run and now: the means of its first and of its last steps, and how sure they are."""
+"""A number at the start of a run and now: the means over its first and its last steps, and their standard error."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from posttrain.watch.records import Movement
 
 SURE = 2.0
-"""Standard errors from which on a training reward has moved."""
+"""Number of standard errors above which a training reward counts as moved."""
 
 
 class Course:
-    """The first `size` values, and the last `size` that came after them."""
+    """The first `size` values of a run, and the last `size` values after them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -22,7 +22,7 @@ class Course:
         self.last: list[float] = []
 
     def add(self, value: float) -> None:
-        """Numbers that are not finite are left out."""
+        """Add a value. Values that are not finite are left out."""
         if not math.isfinite(value):
             return
         if len(self.first) < self.size:
@@ -44,7 +44,7 @@ class Course:
 
     @property
     def error(self) -> float:
-        """Standard error of `now - start`, steps being independent; 0 where nothing varies or there is one step."""
+        """Standard error of `now - start` for independent steps; 0 if nothing varies or `size` is 1."""
         if self.size == 1:
             return 0.0
         return math.sqrt((statistics.variance(self.first) + statistics.variance(self.last)) / self.size)

@@ -1,4 +1,4 @@
-"""Does the check reject what the reward accepts, more often than it did?"""
+"""The alarm about an independent check that rejects accepted answers more often than before training."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ if TYPE_CHECKING:
     from posttrain.config.sections import AlarmConfig
 
 LEAST_BASELINE = 0.01
-"""Disagreement that is taken for granted: no two ways of judging agree always."""
+"""Smallest baseline of disagreement, because no two judges always agree."""
 LARGEST_BASELINE = 0.9
 CONFIDENCE = 0.8
-"""Of the interval of a measured baseline: wider ones make the alarm late, narrower ones nervous (docs/alarms.md)."""
+"""Confidence of the interval around a measured baseline. A wider one makes the alarm late, a narrower one makes it fire
+too often (docs/alarms.md)."""
 LARGEST_STEP = 0.1
-"""From the baseline to the disagreement that is to be found."""
+"""Largest distance from the baseline to the disagreement that the alarm must detect."""
 
 
 class Disagreement:
     """A cumulative sum over the accepted answers that the check has seen (`functional.cusum`).
 
-    All answers to one prompt that the check rejects count once: a mistake of the check sits in a prompt (a wrong gold,
-    a missing test), and rejects each of them. Answers that it accepts count one by one.
+    All rejected answers to one prompt count once: an error of the check belongs to a prompt (a wrong gold answer, a
+    missing test) and rejects each of them. Accepted answers count one by one.
     """
 
     def __init__(self, ratio: float, limit: float, baseline: float | None = None) -> None:
         self.ratio, self.limit = ratio, limit
         self.baseline = LEAST_BASELINE if baseline is None else baseline
         self.measures = baseline is None
-        """Is the baseline to be measured before training?"""
+        """Is the baseline measured before training?"""
         self.cusum = Cusum()
         self.rejected = self.checked = 0
-        """Since the sum last left 0."""
+        """Counts since the sum last left 0."""
 
     @staticmethod
     def of(config: AlarmConfig) -> Disagreement | None:
@@ -45,12 +46,16 @@ class Disagreement:
 
     @property
     def target(self) -> float:
-        """Small shares times the ratio; of larger ones ten points more, or the alarm would wait for the impossible."""
+        """The disagreement to detect: the odds of the baseline times the ratio, but at most ten points more.
+
+        Without the bound, the alarm of a large baseline would wait for an impossible share."""
         return min(with_odds_times(self.baseline, self.ratio), self.baseline + LARGEST_STEP)
 
     def calibrate(self, rejected: int, accepted: int) -> None:
-        """What the check rejects of the answers that are accepted before training: the upper end of its 80% interval,
-        where there is anything. An accidental zero must not make the alarm nervous, nor a handful deafen it."""
+        """Set the baseline to the upper end of the 80% interval of the share rejected before training.
+
+        With no rejected answer the baseline stays. So chance zeros do not make the alarm fire too often, and a few
+        rejections do not silence it."""
         if self.measures and rejected:
             self.baseline = min(LARGEST_BASELINE, max(LEAST_BASELINE, wilson(rejected, accepted, CONFIDENCE).high))
 
@@ -84,7 +89,7 @@ class Disagreement:
         )
 
     def metrics(self) -> dict[str, float]:
-        """alarms/cusum against alarms.cusum_limit."""
+        """The cumulative sum, `alarms/cusum`, which fires at alarms.cusum_limit."""
         return {"alarms/cusum": self.cusum.value}
 
     def state(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 KEPT = 20
 LONGEST_LOOK_BACK = 50
-"""Steps whose answers are looked through."""
+"""Maximum number of steps whose answers are searched."""
 COLUMNS = ("step", "prompt_index", "row", "prompt", "completion", "completion_ids", "reward", "advantage", "discarded")
 
 Row = Mapping[str, Any]
@@ -24,9 +24,9 @@ Suspicion = Callable[[Row], tuple[float, ...]]
 
 
 def suspicious(folder: Path, alarm: Alarm) -> list[dict[str, Any]]:
-    """At most 20 answers since the change, the most suspicious first; one of each text.
+    """At most 20 answers since the change, the most suspicious first, without duplicate texts.
 
-    One step is in memory at a time: those of a large run do not fit together.
+    It reads one step at a time, because all steps of a large run do not fit into memory.
     """
     kept: list[Row] = []
     for step in range(max(1, alarm.change_point, alarm.step - LONGEST_LOOK_BACK + 1), alarm.step + 1):
@@ -55,7 +55,7 @@ def first_of_each(rows: Iterable[Row], suspicion: Suspicion) -> list[Row]:
 
 
 def rows_of(folder: Path, step: int) -> list[dict[str, Any]]:
-    """The stored answers of a step; none where its file is missing or damaged: evidence is no reason to end a run."""
+    """The stored answers of a step; none if the file is missing or damaged, because that must not end a run."""
     try:
         with parquet.ParquetFile(folder / "rollouts" / f"step-{step:06d}.parquet") as file:
             names = [
@@ -69,13 +69,13 @@ def rows_of(folder: Path, step: int) -> list[dict[str, Any]]:
 
 
 def suspicion_of(alarm: Alarm) -> Suspicion:
-    """What makes an answer suspicious: that the check rejects it, then what the alarm is about, then its reward."""
+    """The sort key of suspicious answers: first the check's rejection, then the alarm's subject, then the reward."""
     special = SUSPICIONS.get(alarm.kind, lambda row: 0.0)
     return lambda row: (rejection(row), special(row), row["reward"], row["step"], -row["row"])
 
 
 def rejection(row: Row) -> float:
-    """1 for the lowest that a check gave, 0 for what no check saw, below 0 for what it accepts."""
+    """0.5 minus the lowest check score: positive for a rejected answer, negative for an accepted one; 0 without."""
     scores = [value for name, value in row.items() if name.startswith("check/") and value is not None]
     return 0.5 - min(scores) if scores else 0.0
 

@@ -1,4 +1,4 @@
-"""The held-out answers: before training they show what is normal, later what was lost."""
+"""Alarms about held-out answers. Before training the answers set the baseline, and later they show what was lost."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from posttrain.watch.course import Course
 
 CERTAIN = 3.0
-"""Standard errors by which a gap has grown."""
+"""Number of standard errors by which a gap must have grown."""
 ABOVE = 1e-6
-"""Relative: how much more than the lowest score is more, where no answer got more."""
+"""Relative margin above the lowest score for the threshold, if no answer got a higher score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLook:
-    """The facts from the start model's held-out answers."""
+    """Facts from the start model's held-out answers."""
 
     accepted_at: float
-    """Total reward from which on an answer counts as accepted."""
+    """Total reward from which an answer counts as accepted."""
     accepted: int
-    """Greedy answers that the reward accepts and the check has scored."""
+    """Number of greedy answers that the reward accepts and the check has scored."""
     rejected: int
-    """Of these, answers that the check rejects."""
+    """Number of these answers that the check rejects."""
 
 
 def first_look(answers: Path, *, accepted_at: float | None, check_accepts_at: float) -> FirstLook | None:
     """Read the answers of the first evaluation; None without any.
 
-    Marks go from 0 to 1, and 1 means right. Of other scores those of the best quarter count as accepted,
-    and never the lowest.
+    If scores are marks from 0 to 1, 1 means right and counts as accepted. With other scores the best quarter counts as
+    accepted, but never the lowest score.
     """
     if not answers.exists():
         return None
@@ -56,9 +56,9 @@ def first_look(answers: Path, *, accepted_at: float | None, check_accepts_at: fl
 
 
 def best_quarter(scores: list[float]) -> float:
-    """What the best quarter of the sorted scores, of one or more, reach: above the lowest, where two can be compared.
+    """The threshold that the best quarter of the sorted scores reaches; above the lowest score if there are several.
 
-    Where three quarters or more have the lowest score, reaching it is nothing that tells an answer from another.
+    If three quarters or more have the lowest score, reaching it does not distinguish an answer.
 
     >>> best_quarter([3.0]), best_quarter([0.0, 1.0, 2.0, 3.0, 4.0]), best_quarter([-1.0, -1.0, -1.0, -1.0, 0.5])
     (3.0, 3.0, 0.5)
@@ -72,14 +72,14 @@ def best_quarter(scores: list[float]) -> float:
 
 
 def are_marks(scores: list[float]) -> bool:
-    """Are these scores of the kind of which 1 means right? (As `Evaluation.has_full_mark` decides.)"""
+    """Are these scores marks from 0 to 1, where 1 means right? (The rule of `Evaluation.has_full_mark`.)"""
     return not scores or (scores[0] >= 0 and (abs(scores[-1] - 1) < 1e-6 or scores[-1] == 0))
 
 
 def held_out(step: int, measured: Mapping[str, Any], *, independent: bool) -> HeldOut | None:
     """The part of an evaluation that the alarms read (`Evaluation.to_json`); None if it has no score of greedy answers.
 
-    `independent`: is there a check? Of several the lowest counts.
+    `independent`: is there a check? With several checks the lowest score counts.
     """
     rewarded = _mean(measured.get("greedy", {}).get("score"))
     judged = [found for found in measured.get("check", {}).values() if _mean(found) is not None]
@@ -107,7 +107,7 @@ def _mean(interval: Mapping[str, Any] | None) -> float | None:
 
 
 def movement(found: list[HeldOut]) -> Movement:
-    """Of the last evaluation against the first: by more than a standard error of the difference."""
+    """The change from the first evaluation to the last, if it exceeds a standard error of the difference."""
     if len(found) < 2:
         return "unknown"
     change = found[-1].score - found[0].score
@@ -131,7 +131,7 @@ class HeldOutAlarms:
         return [alarm for alarm in (self._drop(reward), self._gap(reward)) if alarm is not None]
 
     def _drop(self, reward: Course) -> Alarm | None:
-        """The last evaluations are below the best earlier ones, and the training reward has not fallen."""
+        """Fire if the last evaluations are below the best earlier ones and the training reward has not fallen."""
         window, least = self.config.heldout_window, self.config.heldout_z
         drop = largest_drop([(one.score, one.error) for one in self.found], window)
         if least is None or drop is None or drop.z <= least or reward.movement() == "fell":
@@ -147,10 +147,11 @@ class HeldOutAlarms:
         )
 
     def _gap(self, reward: Course) -> Alarm | None:
-        """The training reward rose, and by so much less what it stands for.
+        """Fire if the training reward rose much more than the held-out score.
 
-        Like is compared with like: how much the reward of sampled answers to training prompts exceeds that of sampled
-        answers to held-out ones, and how much the reward of greedy held-out answers exceeds what the check gives them.
+        The gap has two parts, each of comparable answers. One is the reward of sampled answers to training prompts
+        minus the reward of sampled answers to held-out prompts. The other is the reward of greedy held-out answers
+        minus their check score.
         """
         first, last, limit = self.found[0], self.found[-1], self.config.gap
         if limit is None or len(self.found) < 2 or reward.movement() != "rose":

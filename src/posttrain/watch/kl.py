@@ -1,8 +1,8 @@
-"""A jump of the KL to the reference.
+"""The alarm about a jump of the KL to the reference.
 
-The KL of an honest run grows, too, from 0, as the square of the step at first: compared with its start it is always
-large. A jump is what is large beside all that came before and beside the ten steps before, while an independent score,
-where there is one, has not risen.
+The KL of a good run also grows from 0, at first as the square of the step, so it is always large compared with its
+start. A jump is large compared with all earlier steps and with the ten steps before. There is no alarm if an
+independent score has risen.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from posttrain.config.sections import AlarmConfig
 
 WITHIN = 10
-"""Steps within which it jumps."""
+"""Number of steps within which the KL jumps."""
 LAST = 3
-"""Steps whose median is the present KL: one outlier is no jump."""
+"""Number of last steps whose median is the present KL, so that one outlier is no jump."""
 ENOUGH = 50
-"""Steps before those, from which on something can be said: at first the KL of every run multiplies."""
+"""Number of earlier steps that the alarm needs, because the KL of every run multiplies at first."""
 
 
 class KLJump:
-    """Its present median is `ratio` times that of all earlier steps, and half of that times that of ten steps ago."""
+    """Fires if the present median exceeds `ratio` times that of all earlier steps, and `ratio` / 2 times that of the
+    ten steps before the last ten."""
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio

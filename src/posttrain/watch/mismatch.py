@@ -1,9 +1,9 @@
-"""Do engine and trainer mean the same by a log-probability? The number of a step, its drift, and when it is too large.
+"""The alarm about different log-probabilities of engine and trainer, and the metric of their drift.
 
-Only tokens that the present weights drew are compared (`mismatch/fresh_*`): an older token differs because the policy
-has moved since, which is no fault. A step is **high** whose 99th percentile (of fewer than fifty tokens: whose mean) is
-above what rounding explains in this precision, or whose mean is three times that of the first steps. Three high steps
-in a row are an alarm: one odd token is below the percentile, and one odd step is not a row.
+It compares only tokens that the present weights drew (`mismatch/fresh_*`): an older token differs because the policy
+has moved since, which is no fault. A step is **high** if its 99th percentile (with fewer than fifty tokens, its mean)
+is above what rounding explains in this precision, or if its mean is three times the mean of the first steps. Three high
+steps in a row set off the alarm. So neither one odd token nor one odd step does.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from posttrain.watch.records import Alarm, Step
 from posttrain.watch.rounding import LEVELS, Level
 
 STEPS = 5
-"""First steps that later ones are compared with, and last ones that are called now."""
+"""Number of first steps that are compared with the same number of last steps."""
 IN_A_ROW = 3
 GROWN = 3.0
-"""Times the mean of the first steps."""
+"""A mean above this multiple of the first steps' mean is high."""
 NO_DIFFERENCE = 1e-7
-"""Nats that a drift is measured from where there is less: float32 has no finer ones."""
+"""Smallest difference in nats from which a drift is measured, because float32 resolves no smaller ones."""
 
 
 class Mismatch:
-    """Implements `StepAlarm`; `examine` finds the cause, before the update of the step that may set it off."""
+    """Implements `StepAlarm`. `examine` finds the cause before the update of a step that may set off the alarm."""
 
     def __init__(self, level: Level) -> None:
         self.level = level
@@ -37,43 +37,43 @@ class Mismatch:
         """Means of the first steps that were not high."""
         self.last: list[float] = []
         self.since: int | None = None
-        """The first of the high steps in a row."""
+        """The first of the latest consecutive high steps."""
         self.row = 0
         self.told = False
         self.cause: Cause | None = None
 
     @staticmethod
     def of(dtype: torch.dtype, *, temperature: float = 1.0) -> Mismatch:
-        """For an engine that computes in this precision and draws at this temperature."""
+        """The alarm for an engine that computes in this precision and draws at this temperature."""
         return Mismatch(LEVELS[dtype].at(temperature))
 
     @property
     def suspects(self) -> bool:
-        """May the next step be the last one of a row?"""
+        """Can the next step complete a row of high steps?"""
         return self.row >= IN_A_ROW - 1 and not self.told
 
     def before_update(self, examine: Callable[[Level], Cause]) -> None:
-        """Have the rows of a step examined if it may set off the alarm."""
+        """Examine the rows of a step if the step may set off the alarm."""
         self.cause = examine(self.level) if self.suspects else None
 
     def observe(self, step: Step) -> Alarm | None:
         mean, p99 = (step.metrics.get(f"mismatch/fresh_{name}", math.nan) for name in ("mean", "p99"))
         if not math.isfinite(mean):
-            return None  # the present weights drew nothing of it
+            return None  # the present weights drew none of its tokens
         high = (p99 if math.isfinite(p99) else mean) > self.level.p99 or self._has_grown(mean)
         self._add(mean, high)
         self.row = self.row + 1 if high else 0
         self.since = (self.since or step.number) if high else None
         if self.row < IN_A_ROW or self.since is None:
             return None
-        if self.cause is not None and self.cause.kind == "none":  # asked again, engines and trainer agree
+        if self.cause is not None and self.cause.kind == "none":  # when asked again, engines and trainer agree
             self.row, self.since = 0, None
             return None
         self.told = True
         return self._alarm(step.number, self.since, mean, p99)
 
     def _alarm(self, number: int, since: int, mean: float, p99: float) -> Alarm:
-        cause = self.cause or Cause(kind="unknown", text="nobody was asked for its cause")
+        cause = self.cause or Cause(kind="unknown", text="the cause was not examined")
         start = f"; before, the mean was {statistics.median(self.first):.2g}" if self.first else ""
         share = f" and one in a hundred by more than {p99:.2g}" if math.isfinite(p99) else ""
         return Alarm(
@@ -104,7 +104,7 @@ class Mismatch:
         return known and mean > max(self.level.mean, GROWN * statistics.median(self.first))
 
     def metrics(self) -> dict[str, float]:
-        """`mismatch/drift`: how many times the median of the last five means is that of the first five."""
+        """`mismatch/drift`: the median of the last five means, divided by the median of the first five."""
         if len(self.first) < STEPS:
             return {}
         now, start = (max(NO_DIFFERENCE, statistics.median(means)) for means in (self.last, self.first))

@@ -1,4 +1,4 @@
-"""What an alarm is given and what it says."""
+"""The inputs of an alarm, and the alarm itself."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ Movement = Literal["rose", "flat", "fell", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step as the alarms see it: numbers only, so that a run can be watched again from its metrics."""
+    """One step as the alarms see it: only numbers, so that alarms can be replayed from a run's metrics."""
 
     number: int
     metrics: Mapping[str, float]
-    """The metrics of the step; what was not measured is missing or nan."""
+    """The metrics of the step. A number that was not measured is missing or nan."""
     reward: Movement = "unknown"
     """The change of the training reward since the start."""
     heldout: Movement = "unknown"
-    """The change of the held-out score since before training; that of the independent check if there is one."""
+    """The change of the held-out score since before training, by the independent check if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,30 +45,30 @@ class HeldOut:
 
     step: int
     score: float
-    """Greedy answers by the independent check where there is one, else by the reward."""
+    """Mean score of greedy answers, by the independent check if there is one, else by the reward."""
     error: float
-    """Its standard error."""
+    """Standard error of the score."""
     reward: float
-    """The same answers by the reward."""
+    """Mean reward of the same answers."""
     sampled: float | None
-    """Sampled answers by the reward."""
+    """Mean reward of sampled answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """Something moved as it does in runs that are gamed."""
+    """A finding that looks like a run whose reward is gamed, or whose engines disagree with the trainer."""
 
     kind: AlarmKind
     step: int
-    """The step that set it off."""
+    """The step that set off the alarm."""
     change_point: int
-    """The first step that was different, as far as can be told."""
+    """The estimated first step of the change."""
     message: str
-    """What moved, from where to where."""
+    """What changed, and from which value to which."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """The numbers behind the message."""
     fix: str = ""
-    """Advice, if the alarm has some; else: fix the reward."""
+    """The alarm's own advice; if empty, the advice is to fix the reward."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("kind", "step", "change_point", "message", "fix")} | {
@@ -77,11 +77,11 @@ class Alarm:
 
 
 class StepAlarm(Protocol):
-    """Looks at every step."""
+    """An alarm that observes every step."""
 
     def observe(self, step: Step) -> Alarm | None: ...
     def state(self) -> dict[str, Any]:
-        """Plain JSON, for a checkpoint: a resumed run fires where the other would have."""
+        """Plain JSON for a checkpoint, so that a resumed run fires at the same step as an uninterrupted one."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None: ...

@@ -1,4 +1,4 @@
-"""The difference between an engine's log-probabilities and the trainer's that rounding explains, by precision.
+"""The differences between engine and trainer log-probabilities that rounding explains, by precision.
 
 Measured at temperature 1 between an engine that holds bfloat16 and a trainer under autocast, over tokens that the model
 drew: mean 0.021, p99 0.126, largest 0.27 (stories260K, 2048 tokens); 0.018, 0.109, 0.15 (stories15M, 1024 tokens). In
@@ -15,16 +15,17 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """In nats, at temperature 1."""
+    """Differences that rounding explains, in nats, at temperature 1."""
 
     p99: float
-    """Of a token: 99 of 100 tokens of a step are closer."""
+    """Bound on single tokens: 99 of 100 tokens of a step differ by less."""
     mean: float
-    """Of a step, and of a row: smaller means are never a drift."""
+    """Bound on the mean of a step or row. A smaller mean is never a drift."""
 
     def at(self, temperature: float) -> Level:
-        """Logits are divided by a temperature, and their rounding with them. Above 1 it is not taken for smaller, as
-        the tolerance of `DeliveryProof` is not.
+        """The level at a temperature. The temperature divides the logits, and so their rounding errors.
+
+        Above 1 the level does not shrink, like the tolerance of `DeliveryProof`.
 
         >>> Level(p99=0.3, mean=0.06).at(0.5)
         Level(p99=0.6, mean=0.12)

@@ -1,4 +1,4 @@
-"""All alarms of a run together: what they are shown, what they remember, and which checkpoints they need."""
+"""All alarms of a run together: their inputs, their state, and the checkpoints that they need."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from posttrain.types import Prompt
 
 Examine = Callable[["Sequence[Group]", int, Level], Cause]
-"""(groups, the version of the trainer, what rounding explains) -> why engines say something else of them."""
+"""(groups, the trainer's version, the level that rounding explains) -> why engines and trainer disagree."""
 FULL_MARK = 1.0
 MUCH_DISAGREEMENT, FEW = 0.2, 3
-"""Share, and number, of accepted answers that the check may reject before training without a warning."""
+"""Share and number of accepted answers that the check may reject before training without a warning."""
 MUCH_UNSCORED = 0.2
 """Share of a step's sample that the check may leave without a score before a warning."""
 
@@ -46,17 +46,17 @@ class Looked:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     columns: Mapping[str, list[float | None]] = field(default_factory=dict)
-    """For the stored rollouts: check/<label>, one value per trained row."""
+    """Columns check/<label> for the stored rollouts, with one value per trained row."""
     judgements: Sequence[Judgement] = ()
     warning: str = ""
-    """That the check fails, where it does."""
+    """A warning if the check fails; empty otherwise."""
 
 
 NOTHING_SEEN = Looked()
 
 
 class Watch:
-    """Looks at every step and every evaluation; each kind of alarm fires once."""
+    """Observes every step and every evaluation. Each kind of alarm fires once."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class Watch:
         check: IndependentCheck | None = None,
         mismatch: Mismatch | None = None,
     ) -> None:
-        """`mismatch` is watched whatever the run learns from."""
+        """`mismatch` is observed whether or not the run learns from rewards."""
         self.config, self.seed, self.check = config, seed, check
         self.independent = check is not None
-        """Are held-out answers scored by something else than the reward?"""
+        """Does an independent check score the held-out answers?"""
         self.accepted_at = FULL_MARK if config.accepted_at is None else config.accepted_at
         self.fired: list[Alarm] = []
         self.has_failed = False
-        """Was it told that the check fails?"""
+        """Has the user been warned that the check fails?"""
         self.reward = Course(config.reference_steps)
         self.heldout = HeldOutAlarms(config)
         self.disagreement = Disagreement.of(config) if config.enabled and check is not None else None
@@ -86,16 +86,18 @@ class Watch:
         if mismatch is not None:
             self.step_alarms["mismatch"] = mismatch
         self.examine: Examine | None = None
-        """Finds out why engines say something else than the trainer."""
+        """Finds out why engines and trainer disagree."""
 
     @staticmethod
     def of(
         config: RunConfig, check: IndependentCheck | None, prompts: Sequence[Prompt], precision: torch.dtype
     ) -> tuple[Watch, list[str]]:
-        """And what the user should know about it. A check that needs a column which training prompts lack looks at
-        held-out answers only; DataError where it has the column and cannot use what is in it."""
+        """The watch of a run, and notes for the user.
+
+        If training prompts lack a column that the check needs, it sees only held-out answers. Raises DataError if they
+        have the column but its content is unusable."""
         notes: list[str] = []
-        computed_twice = not config.rollout.keep_cache  # else what engines say is not of any one policy
+        computed_twice = not config.rollout.keep_cache  # with a kept cache, engine numbers belong to no single policy
         mismatch = None
         if config.alarms.enabled and computed_twice:
             mismatch = Mismatch.of(precision, temperature=config.sampling.temperature)
@@ -113,12 +115,12 @@ class Watch:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def before_update(self, groups: Sequence[Group], version: int) -> None:
-        """What may be asked only as long as the weights are those of `version`, with which engines have drawn."""
+        """Examine a suspected mismatch while the trainer still has the weights of `version` that drew the groups."""
         if self.mismatch is not None and self.examine is not None:
             self.mismatch.before_update(partial(self.examine, groups, version))
 
     def look(self, groups: Sequence[Group], step: int) -> Looked:
-        """Measure the answers, and let the check see a sample of what the reward accepted."""
+        """Measure the answers, and run the check on a sample of the accepted ones."""
         if not self.config.enabled or not groups or groups[0].scores is None:
             return NOTHING_SEEN
         checked = self._ask(groups, step)
@@ -133,7 +135,7 @@ class Watch:
         )
 
     def _failing(self, checked: Checked, step: int) -> str:
-        """A warning the first time that the check fails for much of what it is shown: it then sees nothing."""
+        """A warning the first time that the check fails for many of its answers, because its alarm is then blind."""
         looked_at = checked.unscored + len(checked.agrees)
         if self.has_failed or checked.unscored <= MUCH_UNSCORED * looked_at:
             return ""
@@ -158,8 +160,9 @@ class Watch:
         return self._new(found), gauges | (self.mismatch.metrics() if self.mismatch else {})
 
     def _proof(self, metrics: Mapping[str, float]) -> Movement:
-        """How an independent score has moved: the held-out one, as far as evaluations tell. Between them, where the
-        reward rose and the check agrees with what is accepted as much as ever, its score has risen with the reward."""
+        """How an independent score has moved: the held-out score, if evaluations show it.
+
+        If they do not, but the reward rose and the check disagrees no more than before, it counts as risen."""
         moved = movement(self.heldout.found) if self.independent else "unknown"
         agrees = self.disagreement is not None and self.disagreement.cusum.since is None
         if moved == "unknown" and agrees and metrics.get("check/checked") and self.reward.movement() == "rose":
@@ -174,9 +177,9 @@ class Watch:
     # --- evaluations -------------------------------------------------------------------------------------------------
 
     def before_training(self, answers: Path) -> str | None:
-        """The threshold of acceptance and the rate of disagreement, from the start model's held-out answers.
+        """Set the acceptance threshold and the baseline of disagreement from the start model's held-out answers.
 
-        Returns a warning where the two disagree so much already that a rise could not be told."""
+        Returns a warning if reward and check already disagree so much that a rise could not be seen."""
         look = first_look(answers, accepted_at=self.config.accepted_at, check_accepts_at=self.config.check_accepts_at)
         if look is None:
             return None
@@ -191,16 +194,16 @@ class Watch:
         )
 
     def evaluated(self, step: int, measured: Mapping[str, Any]) -> list[Alarm]:
-        """The alarms that an evaluation of this step sets off (`measured` is the content of evaluation.json)."""
+        """The alarms that an evaluation of this step sets off; `measured` is an entry of evaluation.json."""
         found = held_out(step, measured, independent=self.independent) if self.config.enabled else None
         if found is None or self.heldout.has_seen(step):
             return []
         return self._new(self.heldout.observe(found, self.reward))
 
-    # --- what stays --------------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def needs(self, checkpoints: Checkpoints) -> set[int]:
-        """Steps of the checkpoints from before each change; of one that is only suspected, too."""
+        """Steps of the checkpoints from before each change, including a change that is only suspected."""
         changes = [alarm.change_point for alarm in self.fired]
         if self.disagreement is not None and self.disagreement.cusum.since is not None:
             changes.append(self.disagreement.cusum.since)
@@ -217,7 +220,7 @@ class Watch:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """An alarm whose setting was null when the state was saved starts afresh; one that is null now stays off."""
+        """Restore the alarms. One whose setting was null at that time starts fresh; one that is null now stays off."""
         self.accepted_at, self.has_failed = state["accepted_at"], state["has_failed"]
         self.fired = [Alarm(**fields) for fields in state["fired"]]
         self.reward.load_state(state["reward"])
@@ -227,11 +230,11 @@ class Watch:
 
 
 def columns_of(checked: Checked, groups: Sequence[Group]) -> dict[str, list[float | None]]:
-    """One value per trained row, in the order of the batch: null where the check was not asked."""
+    """Columns with one value per trained row, in the order of the batch; None for rows that the check did not see."""
     places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.completions))]
     return {f"check/{label}": [found.get(place) for place in places] for label, found in checked.scores.items()}
 
 
 def nothing_to_watch() -> Watch:
-    """For a run that samples nothing, or learns from no reward."""
+    """A watch without alarms, for a run that samples nothing."""
     return Watch(AlarmConfig(enabled=False))
