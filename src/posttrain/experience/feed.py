@@ -175,7 +175,7 @@ class PromptFeed:
         return f"{len(self.rows)} prompts"
 
     def longest(self) -> Batch:
-        """Return the longest prompts, with completions of maximum length that differ early, so that they share little."""
+        """Return the longest prompts, with full-length completions that differ early, so that they share little."""
         train, sampling, limit = self.config.train, self.config.sampling, self._most_tokens()
         group_size = min(sampling.group_size, 1 + train.microbatch_tokens // limit)
         count = min(train.prompts_per_step, 1 + train.microbatch_tokens // (limit * group_size))

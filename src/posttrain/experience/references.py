@@ -171,7 +171,7 @@ def as_reference(model: ModelConfig) -> ReferenceConfig:
 
 
 def start_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:
-    """Return the reference for given answers, before the first step, when the policy itself still is the start model."""
+    """Return the reference for given answers, before the first step: the policy still is the start model then."""
     if config.reference is None and config.lora is None:
         return forward.under(loaded.model)
     return reference_forward(config, loaded, forward)

@@ -96,7 +96,7 @@ def rollout_table(
 
 
 def content_hash(table: pa.Table, facts: Mapping[str, Any]) -> str:
-    """Return a hash that changes with the facts, with any name, type, value or null of the table, and with row order."""
+    """Return a hash that changes with the facts, with any name, type, value or null, and with the order of rows."""
     names = [[field.name, str(field.type).replace("element: ", "item: ")] for field in table.schema]  # as in parquet
     digest = hashlib.sha256(json.dumps([{**facts, "sha256": None}, names], sort_keys=True).encode())
 
