@@ -183,7 +183,7 @@ def check_receipt(receipt: Receipt, trained: Iterable[tuple[str, Tensor]], *, wh
 
 @torch.no_grad()
 def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> Digest:
-    """Return the digest of the content, cast to `dtype` (default: the tensor's own). Device and layout do not matter."""
+    """Return the digest of the content, cast to `dtype` (default: no cast). Device and layout do not matter."""
     plain = dense(tensor.detach()).to(dtype or tensor.dtype).cpu().contiguous()
     content = hashlib.sha256(str(list(plain.shape)).encode())
     content.update(plain.reshape(-1).view(torch.uint8).numpy().data)

@@ -91,8 +91,8 @@ def inverse_cdf(weights_BV: Tensor, uniforms_B2: Tensor) -> tuple[Tensor, Tensor
     the first one whose running sum (float64) exceeds `uniform * sum`. A token of weight 0 is never chosen.
 
     Two numbers make draws robust. With one running sum over the vocabulary, the last bit of a likely token's logit
-    moves all the boundaries after it, where rare tokens are crowded. The same draw then often gives another token when a
-    batch has other rows. With two numbers, such a change does not reach the second number's choice in its block.
+    moves all the boundaries after it, where rare tokens are crowded. The same draw then often gives another token when
+    a batch has other rows. With two numbers, such a change does not reach the second number's choice in its block.
 
     >>> inverse_cdf(torch.tensor([[0.5, 0.0, 1.5]]), torch.tensor([[0.0, 0.25]], dtype=torch.float64))
     (tensor([2]), tensor([2.], dtype=torch.float64))

@@ -94,7 +94,7 @@ class SlotCache(Cache):
 
 
 class SlotLayer(CacheLayerMixin):
-    """The block of one layer. Its update returns the new keys and values unchanged, because attention reads the block."""
+    """The block of one layer. `update` returns new keys and values unchanged, because attention reads the block."""
 
     is_compileable = False
     is_sliding = False

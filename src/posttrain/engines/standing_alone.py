@@ -1,9 +1,9 @@
 """Tests whether a row gets the same bits whatever else is in the batch, by the operations that compute a few rows.
 
 A matrix product of PyTorch sums in an order that depends on the shape of the batch, so a row's last bits may change
-when others join it. A compiled kernel sums each row separately (docs/speed.md lists the models that kernels compute fully).
-Operations that move numbers, or round each number once, such as a sum of two, give the same bits in every batch. If a
-pass consists only of kernels and such operations, the clock may decide which rows are decoded together.
+when others join it. A compiled kernel sums each row separately (docs/speed.md lists the models that kernels compute
+fully). Operations that move numbers, or round each number once, such as a sum of two, give the same bits in every
+batch. If a pass consists only of kernels and such operations, the clock may decide which rows are decoded together.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def plain_copy(policy: nn.Module, dtype: torch.dtype | None, *, packed: bool = F
 
 @torch.no_grad()
 def cast_in_place(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the weights of a model that nobody trains to this precision, without a second copy. Adapters stay separate."""
+    """Cast the weights of a model that nobody trains, without a second copy. Adapters stay separate."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         parameter.data = _cast(parameter.data, dtype)
