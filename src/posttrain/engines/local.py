@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 class LocalSampler:
     """A sampler in the trainer's process. Implements `Sampler`.
 
-    With `shared`, it decodes with the policy's own modules: there is no copy, and new weights need no delivery. Without,
-    it owns a plain copy in its own precision, with adapters merged, which `deliver` overwrites.
+    With `shared`, it decodes with the policy's own modules: there is no copy, and new weights need no delivery.
+    Without, it owns a plain copy in its own precision, with adapters merged, which `deliver` overwrites.
     """
 
     def __init__(

@@ -4,9 +4,9 @@
     wake     /wake_up?tags=weights, then the weights are loaded and hashed, then /wake_up?tags=kv_cache
 
 A server answers 200 even if it does not sleep, for example a CPU build or one that was started without
---enable-sleep-mode. So the server is asked before and after how much memory it holds, and the driver of the GPU is asked
-how much is free. Level 2 may also lose memory outside of parameters and buffers. The hashes do not cover that memory,
-but the probe after waking does.
+--enable-sleep-mode. So the server is asked before and after how much memory it holds, and the driver of the GPU is
+asked how much is free. Level 2 may also lose memory outside of parameters and buffers. The hashes do not cover that
+memory, but the probe after waking does.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The server is started with `--worker-extension-cls posttrain_vllm.Extension` and
 `--weight-transfer-config '{"backend": "posttrain"}'`; the folder of this file is on its path. It imports nothing of
 posttrain, and nothing outside of vLLM imports it.
 
-Weights lie one after the other in a file without a name that the trainer holds open. `update_weights` gets their places:
+Weights lie one after the other in a file without a name that the trainer holds open. `update_weights` gets the places:
 
     {"path": "/proc/PID/fd/N", "places": {"model.norm.weight": ["float32", [288], 0], ...}}
 """
@@ -253,8 +253,8 @@ def is_laid_out(experts: RoutedExperts) -> bool:
 
 
 def unpacked_experts(layer: Any, weight: torch.Tensor) -> torch.Tensor:
-    """Return `[experts, out, in]` in the layout before a CPU build changed it. That moves numbers without changing them:
-    laying out the positions themselves, byte by byte, shows what was moved where."""
+    """Return `[experts, out, in]` in the layout before a CPU build changed it. That moves numbers without changing
+    them: laying out the positions themselves, byte by byte, shows what was moved where."""
     if not is_laid_out(layer):
         return weight
     experts, shape = weight.shape[0], weight.shape[1:]
