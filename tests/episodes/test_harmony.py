@@ -55,7 +55,7 @@ def test_a_call_is_read_wherever_its_recipient_stands(header: str):
     "turn, problem",
     [
         (BROKEN, "the arguments are not a JSON object"),
-        (" to=functions.look<|channel|>commentary json", "no <|message|> stands before the arguments"),
+        (" to=functions.look<|channel|>commentary json", "no <|message|> comes before the arguments"),
         (" to=functions.look<|channel|>commentary code<|message|>look(1)", "the arguments are not a JSON object"),
     ],
 )

@@ -127,7 +127,7 @@ def _make_room(files: Sequence[int], size: int) -> None:
         raise DoesNotFit(
             given=f"{len(files)} copies of the weights, {size / 2**30:.1f} GiB each, do not fit into the "
             f"remaining {left / 2**30:.1f} GiB of memory",
-            allowed="room for two copies beside trainer and engines",
+            allowed="room for two copies in addition to trainer and engines",
             fix="Set rollout.engines = 0 to sample in the trainer's process, or use a machine with more memory.",
         )
     for file in files:

@@ -135,7 +135,7 @@ def check_names(trained: Set[str], decoded: Set[str]) -> None:
     missing, extra = sorted(trained - decoded), sorted(decoded - trained)
     if missing or extra:
         raise PublishError(
-            given=f"the sampler's model lacks {_count(missing)} of the trained model and has {_count(extra)} in excess",
+            given=f"the sampler's model lacks {_count(missing)} of the trained model and has {_count(extra)} too many",
             allowed="the same names on both sides",
             fix="Build the sampler from the trained model.",
         )

@@ -153,7 +153,7 @@ def _deepseek(text: str) -> Said:
 def _harmony(text: str) -> Said:
     found = parts(text)
     calls = [
-        Call(name, {}, "no <|message|> stands before the arguments") if body is None else _named(name, body)
+        Call(name, {}, "no <|message|> comes before the arguments") if body is None else _named(name, body)
         for name, body in ((one.recipient.removeprefix("functions."), one.text) for one in found if one.recipient)
     ]
     if not calls:

@@ -100,7 +100,7 @@ def with_rewards(
     """Return the experience with the groups' rewards, total and by component; `greedy` has the prompts' greedy
     completions."""
     scores = scores_of(groups)
-    assert scores is not None, "rewards are asked of groups that were scored"
+    assert scores is not None, "only scored groups have rewards"
     rewards_PG, scored_PG = rewards_of(groups)
     counted = scores.counted.values()
     token_rewards_BT = None

@@ -467,7 +467,7 @@ class Driver:
         return EngineError(
             given=cause,
             allowed="engines that sample tokens",
-            fix="Read the files engines/*.log of the run. An engine that is only slow needs a larger "
+            fix="Look into the files engines/*.log of the run. An engine that is only slow needs a larger "
             f"rollout.deadline (now {self.deadline:g} s). `posttrain resume` continues from the newest "
             "checkpoint.",
         )
@@ -751,8 +751,8 @@ class Driver:
     def _load_state(self, state: Mapping[str, Any]) -> None:
         if self._plan_of(map(int, state["planned"])) != state["planned"]:
             raise ConfigError(
-                given=f"{len(state['planned'])} groups wait in the checkpoint or were under way, and their numbers "
-                "stand for other prompts now",
+                given=f"{len(state['planned'])} groups of the checkpoint were waiting or running, and their "
+                "numbers now stand for other prompts",
                 allowed="the seed, the data and the train.prompts_per_step that they were sampled with",
                 fix="Set seed, data and train.prompts_per_step to their values in settings.json of the run.",
             )

@@ -72,7 +72,7 @@ class Pace:
         seconds = max(now - self._from, 1e-9)
         pace, waits = WINDOW / seconds, self._waited / seconds
         if self._before is not None and pace < GAIN * self._before:
-            self._take(self.lead - 1, f"one step more made {pace / self._before:.2f} times the steps")
+            self._take(self.lead - 1, f"one more step of lead gave {pace / self._before:.2f} times the pace")
             self._before, self._pause = None, LATER
         elif self._pause > 0 or waits <= BUSY or self.lead >= self.most:
             self._before, self._pause = None, max(0, self._pause - 1)

@@ -64,7 +64,7 @@ class Partners:
         if not alone:
             return []
         given = (
-            f"for {len(alone)} of the {len(used)} rows that the run takes, no other prompt's answer fits into "
+            f"for {len(alone)} of the {len(used)} rows that the run uses, no other prompt's answer fits into "
             f"{self.max_length} tokens with their own prompt"
         )
         per_step, size = config.train.prompts_per_step, len(self.rows)

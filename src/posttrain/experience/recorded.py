@@ -54,7 +54,7 @@ def read_rollouts(folder: Path, step: int) -> Recorded:
         raise _not_as_written(folder / name, what) from error
     facts = _facts(table, folder / name)
     if facts["sha256"] != content_hash(table, facts):
-        raise _not_as_written(folder / name, "was changed: its rows do not have the hash that stands in it")
+        raise _not_as_written(folder / name, "was changed: its rows do not match the hash in it")
     rows = table.to_pylist()
     if others := {row["step"] for row in rows} - {step}:
         raise _not_as_written(folder / name, f"holds the rows of step {min(others)}")

@@ -68,7 +68,7 @@ def earlier_pairs(
             dropped.append(Dropped(row.origin, str(reason)))
             continue
         if tuple(row.values["prompt_ids"]) in known:
-            dropped.append(Dropped(row.origin, "of a held-out prompt"))
+            dropped.append(Dropped(row.origin, "its prompt is held out"))
         else:
             found.append(pair)
     if not given:

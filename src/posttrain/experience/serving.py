@@ -129,7 +129,7 @@ def serving(
         raise EngineError(
             given=error.given,
             allowed=error.allowed,
-            fix=f"Read {folder}/engines/*.log. A server that is only slow needs a larger rollout.deadline "
+            fix=f"Look into {folder}/engines/*.log. A server that is only slow needs a larger rollout.deadline "
             f"(now {rollout.deadline:g} s). With rollout.engine = local, this process answers.",
         ) from error
     finally:

@@ -36,7 +36,7 @@ class Turn(NamedTuple):
 
 
 def nobody(event: Event) -> None:
-    raise AssertionError(f"nobody is told of {event}")
+    raise AssertionError(f"no receiver is set for {event}")
 
 
 class Trajectories:

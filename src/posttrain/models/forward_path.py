@@ -433,7 +433,7 @@ def _set_attention(lm: PreTrainedModel, implementation: str) -> bool:
 
 
 def _head_is_linear(lm: PreTrainedModel, body: nn.Module, output_type: type[Any], width: int) -> bool:
-    """Return whether logits are `hidden @ weight.T + bias`, tested at logits of 100, which reveal a soft cap or scale."""
+    """Return whether logits are `hidden @ weight.T + bias`, tested at logits of 100, where caps and scales show."""
     head = lm.get_output_embeddings()
     if type(head) is not nn.Linear or head.in_features != width:
         return False

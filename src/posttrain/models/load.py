@@ -278,8 +278,8 @@ def _set_pad(
         return []
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
     if before is None:
-        return [f"the tokenizer had no pad token; {tokenizer.pad_token!r} pads"]
-    return [f"the pad token was {before!r}, which also ends answers; {tokenizer.pad_token!r} pads"]
+        return [f"the tokenizer had no pad token; {tokenizer.pad_token!r} is used"]
+    return [f"the pad token was {before!r}, which also ends answers; {tokenizer.pad_token!r} is used instead"]
 
 
 def _read_chat_template(path: str, tokenizer: PreTrainedTokenizerBase) -> str:

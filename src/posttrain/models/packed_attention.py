@@ -241,7 +241,7 @@ def _eager_attention(module: nn.Module, *args: Any, **settings: Any) -> tuple[Te
         function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if function is not None:
             return function(module, *args, **settings)
-    raise NotImplementedError(f"{type(module).__name__} has no eager attention function beside it")
+    raise NotImplementedError(f"{type(module).__name__} has no eager attention function in its file")
 
 
 _ATTENTION = {"packed_sdpa": _packed_attention(_sdpa), "packed_eager": _packed_attention(_eager_attention)}

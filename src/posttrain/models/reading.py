@@ -131,7 +131,7 @@ def _check_folder(config: ModelConfig, folder: Path) -> None:
             raise ModelError(
                 given=f"model.path = {config.path!r} is a LoRA adapter without its base model",
                 allowed="a folder with a whole model",
-                fix="Give the folder of the merged model; posttrain writes it as `model`, beside `adapter`.",
+                fix="Give the folder of the merged model; posttrain writes it as `model`, next to `adapter`.",
             )
         raise ModelError(
             given=given,
@@ -284,7 +284,7 @@ def read_tokenizer(config: ModelConfig, source: ModelSource) -> PreTrainedTokeni
     if source.folder is not None and not config.gguf_file and not any(source.folder.glob("*token*")):
         raise ModelError(
             given=f"model.path = {config.path!r} has no tokenizer",
-            allowed="tokenizer.json and tokenizer_config.json beside the weights",
+            allowed="tokenizer.json and tokenizer_config.json next to the weights",
             fix="Save one into this folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder).",
         )
     with explained(config, source, "the tokenizer"):
@@ -353,7 +353,7 @@ def _explain(config: ModelConfig, source: ModelSource, what: str, error: Excepti
         return ModelError(
             given=f"model.path = {config.path!r}: there is no such folder, and {answer}",
             allowed="a folder, or the name of a Hub model that can be downloaded or is in the cache",
-            fix=_near(Path(config.path)) or "Download the model where there is a network and give its folder."
+            fix=_near(Path(config.path)) or "Download the model on a machine with a network, and give its folder."
             if offline
             else "Correct the name; for a gated model, log in with `hf auth login`.",
         )

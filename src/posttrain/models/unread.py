@@ -162,8 +162,8 @@ def device_of(model: nn.Module) -> torch.device:
 @contextmanager
 def standing_in(model: nn.Module) -> Iterator[None]:
     """Let weights that were not read look inside as if they were on their device, each as a repeated zero without
-    memory of its own. So modules added to them, such as adapters, are made on that device. A model that was
-    read stays unchanged.
+    memory of its own. So modules added to them, such as adapters, are made on that device. A model that was read
+    stays unchanged.
     """
     device, pairs = device_of(model), dict[int, tuple[nn.Parameter, nn.Parameter]]()
     for _, owner, leaf, empty in [*_on_meta(model)]:

@@ -123,7 +123,7 @@ class AgentLoop:
 
     async def _reply(self, line: str, headers: Mapping[str, str], body: bytes) -> tuple[str, str, bytes]:
         if not secrets.compare_digest(headers.get("authorization", ""), f"Bearer {self._key}"):
-            return _error("401 Unauthorized", "the key of this endpoint is another one")
+            return _error("401 Unauthorized", "this is not the key of this endpoint")
         if line.startswith("GET /v1/models"):
             return _json("200 OK", {"object": "list", "data": [{"id": "policy", "object": "model"}]})
         if not line.startswith("POST /v1/chat/completions"):

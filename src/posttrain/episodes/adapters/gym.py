@@ -154,7 +154,7 @@ def _imported() -> Any:
     except ImportError as error:
         raise ConfigError(
             given=f"environment: gymnasium:... needs the package gymnasium ({error})",
-            allowed="environments of yours without it",
+            allowed="your own environments, which do not need it",
             fix='pip install "posttrain[environments]"',
         ) from None
     return gymnasium

@@ -47,7 +47,7 @@ def find_played(name: str, settings: Mapping[str, Any]) -> Played:
     except ImportError as error:
         raise ConfigError(
             given=f"the environment verifiers:{name} needs the package verifiers ({error})",
-            allowed="environments of yours without it",
+            allowed="your own environments, which do not need it",
             fix='pip install "posttrain[environments]"',
         ) from None
     with _refused(name):
