@@ -1,7 +1,7 @@
 """How a model is decoded, found by trying it on a few short rows, never by its name.
 
 slots    keys and values per position in static storage; rows join and leave at any time (slots.py). On a GPU in half
-         precision, each row reads only its own columns if a kernel can do that as exactly (varlen_attention.py)
+         precision, each row reads only its own columns if a kernel is about as exact (varlen_attention.py)
 padded   rows padded on the left that begin together (decoding.py), for recurrent and hybrid models and others that
          keep more than keys and values
 
@@ -156,8 +156,8 @@ def _exact(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def _by_the_kernel(model: nn.Module, path: DecodingPath, dtype: torch.dtype | None) -> DecodingPath:
-    """Return the kernel for rows of different lengths, if its half-precision error against single rows is no larger
-    than that of `path`, which was found in a better precision; else `path`."""
+    """Return the kernel for rows of different lengths, if its half-precision error against single rows is about as
+    small as that of `path`, which was found in a better precision; else `path`."""
     kernel = DecodingPath(implementation=varlen_attention.NAME)
     with torch.no_grad(), precision_of(model, dtype)():
         try:

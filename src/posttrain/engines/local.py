@@ -313,7 +313,7 @@ class LocalSampler:
             yield from rows_ended
 
     def completion(self, row: Row, stop: StopStrings) -> Completion:
-        """The completion of a row that has ended. Raises NonFiniteError if its numbers are not finite."""
+        """Return the completion of a row that has ended. Raises NonFiniteError if its numbers are not finite."""
         if not all(map(math.isfinite, row.logprobs)):
             index, g = row.request.stream
             raise NonFiniteError(

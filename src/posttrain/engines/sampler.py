@@ -55,7 +55,7 @@ class Receipt:
     digests: Mapping[str, Digest]
     """The digests of all tensors that it holds in its own memory."""
     in_place: Set[str] = frozenset()
-    """Tensors that it reads from the very memory that it was given: there is one content, and nothing to compare."""
+    """Names of tensors that it reads from the memory of the given ones, so that there is nothing to compare."""
 
     @property
     def names(self) -> Set[str]:

@@ -131,8 +131,8 @@ def _tried(environment: Callable[..., Any], name: str, settings: Mapping[str, An
 
 
 def _in_a_fork(lifeline: int, function: Callable[[], Any]) -> Any:
-    """Call a function in a fork and return its result, if it imports or starts what no trajectory needs. Raises the
-    ConfigError that it raises. Everything that the function has started ends with the fork."""
+    """Call a function in a fork and return its result, so that trajectories inherit nothing that it imports or starts.
+    Raises the ConfigError that it raises. Everything that the function has started ends with the fork."""
     ours, theirs = socket.socketpair()
     host, mark = os.getpid(), new_mark()
     process = os.fork()

@@ -94,7 +94,7 @@ TICK = 0.25
 SCORED_IN = 5.0
 """Seconds that `close` waits at the end of a run for a reward that is being computed."""
 PLANNED = 4096
-"""Groups whose prompts are cached. Streamed rows are tokenised when they are read, which the cache saves."""
+"""Number of groups whose prompts are cached, because streamed rows are tokenised each time that they are read."""
 SOON = 0.002
 """Seconds until an engine is sent the rest of a long message."""
 
@@ -182,7 +182,7 @@ class Driver:
     """Tells the user about losses and recoveries."""
     timeline: Timeline = field(default_factory=Timeline)
     pace: Pace | None = None
-    """The part that chooses the lead, if the run chooses it itself."""
+    """Chooses the lead; None if the config sets it."""
     greedy: bool = False
     """Whether the last row of each group is decoded greedily, for an algorithm that needs a greedy baseline."""
     trajectories: Trajectories | None = None

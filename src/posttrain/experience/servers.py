@@ -24,7 +24,7 @@ INSTRUCTIONS = 2048
 """Maximum tokens of the instructions in a judge's question, also if it asks again for a verdict. Longer questions are
 not scored, and the reason says so."""
 STARTS = 5
-"""Minimum time for loading the model, in multiples of `rollout.deadline`."""
+"""Multiples of `rollout.deadline` that loading the model may take, if that is more than `START_DEADLINE`."""
 
 
 def engine_starts(

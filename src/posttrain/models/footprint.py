@@ -30,7 +30,7 @@ COPIED_WEIGHTS = 2**21
 """Maximum weights of a layer that is copied, into panels or joined with others, at the start of decoding. Calling a
 larger product costs little compared to reading its weights."""
 LANES = 16
-"""Numbers that compiled kernels process at a time: widths are multiples of it, widths of heads of twice as much."""
+"""Numbers that compiled kernels process at a time: widths are multiples of it, and head widths of twice as much."""
 SAMPLING_BLOCK = 256
 """Tokens in a block of the vocabulary, for the choice of a token (engines/sampling.py)."""
 REWARD_TOKENS = 8192

@@ -350,8 +350,8 @@ def _watch(lm: PreTrainedModel, ids_1T: Tensor) -> tuple[Tensor, dict[nn.Module,
 def _on_a_gpu(probe: _Probe, *, share: bool) -> tuple[Manner, list[str]]:
     """Return how to compute packed attention on a GPU, where waiting is costly, and why not in a faster way.
 
-    Kernels compute in bfloat16, in which no two ways give the same numbers. Their result must be as close to float32 as
-    the result of grids.
+    Kernels compute in bfloat16, in which no two ways give the same numbers. Their result must be about as close to
+    float32 as the result of grids.
     """
     grids, kernel = Manner(plain=True, accelerated=False), Manner(plain=True)
     reason = _try(probe, "packed", share=share, manner=grids)

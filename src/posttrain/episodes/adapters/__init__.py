@@ -31,7 +31,7 @@ def find_environment(function: str, folder: Path | None = None) -> tuple[str, Ta
     >>> find_environment("gymnasium:FrozenLake-v1")[1].name
     'FrozenLake-v1'
     """
-    from posttrain.config.values import split_form  # not in the process of trajectories, which needs no settings
+    from posttrain.config.values import split_form  # not at the top: the trajectories' processes need no settings
 
     form, name = split_form(function)
     return form, resolve(name, folder) if form in ("", "trl") else Target(name=name)
