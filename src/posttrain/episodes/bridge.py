@@ -1,12 +1,12 @@
 """The ids between two turns, found for any chat template, and the proof that they are right.
 
 To find what a template writes after a turn, the bridge renders a short conversation with a stand-in for the turn and
-the messages that followed it. The bridge is the text after the stand-in:
+the messages that follow it. The bridge is the text after the stand-in:
 
     user: Q <end> assistant: STANDIN <end> tool: 18 <end> assistant:
                                           ^~~~~ the bridge ~~~~~~~~~
 
-Sampled text is never rendered, so rendering cannot change it. When a run starts, the proof renders whole conversations
+Sampled text is not rendered for this, so it cannot be changed. When a run starts, the proof renders whole conversations
 of several turns and checks that the template continues the exact text of the turns before. A template that removes
 reasoning does not: it rewrites history. A run then has two choices, `split` and `keep`.
 

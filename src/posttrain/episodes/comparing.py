@@ -14,7 +14,7 @@ def squeezed(text: str) -> str:
 
 
 def unspaced(text: str) -> str:
-    """Return the text without white space and without "▁", which many tokenizers use for a space."""
+    """Return the text without white space, and without "▁", which many tokenizers use for a space."""
     return squeezed(text.replace("▁", " "))
 
 
