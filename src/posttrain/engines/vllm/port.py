@@ -647,6 +647,6 @@ def number_of(logprob: float | None) -> float:
 
 
 def seed_of(task: Task, drawn: int) -> int:
-    """Return a seed that is unique to the row, and to the position from which it continues."""
+    """Return a seed for this row and the position from which it continues."""
     named = f"{task.seed} {task.stream} {drawn}".encode()
     return int.from_bytes(hashlib.sha256(named).digest()[:4], "big") // 2
