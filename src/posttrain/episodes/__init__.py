@@ -24,7 +24,8 @@ has imported the user's file (host.py). It can be killed without harm to the oth
 **When a trajectory returns to the batch.** As soon as its reply is there, in three cases: with engines; on a GPU, where
 the order of sums varies anyway; and on a CPU if each row gets the same bits whatever else is in the batch
 (engines/standing_alone.py). Otherwise a count decides, never the clock: once so many wait that the batch has become
-small, the trajectory that has waited longest returns (`Round._by_count`), and the run blocks until its reply is there. So the same run samples the same bits on a CPU, however long tools take.
+small, the trajectory that has waited longest returns (`Round._by_count`), and the run blocks until its reply is there.
+So the same run samples the same bits on a CPU, however long tools take.
 
 **Token in, token out.** The context of a turn begins with exactly the ids of the turns before: the sampled ids, and
 the ids that the template writes between turns. The bridge (bridge.py) finds those by rendering a short conversation.
