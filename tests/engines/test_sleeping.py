@@ -203,7 +203,7 @@ WRONG = {
     "= beside",
     WakesWithOldWeights: "other tensors differ from version 1",
     WakesWithoutACache: "it woke without its cache: it holds 2.00 GiB of the 6.00 GiB from before",
-    StaysAsleep: "it was woken, and sleeps still",
+    StaysAsleep: "it was woken, but still sleeps",
     CannotWake: 'answered 500: {"error":"CUDA error: out of memory"}',
     NeverAnswersAWake: "/wake_up at",
     DiesAsleep: "the connection broke",

@@ -43,7 +43,7 @@ def read(ignores: bool = False, **body: Any) -> Asked:
         ({"max_completion_tokens": True}, "max_completion_tokens", "at least 1"),
         ({"functions": []}, "functions", "'functions' is not supported"),
         ({"messages": []}, "messages", "at least one"),
-        ({"messages": [{"role": "assistant", "tool_calls": 5}, HELLO]}, "messages[0]", "are no list"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}, HELLO]}, "messages[0]", "are not a list"),
         (
             {"messages": [HELLO, {"role": "assistant", "content": "b"}]},
             "messages",
@@ -53,7 +53,7 @@ def read(ignores: bool = False, **body: Any) -> Asked:
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0]",
-            "no text",
+            "not text",
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_what_is_not_answered_is_refused_and_says_why(body, param, message):
 
 
 def test_a_body_that_is_no_object_is_refused():
-    with pytest.raises(Refused, match="no JSON object"):
+    with pytest.raises(Refused, match="not a JSON object"):
         read_request([HELLO], RUN, ignores=True)
 
 

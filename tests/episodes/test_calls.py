@@ -99,5 +99,5 @@ def test_split_shows_an_unreadable_call_as_it_was_written():
     play = Play(0, 0, Prompt(index=0, ids=(1,), text="", messages=({"role": "user", "content": "One?"},)))
     said = recognised(FAMILIES["thinking"].template).read(broken)
     play.draw(Completion(ids=(5,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text=broken), said)
-    play.hear([{"role": "tool", "name": "unknown", "content": "error: the call is no JSON object"}])
+    play.hear([{"role": "tool", "name": "unknown", "content": "error: the call is not a JSON object"}])
     assert broken in str(tokenizer.decode(list(bridge.whole(*play.conversation))))

@@ -230,7 +230,7 @@ def test_tools_of_verifiers_are_called_by_its_own_code(written, wanted, code, to
     [result] = one.step(**said("", **{tool: {"place": "x"}}))["messages"]
     assert (result["role"], result["content"]) == ("tool", "a cat")
     unreadable = said("", **{tool: {}})
-    unreadable["calls"] = [[tool, {}, "the arguments are no JSON object"]]
+    unreadable["calls"] = [[tool, {}, "the arguments are not a JSON object"]]
     assert one.step(**unreadable)["messages"][0]["role"] == "tool"
     assert one.step(**said("a"))["reward"] == 1.0
     one.close()

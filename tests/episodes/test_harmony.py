@@ -54,9 +54,9 @@ def test_a_call_is_read_wherever_its_recipient_stands(header: str):
 @catalogue(
     "turn, problem",
     [
-        (BROKEN, "the arguments are no JSON object"),
-        (" to=functions.look<|channel|>commentary json", "no <|message|> stands before the arguments"),
-        (" to=functions.look<|channel|>commentary code<|message|>look(1)", "the arguments are no JSON object"),
+        (BROKEN, "the arguments are not a JSON object"),
+        (" to=functions.look<|channel|>commentary json", "no <|message|> comes before the arguments"),
+        (" to=functions.look<|channel|>commentary code<|message|>look(1)", "the arguments are not a JSON object"),
     ],
 )
 def test_what_begins_as_a_call_and_cannot_be_read_is_told_and_stays_as_it_was_written(turn: str, problem: str):

@@ -36,7 +36,7 @@ def test_a_folder_is_searched_by_words(guide: Path):
 def test_what_a_model_asks_is_words_and_never_syntax(guide: Path, query: str):
     search = search_tool(str(guide))
     if query == '"':
-        with pytest.raises(ValueError, match="the query holds no word"):
+        with pytest.raises(ValueError, match="the query contains no word"):
             search(query)
     else:
         assert isinstance(search(query), str)

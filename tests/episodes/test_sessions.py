@@ -342,7 +342,7 @@ def test_tools_answer_calls_and_errors_are_told(opened):
     assert result("broken", place="x") == ("error: FileNotFoundError: x", True)
     assert result("look")[0].startswith("error: TypeError: look() missing 1 required")
     assert result("loook", place="x")[0].startswith("error: there is no tool 'loook'; there are look, ")
-    assert result("look", problem="the call is no JSON object") == ("error: the call is no JSON object", True)
+    assert result("look", problem="the call is not a JSON object") == ("error: the call is not a JSON object", True)
     assert [schema["function"]["name"] for schema in sessions.schemas] == ["look", "broken", "calculator"]
 
 
@@ -382,9 +382,9 @@ def test_the_calculator_is_exact_where_it_can_be(expression, value):
     ("expression", "message"),
     [
         ("9**9**9", "more than 400 digits"),
-        ("__import__('os')", "no arithmetic"),
-        ("1 if True else 2", "no arithmetic"),
-        ("1+", "no arithmetic expression"),
+        ("__import__('os')", "not arithmetic"),
+        ("1 if True else 2", "not arithmetic"),
+        ("1+", "not an arithmetic expression"),
         ("1" * 300, "300 characters"),
     ],
 )

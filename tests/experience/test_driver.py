@@ -377,7 +377,7 @@ def test_what_is_under_way_is_in_the_state_and_another_driver_goes_on_from_it():
 def test_open_groups_are_not_given_to_the_prompts_of_another_seed():
     with (
         World(Scripted, seed=1) as again,
-        pytest.raises(ConfigError, match="their numbers stand for other prompts now"),
+        pytest.raises(ConfigError, match="their numbers now stand for other prompts"),
     ):
         again.driver.load_state(under_way())
 

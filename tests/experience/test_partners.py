@@ -70,7 +70,7 @@ def labels(*prompts: str, answers: Sequence[str] = "ab") -> list[dict]:
 
 def test_prompts_that_are_all_the_same_are_refused_before_anything_is_scored(tmp_path):
     message = (
-        r"for 8 of the 8 rows that the run takes, no other prompt's answer .* and an update of step 1 could hold "
+        r"for 8 of the 8 rows that the run uses, no other prompt's answer .* and an update of step 1 could hold "
         r"nothing else: kto would have no reference point; allowed: in every update, at least one row whose "
         r"prompt can be combined"
     )
@@ -84,7 +84,7 @@ def test_rows_without_a_partner_are_counted_and_the_others_are_trained_on(tmp_pa
     rows = [*labels(*"abcdefg", answers=["c" * 20, "d" * 20]), {"prompt": "x" * 50, "completion": "c", "label": True}]
     train(config(tmp_path, rows))
     assert (
-        "for 1 of the 8 rows that the run takes, no other prompt's answer"
+        "for 1 of the 8 rows that the run uses, no other prompt's answer"
         in (tmp_path / "run" / "events.jsonl").read_text()
     )
 

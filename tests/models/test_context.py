@@ -168,7 +168,7 @@ def test_a_loaded_model_has_the_shorter_context_and_says_so(tmp_path: Path):
     assert loaded.context_length == 24
     assert loaded.notes == (
         "the context is 24 tokens, not 64: beyond them the model's longrope rotary factors depend on the longest row "
-        "of a pass, so that a row's log-probabilities would depend on the rows beside it",
+        "of a pass, so that a row's log-probabilities would depend on the other rows of a pass",
     )
     assert loaded.named("training data") == (
         "training data in a context of 24 tokens (beyond them the model's longrope rotary factors depend on the "

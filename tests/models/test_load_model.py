@@ -83,7 +83,7 @@ def test_the_pad_id_ends_nothing_unless_there_is_nothing_else(folder, special, g
 
 def test_a_changed_pad_token_is_noted(folder):
     tiny_tokenizer(pad_token="</s>").save_pretrained(folder)
-    assert load(folder).notes == ("the pad token was '</s>', which also ends answers; '<pad>' pads",)
+    assert load(folder).notes == ("the pad token was '</s>', which also ends answers; '<pad>' is used instead",)
 
 
 def test_the_embedding_of_the_pad_id_is_trained(folder):

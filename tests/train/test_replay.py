@@ -266,7 +266,7 @@ CHANGES = (flip_a_reward, swap_two_rows, swap_the_groups, nudge_a_logprob, take_
 def test_a_changed_rollout_file_is_refused_by_its_hash(run, tmp_path_factory, change):
     copy = Path(shutil.copytree(run, tmp_path_factory.mktemp("changed") / "run"))
     rewritten(copy, change, sealed=False)
-    with pytest.raises(DataError, match=r"step-000003.parquet was changed: its rows do not have the hash"):
+    with pytest.raises(DataError, match=r"step-000003.parquet was changed: its rows do not match the hash"):
         pt.replay(copy)
     assert pt.replay(copy, last=2).same, "the steps before it can be replayed"
 

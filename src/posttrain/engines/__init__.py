@@ -1,4 +1,4 @@
-"""Sampling from the policy: engines behind one protocol, weight delivery and its proof."""
+"""Sampling from the policy: engines with a common protocol, weight delivery and its proof."""
 
 from typing import Literal
 
@@ -12,10 +12,10 @@ __all__ = ["DeliveryProof", "LocalSampler", "Sampler", "SamplingSettings", "make
 
 
 def make_sampler(loaded: LoadedModel, weights: Literal["shared", "copied", "taken"] = "shared") -> HasRows:
-    """The engine that answers prompts with this model. Only this function chooses it.
+    """Return the engine that samples from this model. Only this function chooses it.
 
-    `shared`: it decodes with the weights that are trained, as they are at the time. `copied`: with a copy of its own,
-    new versions of which are delivered. `taken`: nobody trains them, and it may lay them out anew. Raises ModelError
-    for a copy that cannot be made as `loaded.compute` says.
+    `shared`: it decodes with the trained weights themselves, as they are at the time. `copied`: it decodes with its own
+    copy, which gets new versions by delivery. `taken`: nobody trains the weights, and it may change their layout.
+    Raises ModelError if the copy cannot be made as `loaded.compute` says.
     """
     return LocalSampler.of(loaded, weights)

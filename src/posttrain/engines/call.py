@@ -1,4 +1,4 @@
-"""One call of the local sampler: by which path, in which precision and in which modes its passes run."""
+"""One call of the local sampler: the decoding path, the precision and the modes of its passes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from posttrain.models.modes import evaluating_all
 
 
 class Call:
-    """Found out when it begins, and in force around its passes only: what is between two of them notices nothing."""
+    """The path and the modes of one call. They are chosen at its begin, and in force only during its passes."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None, compute: Compute, *, owns_weights: bool) -> None:
-        """`dtype`: of the products; None: as the weights are stored."""
+        """`dtype`: the precision of the products; None: as the weights are stored."""
         self._model, self._compute = model, compute
         self._modules = list(model.modules())
         self._owns_weights = owns_weights
@@ -28,21 +28,21 @@ class Call:
             self.path = decoding_path(model, dtype)
 
     def rows(self, max_rows: int, *, holds_prompt: bool) -> Rows:
-        """Storage for so many rows, which reads the weights as they are now."""
+        """Return storage for `max_rows` rows, which reads the weights as they are now."""
         with self._mode():
             return self.path.rows(self._model, max_rows=max_rows, holds_prompt=holds_prompt, compute=self._compute)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Around passes."""
+        """Put the path and the modes in force for the passes inside the `with` block."""
         with self._mode(), self.path.in_force(self._model):
             yield
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
-        """No gradient, no dropout, the precision of decoding; every module is in its former mode afterwards.
+        """Decode without gradient and dropout, in the precision of decoding. Afterwards every module has its old mode.
 
-        `inference_mode` for an own copy alone: a buffer that a shared module replaced in it could not be trained with.
+        `inference_mode` is only for a copy of our own: training fails with a buffer that a shared module made in it.
         """
         without_gradient = torch.inference_mode() if self._owns_weights else torch.no_grad()
         with evaluating_all(self._modules), without_gradient, self.precision():

@@ -1,4 +1,4 @@
-"""A local sampler whose rows come and go at any time, and go on when its weights change."""
+"""A local sampler whose rows come and go at any time, and continue when its weights change."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from posttrain.engines.sampling import StopStrings, UniformStream
 
 
 class ContinuousSampler:
-    """Decodes tasks one token at a time; between two tokens rows may join, leave, and meet new weights."""
+    """Decodes tasks one token at a time. Between two tokens, rows may join and leave, and weights may change."""
 
     def __init__(self, sampler: LocalSampler, sampling: SamplingSettings, *, keep_cache: bool = False) -> None:
-        """`keep_cache`: after new weights rows go on with the keys and values that the old ones computed, which is
-        quick and only nearly right; else these are computed anew."""
+        """`keep_cache`: after new weights, rows continue with the keys and values of the old weights. That is fast, but
+        only approximate. Otherwise their keys and values are computed again."""
         self.sampler, self.sampling, self.keep_cache = sampler, sampling, keep_cache
         self.stop = StopStrings(sampler.tokenizer, sampling.stop)
         self._call = sampler.begin()
         draw = Draw(sampling, 0, sampler.compute)
         self.engine: Engine = sampler.open(self._call, draw, rows_together(sampling), self.stop)
         self._tasks: dict[int, Task] = {}
-        """By the number of the engine's row."""
+        """Tasks by the number of the engine's row."""
         self._told: dict[int, int] = {}
-        """Tokens of each row that were handed out, or came with its task."""
+        """Number of tokens of each row that were returned, or came with its task."""
         self._next = 0
 
     def __bool__(self) -> bool:
-        """Is there anything to decode?"""
+        """Return whether there is anything to decode."""
         return bool(self.engine)
 
     def submit(self, tasks: Iterable[Task]) -> None:
-        """Begin behind those that wait, or before them the rows of an evaluation, for which the trainer waits; the
-        longest first, so that what does not fit fails early."""
+        """Queue tasks: rows of an evaluation before the waiting rows, because the trainer waits for it; others after
+        them. The longest rows come first, so that what does not fit fails early."""
         waiting, self.engine.queue = self.engine.queue, deque[Row]()
         tasks = list(tasks)
         self._append(task for task in tasks if task.row[0] < 0)
@@ -64,20 +64,20 @@ class ContinuousSampler:
             self._next += 1
 
     def step(self) -> list[Piece]:
-        """Draw one token of every row; the rows that are found to have ended, with all that was not handed out of
-        them."""
+        """Sample one token for every row. Return the rows that are found to have ended, with all tokens that were not
+        returned yet."""
         with self._call.in_force():
             ended = self.engine.step(self.sampler.device)
         return [self._piece(row) for row in ended]
 
     def told(self) -> list[Piece]:
-        """The tokens that the rows in flight have drawn since the last call, including every launched step."""
+        """Return the tokens that rows in flight have sampled since the last call, including every launched step."""
         ended = self.engine.settle()
         rows = [row for row in self.engine.running if row.reason is None and len(row.ids) > self._told[row.number]]
         return [self._piece(row) for row in (*ended, *rows)]
 
     def interrupt(self, asked: Collection[tuple[RowName, int]]) -> tuple[list[Piece], list[Task]]:
-        """Take these out: what they have drawn, and which there were."""
+        """Take these rows out. Return their new tokens, and the tasks of those that were found."""
         wanted = set(asked)
 
         def leaves(row: Row) -> bool:
@@ -90,7 +90,7 @@ class ContinuousSampler:
         return told, [self._forget(row) for row in left]
 
     def load(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
-        """Decode with these weights from the next token on. What was drawn before has to be asked for before."""
+        """Decode with these weights from the next token on. Call `told` before, for the tokens of the old weights."""
         receipt = self.sampler.overwrite(tensors, version)
         self._call = self.sampler.begin()
         if self.keep_cache:
@@ -109,7 +109,7 @@ class ContinuousSampler:
     def _piece(self, row: Row) -> Piece:
         task, told = self._tasks[row.number], self._told[row.number]
         versions = set(row.versions[told:])
-        assert len(versions) == 1, "what was drawn before new weights is handed out before they are loaded"
+        assert len(versions) == 1, "tokens are handed out before new weights are loaded"
         self._told[row.number] = len(row.ids)
         text = None if row.reason is None else self.stop.text(row.ids, stopped=row.reason == "stop")
         if row.reason is not None:

@@ -1,8 +1,8 @@
-"""The generic way of decoding rows together, for models that keep more than keys and values per position.
+"""The generic way to decode rows together, for models that keep more than keys and values per position.
 
-One forward pass over the prompts, then one token per row and step; no row joins the others on their way. Prompts are
-padded on the LEFT, so that all rows end in the same column of the key-value cache and a step appends one column.
-Padding is masked, and positions are counted from each row's first real token.
+One forward pass processes the prompts; then each step adds one token per row. No row joins while others are decoded.
+Prompts are padded on the LEFT, so that all rows end in the same column of the key-value cache and a step appends one
+column. Padding is masked, and positions count from each row's first real token.
 
 B rows, T tokens (columns), V vocabulary, H key-value heads, D width of a head.
 """
@@ -24,17 +24,17 @@ from posttrain.errors import ModelError
 from posttrain.models.entering import enter
 
 _PADDING = 0
-"""Any id will do: padding is never attended to."""
+"""Token id of padding. Any id will do, because padding is never attended to."""
 
 
 LEAVE_WHEN_ONE_IN = 8
-"""Ended rows leave the batch when they are one in this many: earlier costs copies, later costs computing them."""
+"""Ended rows leave the batch once they are one in this many. Earlier costs copies, later costs computing them."""
 
 
 class PaddedRows:
-    """Implements `Rows` for any transformers causal LM that can continue from a cache.
+    """Rows for any transformers causal LM that can continue from a cache. Implements `Rows`.
 
-    Nothing is kept beyond the rows: new `PaddedRows` read the weights as they are then.
+    No weights are cached: new `PaddedRows` read the weights as they are then.
     """
 
     joins_running = False
@@ -67,21 +67,21 @@ class PaddedRows:
             self._trim()
 
     def renew(self) -> None:
-        """See `Rows`. The model reads them in every pass."""
+        """See `Rows`. Every pass reads the model's weights again."""
 
     def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
-        """The whole cache is copied."""
+        """Return whether enough rows have ended: when rows leave, the whole cache is copied."""
         return num_ended * LEAVE_WHEN_ONE_IN >= num_rows
 
     def _start(self, padding: Sequence[int]) -> None:
-        """An empty cache, for rows with so much padding before them."""
+        """Make an empty cache, for rows with this much padding before them."""
         self.cache = new_cache(self._causal_lm)
         self._length = 0
         self._padding = list(padding)
         self._padding_B = to_device(padding, self.device)
 
     def _prefill(self, arrivals: Sequence[Arrival]) -> Tensor:
-        """Each prompt goes through the model once; its cache is then repeated for its rows."""
+        """Put each prompt through the model once, then repeat its cache for its rows."""
         longest = max(len(arrival.prompt_ids) for arrival in arrivals)
         self._start([longest - len(arrival.prompt_ids) for arrival in arrivals])
         ids = [[_PADDING] * (longest - len(arrival.prompt_ids)) + list(arrival.prompt_ids) for arrival in arrivals]
@@ -95,13 +95,13 @@ class PaddedRows:
     def _forward(self, ids_BT: Tensor) -> Tensor:
         start, self._length = self._length, self._length + ids_BT.shape[1]
         columns_T = torch.arange(self._length, device=self.device)
-        masked = any(self._padding) and not (self._recurrent and start)  # a recurrent state has no padding in it
+        masked = any(self._padding) and not (self._recurrent and start)  # a recurrent state contains no padding
         optional = {
             "past_key_values": self.cache,
             "cache_params": self.cache,
             "position_ids": (columns_T[start:] - self._padding_B.unsqueeze(-1)).clamp(min=0),
             "logits_to_keep": 1,
-            "output_router_logits": False,  # a config may ask for the balancing loss, which fails beside a cache
+            "output_router_logits": False,  # a config may ask for the balancing loss, which fails with a cache
         }
         outputs = enter(
             self.model,
@@ -115,7 +115,7 @@ class PaddedRows:
         return outputs.logits[:, -1]
 
     def _trim(self) -> None:
-        """Forget the columns that are padding in every row that is left."""
+        """Drop the columns that are padding in every remaining row."""
         common = min(self._padding)
         layers = [layer for layer in self.cache.layers if isinstance(layer, GrowingLayer)]
         if common and len(layers) == len(self.cache.layers):
@@ -129,8 +129,8 @@ class PaddedRows:
 class GrowingLayer(DynamicLayer):
     """Keys and values of one attention layer, written in place into memory that grows by half when it is full.
 
-    `DynamicLayer` copies the whole cache to append a column, which makes T steps cost O(T^2): with 64 rows of 1000
-    tokens the copies take several times as long as the model.
+    `DynamicLayer` copies the whole cache to append a column, which makes T steps cost O(T^2). With 64 rows of 1000
+    tokens, the copies take several times as long as the model.
     """
 
     _keys: Tensor
@@ -138,12 +138,12 @@ class GrowingLayer(DynamicLayer):
     _used: int
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Start with no columns and no room for any."""
+        """Start without columns, and without room for any."""
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         self._hold(key_states[:, :, :0], value_states[:, :, :0])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Append columns `[B, H, T, D]` and return all there are."""
+        """Append columns `[B, H, T, D]` and return all columns."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, end = self._used, self._used + key_states.shape[-2]
@@ -156,12 +156,12 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep these rows, in this order. The room to grow is made anew by the next `update`."""
+        """Keep these rows, in this order. The next `update` makes room to grow again."""
         if self.is_initialized:
             self._hold(*(x[:, :, : self._used].index_select(0, beam_idx) for x in (self._keys, self._values)))
 
     def drop_columns(self, count: int) -> None:
-        """Forget the first `count` columns of every row."""
+        """Drop the first `count` columns of every row."""
         if self.is_initialized:
             self._hold(*(x[:, :, count : self._used] for x in (self._keys, self._values)))
 
@@ -172,9 +172,9 @@ class GrowingLayer(DynamicLayer):
 
 
 def new_cache(model: PreTrainedModel) -> Cache:
-    """The cache that transformers would make, its plain attention layers made to grow in place.
+    """Return the cache that transformers would make, with plain attention layers that grow in place.
 
-    Sliding windows, linear attention and whatever else an architecture brings keep their own kind of layer.
+    Layers of other kinds, such as sliding windows and linear attention, stay as they are.
     """
     cache = DynamicCache(config=model.config)
     cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
@@ -182,12 +182,12 @@ def new_cache(model: PreTrainedModel) -> Cache:
 
 
 def accepted_arguments(causal_lm: PreTrainedModel) -> Collection[str]:
-    """What the model's forward takes, by name."""
+    """Return the names of the arguments of the model's forward."""
     return inspect.signature(causal_lm.forward).parameters.keys()
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model itself, inside of a peft wrapper or not."""
+    """Return the transformers model itself, also from inside a peft wrapper."""
     causal_lm = model.get_base_model() if isinstance(model, PeftModel) else model
     if not isinstance(causal_lm, PreTrainedModel):
         raise ModelError(
@@ -199,12 +199,12 @@ def base_model(model: nn.Module) -> PreTrainedModel:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether something waits for this module to be called."""
+    """Return whether something hooks into calls of this module."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _with_room(columns: Tensor, capacity: int) -> Tensor:
-    """A copy that has room for `capacity` columns."""
+    """Return a copy that has room for `capacity` columns."""
     rows, heads, used, width = columns.shape
     roomy = columns.new_empty(rows, heads, capacity, width)
     roomy[:, :, :used] = columns

@@ -1,12 +1,12 @@
-"""How a model is decoded with: found out by trying it on a few short rows, never by its name.
+"""How a model is decoded, found by trying it on a few short rows, never by its name.
 
-slots    keys and values per position in static storage, rows join and leave at any time (slots.py); on a GPU in half
-         precision each row reads its own columns alone where a kernel does that as well (varlen_attention.py)
-padded   rows padded on the left that begin together (decoding.py): for recurrent and hybrid models and whatever
-         else keeps more than keys and values
+slots    keys and values per position in static storage; rows join and leave at any time (slots.py). On a GPU in half
+         precision, each row reads only its own columns if a kernel is about as exact (varlen_attention.py)
+padded   rows padded on the left that begin together (decoding.py), for recurrent and hybrid models and others that
+         keep more than keys and values
 
-Where something is registered as acceleration (models/acceleration.py) and knows a model that runs in slots, it decodes
-in its place.
+If a registered acceleration (models/acceleration.py) supports a model that runs in slots, it decodes in place of the
+model's own forward pass.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from posttrain.models.transformers_private import attention_name, can_set_attent
 _PROBE_LENGTHS = (9, 3, 6)
 _PROBE_STEPS = 3
 _ROUNDING = 5e-2
-"""The rounding of a shallow model in half precision, relative to the largest logit."""
+"""Rounding error of a shallow model in half precision, relative to the largest logit."""
 
 
 class Decoder(Protocol):
-    """Decodes models of one kind faster than their own forward pass does; asked of `Acceleration.decoder`."""
+    """Decodes models of one kind faster than their own forward pass; made by `Acceleration.decoder`."""
 
     def rows(self, model: nn.Module, compute: Compute) -> Rows:
-        """The rows that this model decodes, with its weights as they are now."""
+        """Return rows that this model decodes, with its weights as they are now."""
         ...
 
     def passes_by(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The modules that are not called, although the forward pass of the model would call them."""
+        """Return the modules that it does not call, although the model's own forward pass would."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingPath:
-    """The way that was found for one model."""
+    """The way in which one model is decoded."""
 
     implementation: str | None
     """The attention implementation under which the model runs in slots; None: padded rows."""
@@ -61,7 +61,7 @@ class DecodingPath:
     """The decoder that replaces the model's own forward pass; None if there is none."""
 
     def rows(self, model: nn.Module, *, max_rows: int, holds_prompt: bool, compute: Compute = PLAIN) -> Rows:
-        """Room for `max_rows` rows. `holds_prompt`: groups may be split for want of room."""
+        """Return room for `max_rows` rows. `holds_prompt`: groups may be split when slots run out."""
         if self.implementation is None:
             return PaddedRows(model)
         if self.decoder is not None:
@@ -75,7 +75,7 @@ class DecodingPath:
         )
 
     def in_force(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Decode inside: the attention implementation is the one of this path, and afterwards what it was."""
+        """Use the attention implementation of this path inside the `with` block, and restore the old one after it."""
         if self.implementation is None or self.decoder is not None:
             return nullcontext()
         return _attention(base_model(model), self.implementation)
@@ -83,15 +83,15 @@ class DecodingPath:
 
 _Kinds = tuple[type[nn.Module], ...]
 _paths: WeakKeyDictionary[nn.Module, tuple[_Kinds, dict[torch.dtype | None, DecodingPath]]] = WeakKeyDictionary()
-"""By precision where a kernel computes in that one alone; None: the way of all others."""
+"""Paths by precision, if a kernel computes only in that one; None: the path for all others."""
 
 
 def decoding_path(model: nn.Module, dtype: torch.dtype | None = None) -> DecodingPath:
-    """Slots where they give, on a few short rows, the logits of the rows by themselves.
+    """Return slots if they give a few short rows the same logits as each row alone; else padded rows.
 
-    Found once per model, in the precision of its weights, and again when modules of other kinds have taken the place
-    of some. On a GPU the kernel of `varlen_attention.py` is tried besides, once in each half precision that is decoded
-    in. `dtype` is that of the products; None: as the weights are stored.
+    The path is found once per model, in the precision of its weights, and again if modules were replaced by others of
+    another class. On a GPU, the kernel of `varlen_attention.py` is also tried, once in each half precision in use.
+    `dtype` is the precision of the products; None: as the weights are stored.
     """
     causal_lm = base_model(model)
     kinds: _Kinds = tuple(map(type, causal_lm.modules()))
@@ -105,7 +105,7 @@ def decoding_path(model: nn.Module, dtype: torch.dtype | None = None) -> Decodin
             paths[computes_in] = _by_the_kernel(model, path, dtype)
         path = paths[computes_in]
     if path.decoder is not None and any(map(is_hooked, path.decoder.passes_by(model))):
-        return replace(path, decoder=None)  # whoever waits for a module to be called is not passed by
+        return replace(path, decoder=None)  # a hooked module must be called
     return path
 
 
@@ -114,11 +114,11 @@ def _computes_in(causal_lm: PreTrainedModel, dtype: torch.dtype | None) -> torch
 
 
 def decode_by(model: nn.Module, path: DecodingPath) -> None:
-    """Decode this copy, or this model whose weights were cast, by the decoder that was found before, if one was.
+    """Decode this copy, or this model with cast weights, by the path that was found before.
 
-    Tried again in bfloat16, a deep model may differ from itself by as much as its rounding, and which path it gets
-    would be luck, in a resumed run other luck. On a CPU other paths are left to be found; on a GPU this one is kept,
-    and only the kernel for half precision is left to be tried.
+    In a new trial in bfloat16, a deep model may differ from itself by as much as its rounding. Its path would then be
+    luck, and might change in a resumed run. On a CPU, only a path with a decoder is kept. On a GPU, any path is kept,
+    and only the kernel for half precision is still tried.
     """
     causal_lm = base_model(model)
     if path.decoder is not None or causal_lm.device.type != "cpu":
@@ -147,8 +147,8 @@ def _slots(causal_lm: PreTrainedModel) -> str:
 
 @contextmanager
 def _exact(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """In the precision of the weights. Only where that is not one, as of a frozen base that is held in bfloat16, in
-    `dtype`: without autocast they meet in no product."""
+    """Compute in the precision of the weights. If they have several, as with a frozen base in bfloat16, compute in
+    `dtype`, because mixed weights cannot be multiplied without autocast."""
     mixed = len({x.dtype for x in model.parameters() if x.is_floating_point()}) > 1
     in_place = precision_of(model, dtype)() if mixed else nullcontext()
     with torch.no_grad(), in_place, torch.autocast(base_model(model).device.type, enabled=False):
@@ -156,8 +156,8 @@ def _exact(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def _by_the_kernel(model: nn.Module, path: DecodingPath, dtype: torch.dtype | None) -> DecodingPath:
-    """By the kernel for rows of different lengths where, in the precision that it is made for, it is as near to the
-    rows by themselves as `path` is, which was found in a better one."""
+    """Return the kernel for rows of different lengths, if its half-precision error against single rows is about as
+    small as that of `path`, which was found in a better precision; else `path`."""
     kernel = DecodingPath(implementation=varlen_attention.NAME)
     with torch.no_grad(), precision_of(model, dtype)():
         try:
@@ -168,39 +168,40 @@ def _by_the_kernel(model: nn.Module, path: DecodingPath, dtype: torch.dtype | No
 
 
 def _accelerated(model: nn.Module, path: DecodingPath) -> DecodingPath:
-    """By another decoder where that gives the same, else the path as it is. Soft caps and the like need the model's
-    own code. On the CPU: elsewhere it would wait for lists of the host whenever rows come or go."""
+    """Return the path with an acceleration's decoder if that gives the same logits, else unchanged. Soft caps and
+    other extras need the model's own code. Only on a CPU: elsewhere it would wait for host lists at each change of
+    rows."""
     if path.implementation != "slots_sdpa" or next(model.parameters()).device.type != "cpu":
         return path
     try:
         decoder = acceleration().decoder(model, lambda: _decode_probe(model, path))
-    except Exception:  # whatever an architecture does differently: it has been found to run in slots
+    except Exception:  # any peculiarity of an architecture; it is already known to run in slots
         return path
     faster = replace(path, decoder=decoder)
     return faster if _try(model, faster) is None else path
 
 
 def _try(model: nn.Module, path: DecodingPath) -> str | None:
-    """None when rows get together the logits that they get alone, else what is in the way."""
+    """Return None if rows get the same logits together as alone, else the reason why not."""
     causal_lm = base_model(model)
     if not can_set_attention(causal_lm):
         return "its attention cannot be replaced"
     try:
         found = _decode_probe(model, path)
-    except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
+    except Exception as error:  # any failure of an architecture on unfamiliar inputs: there is another way
         return f"{type(error).__name__}: {error}"
     same = all(_same(a, b) for a, b in zip(found, _alone(model), strict=True))
     return None if same else "a row changes when other rows are decoded with it"
 
 
 def _largest_error(model: nn.Module, path: DecodingPath) -> float:
-    """Of the rows together, relative to the largest value of each by itself."""
+    """Return the largest error of the rows together, relative to the largest value of each row alone."""
     pairs = zip(_decode_probe(model, path), _alone(model), strict=True)
     return torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max().item()
 
 
 def _alone(model: nn.Module) -> list[Tensor]:
-    """The logits `[_PROBE_STEPS, V]` of every row by itself."""
+    """Return the logits `[_PROBE_STEPS, V]` of every row alone."""
     causal_lm = base_model(model)
     return [
         model(input_ids=to_device(row, causal_lm.device)[None], use_cache=False).logits[0, n - 1 : -1]
@@ -224,7 +225,8 @@ def _probe_ids(causal_lm: PreTrainedModel) -> list[list[int]]:
 
 
 def _decode(rows: Rows, ids: list[list[int]], device: torch.device) -> list[Tensor]:
-    """Logits `[_PROBE_STEPS, V]` of every row. The first comes twice and leaves once; the last one comes late."""
+    """Return the logits `[_PROBE_STEPS, V]` of every row. The first row comes twice and leaves once; the last one comes
+    late."""
     first, second, late = (ids_T[:n] for ids_T, n in zip(ids, _PROBE_LENGTHS, strict=True))
 
     def tokens(*places: tuple[int, int]) -> Tensor:
@@ -243,7 +245,7 @@ def _decode(rows: Rows, ids: list[list[int]], device: torch.device) -> list[Tens
 
 
 def _same(actual: Tensor, expected: Tensor) -> bool:
-    """Equal but for rounding, relative to the largest value; a row that sees another one differs by far more."""
+    """Return whether both are equal up to rounding, relative to the largest value. Rows that mix differ far more."""
     tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(expected.dtype, _ROUNDING)
     return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
 

@@ -1,20 +1,19 @@
-"""Delivery of weights to a sampler, and the proof that it runs those that were trained: always, or the run stops.
+"""Delivery of weights to a sampler, and the proof that it decodes with the trained ones. If it fails, the run stops.
 
-1. **Version**: the sampler says that it has the version that was delivered.
+1. **Version**: the sampler reports the version that was delivered.
 2. **Content**: its receipt has a digest of each tensor that it decodes with. Every parameter and buffer of the trained
-   model, cast to the precision in which the sampler holds it, has to have that digest. So a stale copy is found however
-   small the learning rate was, wherever the sampler runs.
-3. **Path**: a sampler of this process also looks at what memory decoding reads (reads.py): the tensors that were
-   compared are the ones that are used, and not others kept beside them.
-4. **Probe**: a fixed text gets the same log-probabilities from the trainer's forward pass and from the sampler's
-   decoding, within a tolerance for rounding. Alone it would miss changes below the tolerance, which are the usual ones.
+   model, cast to the sampler's precision, must have the same digest. So a stale copy is found however small the
+   learning rate was, wherever the sampler runs.
+3. **Path**: a sampler in this process also checks which memory decoding reads (reads.py): the compared tensors are
+   those in use, and not others that are kept next to them.
+4. **Probe**: the trainer's forward pass and the sampler's decoding give a fixed text the same log-probabilities, within
+   a tolerance for rounding. Alone, it would miss changes below the tolerance, which are the usual ones.
 
-A step that changed nothing (learning rate 0, no signal) passes: the old weights are then the trained ones.
+A step that changed nothing (learning rate 0, no signal) passes, because the old weights are then the trained ones.
 
-How often a mixture of experts sends a token to other experts when it is sampled than when it is trained on.
-
-Rounding alone does that where two experts are about as good: the sampler decodes token by token, the trainer scores
-packed rows. A token that other experts computed has another log-probability, however small the rounding was.
+For a mixture of experts, it also measures how often a token goes to other experts in sampling than in training.
+Rounding alone causes that if two experts score about equally: the sampler decodes token by token, the trainer scores
+packed rows. A token from other experts has another log-probability, however small the rounding was.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.5, tor
 
 
 class ScoreCompletions(Protocol):
-    """The trainer's side of the probe: the forward pass that training uses, with the signature of `Sampler.score`."""
+    """The trainer's side of the probe: the forward pass of training, with the signature of `Sampler.score`."""
 
     def __call__(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
@@ -51,7 +50,7 @@ class ScoreCompletions(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveryProof:
-    """The fixed text that both sides score, and what may differ. `from_prompts` makes a good one."""
+    """The fixed text that both sides score, and the allowed difference. `from_prompts` makes a good one."""
 
     prompt_ids: tuple[tuple[int, ...], ...]
     completion_ids: tuple[tuple[int, ...], ...]
@@ -63,13 +62,13 @@ class DeliveryProof:
     def from_prompts(
         prompt_ids: Sequence[Sequence[int]], *, tolerance: float, temperature: float = 1.0, rows: int = PROBE_ROWS
     ) -> DeliveryProof:
-        """Probe rows from the ends of the first prompts: `PROBE_TOKENS` each, of which the last few are scored.
+        """Return probe rows from the ends of the first prompts: `PROBE_TOKENS` each; the last few of them are scored.
 
-        A pure function of the prompts: nothing is sampled, a resumed run has the same probe, and what fits the context
-        window as a prompt fits as a probe, but for prompts of one or two tokens, whose probe is two longer.
+        A pure function of the prompts: nothing is sampled, and a resumed run has the same probe. A prompt that fits the
+        context window also fits as a probe, except a prompt of one or two tokens, whose probe is two tokens longer.
         """
         tails = [tuple(ids[-PROBE_TOKENS:]) for ids in prompt_ids[:rows]]
-        scored = [max(2, min(PROBE_SCORED_TOKENS, len(tail) // 2)) for tail in tails]  # the second is decoded
+        scored = [max(2, min(PROBE_SCORED_TOKENS, len(tail) // 2)) for tail in tails]  # the second needs decoding
         return DeliveryProof(
             prompt_ids=tuple(tail[:-n] or tail for tail, n in zip(tails, scored, strict=True)),
             completion_ids=tuple((tail * 2)[-n:] for tail, n in zip(tails, scored, strict=True)),
@@ -84,10 +83,10 @@ class DeliveryProof:
     def check(
         self, policy_logprobs: ScoreCompletions, policy: nn.Module, sampler: Sampler, receipt: Receipt, version: int
     ) -> Metrics:
-        """Raises PublishError, naming what differs, unless the sampler runs the weights of `policy`.
+        """Raise PublishError, naming what differs, unless the sampler decodes with the weights of `policy`.
 
         Metrics: `publish/tensors_compared`, `publish/probe_max_difference` (nats), and for a mixture of experts
-        `mismatch/routing_difference`: the share of (token, layer) of the probe that other experts compute.
+        `mismatch/routing_difference`: the share of the probe's (token, layer) pairs with different experts.
         """
         if {sampler.version, receipt.version} != {version}:
             stale = next(one for one in (sampler.version, receipt.version) if one != version)
@@ -109,8 +108,8 @@ class DeliveryProof:
         }
 
     def compare(self, trained: Sequence[Sequence[float]], decoded: Sequence[Sequence[float]], version: int) -> float:
-        """The largest difference between what both sides say of the probe; raises where it exceeds the tolerance or is
-        not a number."""
+        """Return the largest difference between both sides' log-probabilities of the probe. Raises if it exceeds the
+        tolerance or is not finite."""
         _require_finite(trained, version)
         worst, row, t, ours, theirs = max(_differences(trained, decoded))
         allowed = self.tolerance / min(self.temperature or 1.0, 1.0)  # rounding of logits grows as they are divided
@@ -135,7 +134,7 @@ class DeliveryProof:
 
 
 def deliver(policy: nn.Module, sampler: Sampler, version: int) -> Receipt:
-    """Hand the weights of `policy` to the sampler, adapters merged where it has tensors of its own."""
+    """Deliver the weights of `policy` to the sampler, with adapters merged if the sampler has its own tensors."""
     return sampler.deliver(merged_tensors(policy) if sampler.owns_weights else named_tensors(policy), version)
 
 
@@ -152,7 +151,7 @@ def _require_finite(trained: Sequence[Sequence[float]], version: int) -> None:
 
 
 def tolerance_for(*dtypes: torch.dtype) -> float:
-    """The tolerance of the probe when trainer and sampler compute in these precisions: that of the coarsest.
+    """Return the tolerance of the probe for computation in these precisions: that of the coarsest one.
 
     Largest differences measured at temperature 1 on correct copies (packed forward against decoding; nine models, three
     of them trained, 32 rows each): 2e-5 in float32; with a bfloat16 copy 0.5, and 1.8 in a random mixture of experts,
@@ -162,9 +161,9 @@ def tolerance_for(*dtypes: torch.dtype) -> float:
 
 
 def check_receipt(receipt: Receipt, trained: Iterable[tuple[str, Tensor]], *, whole: bool = True) -> int:
-    """How many tensors were compared; raises PublishError when one differs or has no counterpart.
+    """Return how many tensors were compared. Raises PublishError if one differs or has no counterpart.
 
-    Not `whole`: the sampler has others besides."""
+    Not `whole`: the sampler may have others in addition."""
     names, differing = set[str](), list[str]()
     for name, tensor in trained:
         names.add(name)
@@ -184,8 +183,7 @@ def check_receipt(receipt: Receipt, trained: Iterable[tuple[str, Tensor]], *, wh
 
 @torch.no_grad()
 def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> Digest:
-    """The digest of the content, cast to `dtype` (by default that of the tensor). The device and the layout do not
-    matter."""
+    """Return the digest of the content, cast to `dtype` (default: no cast). Device and layout do not matter."""
     plain = dense(tensor.detach()).to(dtype or tensor.dtype).cpu().contiguous()
     content = hashlib.sha256(str(list(plain.shape)).encode())
     content.update(plain.reshape(-1).view(torch.uint8).numpy().data)
@@ -193,7 +191,7 @@ def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> Digest:
 
 
 def _tensors_as_in(policy: nn.Module, receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
-    """The policy's tensors under the names that the sampler has: with adapters where it has them, else merged."""
+    """Return the policy's tensors under the sampler's names: with adapters if it has them, else merged."""
     adapted = tensor_names(policy)
     return named_tensors(policy) if receipt.names <= adapted else merged_tensors(policy)
 
@@ -201,7 +199,7 @@ def _tensors_as_in(policy: nn.Module, receipt: Receipt) -> Iterator[tuple[str, T
 def _differences(
     trained: Sequence[Sequence[float]], decoded: Sequence[Sequence[float]]
 ) -> Iterator[tuple[float, int, int, float, float]]:
-    """(difference, row, token, trainer's, sampler's) of every token; what is not a number counts as infinitely far."""
+    """Yield (difference, row, token, trainer's, sampler's) for every token; NaN counts as an infinite difference."""
     for row, (ours_T, theirs_T) in enumerate(zip(trained, decoded, strict=True)):
         for t, (ours, theirs) in enumerate(zip(ours_T, theirs_T, strict=True)):
             difference = 0.0 if ours == theirs else abs(ours - theirs)
@@ -209,16 +207,16 @@ def _differences(
 
 
 def routers(model: nn.Module) -> list[nn.Module]:
-    """The modules that choose experts, one per layer that has some; none in a dense model."""
+    """Return the modules that choose experts, one per layer that has some; empty for a dense model."""
     kinds = router_kinds(base_model(model))
     return [module for module in model.modules() if isinstance(module, kinds)]
 
 
 @contextmanager
 def chosen_experts(model: nn.Module) -> Iterator[Callable[[], list[Tensor]]]:
-    """Watches the routers inside of the `with` block; then gives, per router, `[tokens, k]` sorted numbers of experts.
+    """Watch the routers inside the `with` block; then return, per router, `[tokens, k]` sorted indices of experts.
 
-    A router that does not say what it chose is left out.
+    A router whose output does not contain its choice is left out.
     """
     watched = routers(model)
     seen: list[list[Tensor]] = [[] for _ in watched]
@@ -246,11 +244,11 @@ def routing_difference(
     prompt_ids: Sequence[Sequence[int]],
     completion_ids: Sequence[Sequence[int]],
 ) -> Metrics:
-    """`mismatch/routing_difference`: share of (token, layer) whose set of experts differs between the two sides.
+    """Return `mismatch/routing_difference`: share of (token, layer) pairs whose experts differ between both sides.
 
-    `score` puts a row through the trained model, `routes` says which experts the sampler's choose for it. Row by row,
-    so that the tokens of both sides stand in the same order. Both have scored before: a model's first packed pass also
-    finds out how it is run.
+    `score` puts a row through the trained model; `routes` returns the experts of the sampler's model for it. Rows go
+    one by one, so that the tokens of both sides have the same order. Both must have scored before, because a model's
+    first packed pass also tries out how to run it.
     """
     differing, total = 0, 0
     for prompt, completion in zip(prompt_ids, completion_ids, strict=True):

@@ -1,19 +1,19 @@
-"""Continuous batching: a queue of requests, a bounded number of rows, and one forward pass per token of all of them.
+"""Continuous batching: a queue of requests, a bounded number of rows, and one forward pass per token for all of them.
 
     queue -> admit -> step -> choose -> record -> leave
                ^                                    |
                +------------ free rows <------------+
 
-A row that ends makes room at once, and the next request takes it in the very next pass, beside the rows that go on: a
-long answer holds up nobody. When the queue is empty the rows that are left move together, so that a pass costs what
-they cost. What is done in which order depends on the lengths of prompts and completions alone.
+A row that ends makes room immediately. The next request joins the rows that continue in the very next pass, so a long
+answer delays nobody. When the queue is empty, the remaining rows move together, so that a pass costs only what they
+need. The order of operations depends only on the lengths of prompts and completions.
 
-Every token is stamped with the version of the weights that it was drawn with, when it is drawn.
+Every token is stamped with the version of the weights that sampled it.
 
-**Lag.** On a GPU the next pass is launched from ids that the host has not seen: it reads those of the pass before while
-this one is computed. A row that has ended is found one pass late, and the token that it drew in between is thrown away.
-A row that is full is known by counting, and leaves at once. Whoever stays draws the same tokens with any lag: each row
-has its own random stream.
+**Lag.** On a GPU, the next pass is launched before the host has seen the ids of the pass before: it reads them on the
+device. So a row that has ended is detected one pass late, and the extra token that it sampled is discarded. A row at
+its full length is detected by counting, and leaves immediately. Rows that continue sample the same tokens with any lag,
+because each row has its own random stream.
 
 B rows in flight, V vocabulary.
 """
@@ -37,58 +37,58 @@ from posttrain.models.compute import PLAIN, Compute
 from posttrain.types import FinishReason
 
 PREFILL_TOKENS = 16384
-"""Prompt tokens that go through the model in one pass, padding included where there is some; one longer prompt does."""
+"""Maximum prompt tokens in one pass, including any padding. A longer prompt goes through alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One completion of one prompt. Neighbours in a queue that have the same prompt share its way through the model."""
+    """One completion of one prompt. Neighbours in a queue that have the same prompt go through the model together."""
 
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
-    """At least 1. The completion ends here at the latest."""
+    """At least 1. The completion ends after this many tokens at the latest."""
     stream: tuple[int, int] = (0, 0)
-    """`(prompt index, g)`: which random numbers it draws with."""
+    """`(prompt index, g)`: selects the stream of random numbers."""
     temperature: float | None = None
-    """In place of that of the settings, where it is given."""
+    """Temperature that replaces the settings'; None: keep theirs."""
     given_ids: tuple[int, ...] = ()
-    """Tokens that are scored in place of drawn ones, `max_new_tokens` of them; empty where tokens are drawn."""
+    """`max_new_tokens` tokens to score instead of sampling; empty for sampling."""
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A request that is being decoded, or was: its tokens so far and, once it has ended, why."""
+    """A request that is or was being decoded: its tokens so far and, once it has ended, the reason."""
 
     number: int
-    """Place of the request among those that the engine was given."""
+    """Index of the request among those that the engine was given."""
     request: Request
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    """The version of the weights that drew each token."""
+    """The version of the weights that sampled each token."""
     reason: FinishReason | None = None
     uniforms: UniformStream | None = None
-    """Where its random numbers come from, once one was drawn."""
+    """The source of its random numbers, once one was used."""
     drawn: int = field(init=False)
-    """Tokens, those that the host has not read yet among them."""
+    """Number of sampled tokens, including those that the host has not read yet."""
 
     def __post_init__(self) -> None:
         self.drawn = len(self.ids)
 
     @property
     def is_full(self) -> bool:
-        """It has drawn the last token that it may, and has not ended before."""
+        """Whether it has sampled its last allowed token and has not ended before."""
         return self.reason in (None, "length") and self.drawn == self.request.max_new_tokens
 
     @property
     def text_ids(self) -> tuple[int, ...]:
-        """All tokens so far: what goes through the model when the row arrives, for the first time or again."""
+        """All tokens so far. They go through the model when the row arrives, for the first time or again."""
         return (*self.request.prompt_ids, *self.ids) if self.ids else self.request.prompt_ids
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """`count` rows that begin with the same prompt. `more`: further rows of it will come right after these."""
+    """`count` rows that begin with the same prompt. `more`: further rows of the prompt will follow directly."""
 
     prompt_ids: Sequence[int]
     count: int
@@ -102,33 +102,33 @@ class Rows(Protocol):
     """Whether new rows may arrive while others are in flight."""
 
     def step(self, ids_B: Tensor, arrivals: Sequence[Arrival]) -> Tensor:
-        """Append one token to every row and let new rows arrive behind them: logits `[B + new, V]` of what follows."""
+        """Append one token to every row and add new rows after them; return next-token logits `[B + new, V]`."""
         ...
 
     def select(self, kept: Sequence[int]) -> None:
-        """Go on with these rows, in this order."""
+        """Keep only these rows, in this order."""
         ...
 
     def renew(self) -> None:
-        """Read the weights anew, which have changed, and keep the keys and values that the old ones computed."""
+        """Read the weights again after they have changed, and keep the keys and values that the old ones computed."""
         ...
 
     def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
-        """Whether the ended rows should leave now, given what it costs to go on without them and with them."""
+        """Return whether the ended rows should leave now: their removal costs something, and so does keeping them."""
         ...
 
 
 class Choose(Protocol):
-    """Decides on the next token of every row."""
+    """Chooses the next token of every row."""
 
     def __call__(self, logits_BV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        """Ids and log-probabilities, `[B]` each."""
+        """Return ids and log-probabilities, `[B]` each."""
         ...
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Samples as the settings say; every row draws from its own random stream (`Request.stream`)."""
+    """Samples with the settings; every row uses its own random stream (`Request.stream`)."""
 
     settings: SamplingSettings
     seed: int
@@ -150,7 +150,7 @@ class Draw:
         return ids_B, logprobs_B
 
     def _draw(self, logits_BV: Tensor, rows: Sequence[Row], given: float | None = None) -> tuple[Tensor, Tensor]:
-        """At one temperature: that of the settings, or the one that is given."""
+        """Sample at one temperature: the settings', or the given one."""
         temperature = self.settings.temperature if given is None else given
         if temperature == 0:
             return choose(logits_BV, self.settings, None, temperature=0)
@@ -168,7 +168,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Score:
-    """Takes the tokens of `Request.given_ids`; their log-probabilities are those of the whole distribution."""
+    """Takes the tokens of `Request.given_ids` instead of sampling, with log-probabilities without truncation."""
 
     temperature: float
 
@@ -181,7 +181,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A pass that was launched: the rows that drew in it, and what they drew."""
+    """A launched pass: its rows, and the tokens that they sampled."""
 
     rows: Sequence[Row]
     drawn: Reading
@@ -190,7 +190,7 @@ class Flight:
 
 
 class Engine:
-    """Decodes rows in the order in which they come, up to `max_rows` at a time."""
+    """Decodes rows in the order in which they arrive, up to `max_rows` at a time."""
 
     def __init__(
         self,
@@ -203,8 +203,8 @@ class Engine:
         version: Callable[[], int] = lambda: 0,
         lag: int = 0,
     ) -> None:
-        """`version` is asked after every pass: of the weights that computed it. `lag`: passes that are launched before
-        the ids of one are read."""
+        """`version` is called after every pass, for the version of the weights that computed it. `lag`: number of
+        passes that are launched before the ids of one are read."""
         self.version = version
         self.lag = lag
         self.rows = rows
@@ -217,22 +217,22 @@ class Engine:
         self._ids_B: Tensor | None = None
         """The last token of each running row; None while there are none."""
         self._flights: deque[Flight] = deque()
-        """Passes that were launched and not read."""
+        """Passes that were launched and are not read yet."""
 
     def __bool__(self) -> bool:
-        """Is there anything to decode, or to read?"""
+        """Return whether there is anything to decode or to read."""
         return bool(self.queue or self.running or self._flights)
 
     def run(self, requests: Iterable[Request], device: torch.device) -> Iterator[list[Row]]:
-        """The rows as they end: those that end in the same pass together, in the order of their requests' arrival."""
+        """Yield the rows as they end. Rows that end in the same pass come together, in order of arrival."""
         self.queue.extend(Row(number, request) for number, request in enumerate(requests))
         while self:
             if ended := self.step(device):
                 yield ended
 
     def step(self, device: torch.device) -> list[Row]:
-        """Draw one token of every running row; the rows that are found to have ended, which leave when it is worth
-        it."""
+        """Sample one token for every running row, and return the rows that are found to have ended. They leave the
+        batch when that is worth it."""
         arrivals = self._admit()
         beat("a token was drawn")
         if not self.running:
@@ -245,27 +245,27 @@ class Engine:
         return ended
 
     def settle(self) -> list[Row]:
-        """Read all that was launched; the rows that are found to have ended."""
+        """Read all launched passes; return the rows that are found to have ended."""
         return self._read(0)
 
     def leave(self, leaving: Callable[[Row], bool]) -> list[Row]:
-        """Take rows out between two tokens, unfinished, when all has been read. `restart` has to follow: storage may
-        wait for the rest of a group that has gone."""
-        assert not self._flights, "what was launched is read first"
+        """Take out unfinished rows between two tokens, after everything has been read. `restart` must follow, because
+        storage may wait for the rest of a group that is gone."""
+        assert not self._flights, "launched passes must be read first"
         alive = [*(row for row in self.running if row.reason is None), *self.queue]
         self.queue = deque(row for row in alive if not leaving(row))
         self.running, self._ids_B = [], None
         return [row for row in alive if leaving(row)]
 
     def restart(self, rows: Rows) -> None:
-        """Go on in other storage, which reads other weights, when all has been read: what the running rows have goes
-        through the model anew."""
-        assert not self._flights, "what was launched is read first"
+        """Continue in other storage, which reads other weights, after everything has been read. The tokens of the
+        running rows go through the model again."""
+        assert not self._flights, "launched passes must be read first"
         self.queue.extendleft(row for row in reversed(self.running) if row.reason is None)
         self.rows, self.running, self._ids_B = rows, [], None
 
     def _launch(self, arrivals: Sequence[Arrival], device: torch.device) -> None:
-        """Compute the next token of every running row, without waiting for it."""
+        """Compute the next token of every running row, without waiting for the result."""
         ids_B = torch.zeros(0, dtype=torch.long, device=device) if self._ids_B is None else self._ids_B
         logits_BV = self.rows.step(ids_B, arrivals)
         self._ids_B, logprobs_B = self.choose(logits_BV, self.running)
@@ -274,7 +274,7 @@ class Engine:
         self._flights.append(Flight(tuple(self.running), Reading(self._ids_B, logprobs_B), self.version()))
 
     def _read(self, left: int) -> list[Row]:
-        """Wait for the passes that were launched, but for the last so many; the rows that ended in them."""
+        """Wait for all launched passes except the last `left`; return the rows that ended in them."""
         ended = list[Row]()
         while len(self._flights) > left:
             ended += self._record(self._flights.popleft())
@@ -287,7 +287,7 @@ class Engine:
         self._ids_B = None if ids_B is None else ids_B[to_device(kept, ids_B.device)]
 
     def _admit(self) -> list[Arrival]:
-        """Move rows from the queue to the free places, at the end of `running`."""
+        """Move rows from the queue to free places at the end of `running`."""
         queue, running, arrivals = self.queue, self.running, list[Arrival]()
         if running and not self.rows.joins_running:
             return arrivals
@@ -305,7 +305,7 @@ class Engine:
         return arrivals
 
     def _record(self, flight: Flight) -> list[Row]:
-        """Write the new tokens down; the rows that end with them."""
+        """Record the new tokens; return the rows that end with them."""
         going = [row for row in flight.rows if row.reason is None]
         ids, logprobs = flight.drawn.lists()
         for row, token, logprob in zip(flight.rows, ids, logprobs, strict=True):
@@ -324,9 +324,9 @@ class Engine:
         return [row for row in going if row.reason is not None]
 
     def _kept(self, running: list[Row]) -> list[int] | None:
-        """Which rows go on, those behind filling the places of those that leave; None when nobody leaves yet.
+        """Return the rows that continue; the last ones fill the gaps of rows that leave. None if none leaves yet.
 
-        A row at its full length leaves at once: there may be no position for a further token.
+        A row at its full length leaves immediately, because there may be no position for another token.
         """
         full = [row.is_full for row in running]
         ended = [row.reason is not None or at_length for row, at_length in zip(running, full, strict=True)]
@@ -337,7 +337,7 @@ class Engine:
 
 
 def close_ranks(kept: Sequence[int]) -> list[int]:
-    """The kept rows in an order in which as many as possible stay where they are.
+    """Return the kept rows in an order in which as many as possible stay where they are.
 
     >>> close_ranks([0, 2, 3, 5])
     [0, 5, 2, 3]

@@ -1,4 +1,4 @@
-"""Frozen weights of a model on a GPU: held in the precision in which they are multiplied."""
+"""Frozen weights of a model on a GPU, held in the precision in which they are multiplied."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from posttrain.models.policy import hold_in
 
 
 def hold_frozen(loaded: LoadedModel, *, decodes: bool, keep: nn.Module | None = None) -> LoadedModel:
-    """The same model, whose frozen linear layers are now held so where `holds_base` says it.
+    """Return the same model; its frozen linear layers are now held in compute precision if `holds_base` says so.
 
-    How it `decodes` is found before, like all that is tried in float32. `keep` is a head that computes in the precision
-    of its weights. What peft merges and what is saved is float32 all the same: bfloat16 numbers plus float32 adapters.
+    If it `decodes`, its decoding path is found before that, because the trial runs in float32. `keep` is a head that
+    computes in the precision of its weights. peft still merges, and saves, in float32: bfloat16 weights plus float32
+    adapters.
     """
     if not holds_base(loaded.device.type):
         return loaded

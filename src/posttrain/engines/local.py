@@ -1,17 +1,17 @@
 """The sampler that runs in the trainer's process: continuous batching of any transformers causal LM.
 
-Completions are requests in a queue (engine.py). Each prompt goes through the model once, whatever the group size, and
-up to `max_batch_rows` rows of any length are decoded together; when one ends, the next request takes its place at
-once. The longest prompts come first, so that what does not fit fails early. Models run their own forward pass
-(slots.py), or are decoded faster by what is registered as acceleration. Models that keep more than keys and values per
-position are decoded in padded rows that begin and end together; `LocalSampler.note` then says why.
+Completions are requests in a queue (engine.py). Each prompt goes through the model once, whatever the group size. Up to
+`max_batch_rows` rows of any length are decoded together; when one ends, the next request immediately takes its place.
+The longest prompts come first, so that what does not fit fails early. Models run their own forward pass (slots.py), or
+a registered acceleration decodes them faster. Models that keep more than keys and values per position are decoded in
+padded rows that begin and end together; `LocalSampler.note` then says why.
 
 **Reproducibility.** A completion depends on `(seed, prompt.index, g)`, the prompt, the weights and the settings, not on
-the rows beside it: each row has its own random stream. What may differ with the composition of a batch are the last
-bits of a logit, because the shape of a product decides in which order it is summed. In float32 that changes
-few draws (measured with 15M parameters and 32000 tokens, batches of 64 against 8 and 24: 2 of 65536), in bfloat16 many.
-No bit differs in float32 where compiled kernels compute all that a row goes through; docs/speed.md says of which models
-that is. The same call always gives the same result.
+the other rows of the batch: each row has its own random stream. Only the last bits of a logit may differ with the
+composition of a batch, because the shape of a product decides the order of its sum. In float32 that changes few draws
+(measured with 15M parameters and 32000 tokens, batches of 64 against 8 and 24: 2 of 65536), in bfloat16 many. In
+float32, no bit differs if compiled kernels compute all that a row goes through; docs/speed.md lists the models for
+which they do. The same call always gives the same result.
 
 B rows, P prompts, T tokens, V vocabulary.
 """
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
 
 class LocalSampler:
-    """Implements `Sampler`.
+    """A sampler in the trainer's process. Implements `Sampler`.
 
-    With `shared`, it decodes with the very modules of the policy: no copy, and new weights are there without being
-    sent. Without, it owns a plain copy in its own precision, adapters merged, that `deliver` overwrites.
+    With `shared`, it decodes with the policy's own modules: there is no copy, and new weights need no delivery.
+    Without, it owns a plain copy in its own precision, with adapters merged, which `deliver` overwrites.
     """
 
     def __init__(
@@ -75,15 +75,15 @@ class LocalSampler:
         max_batch_rows: int = 64,
         version: int = 0,
     ) -> None:
-        """`model` is the policy, a peft model or not.
+        """`model` is the policy, with or without peft adapters.
 
-        `dtype` is the precision of decoding (None: that of the modules): the copy is stored in it, shared modules
-        compute in it (precision.py). The linear layers of a copy may be `packed`; that raises ModelError
-        for a model that does not allow it. `compute` says what acceleration may use. `max_batch_rows` bounds the rows
-        that `score` decodes together; `generate` is told by its settings. `version` is the policy version of the
-        weights as they are now.
+        `dtype` is the precision of decoding (None: the modules' own): the copy is stored in it, shared modules compute
+        in it (precision.py). The linear layers of a copy may be `packed`; that raises ModelError for a model that does
+        not allow it. `compute` says what acceleration may use. `max_batch_rows` is the maximum number of rows that
+        `score` decodes together; `generate` gets its own from the settings. `version` is the policy version of the
+        present weights.
         """
-        base_model(model)  # refuses what it cannot decode with
+        base_model(model)  # raises an error for a model that it cannot decode with
         self.model = model if shared else _own_copy(model, dtype, packed=packed)
         self.owns_weights = not shared
         self.tokenizer = tokenizer
@@ -92,12 +92,12 @@ class LocalSampler:
         self.max_batch_rows = max_batch_rows
         self.compute = compute
         self.lag = int(self.device.type != "cpu")
-        """Passes that are launched before the ids of one are read (engine.py): where there is no queue, none."""
+        """Number of passes launched before the ids of one are read (engine.py); 0 without a queue, as on a CPU."""
         self._dtype = dtype if shared else None
 
     @classmethod
     def of(cls, loaded: LoadedModel, weights: Literal["shared", "copied", "taken"] = "shared") -> LocalSampler:
-        """See `make_sampler`: in the precision and the ways in which the model was chosen to compute."""
+        """See `make_sampler`. The sampler has the precision and the compute settings that were chosen for the model."""
         compute = loaded.compute
         dtype = None if compute.dtype == torch.float32 else compute.dtype
         packed, device = compute.sampler == "packed", next(loaded.model.parameters()).device
@@ -109,7 +109,7 @@ class LocalSampler:
         if weights == "taken" and packed:
             with evaluating(loaded.model):
                 path = decoding_path(loaded.model)
-            with suppress(ModelError):  # one that does not allow it stays dense
+            with suppress(ModelError):  # a model that does not allow packing stays dense
                 pack_in_place(loaded.model, compute.dtype)
             decode_by(loaded.model, path)
             return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, compute=compute)
@@ -127,15 +127,15 @@ class LocalSampler:
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> list[list[Completion]]:
-        """`group_size` completions of each prompt, in the order of the prompts. See `Sampler` and the module.
+        """Return `group_size` completions of each prompt, in the order of the prompts. See `Sampler` and the module.
 
         A completion ends with the first EOS id (`eos`, the id is part of it), with the token that completes a stop
         string (`stop`; the ids are kept, the text is cut) or after `sampling.max_completion_length` tokens (`length`).
-        What the log-probabilities mean under truncation and at temperature 0 is said in `posttrain.engines.sampling`.
-        Two prompts of the same index get the same random numbers.
+        `posttrain.engines.sampling` says what the log-probabilities mean under truncation and at temperature 0. Two
+        prompts with the same index get the same random numbers.
 
-        Raises ConfigError when a prompt and its completion do not fit the context window, DataError for an empty
-        prompt, NonFiniteError when the model returns numbers that are not finite.
+        Raises ConfigError if a prompt and its completion do not fit into the context window, DataError for an empty
+        prompt, NonFiniteError if the model returns numbers that are not finite.
         """
         each = self.each(prompts, sampling, group_size=group_size, seed=seed)
         found = {(place, g): completion for place, g, completion in each}
@@ -144,10 +144,10 @@ class LocalSampler:
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> Iterator[tuple[int, int, Completion]]:
-        """(place of the prompt, number in its group, completion) of every completion, as soon as it has ended.
+        """Yield (index of the prompt, index in its group, completion) as soon as each completion has ended.
 
-        The order depends on the lengths of prompts and completions only. Raises as `generate` does, when the first
-        completion is asked for.
+        The order depends only on the lengths of prompts and completions. Raises the errors of `generate` when the first
+        completion is requested.
         """
         if group_size < 1:
             raise ConfigError(
@@ -169,9 +169,9 @@ class LocalSampler:
     def complete(
         self, requests: Sequence[Request], sampling: SamplingSettings, *, seed: int
     ) -> Iterator[tuple[int, Completion]]:
-        """(place of the request, its completion), as soon as it has ended; requests are begun in the given order.
+        """Yield (index of the request, its completion) as soon as it has ended; requests begin in the given order.
 
-        Each has its own `max_new_tokens`, in place of `sampling.max_completion_length`. Raises as `generate` does.
+        Each has its own `max_new_tokens` instead of `sampling.max_completion_length`. Raises the errors of `generate`.
         """
         stop = StopStrings(self.tokenizer, sampling.stop)
         for request in requests:
@@ -184,10 +184,10 @@ class LocalSampler:
     def score(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
     ) -> list[list[float]]:
-        """Log-probability of each given token under the whole distribution at `temperature` (0 is read as 1).
+        """Return the log-probability of each given token, without truncation, at `temperature` (0 is read as 1).
 
-        The prompt is prefilled and the completion fed one token at a time through the key-value cache, as in
-        `generate`. Raises as `generate` does when a row does not fit the context window or has no prompt.
+        The prompt is prefilled, then the completion goes one token at a time through the key-value cache, as in
+        `generate`. Raises the errors of `generate` if a row does not fit into the context window or has no prompt.
         """
         pairs = list(zip(prompt_ids, completion_ids, strict=True))
         for row, (prompt, completion) in enumerate(pairs):
@@ -205,9 +205,9 @@ class LocalSampler:
     def probe(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
     ) -> list[list[float]]:
-        """See `Sampler`. Decoding has to read the tensors that a plain forward pass of its model reads.
+        """See `Sampler`. Decoding must read the tensors that a plain forward pass of the sampler's model reads.
 
-        Where it reads casts, these have to be of those tensors.
+        If it reads casts, these must be casts of those tensors.
         """
         ids, casts = [*prompt_ids[0], completion_ids[0][0]], self._dtype is not None and self.device.type != "cpu"
         with ExitStack() as in_place:
@@ -216,7 +216,7 @@ class LocalSampler:
                     in_place.enter_context(self.begin().precision())
                 scores = self.score(prompt_ids, completion_ids, temperature=temperature)
             check_reads(self.model, reads, ids)
-        if casts:  # by themselves weights of two precisions, as a frozen base has, meet in no product
+        if casts:  # without autocast, weights of two precisions, as in a frozen base, cannot be multiplied
             with torch.autocast(self.device.type, dtype=self._dtype):
                 check_reads(self.model, reads, ids)
         return scores
@@ -228,10 +228,10 @@ class LocalSampler:
         return chosen()
 
     def deliver(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
-        """See `Sampler`. An own copy is overwritten.
+        """See `Sampler`. The sampler's own copy is overwritten.
 
-        Shared modules have the new weights already, and nothing that was computed from weights outlives a call of
-        `generate` or `score`. Raises PublishError when they are not the modules that the tensors are of.
+        Shared modules already have the new weights, and nothing that was computed from old weights outlives a call of
+        `generate` or `score`. Raises PublishError if the tensors do not belong to the sampler's modules.
         """
         if self.owns_weights:
             return self.overwrite(tensors, version)
@@ -247,13 +247,14 @@ class LocalSampler:
         return self.receipt(in_place=given)
 
     def overwrite(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
-        """Write these over those of the same name, for a sampler whose model nobody else uses."""
+        """Overwrite the tensors of the same names, for a sampler whose model nobody else uses."""
         write_tensors(self.model, tensors)
         self.version = version
         return self.receipt()
 
     def receipt(self, in_place: Mapping[str, Tensor] = MappingProxyType({})) -> Receipt:
-        """The receipt for the tensors that decoding reads now, except those that are the given tensors themselves."""
+        """Return the receipt for the tensors that decoding reads now. Given tensors that it reads itself need no
+        digest."""
         held = dict(named_tensors(self.model))
         shared = {name for name, tensor in held.items() if tensor is in_place.get(name)}
         digests = {name: digest(tensor) for name, tensor in held.items() if name not in shared}
@@ -265,17 +266,17 @@ class LocalSampler:
 
     @property
     def note(self) -> str:
-        """Why the rows of this model are padded and do not join each other on their way; empty where they do."""
+        """Why this model decodes padded rows that cannot join later; empty if its rows can join at any time."""
         return self.begin().path.note
 
     def begin(self) -> Call:
-        """A call, which decodes with the weights as they are now."""
+        """Begin a call, which decodes with the weights as they are now."""
         return Call(self.model, self._dtype, self.compute, owns_weights=self.owns_weights)
 
     def open(
         self, call: Call, choose: Choose, max_rows: int, stop: StopStrings | None = None, *, holds_prompt: bool = True
     ) -> Engine:
-        """An engine without rows yet. `holds_prompt`: groups may be split for want of room."""
+        """Return an engine without rows. `holds_prompt`: groups may be split when slots run out."""
         return Engine(
             call.rows(max_rows, holds_prompt=holds_prompt),
             choose,
@@ -297,7 +298,7 @@ class LocalSampler:
     def _run(
         self, requests: Sequence[Request], choose: Choose, max_rows: int, stop: StopStrings | None = None
     ) -> Iterator[Row]:
-        """The rows as they end. Between two of them nothing of the sampler's is in force."""
+        """Yield the rows as they end. Between two of them, no mode of the sampler is in force."""
         if not requests:
             return
         max_rows = max(1, min(max_rows, len(requests)))
@@ -312,7 +313,7 @@ class LocalSampler:
             yield from rows_ended
 
     def completion(self, row: Row, stop: StopStrings) -> Completion:
-        """The completion of a row that has ended. Raises NonFiniteError if its numbers are not finite."""
+        """Return the completion of a row that has ended. Raises NonFiniteError if its numbers are not finite."""
         if not all(map(math.isfinite, row.logprobs)):
             index, g = row.request.stream
             raise NonFiniteError(
@@ -330,7 +331,7 @@ class LocalSampler:
 
 
 def _own_copy(model: nn.Module, dtype: torch.dtype | None, *, packed: bool) -> nn.Module:
-    """Where the copy is less exact than the model, it is decoded as the model would be."""
+    """Return a copy. If it is less exact than the model, it gets the model's decoding path."""
     copied = plain_copy(model, dtype, packed=packed)
     if next(model.parameters()).dtype == torch.float32 and dtype in (torch.bfloat16, torch.float16):
         with evaluating(model):

@@ -1,7 +1,7 @@
 """The protocol of an engine outside the trainer's process, the same for processes and servers.
 
-Messages hold numbers and text, never tensors: weights go through memory that both sides see (published.py), or however
-a server takes them.
+Messages hold numbers and text, never tensors. Weights go through memory that both sides see (published.py), or in the
+way that a server requires.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from posttrain.engines.sampler import Digest
 from posttrain.types import FinishReason
 
 RowName = tuple[int, int]
-"""(number of the group, number in the group)."""
+"""(number of the group, index in the group)."""
 Token = tuple[tuple[int, ...], int]
 """(all ids before it, the token)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Decode one row from where it stands, until it ends."""
+    """Asks to decode one row from its present state until it ends."""
 
     row: RowName
     attempt: int
     prompt_ids: tuple[int, ...]
     drawn_ids: tuple[int, ...] = ()
-    """Tokens that earlier attempts have delivered. They are kept, and the random stream goes on behind them."""
+    """Tokens that earlier attempts have delivered. They are kept, and the random stream continues after them."""
     seed: int
     stream: tuple[int, int]
-    """`(prompt index, g)`: with `seed`, which random numbers the row draws with."""
+    """`(prompt index, g)`: selects the row's random numbers, together with `seed`."""
     used: int = 0
-    """Random numbers that the row has used before the first of its `drawn_ids`: those of its earlier turns."""
+    """Random numbers that the row has used before the first of its `drawn_ids`, in its earlier turns."""
     max_new_tokens: int
-    """The limit of the whole completion, including the tokens drawn so far."""
+    """The limit of the whole completion, including the tokens sampled so far."""
     temperature: float | None = None
-    """In place of the run's, where it is given; 0 takes the likeliest token."""
+    """Replaces the run's temperature, if given; 0: greedy."""
     top_p: float | None = None
-    """In place of the run's truncation, whichever it is, where it is given."""
+    """Replaces all of the run's truncation, if given."""
     stops: bool = True
-    """The run's stop strings end the row."""
+    """Whether the run's stop strings end the row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The next tokens of a row, all drawn with the same weights; perhaps its end. Without tokens and without an end:
-    the row goes on, and its tokens are told later."""
+    """The next tokens of a row, all sampled with the same weights, and perhaps its end. Without tokens and end, it says
+    that the row goes on, and its tokens come later."""
 
     row: RowName
     attempt: int
@@ -54,9 +54,9 @@ class Piece:
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     reason: FinishReason | None = None
-    """Why the row ends with these; None where it goes on."""
+    """Why the row ends with these tokens; None if it goes on."""
     text: str | None = None
-    """The text of the whole completion, when it ends."""
+    """The text of the whole completion, if it ends."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,40 +68,40 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """An engine has loaded the model. Its weights are not yet those of the run."""
+    """An engine has loaded the model. Its weights are not yet the run's weights."""
 
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-    """The tensors that it decodes with, by name: precision and shape."""
+    """The tensors that it decodes with: dtype and shape by name."""
     merged: bool
-    """Adapters are merged into what it decodes with; else it has adapters of its own."""
+    """Whether adapters are merged into these tensors; if not, the engine has adapters of its own."""
     note: str = ""
-    """Why it decodes slower than it could."""
+    """Why it decodes slower than it could; empty if it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsLoaded:
-    """The engine decodes with these weights. What it says of them is looked at before anything else is asked of it."""
+    """The engine decodes with these weights. Its report is checked before it is asked anything else."""
 
     version: int
     digests: Mapping[str, Digest]
-    """The digests of the tensors that it decodes with now."""
+    """Digests of the tensors that it decodes with now."""
     probe: Sequence[Sequence[float]]
-    """Its answer about the tokens of the delivery proof."""
+    """Its log-probabilities of the tokens of the delivery proof."""
     seconds: float
-    """From one token to the next, so long nothing was drawn."""
+    """Seconds for which loading interrupted decoding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asleep:
-    """The engine sleeps, and the memory that it held of the trainer's device is free: that was measured."""
+    """The engine sleeps, and its memory on the trainer's device is measured to be free."""
 
     gave: int
-    """Bytes."""
+    """Bytes that it gave back."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenBack:
-    """A row came back unfinished."""
+    """The engine gave back an unfinished row."""
 
     row: RowName
     attempt: int
@@ -109,62 +109,62 @@ class GivenBack:
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """An engine's answer about itself and about tokens, when it is asked beside its requests."""
+    """An engine's report about itself and about tokens that it was asked about in addition to its rows."""
 
     number: int
-    """The number of the examination: an answer may come after the next examination has begun."""
+    """The number of the examination, because an answer may arrive after the next one has begun."""
     version: int
-    """That it decodes with."""
+    """The version that it decodes with."""
     digests: Mapping[str, Digest]
-    """The digests of the tensors that it decodes with now."""
+    """Digests of the tensors that it decodes with now."""
     fresh: tuple[float, ...]
-    """The log-probability of each token, with nothing in the cache."""
+    """The log-probability of each token, with an empty cache."""
     cached: tuple[float, ...]
     """The log-probability of each token, with the cache that its rows have left."""
 
 
 class EngineGone(Exception):
-    """The engine has ended, or says what nobody understands; the text says how."""
+    """The engine has ended, or sends what cannot be understood; the text says how."""
 
 
 Answer = Ready | Piece | WeightsLoaded | Asleep | GivenBack | Examined
 
 
 class EnginePort(Protocol):
-    """One engine, as whoever drives it sees it. No call waits."""
+    """One engine, as its driver sees it. No call blocks."""
 
     name: str
 
     def fileno(self) -> int:
-        """The objects that become readable when there is an answer."""
+        """Return a file descriptor that becomes readable when there is an answer."""
         ...
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Decode these rows, beside those that it has, in this order."""
+        """Decode these rows in this order, in addition to the engine's other rows."""
         ...
 
     def interrupt(self, rows: Sequence[tuple[RowName, int]]) -> None:
-        """Give these back as they are, each if it is still at that attempt."""
+        """Give these rows back unfinished, each if it is still at that attempt."""
         ...
 
     def load(self, version: int) -> None:
-        """Take the weights that are published as `version`; rows in flight go on with them."""
+        """Load the weights that are published as `version`; rows in flight continue with them."""
         ...
 
     def answers(self) -> list[Answer]:
-        """The messages since the last call. Raises EngineGone if no more can come."""
+        """Return the messages since the last call. Raises EngineGone if no more can come."""
         ...
 
     def push(self) -> bool:
-        """Send more of what an engine that does not read has not taken yet; is there still something left?"""
+        """Send more of the data that the engine has not read yet; return whether some is left."""
         ...
 
     def work(self) -> float:
-        """Processor seconds that it has taken so far; always more where nobody can say."""
+        """Return the processor seconds that it has used so far; if nobody can tell, an ever larger number."""
         ...
 
     def kill(self) -> None:
-        """End it at once, and whatever it has started."""
+        """End it immediately, with everything that it has started."""
         ...
 
 
@@ -173,15 +173,15 @@ class SleepingPort(EnginePort, Protocol):
     """An engine that can share the trainer's device."""
 
     def sleep(self) -> None:
-        """Give back what it holds of the device, until the next `load`. It has no rows."""
+        """Give back its memory on the device until the next `load`. It must have no rows."""
         ...
 
 
 @runtime_checkable
 class Examinable(Protocol):
-    """An engine that can be asked about tokens beside its requests."""
+    """An engine that can answer questions about tokens in addition to its rows."""
 
     def examine(self, number: int, tokens: Sequence[Token]) -> None:
-        """Say what it decodes with and how likely these tokens are: one answer, `Examined`, with this number. An engine
-        that has something better to do, or cannot answer, says nothing."""
+        """Report the engine's tensors and the log-probabilities of these tokens, in one `Examined` with this number. An
+        engine that is busy, or cannot answer, sends nothing."""
         ...

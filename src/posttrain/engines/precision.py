@@ -1,8 +1,9 @@
 """The precision in which the local sampler decodes with the modules of a policy whose weights are float32.
 
-On the CPU under autocast, which casts trained weights once between two completions, and frozen ones for every product.
-On a GPU that is most of the memory traffic, and a launch before every product: there a call casts all weights once and
-decodes with the casts. They are of the weights as the call finds them, and go with it: no later call can meet them.
+On the CPU it uses autocast, which casts trained weights once between two completions, and frozen ones for every
+product. On a GPU, that would cause most of the memory traffic, and an extra launch before every product. There, a call
+casts all weights once and decodes with the casts. They are made from the weights that the call finds and are dropped
+with it, so no later call can see stale ones.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from torch import Tensor, nn
 
 HALF = (torch.bfloat16, torch.float16)
 Precision = Callable[[], AbstractContextManager[object]]
-"""The precision of one call of the sampler: entered around every run of passes, and left before anybody else computes.
-"""
+"""The precision of one call of the sampler: entered for every run of passes, and left before other code computes."""
 
 
 def precision_of(model: nn.Module, dtype: torch.dtype | None) -> Precision:
-    """For one call; None: the precision in which the weights are stored."""
+    """Return the precision of one call; `dtype` None: the precision in which the weights are stored."""
     if dtype not in HALF:
         return nullcontext
     device = next(model.parameters()).device.type
@@ -29,9 +29,9 @@ def precision_of(model: nn.Module, dtype: torch.dtype | None) -> Precision:
 
 
 class Casts:
-    """The weights of a model in half precision, beside the ones that are trained: 2 bytes for each float32 number.
+    """Half-precision copies of a model's weights, in addition to the trained ones: 2 bytes per float32 number.
 
-    Buffers keep their precision: in bfloat16 the frequencies of rotary embeddings could not tell positions apart.
+    Buffers keep their precision: in bfloat16, the frequencies of rotary embeddings could not tell positions apart.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -43,12 +43,12 @@ class Casts:
             if parameter is not None and parameter.is_floating_point() and parameter.dtype != dtype
         ]
         self._casts: dict[int, tuple[int, Tensor]] = {}
-        """By the identity of the weight, so that tied ones share a cast: its version, and the cast."""
+        """By the identity of the weight, so that tied weights share a cast: its version, and the cast."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The modules have the casts for weights; afterwards their own. A weight that was written since is cast
-        anew."""
+        """Use the casts as weights inside the `with` block, and restore the modules' own afterwards. A weight that has
+        changed since its cast is cast again."""
         try:
             for parameters, name, parameter in self._places:
                 parameters[name] = self._cast(parameter)  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""A local sampler in a process of its own, as its driver sees it. Implements `EnginePort`.
+"""A local sampler in a separate process, as its driver sees it. Implements `EnginePort`.
 
 driver    EngineProcess    Child                          posttrain.engines.worker
 ------------------------>  channel: messages (wire.py)    ------------------------>
@@ -33,15 +33,15 @@ class EngineSetup:
     sampling: Mapping[str, Any]
     seed: int
     compute: Mapping[str, Any]
-    """How the trainer computes: an engine does the same."""
+    """The trainer's compute settings, which the engine uses, too."""
     keep_cache: bool
     threads: int
     url: str = ""
-    """The URL of the server that it is or talks to, if the config names one."""
+    """The URL of the server that the engine is or uses, if the config names one."""
 
 
 class StartEngine(Protocol):
-    """Starts an engine: `EngineProcess`, or what another package publishes in the group `posttrain.engines`."""
+    """Starts an engine: `EngineProcess`, or a plugin of another package in the group `posttrain.engines`."""
 
     def __call__(
         self,
@@ -52,14 +52,13 @@ class StartEngine(Protocol):
         proof: DeliveryProof,
         log: Path,
     ) -> EnginePort:
-        """Must not wait for the engine. `files` are those of the published weights (`engines.published.Published`),
-        `numbers` says which publication a version is, `log` takes what the engine prints."""
+        """Start the engine without waiting for it. `files` hold the published weights (`engines.published.Published`),
+        `numbers` maps versions to publications, and `log` takes the engine's output."""
         ...
 
 
 def published_engine(name: str) -> StartEngine:
-    """The function with which another package starts its engines of that name. Raises PluginError, which names the
-    package."""
+    """Return another package's start function for engines of that name. Raises PluginError, which names the package."""
     plugin = published("engine", ENGINES)[name]
     start: Any = plugin.load()
     if not callable(start):
@@ -68,10 +67,10 @@ def published_engine(name: str) -> StartEngine:
 
 
 class EngineProcess:
-    """One process. Nothing here waits for it, so that one that hangs holds up nobody."""
+    """The process of one engine. No method waits for it, so an engine that hangs blocks nobody."""
 
     program: ClassVar[str] = "posttrain.engines.worker"
-    """The module that it runs."""
+    """The module that the process runs."""
 
     def __init__(
         self,
@@ -84,8 +83,8 @@ class EngineProcess:
         *,
         start: Callable[..., EngineChild] = LocalEngine,
     ) -> None:
-        """`files` are those of the published weights, `numbers` says which publication a version is, `log` takes what
-        it prints. `start` starts its process, and takes what `LocalEngine` does."""
+        """`files` hold the published weights, `numbers` maps versions to publications, and `log` takes the output.
+        `start` starts the process, with the arguments of `LocalEngine`."""
         self.name, self.proof, self.log = name, proof, log
         self._numbers = numbers
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +145,7 @@ class EngineProcess:
         return bool(self._outgoing)
 
     def death(self) -> str:
-        """How the process ended, and the last line that it printed."""
+        """Return how the process ended, and the last line of its output."""
         end = self.child.end(patience=1.0)
         return "it closed its connection" if end is None else last_words(end, self.log)
 

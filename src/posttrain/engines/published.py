@@ -1,6 +1,6 @@
-"""Weights in memory that several processes see: two buffers in turn, so that one is read while the other is written.
+"""Weights in memory that several processes share: two buffers in turn, so that one is read while the other is written.
 
-Each buffer is a file without a name: it is gone when the last process has closed it, however that came about.
+Each buffer is a file without a name. It disappears when the last process has closed it, whatever the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALIGNED = 64
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies."""
+    """The dtype, shape and position of a tensor in a buffer."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Place:
 
 
 def layout(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Place]:
-    """One tensor behind the other, in the order of the names given: both sides compute the same.
+    """Return positions of tensors one after the other, in the order of the names. Both sides compute the same.
 
     >>> layout({"a": ("float32", [3]), "b": ("bfloat16", [2, 2])})["b"]
     Place(dtype=torch.bfloat16, shape=(2, 2), start=64)
@@ -55,27 +55,27 @@ def layout(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Place]
 
 
 def new_files() -> list[int]:
-    """A file descriptor for each buffer."""
+    """Return a file descriptor for each buffer."""
     return [unnamed_memory() for _ in range(BUFFERS)]
 
 
 class Publications(Protocol):
-    """The last publications of weights, wherever they lie."""
+    """The last publications of weights, wherever they are stored."""
 
     def write(self, number: int, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Digest]:
-        """Add one, and give the one of two before up; what an engine has to find in it. See `Published.write`."""
+        """Add a publication in place of the one two before. Return the expected digests. See `Published.write`."""
         ...
 
     def read(self, number: int) -> Iterable[tuple[str, Tensor]]:
-        """The tensors of one of the last two."""
+        """Return the tensors of one of the last two publications."""
         ...
 
 
 class Published:
-    """The buffers, for whoever writes and for whoever reads. Implements `Publications`."""
+    """The buffers, for the writer and the readers. Implements `Publications`."""
 
     def __init__(self, files: Sequence[int], tensors: Mapping[str, tuple[str, Sequence[int]]], *, write: bool) -> None:
-        """`files` as `new_files` made them; `tensors` is what an engine decodes with: precision and shape by name."""
+        """`files` are from `new_files`; `tensors` are the engine's tensors: dtype and shape by name."""
         self.places = layout(tensors)
         size = max([1, *(place.end for place in self.places.values())])
         if write:
@@ -86,9 +86,9 @@ class Published:
 
     @torch.no_grad()
     def write(self, number: int, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Digest]:
-        """Write a publication, in the precision of whoever decodes with it; what they have to find there.
+        """Write a publication, in the engines' precision; return the digests that they must find in it.
 
-        Publication `number` goes into the buffer of publication `number - 2`. Raises PublishError where names differ.
+        Publication `number` goes into the buffer of publication `number - 2`. Raises PublishError if names differ.
         """
         given = dict[str, Digest]()
         for name, tensor in tensors:
@@ -100,7 +100,7 @@ class Published:
         return given
 
     def read(self, number: int) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a publication, as they lie in the buffer."""
+        """Return the tensors of a publication, as views of the buffer."""
         return ((name, self._view(number, name)) for name in self.places)
 
     def _view(self, number: int, name: str) -> Tensor:
@@ -109,7 +109,7 @@ class Published:
 
 
 def require_all(needed: Iterable[str], given: Collection[str]) -> None:
-    """Raise PublishError where an engine decodes with tensors that are not published."""
+    """Raise PublishError if an engine decodes with tensors that are not published."""
     if missing := [name for name in needed if name not in given]:
         raise PublishError(
             given=f"an engine decodes with {missing[0]}, which the trained model does not have ({len(missing)} "
@@ -120,13 +120,14 @@ def require_all(needed: Iterable[str], given: Collection[str]) -> None:
 
 
 def _make_room(files: Sequence[int], size: int) -> None:
-    """Memory of this kind is given when it is written to, so that the end of it would be the end of some process."""
+    """Set the size of the files, if memory suffices. The kernel allocates this memory on the first write, so a lack of
+    it would kill some process later."""
     left = min([psutil.virtual_memory().available, *memory_left()])
     if len(files) * size > left:
         raise DoesNotFit(
             given=f"{len(files)} copies of the weights, {size / 2**30:.1f} GiB each, do not fit into the "
             f"remaining {left / 2**30:.1f} GiB of memory",
-            allowed="room for two copies beside trainer and engines",
+            allowed="room for two copies in addition to trainer and engines",
             fix="Set rollout.engines = 0 to sample in the trainer's process, or use a machine with more memory.",
         )
     for file in files:
@@ -134,9 +135,9 @@ def _make_room(files: Sequence[int], size: int) -> None:
 
 
 def _viewed(memory: mmap.mmap) -> Tensor:
-    """A tensor of bytes over the map; what is only read is never written to."""
+    """Return a tensor of bytes over the map. Nobody writes to a map that is read-only."""
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a buffer that is not writable
+        warnings.simplefilter("ignore", UserWarning)  # about a buffer that is not writable
         return torch.frombuffer(memory, dtype=torch.uint8)

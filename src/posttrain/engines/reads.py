@@ -1,4 +1,4 @@
-"""Which tensors of a model a computation reads: by the memory that its operations are given, not by their names."""
+"""Finds which tensors of a model a computation reads: by the memory that its operations get, not by their names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.models.modes import evaluating
 
 
 class Reads(TorchDispatchMode):
-    """Records the memory that the tensor operations inside of the `with` block take as input."""
+    """Records the memory that tensor operations inside the `with` block take as input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,15 +31,15 @@ class Reads(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _note(self, inputs: Iterable[object]) -> None:
-        """Tensors, alone or in lists: an operator takes no deeper ones, and a walk of trees takes longer than small
-        operators do."""
+        """Record tensors, alone or in lists. Operators take no deeper nesting, and a general walk over nested inputs
+        would take longer than small operators do."""
         for x in inputs:
             if isinstance(x, list | tuple):
                 self._note(x)
             elif not isinstance(x, Tensor):
                 continue
             elif is_laid_out(x):
-                self._laid_out.append(x)  # it has no address to ask for: the object itself is known again
+                self._laid_out.append(x)  # it has no address, so the object itself is remembered
             else:
                 self._memory.add(_memory(x))
 
@@ -50,15 +50,15 @@ class Reads(TorchDispatchMode):
 
 
 _whole_reads: WeakKeyDictionary[nn.Module, tuple[Set[str], Set[str]]] = WeakKeyDictionary()
-"""For models whose forward pass was seen to read every parameter: the names of all tensors, and of those it read."""
+"""For models whose forward pass reads every parameter: the names of all tensors, and of the tensors that it reads."""
 
 
 def read_by_forward(model: nn.Module, ids_T: Sequence[int], *, anew: bool = False) -> Set[str]:
-    """The names of the parameters and buffers that a plain forward pass of these tokens reads.
+    """Return the names of the parameters and buffers that a plain forward pass of these tokens reads.
 
-    A pass that reads every parameter mostly does so for any tokens: it is run once, and again if names have changed.
-    Not for all: adapters may be switched off, and experts that are modules may be left out by other tokens. So whoever
-    is about to complain of what something else has not read asks `anew`.
+    A pass that reads every parameter does so for almost any tokens, so it runs once, and again only if names have
+    changed. There are exceptions: adapters may be switched off, and other tokens may leave out experts that are
+    modules. So use `anew` to confirm before you report that something else has not read a tensor.
     """
     names = {name for name, _ in named_tensors(model)}
     known, read = _whole_reads.get(model, (None, None))
@@ -81,7 +81,7 @@ def _memory(tensor: Tensor) -> int:
 
 @contextmanager
 def _layers_that_run(model: nn.Module) -> Iterator[set[str]]:
-    """The names of weights that are laid out for products, of layers that are called inside of the `with` block."""
+    """Yield the names of the packed weights of the layers that are called inside the `with` block."""
     ran: set[str] = set()
     layers = {name.rpartition(".")[0]: name for name, tensor in model.named_buffers() if is_laid_out(tensor)}
 
@@ -97,9 +97,9 @@ def _layers_that_run(model: nn.Module) -> Iterator[set[str]]:
 
 
 def check_reads(model: nn.Module, reads: Reads, ids_T: Sequence[int]) -> None:
-    """Raises PublishError if a computation did not read all that a forward pass of these tokens reads.
+    """Raise PublishError if a computation did not read all that a forward pass of these tokens reads.
 
-    Tensors that were compared are then those that were used, and not others kept beside them.
+    If it passes, the compared tensors are those in use, and not others that are kept next to them.
     """
 
     def unread_of(needed: Set[str]) -> list[str]:

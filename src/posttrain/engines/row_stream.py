@@ -1,4 +1,4 @@
-"""Rows of a local sampler that come and go while others are decoded, all with the weights as they are now."""
+"""Rows of a local sampler that may join and end while others are decoded, all with the weights as they are now."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Name = TypeVar("Name")
 
 
 class HasRows(Sampler, Protocol):
-    """A sampler of this process: a local one, or what has one."""
+    """A sampler of this process: a local sampler, or one that wraps a local sampler."""
 
     def up_to_date(self) -> LocalSampler:
-        """That sampler, with the weights that answer now."""
+        """Return the local sampler, with the weights that are in use now."""
         ...
 
 
 class RowStream(Generic[Name]):
-    """Requests are submitted under a name, and come back under it as soon as they have ended.
+    """Decodes requests that are submitted under a name, and returns each under its name as soon as it has ended.
 
-    What is drawn depends on the requests and on the order in which they are submitted, never on the clock; on the
-    requests alone where rows `stand_alone`.
+    The samples depend on the requests and on the order in which they are submitted, never on the clock. If rows
+    `stand_alone`, they depend on the requests only.
     """
 
     def __init__(self, sampler: LocalSampler, sampling: SamplingSettings, *, seed: int) -> None:
@@ -36,19 +36,19 @@ class RowStream(Generic[Name]):
         draw = Draw(sampling, seed, sampler.compute)
         self._engine = sampler.open(self._call, draw, rows_together(sampling), self.stop)
         self.stand_alone = stand_alone(self._call, self._engine.rows, draw, sampler.device)
-        """Does a row get the same bits whatever is decoded beside it?"""
+        """Whether a row gets the same bits whatever else is in the batch."""
         self._names: dict[int, Name] = {}
         self._next = 0
 
     def __len__(self) -> int:
-        """Rows that are decoded, or wait for room."""
+        """Return the number of rows that are decoded or wait for room."""
         return len(self._names)
 
     def submit(self, name: Name, request: Request, *, drawn: int = 0) -> None:
-        """Begin it behind those that were submitted before. `drawn`: tokens for which the random stream of the request
-        was used before; it goes on behind them.
+        """Queue a request after those submitted before. `drawn`: number of tokens for which the request's random stream
+        was used before; the stream continues after them.
 
-        Raises as `LocalSampler.generate` does for what does not fit.
+        Raises the errors of `LocalSampler.generate` for a request that does not fit.
         """
         where = f"prompt {request.stream[0]}"
         check_length(self.sampler, request.prompt_ids, request.max_new_tokens, where=where)
@@ -59,7 +59,7 @@ class RowStream(Generic[Name]):
         self._next += 1
 
     def step(self) -> list[tuple[Name, Completion]]:
-        """Draw one token of every row; those that are found to have ended."""
+        """Sample one token for every row; return the rows that are found to have ended."""
         with self._call.in_force():
             ended = self._engine.step(self.sampler.device)
         return [(self._names.pop(row.number), self.sampler.completion(row, self.stop)) for row in ended]

@@ -1,4 +1,4 @@
-"""The requests of the trainer and the evaluation to any text generator, in this process or another."""
+"""The protocols of text generators, in this process or another, for the trainer and the evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posttrain.types import Completion, Prompt
 
 
 class SamplingSettings(Protocol):
-    """How completions are drawn; the `sampling` part of a run's config is one."""
+    """Settings for sampling completions; the `sampling` section of a run's config is one."""
 
     @property
     def max_completion_length(self) -> int: ...
@@ -35,7 +35,7 @@ class SamplingSettings(Protocol):
 
 
 def rows_together(sampling: SamplingSettings) -> int:
-    """`max_batch_rows` as a number."""
+    """Return `max_batch_rows` as a number."""
     return BATCH_ROWS if sampling.max_batch_rows == "auto" else sampling.max_batch_rows
 
 
@@ -44,7 +44,7 @@ class Digest(NamedTuple):
 
     dtype: torch.dtype
     sha256: str
-    """The hash of its shape and its numbers."""
+    """Hash of its shape and its content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Receipt:
     digests: Mapping[str, Digest]
     """The digests of all tensors that it holds in its own memory."""
     in_place: Set[str] = frozenset()
-    """Tensors that it reads from the very memory that it was given: there is one content, and nothing to compare."""
+    """Names of tensors that it reads from the memory of the given ones, so that there is nothing to compare."""
 
     @property
     def names(self) -> Set[str]:
@@ -63,21 +63,21 @@ class Receipt:
 
 
 class Window(Protocol):
-    """How long a row may be."""
+    """The maximum length of a row."""
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of prompt and completion together; None without a limit."""
+        """Maximum tokens of prompt and completion together; None: no limit."""
         ...
 
     @property
     def context_reason(self) -> str:
-        """Behind that length in a message, where the context ends earlier than one may expect; else empty."""
+        """Text to append to that length in a message, if the limit needs an explanation; else empty."""
         ...
 
 
 class Answers(Protocol):
-    """The requests of an evaluation to whatever answers its prompts."""
+    """Answers the prompts of an evaluation."""
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -87,7 +87,7 @@ class Answers(Protocol):
 
 
 class Judging(Window, Protocol):
-    """The requests of a judge to a sampler with the policy's weights."""
+    """Answers a judge's questions with the policy's weights."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
@@ -106,68 +106,68 @@ class Sampler(Window, Protocol):
     """The policy version whose weights were delivered last."""
     tokenizer: PreTrainedTokenizerBase
     owns_weights: bool
-    """It decodes with tensors of its own, those of a plain model: adapters are merged. Else with the policy's."""
+    """Whether it decodes with tensors of its own, with adapters merged, and not with the policy's."""
 
     @property
     def note(self) -> str:
-        """Why it decodes slower than it could; empty where it does not."""
+        """Why it decodes slower than it could; empty if it does not."""
         ...
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> list[list[Completion]]:
-        """`group_size` completions of every prompt, in the order of the prompts.
+        """Return `group_size` completions of every prompt, in the order of the prompts.
 
-        Completion g of a prompt draws from a random stream of its own, a pure function of `(seed, prompt.index, g)`.
+        Completion g of a prompt has its own random stream, a pure function of `(seed, prompt.index, g)`.
         """
         ...
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> Iterator[tuple[int, int, Completion]]:
-        """The same one by one: (place of the prompt, number in its group, completion) as soon as it has ended.
+        """Yield (index of the prompt, index in its group, completion) as soon as each completion has ended.
 
-        The order depends on the lengths of prompts and completions only, never on the clock. Between two of them
-        nothing of the sampler's is in force: no autocast, no switched-off gradients.
+        The order depends only on the lengths of prompts and completions, never on the clock. Between two completions,
+        no mode of the sampler is in force: no autocast, no disabled gradients.
         """
         ...
 
     def score(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
     ) -> list[list[float]]:
-        """Log-probability of each given token, by the code that would have generated it."""
+        """Return the log-probability of each given token, from the code that would have generated it."""
         ...
 
     def deliver(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Receipt:
         """Decode with these tensors from now on; they are policy version `version`.
 
-        The receipt is of what decoding reads afterwards, whatever was given. Tensors that were not given stay.
+        The receipt covers what decoding reads afterwards, whatever was given. Tensors that were not given stay.
         """
         ...
 
     def probe(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], *, temperature: float
     ) -> list[list[float]]:
-        """`score`, for the proof: raises PublishError if it can tell that something besides the tensors of the last
-        receipt was computed with."""
+        """Return `score` for the proof. Raises PublishError if it can tell that the computation used anything besides
+        the tensors of the last receipt."""
         ...
 
     def routes(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[Tensor]:
-        """Which experts compute this row: per layer, `[tokens, k]` sorted numbers. Empty if none do, or it cannot tell.
+        """Return the experts of this row: per layer, `[tokens, k]` sorted indices. Empty for none, or if unknown.
 
-        The row was scored before.
+        The row must have been scored before.
         """
         ...
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters that it decodes with, each once, as `deliver` takes them; part of a checkpoint while they are
-        older than the policy."""
+        """Yield the parameters that it decodes with, each once, in the form that `deliver` takes. They are part of a
+        checkpoint while they are older than the policy."""
         ...
 
 
 def check_length(window: Window, prompt_ids: Sequence[int], num_new: int, *, where: str) -> None:
-    """Raise before anything is computed where a row cannot be decoded: DataError for one without a token, ConfigError
-    for one that does not fit the context window."""
+    """Raise an error before any computation if a row cannot be decoded: DataError if it has no token, ConfigError if it
+    does not fit into the context window."""
     if not prompt_ids:
         raise DataError(
             given=f"{where} has no tokens",

@@ -1,16 +1,16 @@
-"""Choosing the next token: pure functions of logits and of uniform random numbers.
+"""Choice of the next token: pure functions of logits and of uniform random numbers.
 
     s = z / temperature               float32 (RULE 1, RULE 2)
     s = truncate(s)                   -inf outside of top-k, top-p and min-p
     y ~ softmax(s)                    inverse CDF: first a block of the vocabulary, then a token of the block
     logprob = log_softmax(s)_y
 
-The log-probability is that of the distribution which the token was drawn from: truncated and renormalised where
-truncation is on, so it then is not comparable with what a forward pass over the whole vocabulary says.
+The log-probability refers to the distribution that the token was sampled from. With truncation, that distribution is
+truncated and renormalised, so the number is not comparable with a forward pass over the whole vocabulary.
 
 B rows, V vocabulary, T tokens; N blocks of b tokens.
 
-Stop strings: found in decoded text, because a string may begin inside one token and end inside another.
+Stop strings are searched in decoded text, because a string may begin inside one token and end inside another.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _NUCLEUS_GUESSES = (256, 4096)
 def choose(
     logits_BV: Tensor, settings: SamplingSettings, uniforms_B2: Tensor | None, *, temperature: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The next token of every row and its log-probability, `[B]` each; at the settings' temperature or a given one.
+    """Return the next token of every row and its log-probability, `[B]` each. `temperature` replaces the settings'.
 
-    Temperature 0 takes the likeliest token (of equals the first), needs no random numbers, ignores truncation, which
-    could not change the choice, and reports log-probabilities at temperature 1.
+    Temperature 0 takes the most likely token (the first of equals), and needs no random numbers. It ignores truncation,
+    which could not change the choice, and reports log-probabilities at temperature 1.
     """
     temperature = settings.temperature if temperature is None else temperature
     if temperature == 0:
@@ -55,20 +55,20 @@ def choose(
 
 
 def token_logprobs(logits_BV: Tensor, ids_B: Tensor, *, temperature: float) -> Tensor:
-    """Log-probability of given tokens, `[B]`, without truncation; temperature 0 is read as 1.
+    """Return the log-probability of given tokens, `[B]`, without truncation; temperature 0 is read as 1.
 
-    `s_y - logsumexp(s)`: with 32000 tokens it is exact to 2e-6 where `torch.log_softmax` is to 5e-5 (CPU, float32).
+    `s_y - logsumexp(s)` is exact to 2e-6 with 32000 tokens; `torch.log_softmax` is exact to 5e-5 (CPU, float32).
     """
     scaled_BV = _scale(logits_BV, temperature or 1.0)
     return _pick(scaled_BV, ids_B) - scaled_BV.logsumexp(dim=-1)
 
 
 def truncate(scaled_BV: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """Logits with -inf on every token but the likeliest.
+    """Return logits with -inf on all tokens that truncation removes.
 
-    Three rules in this order, each on what the one before has left: the `top_k` likeliest tokens (and whatever equals
-    the last of them); the smallest set of likeliest tokens whose mass reaches `top_p`; tokens with at least `min_p`
-    times the probability of the likeliest. A rule is off at top_k 0, top_p 1, min_p 0.
+    Three rules apply in this order, each to what the one before has left: keep the `top_k` most likely tokens (and ties
+    with the last of them); keep the smallest set of most likely tokens whose mass reaches `top_p`; keep tokens with at
+    least `min_p` times the highest probability. A rule is off at top_k 0, top_p 1, min_p 0.
 
     >>> truncate(torch.tensor([[0.5, 0.3, 0.2]]).log(), top_k=0, top_p=0.6, min_p=0.0).exp()
     tensor([[0.5000, 0.3000, 0.0000]])
@@ -85,14 +85,14 @@ def truncate(scaled_BV: Tensor, *, top_k: int, top_p: float, min_p: float) -> Te
 
 
 def inverse_cdf(weights_BV: Tensor, uniforms_B2: Tensor) -> tuple[Tensor, Tensor]:
-    """A token `[B]` drawn in proportion to the weights, which need not sum to 1, and the sum of the weights `[B]`.
+    """Return a token `[B]` sampled in proportion to the weights, which need not sum to 1, and the sum `[B]` of weights.
 
     The first uniform number (float64, in [0, 1)) selects a block of the vocabulary, the second a token of that block:
-    the first at which the running sum (float64) exceeds `uniform * sum`. A token of weight 0 is never chosen.
+    the first one whose running sum (float64) exceeds `uniform * sum`. A token of weight 0 is never chosen.
 
-    Two numbers, because with one running sum over the vocabulary the last bit of a likely token's logit moves all the
-    boundaries after it, and rare tokens are crowded there: the same draw then often gives another token when a batch
-    is composed differently. Inside of its block the second number does not notice.
+    Two numbers make draws robust. With one running sum over the vocabulary, the last bit of a likely token's logit
+    moves all the boundaries after it, where rare tokens are crowded. The same draw then often gives another token when
+    a batch has other rows. With two numbers, such a change does not reach the second number's choice in its block.
 
     >>> inverse_cdf(torch.tensor([[0.5, 0.0, 1.5]]), torch.tensor([[0.0, 0.25]], dtype=torch.float64))
     (tensor([2]), tensor([2.], dtype=torch.float64))
@@ -110,10 +110,11 @@ def inverse_cdf(weights_BV: Tensor, uniforms_B2: Tensor) -> tuple[Tensor, Tensor
 
 
 class UniformStream:
-    """Uniform numbers in [0, 1), two for every token: a pure function of `(seed, prompt index, g)`.
+    """A stream of uniform numbers in [0, 1), two for every token: a pure function of `(seed, prompt index, g)`.
 
-    Counter-based (Philox4x64: Salmon et al., SC 2011): the key is (seed, prompt index), the highest word of the counter
-    is g; a word of 64 bits gives the two numbers of a token, in blocks of words because single ones are slow to get.
+    It is counter-based (Philox4x64: Salmon et al., SC 2011). The key is (seed, prompt index), and the highest word of
+    the counter is g. A 64-bit word gives the two numbers of a token. Words are generated in blocks, because single ones
+    are slow to get.
     """
 
     def __init__(self, seed: int, index: int, g: int) -> None:
@@ -122,25 +123,25 @@ class UniformStream:
         self._waiting: list[int] = []
 
     def word(self) -> int:
-        """The 64 random bits of the next token."""
+        """Return the 64 random bits of the next token."""
         if not self._waiting:
             self._waiting = self._philox.random_raw(_WORDS_AT_ONCE)[::-1].tolist()
         return self._waiting.pop()
 
     def skip(self, tokens: int) -> None:
-        """Go on behind so many tokens that were drawn elsewhere."""
+        """Skip the numbers of tokens that were sampled elsewhere."""
         for _ in range(tokens):
             self.word()
 
 
 def uniforms(words: Sequence[int]) -> Tensor:
-    """`[B, 2]` float64 in [0, 1): the upper and the lower half of each word."""
+    """Return `[B, 2]` float64 in [0, 1): the upper and the lower half of each word."""
     halves_B2 = np.array(words, dtype="<u8").view("<u4").reshape(-1, 2)[:, ::-1]
     return torch.from_numpy(halves_B2 * 2.0**-32)
 
 
 def is_whole(settings: SamplingSettings) -> bool:
-    """Nothing is truncated."""
+    """Return whether the settings truncate nothing."""
     return settings.top_k <= 0 and settings.top_p >= 1 and settings.min_p <= 0
 
 
@@ -150,10 +151,10 @@ def _scale(logits_BV: Tensor, temperature: float) -> Tensor:
 
 
 def _draw(running_BN: Tensor, uniforms_B: Tensor) -> Tensor:
-    """The first index `[B]` whose running sum exceeds `uniform * sum`.
+    """Return the first index `[B]` whose running sum exceeds `uniform * sum`.
 
-    Where rounding leaves none, the last that adds anything. Sums that are not numbers give some index; the
-    log-probability then is not a number either.
+    If rounding leaves none, return the last index that adds anything. If a sum is NaN, return some index; its
+    log-probability is then also NaN.
     """
     total_B1 = running_BN[:, -1:].contiguous()
     above_B1 = torch.searchsorted(running_BN, uniforms_B.unsqueeze(-1) * total_B1, right=True)
@@ -162,9 +163,9 @@ def _draw(running_BN: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _nucleus(scaled_BV: Tensor, top_p: float) -> Tensor:
-    """Tokens of which the likelier ones hold less than `top_p` together.
+    """Return a mask of the tokens for which all more likely ones together hold less than `top_p`.
 
-    Sorts the whole vocabulary only if needed on the CPU, and at once elsewhere, where to ask is to wait.
+    The CPU sorts the whole vocabulary only if needed. Other devices sort it immediately, because a check would wait.
     """
     num_tokens = scaled_BV.shape[-1]
     log_total_B1 = scaled_BV.logsumexp(dim=-1, keepdim=True)
@@ -183,13 +184,13 @@ def _pick(x_BV: Tensor, ids_B: Tensor) -> Tensor:
 
 
 _MARGIN = 8
-"""Further tokens in the window: some decode to nothing, and the first of a text may lose its space."""
+"""Extra tokens in the window: some decode to nothing, and the first token of a text may lose its space."""
 
 
 class StopStrings:
-    """Tells when a completion has just completed one of the strings, and cuts the text there.
+    """Detects when a completion has just completed a stop string, and cuts the text there.
 
-    Special tokens take part by their spelling, so that `<|im_end|>` stops a completion although `.text` never shows it.
+    Special tokens take part with their names, so `<|im_end|>` stops a completion although `.text` never shows it.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
@@ -207,11 +208,10 @@ class StopStrings:
         return bool(self.strings)
 
     def completed(self, rows: Sequence[Sequence[int]]) -> list[bool]:
-        """Whether each row of ids contains a stop string, given that it did not before its last token.
+        """Return whether each row of ids contains a stop string, given that it did not before its last token.
 
-        Only the last `window` tokens are decoded at every step: a string of n bytes cannot spread over more than n
-        tokens that have any text. A hit is confirmed on the whole row, as the text of a part need not be part of the
-        text.
+        Every step decodes only the last `window` tokens: a string of n bytes spans at most n tokens that have any text.
+        A hit is confirmed on the whole row, because the text of a part need not be part of the whole text.
         """
         texts = self.tokenizer.batch_decode(
             [list(ids[-self.window :]) for ids in rows], skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -222,8 +222,8 @@ class StopStrings:
         ]
 
     def text(self, ids: Sequence[int], *, stopped: bool) -> str:
-        """Decoded without special tokens and, if a string `stopped` it, up to that string; of a turn in channels what
-        a user reads."""
+        """Return the text without special tokens; cut before the stop string if one `stopped` it. For a turn in
+        channels, return the part that a user reads."""
         turn = None if self._channels is None else self._channels.turn(ids)
         text = self._decode(ids, skip_special_tokens=True) if turn is None else turn
         text = text[: self._find(text)] if stopped else text
@@ -237,5 +237,5 @@ class StopStrings:
         return text
 
     def _find(self, text: str) -> int | None:
-        """Where the first stop string begins."""
+        """Return where the first stop string begins; None if there is none."""
         return min((at for at in map(text.find, self.strings) if at >= 0), default=None)

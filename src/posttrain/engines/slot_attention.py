@@ -1,14 +1,14 @@
-"""Attention of rows that sit in slots: one new token of many rows, and whole prompts beside them, in one sequence.
+"""Attention of rows in slots: one new token each for many rows, together with whole prompts, in one sequence.
 
-transformers asks two registries by the name of the attention implementation: one builds the mask once per forward pass,
+transformers looks up the attention implementation by name in two registries: one builds the mask once per forward pass,
 the other computes attention in every layer. `slots_sdpa` and `slots_eager` are registered in both. The sequence that
 goes through the model is
 
     [ token of row 0 | token of row 1 | ... | prompt a | prompt b | ... ]
 
-and everything but attention treats it as one row. The mask is the record `SlotMask`: the model's own mask function
-(causal, sliding window, chunks ...), evaluated at (position of the row, column of its slot), and the plain mask of the
-longest prompt, of which the shorter ones need a corner.
+and everything but attention treats it as one row. The mask is a `SlotMask`: the model's own mask function (causal,
+sliding window, chunks ...), evaluated at (position of the row, column of its slot), and the plain mask of the longest
+prompt; shorter prompts use a corner of it.
 
 n rows that get a token, L tokens in the sequence, C columns of a slot, H heads for queries, K for keys and values, G
 queries per key (H = K G), D width of a head.
@@ -39,33 +39,33 @@ class Pass:
     positions_n: Tensor
     """Column of each row's new token; the columns before it hold its past."""
     num_columns: int
-    """In use."""
+    """Number of columns in use."""
     capacity: int
-    """Columns that there are."""
+    """Number of allocated columns."""
     prompts: tuple[slice, ...]
-    """Where the prompts are in the sequence."""
+    """Ranges of the prompts in the sequence."""
     stored: Callable[[Tensor], tuple[Tensor, Tensor]]
-    """Keys and values `[n, K, C, D]` of the rows, in the layer that has just handed out the given keys: the columns in
-    use, or all that there are where a slot's columns come first in memory."""
+    """Returns keys and values `[n, K, C, D]` of the rows, in the layer that has just returned the given keys: the
+    columns in use, or all columns if a slot's columns come first in memory."""
 
 
 _active: ContextVar[Pass | None] = ContextVar("posttrain_slots", default=None)
 
 
 def active_pass() -> Pass | None:
-    """That of the model which is being called; None outside of `slots_in_use`."""
+    """Return the pass of the model call in progress; None outside of `slots_in_use`."""
     return _active.get()
 
 
 @dataclass(frozen=True)
 class SlotMask:
-    """The object that layers receive instead of a mask. Both parts, if they are numbers, are added to scores."""
+    """Passed to layers instead of a mask. Parts that are tensors of numbers are added to the scores."""
 
     rows_n11C: Tensor
     prompt: Tensor | None
-    """`[1, 1, T, T]` for the longest prompt; None where plain causality is left to the attention function."""
+    """`[1, 1, T, T]` for the longest prompt; None if the attention function applies plain causality itself."""
     function: Callable[..., Tensor]
-    """The source of the model's masks: (batch, head, position of a query, of a key) -> may the query see the key?"""
+    """The model's mask function: (batch, head, position of query, of key) -> whether the query may see the key."""
 
     def of_prompt(self, length: int) -> Tensor | None:
         return None if self.prompt is None else self.prompt[:, :, :length, :length]
@@ -73,7 +73,7 @@ class SlotMask:
 
 @contextmanager
 def slots_in_use(one_pass: Pass) -> Iterator[None]:
-    """Models called inside take their input for tokens of these rows and prompts."""
+    """Let models called inside treat their input as tokens of these rows and prompts."""
     token = _active.set(one_pass)
     try:
         yield
@@ -103,7 +103,7 @@ def _slot_mask(plain_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor
 
 
 def _row_mask(one_pass: Pass, settings: dict[str, Any]) -> Tensor:
-    """`[n, 1, 1, C]`: 0 where a row may look, the lowest number elsewhere: whatever a slot holds from before it."""
+    """Return `[n, 1, 1, C]`: 0 where a row may look; elsewhere the lowest number, which hides old slot content."""
     positions_n111 = one_pass.positions_n[:, None, None, None]
     columns_C = torch.arange(one_pass.num_columns, device=positions_n111.device)
     first = torch.zeros((), dtype=torch.long, device=positions_n111.device)
@@ -148,10 +148,10 @@ def _row_attention_sdpa(
     softcap: float | None = None,
     **settings: Any,
 ) -> Tensor:
-    """`[n, H, D]`. The G queries that share a key stand in place of several positions: no key is repeated.
+    """Return `[n, H, D]`. The G queries that share a key take the place of positions, so that no key is repeated.
 
-    On the CPU as two batched matrix products: for single queries the fused kernel takes up to ten times as long
-    (bfloat16), because it was made for many.
+    On the CPU this is two batched matrix products. The fused kernel, made for many queries, takes up to ten times as
+    long for single ones (bfloat16).
     """
     if softcap is not None or settings.get("position_bias") is not None:
         raise NotImplementedError("its scores are more than products of queries and keys")
@@ -173,7 +173,7 @@ def _row_attention_sdpa(
 def _row_attention_eager(
     module: nn.Module, query_nHD: Tensor, key_nKCD: Tensor, value_nKCD: Tensor, mask_n11C: Tensor, **settings: Any
 ) -> Tensor:
-    """The function of the file that defines the layer: soft caps, sinks and whatever else it knows."""
+    """Call the eager function of the layer's own file, which knows soft caps, sinks and so on."""
     output_n1HD, _ = _eager_attention(module, query_nHD[:, :, None], key_nKCD, value_nKCD, mask_n11C, **settings)
     return output_n1HD[:, 0]
 

@@ -1,18 +1,14 @@
 """Rows in slots: static storage for keys and values in which column = position, so that rows need no padding.
 
-A row is written where it stands, and moves only when a row before it has left and the last one takes its slot: the rows
-in flight are always neighbours, and attention reads them without gathering, as many columns as the longest row in
-flight needs, rounded up.
+A row stays in its slot. It moves only when a row before it has left and it is the last one: then it takes the free
+slot. So the rows in flight are always neighbours, and attention reads them without gathering, with as many columns as
+the longest row in flight needs, rounded up.
 
 A prompt goes through the model once and is copied to the slots of its group. While a part of the group still waits for
-room, slot 0 holds the prompt.
+room, slot 0 holds the prompt. transformers sees the memory for keys and values as a cache.
 
-n rows in flight, V vocabulary, L tokens of a forward pass.
-
-Memory for the keys and values of rows in slots, seen by transformers as a cache.
-
-S slots, K key-value heads, C columns, D width of a head, L tokens of a forward pass, of which the first n belong to one
-row each.
+n rows in flight, V vocabulary, L tokens of a forward pass, of which the first n belong to one row each. S slots, K
+key-value heads, C columns, D width of a head.
 """
 
 from __future__ import annotations
@@ -35,27 +31,27 @@ from posttrain.models.footprint import SLOT_COLUMNS, SLOT_GROWTH
 
 @dataclass(frozen=True)
 class Writes:
-    """Where the keys and values of one forward pass go."""
+    """The places where the keys and values of one forward pass are written."""
 
     slots_n: Tensor
-    """The slots of the rows that get a token."""
+    """Slots of the rows that get a token."""
     positions_n: Tensor
     prompts: Sequence[tuple[slice, Sequence[slice]]]
     """For each prompt: its tokens in the sequence, and the runs of slots that get a copy."""
 
 
 class SlotStorage:
-    """One block of memory per layer and for keys and values each, `[S, K, capacity, D]`, all of the same capacity.
+    """One block of memory `[S, K, capacity, D]` per layer for keys and one for values, all with the same capacity.
 
-    Of each block the first C columns are in use; attention sees no others. `columns_first`: it is a view of memory that
-    is laid out as `[S, capacity, K, D]`, and attention is handed all of it.
+    The first C columns of each block are in use, and attention sees only these. With `columns_first`, a block is a view
+    of memory with the layout `[S, capacity, K, D]`, and attention gets the whole block.
     """
 
     def __init__(self, num_slots: int, *, columns_first: bool = False) -> None:
         self.num_slots = num_slots
         self.columns_first = columns_first
         self.num_columns = 0
-        """C, the columns in use."""
+        """C, the number of columns in use."""
         self.capacity = 0
         self.writes: Writes | None = None
         self.cache = SlotCache(self)
@@ -63,7 +59,7 @@ class SlotStorage:
         """The layer that was written last."""
 
     def use(self, num_columns: int, num_used: int) -> None:
-        """Let every slot have this many columns; only the first `num_used` slots hold anything."""
+        """Give every slot this many columns; only the first `num_used` slots hold anything."""
         if num_columns > self.capacity:
             self.capacity = max(num_columns, int(self.capacity * SLOT_GROWTH))
             for layer in self.layers:
@@ -71,13 +67,13 @@ class SlotStorage:
         self.num_columns = num_columns
 
     def copy(self, source: int, targets: slice, length: int) -> None:
-        """The first `length` columns of one slot, in all layers."""
+        """Copy the first `length` columns of one slot to others, in all layers."""
         for layer in self.layers:
             for block in (layer.keys_SKCD, layer.values_SKCD):
                 block[targets, :, :length] = block[source, :, :length]
 
     def stored(self, key: Tensor, slots: slice) -> tuple[Tensor, Tensor]:
-        """Keys and values `[n, K, C, D]` of the layer whose update has just handed out `key`."""
+        """Return keys and values `[n, K, C, D]` of the layer whose last update returned `key`."""
         layer = self.written
         if layer is None or layer.handed_out is not key:
             raise NotImplementedError("its layers change keys and values after they were stored")
@@ -98,14 +94,14 @@ class SlotCache(Cache):
 
 
 class SlotLayer(CacheLayerMixin):
-    """The block of one layer. Hands the new keys and values back as they came: attention reads the block by itself."""
+    """The block of one layer. `update` returns new keys and values unchanged, because attention reads the block."""
 
     is_compileable = False
     is_sliding = False
 
     def __init__(self, storage: SlotStorage) -> None:
         super().__init__()
-        self._storage = ref(storage)  # a cycle would keep the memory of a step until the garbage is collected
+        self._storage = ref(storage)  # a cycle would keep a step's memory until the next garbage collection
         self.handed_out: Tensor | None = None
         self.keys_SKCD = self.values_SKCD = torch.empty(0)
 
@@ -114,14 +110,14 @@ class SlotLayer(CacheLayerMixin):
         return _alive(self._storage)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make the block, in the precision in which attention will compute."""
+        """Allocate the block, in the precision in which attention will compute."""
         self.keys_SKCD, self.values_SKCD = (self._block(x) for x in (key_states, value_states))
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write `[1, K, L, D]` to the slots as `storage.writes` says."""
+        """Write `[1, K, L, D]` to the slots, as `storage.writes` says."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         writes = self.storage.writes
@@ -149,7 +145,7 @@ class SlotLayer(CacheLayerMixin):
         return grown
 
     def _zeros(self, heads: int, capacity: int, width: int, like: Tensor) -> Tensor:
-        """Zeros, because what is masked has weight 0, and 0 times what memory happens to hold may be no number."""
+        """Return zeros: masked values have weight 0, but 0 times whatever memory happens to hold can be NaN."""
         if self.storage.columns_first:
             return like.new_zeros(self.storage.num_slots, capacity, heads, width).transpose(1, 2)
         return like.new_zeros(self.storage.num_slots, heads, capacity, width)
@@ -162,15 +158,15 @@ class SlotLayer(CacheLayerMixin):
         return self._zeros(heads, self.storage.capacity, width, states_1KLD.new_empty(0, dtype=dtype))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The masks of slots are not made from these."""
+        """Return sizes that nobody uses: the masks of slots are made elsewhere."""
         return query_length, 0
 
     def get_seq_length(self) -> int:
-        """Rows differ; positions are given with every pass."""
+        """Return 0: rows have different lengths, and every pass is given its positions."""
         return 0
 
     def get_max_length(self) -> int:
-        """No bound."""
+        """Return -1: there is no bound."""
         return -1
 
 
@@ -181,10 +177,10 @@ def _alive(storage: ref[SlotStorage]) -> SlotStorage:
 
 
 class Slots:
-    """Implements `Rows` for models whose cache is keys and values per position, run as `slots_sdpa`, `slots_eager` or
-    `slots_varlen`.
+    """Rows for models whose cache is keys and values per position, run as `slots_sdpa`, `slots_eager` or
+    `slots_varlen`. Implements `Rows`.
 
-    Nothing is kept beyond the rows: new `Slots` read the weights as they are then.
+    No weights are cached: new `Slots` read the weights as they are then.
     """
 
     joins_running = True
@@ -198,7 +194,7 @@ class Slots:
         holds_prompt: bool,
         columns_first: bool = False,
     ) -> None:
-        """`accepted`: what the model's forward takes. `holds_prompt`: groups may be split for want of room.
+        """`accepted`: arguments that the model's forward takes. `holds_prompt`: groups may be split when slots run out.
         `columns_first`: see `SlotStorage`."""
         self.model = model
         self.device = next(model.parameters()).device
@@ -208,10 +204,10 @@ class Slots:
         self._lengths: list[int] = []
         self._positions_n = torch.zeros(0, dtype=torch.long, device=self.device)
         self._held: Tensor | None = None
-        """Logits `[1, V]` after the prompt in slot 0."""
+        """Logits `[1, V]` after the prompt in slot 0; None if no prompt is held."""
 
     def step(self, ids_B: Tensor, arrivals: Sequence[Arrival]) -> Tensor:
-        """See `Rows`. The rest of a group whose prompt is held comes first among the arrivals."""
+        """See `Rows`. If a prompt is held, the rest of its group must come first among the arrivals."""
         num_rows, held = len(self._lengths), self._held if arrivals else None
         self._make_room([length + 1 for length in self._lengths] + [len(arrival.prompt_ids) for arrival in arrivals])
         slots = _runs(self._first + num_rows, [arrival.count for arrival in arrivals])
@@ -234,7 +230,7 @@ class Slots:
         return arrived_BV if num_rows == 0 or logits_BV is None else torch.cat([logits_BV[:num_rows], arrived_BV])
 
     def select(self, kept: Sequence[int]) -> None:
-        """See `Rows`. Only rows that change their place are copied, each to the place of one that leaves."""
+        """See `Rows`. Copies only rows that change their place, each to the place of a row that leaves."""
         for place, row in enumerate(kept):
             if place != row:
                 target = slice(self._first + place, self._first + place + 1)
@@ -243,14 +239,14 @@ class Slots:
         self._positions_n = self._positions_n[to_device(kept, self.device)]
 
     def renew(self) -> None:
-        """See `Rows`. The model's own modules read them in every pass; the logits after a held prompt stay."""
+        """See `Rows`. Every pass reads the weights again anyway; the logits after a held prompt stay."""
 
     def worth_leaving(self, num_ended: int, num_rows: int) -> bool:
-        """A row that leaves costs one copy at most."""
+        """Return whether any row has ended: a row that leaves costs at most one copy."""
         return num_ended > 0
 
     def _forward(self, ids_B: Tensor, fresh: Sequence[tuple[Arrival, slice]]) -> Tensor:
-        """Logits `[n + P, V]` after the token of each row and after each prompt."""
+        """Return logits `[n + P, V]` after the token of each row and after each prompt."""
         num_rows = len(ids_B)
         lengths = [len(arrival.prompt_ids) for arrival, _ in fresh]
         parts = _runs(num_rows, lengths)
@@ -264,7 +260,7 @@ class Slots:
         last_n = to_device(last, self.device) if fresh else None
         optional = {
             "logits_to_keep": 0 if last_n is None else last_n,
-            "output_router_logits": False,  # a config may ask for the balancing loss, which fails beside a cache
+            "output_router_logits": False,  # a config may ask for the balancing loss, which fails with a cache
         }
         holding = [[slots, slice(0, 1)] if arrival.more else [slots] for arrival, slots in fresh]
         rows = slice(self._first, self._first + num_rows)
@@ -300,12 +296,12 @@ class Slots:
             self._positions_n = torch.cat([self._positions_n, to_device(arrived, self.device)])
 
     def _make_room(self, lengths: Sequence[int]) -> None:
-        """Let storage have the columns that rows of these lengths need."""
+        """Give storage the columns that rows of these lengths need."""
         self._storage.use(-(-max(lengths) // SLOT_COLUMNS) * SLOT_COLUMNS, self._first + len(self._lengths))
 
 
 def _runs(start: int, counts: Sequence[int]) -> list[slice]:
-    """Neighbouring slices of these lengths.
+    """Return neighbouring slices of these lengths.
 
     >>> _runs(3, [2, 5])
     [slice(3, 5, None), slice(5, 10, None)]

@@ -1,9 +1,9 @@
-"""Whether a row gets the same bits whatever is decoded beside it: seen by the operations that compute a few rows.
+"""Tests whether a row gets the same bits whatever else is in the batch, by the operations that compute a few rows.
 
-A product of PyTorch sums in an order that depends on the shape of the batch, so a row may change in its last bits when
-others join it. A compiled kernel sums each row by itself (docs/speed.md says of which models kernels compute all). What
-moves numbers, and what rounds each number once, as a sum of two does, cannot tell one batch from another. Where a pass
-does nothing else outside of kernels, it is free to the clock who is decoded together.
+A matrix product of PyTorch sums in an order that depends on the shape of the batch, so a row's last bits may change
+when others join it. A compiled kernel sums each row separately (docs/speed.md lists the models that kernels compute
+fully). Operations that move numbers, or round each number once, such as a sum of two, give the same bits in every
+batch. If a pass consists only of kernels and such operations, the clock may decide which rows are decoded together.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _ROUNDS_ONCE = (
     *("bitwise_and", "bitwise_not", "bitwise_or"),
 )
 _OF_POSITIONS = ("cos", "sin")
-"""Operations on whole positions, by the same vector function for each. They use no number of a row."""
+"""Operations on whole positions, which use the same vector function for each. They read no value of a row."""
 _KEEP_APART = frozenset(f"aten::{name}" for name in (*_MOVES, *_ROUNDS_ONCE, *_OF_POSITIONS))
 _ATTENTION = ("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::scaled_dot_product_attention")
 """The attention of a prompt to itself."""
 _PROMPTS = ((5, 6, 7), (4, 6))
-"""The prompts of the trial: any ids do."""
+"""The prompts of the test. Any ids will do."""
 
 
 class _Watch(TorchDispatchMode):
-    """Notes the operations inside of the `with` block that may give a row other bits beside other rows."""
+    """Records the operations inside the `with` block that may give a row other bits in another batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,9 +76,9 @@ class _Watch(TorchDispatchMode):
 
 
 def stand_alone(call: Call, rows: Rows, choose: Choose, device: torch.device) -> bool:
-    """Tried on two prompts that arrive and draw two tokens each; `rows` are empty, and are so again afterwards.
+    """Return the result of a test on two prompts that arrive and sample two tokens each.
 
-    On a CPU, where what is launched has been computed; with what is registered as acceleration alone.
+    `rows` must be empty, and are empty again afterwards. Only for a CPU with a decoder registered as acceleration.
     """
     if device.type != "cpu" or call.path.decoder is None:
         return False

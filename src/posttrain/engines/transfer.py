@@ -1,8 +1,8 @@
-"""Numbers on their way between the host and the device that decodes, so that neither waits for the other.
+"""Transfer of numbers between the host and the device that decodes, without blocking either.
 
 A GPU works through a queue, and the host runs ahead of it. Reading a tensor, indexing with a list and copying from
-pageable memory stop the host until the queue is empty. Here copies go through pinned memory and join the queue; an
-event says when one has arrived. On the CPU there is no queue, and nothing is copied.
+pageable memory all block the host until the queue is empty. Here, copies go through pinned memory and join the queue,
+and an event tells when one has arrived. The CPU has no queue, and there nothing is copied.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers of the host, int64."""
+    """Return integers of the host as an int64 tensor on the device."""
     return move(torch.tensor(numbers, dtype=torch.long), device)
 
 
 def move(host: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host, which must not be written afterwards."""
+    """Return a host tensor on the device. The host must not write to it afterwards."""
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 class Reading:
-    """Tensors of one device on their way to the host, queued behind the operations that compute them."""
+    """Tensors of one device on their way to the host, queued after the operations that compute them."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self._host, self._arrived = tensors, None
@@ -35,7 +35,7 @@ class Reading:
             self._arrived.record()
 
     def lists(self) -> list[list]:
-        """Waits until they have arrived."""
+        """Wait until the tensors have arrived, and return them as lists."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return [tensor.tolist() for tensor in self._host]

@@ -1,11 +1,11 @@
-"""Attention of rows in slots by the kernel for sequences of different lengths, for GPUs: `slots_varlen`.
+"""Attention of rows in slots with the kernel for sequences of different lengths, for GPUs: `slots_varlen`.
 
-`slot_attention.py` gives every row the columns of the longest one and masks what it does not have. Here the kernel
-(`torch.nn.attention.varlen`, FlashAttention) reads of each slot as many columns as its row has, and all prompts of a
-pass go through it together. It wants half precision and causality and nothing more: windows, soft caps and sinks are
-left to `slots_sdpa`, as is whatever the kernel refuses. `decoding_path.py` finds out by trying.
+`slot_attention.py` gives every row the columns of the longest row, and masks the columns that the row does not have.
+The kernel here (`torch.nn.attention.varlen`, FlashAttention) reads only the columns of each slot that its row has, and
+processes all prompts of a pass together. It supports half precision and causal masks only. `slots_sdpa` handles
+windows, soft caps, sinks and whatever else the kernel refuses. `decoding_path.py` finds out by trying.
 
-The block of a layer is laid out as `[S, C, K, D]`, so that the slots in a row are one sequence `[S C, K, D]`, of which
+The block of a layer has the layout `[S, C, K, D]`, so that the slots in a row form one sequence `[S C, K, D]`, in which
 slot s begins at column s C.
 
 n rows that get a token, P prompts, L tokens in the sequence, C columns of a slot, H heads for queries, K for keys and
@@ -29,23 +29,23 @@ from posttrain.engines.transfer import to_device
 
 NAME = "slots_varlen"
 _UNKNOWN = ("softcap", "position_bias", "s_aux", "sliding_window")
-"""Arguments of attention functions that this one does not know what to do with."""
+"""Arguments of attention functions that this one does not support."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The object that layers receive instead of a mask: the starts of rows and prompts, in int32 for the kernel."""
+    """Passed to layers instead of a mask: the starts of rows and prompts, in int32 for the kernel."""
 
     tokens_n1: Tensor
-    """`[n + 1]`: of the rows' tokens among the queries, which are one each."""
+    """`[n + 1]`: starts of the rows' tokens among the queries, one token per row."""
     slots_n1: Tensor
-    """`[n + 1]`: of the slots among the columns of the block."""
+    """`[n + 1]`: starts of the slots among the columns of the block."""
     used_n: Tensor
-    """Columns of each slot that its row has."""
+    """Number of columns in each slot that its row has."""
     prompts_P1: Tensor | None
-    """`[P + 1]`: of the prompts among their tokens; None without any."""
+    """`[P + 1]`: starts of the prompts among their tokens; None without prompts."""
     longest: int
-    """Tokens of the longest prompt."""
+    """Number of tokens of the longest prompt."""
 
 
 def _lengths(**settings: Any) -> Tensor | Lengths | None:
@@ -70,7 +70,7 @@ def _lengths(**settings: Any) -> Tensor | Lengths | None:
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **settings: Any
 ) -> tuple[Tensor, Any]:
-    """`[1, L, H, D]` of `[1, H, L, D]` and `[1, K, L, D]`."""
+    """Return `[1, L, H, D]` for queries `[1, H, L, D]` and keys and values `[1, K, L, D]`."""
     one_pass = active_pass()
     if one_pass is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
@@ -92,7 +92,7 @@ def _attention(
 def _of_rows(
     query_nHD: Tensor, keys_nKCD: Tensor, values_nKCD: Tensor, one_pass: Pass, lengths: Lengths, scale: float | None
 ) -> Tensor:
-    """`[n, H, D]`: one query each, which sees all that its slot has."""
+    """Return `[n, H, D]`: one query for each row, which sees all that its slot holds."""
     keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (keys_nKCD, values_nKCD))
     found = varlen_attn(
         query_nHD, keys, values, lengths.tokens_n1, lengths.slots_n1, 1, one_pass.num_columns,
@@ -103,7 +103,7 @@ def _of_rows(
 
 
 def _of_prompts(query_LHD: Tensor, key_LKD: Tensor, value_LKD: Tensor, lengths: Lengths, scale: float | None) -> Tensor:
-    """`[L, H, D]`: each prompt sees itself, up to each token."""
+    """Return `[L, H, D]`: each token sees its own prompt up to itself."""
     assert lengths.prompts_P1 is not None
     found = varlen_attn(
         query_LHD, key_LKD, value_LKD, lengths.prompts_P1, lengths.prompts_P1, lengths.longest, lengths.longest,

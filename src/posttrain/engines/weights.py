@@ -1,4 +1,4 @@
-"""The tensors of a model by name, with adapters merged in, and how they get into a copy that the sampler owns."""
+"""The tensors of a model by name, with adapters merged, and how they are written into the sampler's copy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from posttrain.models.entering import whole, whole_copy
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer, adapters apart; a tensor with two names (tied embeddings) comes under both.
+    """Yield every parameter and buffer, adapters separate; a tensor with two names (tied embeddings) under both.
 
-    A weight that is laid out for products comes as it is: opaque, see `dense`. One that lies in parts on several ranks
-    comes whole, and is gone with the reference to it: no more than one is held.
+    A packed weight comes unchanged, as an opaque tensor: see `dense`. A weight that is sharded over several ranks comes
+    whole, and is freed with the last reference to it: only one is held at a time.
     """
     for name, tensor in chain(
         model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
@@ -33,41 +33,41 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensor_names(model: nn.Module) -> set[str]:
-    """Those of `named_tensors`."""
+    """Return the names of `named_tensors`."""
     parameters = (name for name, _ in model.named_parameters(remove_duplicate=False))
     return {*parameters, *(name for name, _ in model.named_buffers(remove_duplicate=False))}
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters, each once, and weights that are laid out for products: what a version of a model is."""
+    """Yield the parameters, each once, and packed weights. Together they are one version of a model."""
     yield from model.named_parameters()
     yield from ((name, tensor) for name, tensor in model.named_buffers() if is_laid_out(tensor))
 
 
 def is_laid_out(tensor: Tensor) -> bool:
-    """Not in rows (`Acceleration.pack`): such a tensor has no address, and is known by being the same object."""
+    """Return whether a tensor is packed (`Acceleration.pack`): it has no address, and is known by its identity."""
     return tensor.layout is not torch.strided
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The tensor itself, or what is laid out in it, bit by bit."""
+    """Return the tensor itself, or the exact content of a packed one."""
     return tensor.to_dense() if is_laid_out(tensor) else tensor
 
 
 @torch.no_grad()
 def merged_tensors(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer of the plain model that computes the same as `policy`, one layer at a time.
+    """Yield every parameter and buffer of the plain model that computes the same as `policy`, one layer at a time.
 
-    A layer with an adapter is copied and merged by peft itself; `policy` is not touched, and no second model is held.
+    peft itself merges a copy of each layer with an adapter; `policy` is not changed, and no second model is held.
     """
     yield from _merged(policy.get_base_model() if isinstance(policy, PeftModel) else policy, prefix="")
 
 
 def plain_copy(policy: nn.Module, dtype: torch.dtype | None, *, packed: bool = False) -> nn.Module:
-    """A model of its own with the weights of `policy`, adapters merged; floating-point parameters are cast to `dtype`.
+    """Return a separate model with the weights of `policy`, adapters merged, floating-point parameters cast to `dtype`.
 
-    Buffers keep their precision: in bfloat16 the frequencies of rotary embeddings could not tell positions apart.
-    `packed`: weights are laid out for products (`Acceleration.pack`, which raises ModelError where that is impossible).
+    Buffers keep their precision: in bfloat16, the frequencies of rotary embeddings could not tell positions apart.
+    `packed`: weights get the layout for fast products (`Acceleration.pack`, which raises ModelError if impossible).
     """
     casts = {id(p): nn.Parameter(_cast(p.detach(), dtype), requires_grad=False) for p in policy.parameters()}
     model = copy.deepcopy(policy, casts)
@@ -82,16 +82,16 @@ def plain_copy(policy: nn.Module, dtype: torch.dtype | None, *, packed: bool = F
 
 @torch.no_grad()
 def cast_in_place(model: nn.Module, dtype: torch.dtype) -> None:
-    """Store the weights of a model that nobody trains in this precision, with no second copy. Adapters stay apart."""
+    """Cast the weights of a model that nobody trains, without a second copy. Adapters stay separate."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         parameter.data = _cast(parameter.data, dtype)
 
 
 def pack_in_place(model: nn.Module, dtype: torch.dtype) -> None:
-    """Turn a model that nobody trains into what `plain_copy(model, dtype, packed=True)` would be, with no second copy.
+    """Turn a model that nobody trains into `plain_copy(model, dtype, packed=True)`, without a second copy.
 
-    Raises ModelError for a model that does not allow packed weights; it is then in that precision, and dense.
+    Raises ModelError for a model that does not allow packed weights; it then has that precision, and is not packed.
     """
     cast_in_place(model, dtype)
     with torch.no_grad():
@@ -99,18 +99,18 @@ def pack_in_place(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def copy_weights(policy: nn.Module, model: nn.Module) -> None:
-    """Write every tensor of `policy` over the one of the same name in `model`, cast to its precision.
+    """Copy every tensor of `policy` to the one of the same name in `model`, cast to the precision there.
 
-    Raises PublishError when a name is missing on either side.
+    Raises PublishError if a name is missing on either side.
     """
     check_names(write_tensors(model, merged_tensors(policy)), {name for name, _ in named_tensors(model)})
 
 
 @torch.inference_mode()
 def write_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Set[str]:
-    """Write each over the one of the same name, if there is one; the names that were given.
+    """Copy each tensor to the one of the same name in the model, if there is one; return the given names.
 
-    In `inference_mode`, as the sampler decodes: a buffer that a module of `model` made there can be written only so.
+    It runs in `inference_mode`, as the sampler does: only there can a buffer be written that a module made there.
     """
     names, given = {name for name, _ in named_tensors(model)}, set[str]()
     for name, tensor in tensors:
@@ -121,7 +121,7 @@ def write_tensors(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Se
 
 
 def _write(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Cast to the precision of what is there."""
+    """Write one tensor, cast to the precision of the existing one."""
     path, _, leaf = name.rpartition(".")
     owner: Any = model.get_submodule(path)
     if is_laid_out(getattr(owner, leaf)):
@@ -131,11 +131,11 @@ def _write(model: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def check_names(trained: Set[str], decoded: Set[str]) -> None:
-    """Raises PublishError naming what only the trained model has, or only the one that decodes."""
+    """Raise PublishError naming the tensors that only the trained model or only the sampler's model has."""
     missing, extra = sorted(trained - decoded), sorted(decoded - trained)
     if missing or extra:
         raise PublishError(
-            given=f"the sampler's model lacks {_count(missing)} of the trained model and has {_count(extra)} in excess",
+            given=f"the sampler's model lacks {_count(missing)} of the trained model and has {_count(extra)} too many",
             allowed="the same names on both sides",
             fix="Build the sampler from the trained model.",
         )
@@ -153,7 +153,7 @@ def _merged(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _without_adapter(layer: nn.Module) -> nn.Module:
-    """What peft's `merge_and_unload` would put in place of the layer, made from a copy of it."""
+    """Return what peft's `merge_and_unload` would put in place of the layer, made from a copy of it."""
     copied: Any = whole_copy(layer)
     base = copied.get_base_layer() if isinstance(layer, BaseTunerLayer) else None
     if isinstance(base, nn.Linear | Conv1D):
@@ -165,7 +165,7 @@ def _without_adapter(layer: nn.Module) -> nn.Module:
 
 
 def _untie(policy: nn.Module, model: nn.Module) -> None:
-    """Give names that share a parameter one each where the policy's differ: an adapter sits on one of the two only."""
+    """Split parameters that `model` shares but the policy does not: an adapter may sit on only one of tied weights."""
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     first: dict[int, Tensor] = {}
     for name, tensor in merged_tensors(policy):

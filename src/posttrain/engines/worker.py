@@ -1,7 +1,7 @@
 """The process in which an engine decodes: `python -m posttrain.engines.worker FD BUFFER BUFFER`.
 
-It talks over the socket FD: one message of set-up comes, `Ready` goes; then tasks, interruptions and loads come, and
-pieces go. It ends when its parent has gone. What it prints goes to a file of the run.
+It talks over the socket FD. First it receives one message with the setup and sends `Ready`. Then it receives tasks,
+interruptions and loads, and sends pieces. It ends when its parent is gone. Its output goes to a file of the run.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from posttrain.models.load import load_model
 from posttrain.models.named import resolve_model_path
 
 FLUSH_SECONDS = 0.1
-"""Tokens are handed over so often at least, so that another engine can go on from them."""
+"""Maximum seconds until new tokens are sent, so that another engine can continue from them."""
 
 
 def main(kind: Callable[[socket.socket, Sequence[int]], Worker]) -> None:
-    """Serve until the parent has gone, and end the process."""
+    """Serve until the parent is gone, then end the process."""
     try:
         _serve(kind)
     finally:
         sys.stdout.flush()
-        os._exit(1 if sys.exc_info()[0] else 0)  # threads of kernels must not hold up the end
+        os._exit(1 if sys.exc_info()[0] else 0)  # threads of kernels must not delay the exit
 
 
 def _serve(kind: Callable[[socket.socket, Sequence[int]], Worker]) -> None:
@@ -73,7 +73,7 @@ class Worker:
         self._flushed = time.monotonic()
 
     def serve(self) -> None:
-        """Until the parent closes the channel."""
+        """Serve until the parent closes the channel."""
         setup = self._wait_for_setup()
         if setup is None:
             return
@@ -92,7 +92,7 @@ class Worker:
                 self._tell(self.rows.step())
 
     def open(self, sampler: LocalSampler, sampling: SamplingConfig, *, keep_cache: bool) -> ContinuousSampler:
-        """What decodes the rows."""
+        """Return the object that decodes the rows."""
         return ContinuousSampler(sampler, sampling, keep_cache=keep_cache)
 
     def _wait_for_setup(self) -> Any:
@@ -102,7 +102,7 @@ class Worker:
         return None
 
     def _receive(self, *, wait: bool) -> list[Any] | None:
-        """What has come; None when the parent has gone."""
+        """Return the messages that have arrived; None when the parent is gone."""
         ready, _, _ = select.select([self.channel], [], [], None if wait else 0)
         if ready:
             received = self.channel.recv(1 << 20)
@@ -122,7 +122,7 @@ class Worker:
             self._load(**message["load"])
 
     def _tell(self, ended: Sequence[Piece], *, now: bool = False) -> None:
-        """What has ended at once, and with it or from time to time what goes on."""
+        """Send the end of rows immediately; send tokens of other rows with `now`, or from time to time."""
         late = time.monotonic() - self._flushed > FLUSH_SECONDS
         pieces = [*ended, *(self.rows.told() if now or late else ())]
         if now or late:
@@ -131,7 +131,7 @@ class Worker:
             self.say({"pieces": [piece.to_json() for piece in pieces]})
 
     def _load(self, version: int, number: int, probe: Mapping[str, Any]) -> None:
-        """Hand over what old weights have drawn, take the new ones, and say what was found in them."""
+        """Send the tokens of the old weights, load the new weights, and send their digests and probe scores."""
         started = time.perf_counter()
         self._tell((), now=True)
         if self.published is None:
@@ -157,8 +157,8 @@ class Worker:
 
 
 def make(setup: Mapping[str, Any]) -> LocalSampler:
-    """What decodes as the sampler of the trainer's process would: from a packed copy, or by the model, which nobody
-    trains here."""
+    """Return a sampler that decodes as the sampler in the trainer's process would: from a packed copy, or with the
+    model itself, which nobody trains here."""
     loaded = load_model(resolve_model_path(ModelConfig.model_validate(setup["model"]), setup["seed"]))
     if setup["lora"] is not None:
         lora = LoRAConfig.model_validate(setup["lora"])

@@ -1,4 +1,4 @@
-"""The environment and the tools of a run: found and tried before any model is loaded, and then given to samplers."""
+"""The environment and the tools of a run. They are found and tried before a model is loaded, then given to samplers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Asked(Protocol):
-    """Where the settings stand: the config of a run, for example."""
+    """The object that holds the settings, for example the config of a run."""
 
     @property
     def environment(self) -> EnvironmentConfig: ...
@@ -40,17 +40,17 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Acting:
-    """Implements nothing by itself: `around` makes of a sampler one whose completions may have several turns."""
+    """The environment, tools or agent of a run. `around` turns a sampler into one with several turns a completion."""
 
     sessions: Sessions
     limits: Limits
     history: Literal["auto", "split", "keep"] = "auto"
-    """The treatment of a chat template that rewrites it."""
+    """What to do if the chat template rewrites history."""
 
     @staticmethod
     def of(asked: Asked, resources: ExitStack) -> Acting | None:
-        """None without an environment, tools and an agent. ConfigError says what is wrong with them; `resources` ends
-        their processes."""
+        """Start the environment, the tools or the agent; return None if there are none. ConfigError says what is wrong
+        with them; closing `resources` ends their processes."""
         sampling, has_agent = asked.sampling, asked.agent.is_given
         if asked.environment.function is None and not asked.tools and not has_agent:
             return None
@@ -64,7 +64,7 @@ class Acting:
         return Acting(sessions=sessions, limits=limits, history=settings.history)
 
     def apart(self, resources: ExitStack) -> Acting:
-        """The same with processes of its own, which another thread may ask at the same time."""
+        """Return a copy with its own processes, so that another thread can use it at the same time."""
         sessions = Sessions(self.sessions.setup)
         resources.callback(sessions.close)
         sessions.start()
@@ -76,12 +76,12 @@ class Acting:
         return list(self.sessions.schemas)
 
     def around(self, sampler: HasRows, renderer: Renderer, eos_ids: Collection[int]) -> Episodes:
-        """Completions of several turns from this sampler. ConfigError where the chat template does not allow them."""
+        """Return a sampler of completions with several turns. ConfigError if the chat template does not allow them."""
         return Episodes(sampler=sampler, scene=self.scene(renderer, eos_ids, sampler.context_length))
 
     def scene(self, renderer: Renderer, eos_ids: Collection[int], context_length: int | None) -> Scene:
-        """What its trajectories have in common where `context_length` tokens can be seen. ConfigError where the chat
-        template does not allow several turns."""
+        """Return the parts that the trajectories share; `context_length` is the maximum context in tokens. ConfigError
+        if the chat template does not allow several turns."""
         if not renderer.chat:
             raise ConfigError(
                 given="an environment, tools or an agent, but the prompts are plain text, without turns",

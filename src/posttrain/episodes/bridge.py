@@ -1,17 +1,17 @@
-"""The ids between two turns, from any chat template, and the proof that they are right.
+"""The ids between two turns, found for any chat template, and the proof that they are right.
 
-What a template writes behind a turn is found by rendering a short conversation that ends with a stand-in for the turn
-and with what came back, and looking behind the end of the stand-in:
+To find what a template writes after a turn, the bridge renders a short conversation with a stand-in for the turn and
+the messages that follow it. The bridge is the text after the stand-in:
 
     user: Q <end> assistant: STANDIN <end> tool: 18 <end> assistant:
                                           ^~~~~ the bridge ~~~~~~~~~
 
-What was drawn is not rendered, so it cannot be changed. The proof, when a run starts, renders whole conversations of
-several turns and compares: does the template, too, go on from the very text of the turns before? One that takes out
-reasoning does not: it rewrites history. Then a run has two choices, `split` and `keep`.
+Sampled text is not rendered for this, so it cannot be changed. When a run starts, the proof renders whole conversations
+of several turns and checks that the template continues the exact text of the turns before. A template that removes
+reasoning does not: it rewrites history. A run then has two choices, `split` and `keep`.
 
-The template of gpt-oss (Harmony) writes turns in channels: what a policy draws is not the content of a message, and
-what the template writes behind an answer, `<|end|>`, is no EOS.
+The template of gpt-oss (Harmony) writes turns in channels. There, the sampled text is not the content of a message, and
+`<|end|>`, which the template writes after an answer, is not an EOS.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 History = Literal["append", "keep", "split"]
-"""append: the template only appends. Of one that rewrites history: keep goes on from what was drawn all the same; split
-gives each turn the history that the template writes for it."""
+"""append: the template only appends. The other two are for a template that rewrites history. keep: continue from the
+sampled tokens all the same; split: give each turn the history that the template writes for it."""
 
 _STANDIN = "\ue010standin\ue010"
-"""Characters of Unicode's private use area: no data has them."""
+"""Characters of Unicode's private use area, which no data contains."""
 _ASKED: Message = {"role": "user", "content": "One?"}
 _SAID = (("", "Two."), ("Two and two.", "Four."))
-"""Reasoning and answers of the policy in the conversations of the proof."""
+"""The policy's reasoning and answers in the conversations of the proof."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +54,14 @@ class Bridge:
     eos_ids: frozenset[int]
     literal: LiteralText
     tools: tuple[Message, ...] = ()
-    """Schemas, as the template writes them into the prompt."""
+    """The tools' schemas, as the template writes them into the prompt."""
     history: History = "append"
     one_result: bool = False
-    """The template writes one call of a turn, or the result of one."""
+    """Whether the template writes only one call of a turn, or only one result."""
     channels: bool = False
-    """It writes turns in channels, as that of gpt-oss does."""
+    """Whether the template writes turns in channels, as the template of gpt-oss does."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Roles whose messages cannot stand behind a turn, and why."""
+    """Roles whose messages cannot follow a turn, and why."""
 
     @staticmethod
     def of(
@@ -73,8 +73,8 @@ class Bridge:
         history: Literal["auto", "keep", "split"] = "auto",
         setting: str = "environment.history",
     ) -> Bridge:
-        """Proven for messages of these roles. ConfigError where a template cannot continue a conversation, writes what
-        is not wanted, or rewrites history and `history`, of this setting, does not say what to do then."""
+        """Return a bridge that is proven for messages of these roles. ConfigError if the template cannot continue a
+        conversation or changes text, or if it rewrites history and `history`, set by `setting`, is auto."""
         if not renderer.tokenizer.chat_template:
             raise ConfigError(
                 given="turns of an environment or of tools, but the tokenizer has no chat template",
@@ -102,15 +102,15 @@ class Bridge:
         return replace(bridge, refused={role: why for role in ROLES if (why := bridge._why_not(role))})
 
     def check(self, messages: Sequence[Message]) -> None:
-        """Unusable where one has a role that the template is not proven for."""
+        """Raise Unusable if a message has a role that the template is not proven for."""
         for role in (str(message["role"]) for message in messages):
             if role in self.refused:
                 raise Unusable(f"a message of the role {role} came back, but {self.refused[role]}")
 
     def between(self, messages: Sequence[Message], *, last: int | None) -> tuple[int, ...]:
-        """The ids behind a turn, up to where the next one begins; `last` is the turn's last id.
+        """Return the ids from the end of a turn to the start of the next one; `last` is the last id of the turn.
 
-        Where that is no EOS, as when a stop string ended the turn, they begin with the template's own.
+        If that is no EOS, for example after a stop string, they begin with the template's own end of a turn.
         """
         hidden, known = self.literal.hide(messages)
         end, rest = self._behind(hidden)
@@ -119,7 +119,7 @@ class Bridge:
         return self.literal.ids(end + rest, known)
 
     def whole(self, messages: Sequence[Message], outside: Sequence[int]) -> tuple[int, ...]:
-        """The ids of a conversation that asks for an answer; the messages at `outside` came from outside."""
+        """Return the ids of a conversation up to the next answer; the messages at `outside` came from outside."""
         hidden, known = self.literal.hide([messages[place] for place in outside])
         shown = dict(zip(outside, hidden, strict=True))
         text = self._render_as_drawn([shown.get(place, message) for place, message in enumerate(messages)])
@@ -128,7 +128,7 @@ class Bridge:
     # --- the proof ---------------------------------------------------------------------------------------------------
 
     def prove(self, role: str) -> None:
-        """ConfigError unless the bridge is what the template writes, and text from outside stays text."""
+        """Raise ConfigError unless the bridge is what the template writes and text from outside stays text."""
         plain = [{"role": role, "content": "Three?"}]
         if role == "tool" and not self.one_result:
             plain.append({"role": role, "content": "3"})
@@ -158,7 +158,7 @@ class Bridge:
             )
 
     def _why_not(self, role: str) -> str:
-        """Why messages of a role cannot stand behind a turn; empty where they can."""
+        """Return why messages of a role cannot follow a turn; empty if they can."""
         try:
             self.prove(role)
         except ConfigError as error:
@@ -167,8 +167,8 @@ class Bridge:
         return rewritten and f"the chat template rewrites history before it: {rewritten}"
 
     def _fakes_nothing(self, plain: Sequence[int], hostile: Sequence[int]) -> bool:
-        """Are the special tokens the same where text from outside spells all of them? Unknown letters are no token of
-        the template's, where the tokenizer has such letters."""
+        """Return whether text from outside that spells all special tokens adds none. If the tokenizer lacks letters of
+        their names, its token for unknown letters is not compared."""
         may_differ = () if self.literal.knows_its_letters() else (self.literal.unknown,)
         one, other = (
             [token for token in self.literal.special(ids) if token not in may_differ] for ids in (plain, hostile)
@@ -176,8 +176,8 @@ class Bridge:
         return one == other
 
     def _spells(self, ids: Sequence[int], text: str) -> bool:
-        """Do the ids read back as the text, but for white space? The token for what is unknown stands for any letters
-        but not for all of them."""
+        """Return whether the ids decode to the text, up to white space. The token for unknown letters matches any
+        letters, but it cannot match the whole text."""
         tokenizer, pieces = self.renderer.tokenizer, [list[int]()]
         for token in ids:
             if token == tokenizer.unk_token_id:
@@ -189,14 +189,14 @@ class Bridge:
         return is_made_of(unspaced(text), read)
 
     def _takes_one_result(self) -> bool:
-        """Does the template write one call of a turn, or refuse two?"""
+        """Return whether the template writes only one call of a turn, or refuses two."""
         result = {"role": "tool", "content": "3"}
         calls = [call(name, {}, number) for number, name in enumerate((UNKNOWN, _STANDIN))]
         results = [{**result, "name": UNKNOWN, "tool_call_id": one["id"]} for one in calls]
         try:
             self._behind([result])
         except Unusable:
-            return False  # it takes none
+            return False  # it accepts no result at all
         try:
             self._behind([result] * 2)
             turn = {"role": "assistant", "content": "", "tool_calls": calls}
@@ -212,7 +212,7 @@ class Bridge:
             return False
 
     def rewritten(self, role: str) -> str:
-        """Where the template does not go on from the text of the turns before, in words; empty where it always does."""
+        """Return an error text that shows where the template rewrites the turns before; empty if it never does."""
         beside_calls = self._writes_beside_calls() if role == "tool" else True
         for conversation, drawn in self._conversations(role):
             answers = [place for place, message in enumerate(conversation) if message["role"] == "assistant"]
@@ -224,12 +224,14 @@ class Bridge:
         return ""
 
     def _writes_beside_calls(self) -> bool:
-        """Does the template write what a turn says beside its calls? In some formats a turn is text, or calls."""
+        """Return whether the template writes the text of a turn that has calls. In some formats a turn has only one of
+        the two."""
         talk, [said, _] = next(self._conversations("tool"))
         return said in self._render(talk[:3], prompted=True)
 
     def _conversations(self, role: str) -> Iterator[tuple[list[dict[str, Any]], list[str]]]:
-        """Of several turns, with a system turn and without, with reasoning and without; and the turns as drawn."""
+        """Yield conversations of several turns and these turns as sampled, with and without a system message and
+        reasoning."""
         for system in ([], [{"role": "system", "content": "Be brief."}]):
             for turns in itertools.product(_SAID, repeat=2):
                 talk: list[dict[str, Any]] = [*system, {"role": "user", "content": "One?"}]
@@ -245,18 +247,18 @@ class Bridge:
                 yield talk, drawn
 
     def turn_that_calls(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The text with which the policy would make this call, without the end of the turn."""
+        """Return the text with which the policy would make this call, without the end of the turn."""
         asked: Message = {"role": "user", "content": _STANDIN}
         turn = {"role": "assistant", "content": "", "tool_calls": [call(name, arguments, 0)]}
         before, after = self._render([asked], prompted=True), self._render([asked, turn], prompted=False)
-        if not after.startswith(before):  # it asks with more than it writes afterwards
+        if not after.startswith(before):  # the generation prompt is not part of a finished turn
             before = after[: after.rfind(_STANDIN) + len(_STANDIN)]
         written = after[len(before) :]
         end = self._end_of_turn(written, 0)
         return written if end is None else written[: end.start()]
 
     def _behind(self, messages: Sequence[Message]) -> tuple[str, str]:
-        """(what ends a turn, what follows up to the next one) where these came back."""
+        """Return (the end of a turn, the text from there to the next turn) if these messages follow the turn."""
         turn: dict[str, Any] = {"role": "assistant", "content": _STANDIN}
         called = sum(message["role"] == "tool" for message in messages)
         if called:
@@ -276,15 +278,15 @@ class Bridge:
         return end[0] if called else text[said : end.end()], text[end.end() :]
 
     def _end_of_turn(self, text: str, begin: int) -> re.Match[str] | None:
-        """What the template writes at the end of a turn: an EOS, or in channels the end of a message."""
+        """Return the template's end of a turn: an EOS, or with channels the end of a message."""
         tokenizer = self.renderer.tokenizer
         ends = {*self.eos_ids, *([int(tokenizer.convert_tokens_to_ids(END))] if self.channels else [])}  # type: ignore
         names = eos_pattern(tokenizer, ends)
         return None if names is None else names.search(text, begin)
 
     def _render_as_drawn(self, messages: Sequence[Message]) -> str:
-        """A conversation that asks for an answer. Templates with channels refuse a turn whose calls cannot be read, and
-        whose content so is all that was drawn: a call is rendered, and what was drawn put in its place."""
+        """Return the text of a conversation up to the next answer. A turn in channels whose calls cannot be read has
+        all its text as content, which templates refuse: render a call instead, and replace it by that text."""
         talk, drawn = list(messages), dict[str, str]()
         for place, message in enumerate(messages):
             if not self.channels or message["role"] != "assistant" or MESSAGE not in str(message["content"]):
@@ -302,7 +304,7 @@ class Bridge:
 
 
 def call(name: str, arguments: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A tool call as templates read it; the identifier has the nine letters that Mistral's ask for."""
+    """Return a tool call in the form of chat templates. Its identifier has the nine letters that Mistral requires."""
     return {"type": "function", "id": call_id(number), "function": {"name": name, "arguments": dict(arguments)}}
 
 
@@ -317,7 +319,7 @@ def _named(message: Message, number: int) -> dict[str, Any]:
 
 
 def _turn(reasoning: str, answer: str, *, channels: bool, calls: bool) -> tuple[dict[str, Any], str]:
-    """A turn of the policy as a message, and as it is drawn; with calls up to these."""
+    """Return a turn of the policy as a message, and as it is sampled; with `calls`, up to the calls."""
     if not channels:
         content = f"<think>\n{reasoning}\n</think>\n\n{answer}" if reasoning else answer
         return {"role": "assistant", "content": content}, content

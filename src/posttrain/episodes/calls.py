@@ -1,4 +1,4 @@
-"""Tool calls in what a policy writes: the formats of the big families, recognised from the chat template.
+"""Formats of tool calls in the text of a policy, for the big model families, recognised from the chat template.
 
     hermes     <tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>          Hermes, Qwen
     llama      {"name": "look", "parameters": {"at": "x"}}, the whole turn                 Llama 3
@@ -6,7 +6,7 @@
     deepseek   <｜tool▁call▁begin｜>function<｜tool▁sep｜>look ```json {"at": "x"} ```<｜tool▁call▁end｜>
     harmony    <|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "x"}<|call|>        gpt-oss
 
-What begins as a call and cannot be read is a call, too: its result says what is wrong with it.
+Text that begins as a call but cannot be read is also a call: its result says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from posttrain.episodes.bridge import Bridge
 
 _TRIED: Mapping[str, Any] = {"at": {"deep": [1, -2.5, True, None, {}]}, "said": "a \"b\" \\ 'c'\n</x> Zürich"}
-"""The arguments of the call that a template must write so that it can be read."""
+"""The arguments of the call that a template must write in a readable form."""
 MOST_CALLS = 16
-"""Most calls in one turn; further calls are not made."""
+"""Maximum calls in one turn; further calls are not made."""
 
 
 class Call(NamedTuple):
-    """One call; `problem` says why it cannot be made."""
+    """One tool call; `problem` says why it cannot be made."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -40,44 +40,44 @@ class Call(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A turn: its text beside calls, and these. Where one of them cannot be read, its whole text, in place of which a
-    template would write another call."""
+    """A turn: its text without the calls, and the calls. If a call cannot be read, `content` is the whole text, because
+    a template would write a different call."""
 
     content: str
     calls: list[Call]
     thinking: str = ""
-    """Text beside calls in channels that are not the user's (Harmony)."""
+    """Text outside the calls, in channels that the user does not see (Harmony)."""
 
     @property
     def readable(self) -> bool:
-        """Can all of the calls be read?"""
+        """Whether all of the calls can be read."""
         return not any(one.problem for one in self.calls)
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family writes calls."""
+    """The form in which a model family writes calls."""
 
     name: str
     marks: tuple[str, ...]
-    """Where all of these stand in a chat template, it writes this format."""
+    """A chat template that contains all of these writes this format."""
     find: Callable[[str], Said] = field(repr=False)
 
     def read(self, text: str) -> Said:
-        """The calls of a turn; `text` has its special tokens, but not the one that ends it."""
+        """Return the text and calls of a turn; `text` includes special tokens except the one that ends the turn."""
         found = self.find(text)
         said = found._replace(content=found.content.strip(), calls=found.calls[:MOST_CALLS])
         return said if said.calls and said.readable else Said(text, said.calls)
 
 
 def template_of(renderer: Renderer) -> str:
-    """The text of the chat template; of several that of all."""
+    """Return the text of the chat template; if there are several, of all of them."""
     template = renderer.tokenizer.chat_template
     return template if isinstance(template, str) else "\n".join(map(str, (template or {}).values()))
 
 
 def recognised(template: str) -> CallFormat:
-    """The format that a chat template writes. ConfigError where it is none of those that are known here."""
+    """Return the format that a chat template writes. ConfigError if it is none of the known ones."""
     for known in FORMATS.values():
         if all(mark in template for mark in known.marks):
             return known
@@ -89,7 +89,7 @@ def recognised(template: str) -> CallFormat:
 
 
 def proven(template: str, bridge: Bridge) -> CallFormat:
-    """The recognised format, which reads back the call that the template writes. ConfigError where it does not."""
+    """Return the recognised format, if it can read the call that the template writes. ConfigError otherwise."""
     found = recognised(template)
     name = str(bridge.tools[0]["function"]["name"])
     try:
@@ -126,13 +126,13 @@ def _mistral(text: str) -> Said:
     content, mark, rest = text.partition("[TOOL_CALLS]")
     if not mark:
         return Said(text, [])
-    if "[ARGS]" in rest and rest.lstrip()[:1] not in ("[", "{"):  # else it stands in an argument
+    if "[ARGS]" in rest and rest.lstrip()[:1] not in ("[", "{"):  # otherwise [ARGS] is part of an argument
         calls = [part.partition("[ARGS]") for part in rest.split("[TOOL_CALLS]")]
         return Said(content, [_named(name.strip(), arguments) for name, _, arguments in calls])
     try:
         found = json.loads(rest)
     except (ValueError, RecursionError) as error:
-        return Said(content, [Call("", {}, f"the calls are no JSON list: {error}")])
+        return Said(content, [Call("", {}, f"the calls are not a JSON list: {error}")])
     return Said(content, [_call(one) for one in (found if isinstance(found, list) else [found])])
 
 
@@ -153,7 +153,7 @@ def _deepseek(text: str) -> Said:
 def _harmony(text: str) -> Said:
     found = parts(text)
     calls = [
-        Call(name, {}, "no <|message|> stands before the arguments") if body is None else _named(name, body)
+        Call(name, {}, "no <|message|> comes before the arguments") if body is None else _named(name, body)
         for name, body in ((one.recipient.removeprefix("functions."), one.text) for one in found if one.recipient)
     ]
     if not calls:
@@ -174,11 +174,11 @@ FORMATS: Mapping[str, CallFormat] = {
 
 
 def _named(name: str, arguments: str) -> Call:
-    """Of a call whose name stands apart from its arguments."""
+    """Return a call whose name and arguments are separate."""
     try:
         return _call({"name": name, "arguments": json.loads(arguments)})
     except (ValueError, RecursionError) as error:
-        return Call(name, {}, f"the arguments are no JSON object: {error}")
+        return Call(name, {}, f"the arguments are not a JSON object: {error}")
 
 
 def _of_json(text: str) -> Call:
@@ -186,7 +186,7 @@ def _of_json(text: str) -> Call:
         return _call(json.loads(text))
     except (ValueError, RecursionError) as error:
         name = re.search(r'"name"\s*:\s*"([^"\\]{1,64})"', text)
-        return Call(name[1] if name else "", {}, f"the call is no JSON object: {error}")
+        return Call(name[1] if name else "", {}, f"the call is not a JSON object: {error}")
 
 
 def _call(found: Any) -> Call:
@@ -196,12 +196,12 @@ def _call(found: Any) -> Call:
     if isinstance(arguments, str):  # some models write them as text
         return _named(found["name"], arguments)
     if not isinstance(arguments, dict):
-        return Call(found["name"], {}, "the arguments are no JSON object")
+        return Call(found["name"], {}, "the arguments are not a JSON object")
     return Call(found["name"], arguments)
 
 
 def _objects(text: str) -> Iterator[Any]:
-    """JSON objects one after the other, with semicolons between them; up to where there is none."""
+    """Yield consecutive JSON objects, which may have semicolons between them; stop at the first other text."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         try:

@@ -1,4 +1,4 @@
-"""Texts that a chat template wrote, compared: up to white space, or with letters between them that are not known."""
+"""Comparison of texts that a chat template wrote, up to white space or with unknown letters between them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _SHOWN = 70
 
 
 def squeezed(text: str) -> str:
-    """Without white space, which a template may trim."""
+    """Return the text without white space, which a template may trim."""
     return "".join(text.split())
 
 
 def unspaced(text: str) -> str:
-    """Without the letter, too, that many tokenizers read as a space."""
+    """Return the text without white space, and without "▁", which many tokenizers use for a space."""
     return squeezed(text.replace("▁", " "))
 
 
 def is_made_of(text: str, pieces: Sequence[str]) -> bool:
-    """Do these stand in the text one after the other, with unknown letters between them and nowhere else?
+    """Return whether the text is these pieces in this order, with unknown letters between them and nowhere else.
 
     >>> is_made_of("abXc", ["ab", "c"]), is_made_of("abXc", ["ab", "Xc"]), is_made_of("abX", ["", ""])
     (True, False, False)
@@ -38,7 +38,7 @@ def is_made_of(text: str, pieces: Sequence[str]) -> bool:
 
 
 def difference(before: str, after: str) -> str:
-    """Where a rendering does not go on from what stood before, in words."""
+    """Return an error text that shows where a rendering departs from the text before it."""
     same = next(
         (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
     )

@@ -1,22 +1,23 @@
-"""One trajectory's environment and tools, in the process that is theirs alone.
+"""The environment and the tools of one trajectory, in a process of their own.
 
-An environment is a class. It is made for each trajectory with its settings, and asked:
+An environment is a class. Each trajectory makes one object of it with the settings, and calls:
 
-    reset(row) -> messages      at the start, with the row of the data; what it returns follows the row's prompt, None
-                                is nothing, {"prompt": messages} stands in its place. One that has a parameter `seed`
-                                gets a number of the trajectory's own, one with `prompt` the messages of the prompt.
-    step(message) -> messages   after each turn of the policy; None: the conversation is over. Without this method a
-                                turn that calls no tool ends it
-    tools() -> functions        that the policy may call, such as methods of its own: asked once, before `reset`
-    turn_reward() -> number     after each step: what the turn was worth; None or no such method: nothing of its own
-    reward() -> number          once, at the end: what the whole was worth beside that; None or no such method: nothing
-    metrics() -> {name: number} beside it
-    close()                     at the very end
+    reset(row) -> messages      at the start, with the row of the data. The messages follow the row's prompt; None: no
+                                messages; {"prompt": messages}: they replace the prompt. A parameter `seed` receives a
+                                seed of the trajectory's own, a parameter `prompt` the messages of the prompt.
+    step(message) -> messages   after each turn of the policy; None: the conversation is over. Without this method, a
+                                turn that calls no tool ends the trajectory
+    tools() -> functions        functions that the policy may call, such as methods: called once, before `reset`
+    turn_reward() -> number     after each step: the reward of the turn; None or no such method: no reward of its own
+    reward() -> number          once, at the end: the reward of the trajectory, in addition to its turns' rewards; None
+                                or no such method: no such reward
+    metrics() -> {name: number} at the end, with the reward
+    close()                     last
 
-Each but `step` or `tools` may be missing, and each but `tools` may be async. Messages are a text, which is one message
-of the user, a dict with role and content, or a list of these. A turn that calls tools is answered by their results, and
-never reaches `step`. An environment that answers calls itself offers their schemas in place of functions: then `step`
-sees such turns, too, with their `tool_calls`.
+All methods but one of `step` and `tools` may be missing, and all but `tools` may be async. Messages are a text (one
+message of the user), a dict with role and content, or a list of these. A turn that calls tools is answered by their
+results and never reaches `step`. An environment that answers calls itself returns their schemas from `tools()` instead
+of functions. Then `step` sees such turns, too, with their `tool_calls`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROLES = ("user", "tool", "system")
 
 
 class Conduct:
-    """The requests of a trajectory, one after the other."""
+    """The environment and tools of one trajectory; answers the trainer's requests in turn."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Conduct:
         most_characters: int,
         seed: int,
     ) -> None:
-        """`seed` is that of this trajectory: modules that draw random numbers start from it."""
+        """`seed` is the seed of this trajectory. It seeds the modules that draw random numbers."""
         start_random_numbers(seed)
         self._runner = asyncio.Runner()
         self._seed, self._tools, self._most = seed, tools, most_characters
@@ -59,12 +60,12 @@ class Conduct:
         self._tools = {**tools, **self._own}
 
     def offers(self) -> dict[str, Any]:
-        """Schemas of the environment's own tools, and whether it answers turns that call none."""
+        """Return the schemas of the environment's own tools, and whether it answers turns that call none."""
         schemas = [*map(dict, self._schemas), *(schema_of(tool, name) for name, tool in self._own.items())]
         return {"schemas": schemas, "speaks": hasattr(self._environment, "step")}
 
     def reset(self, row: Mapping[str, Any], prompt: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """The messages that follow the prompt, or replace it."""
+        """Return the messages that follow the prompt, or replace it."""
         reset = getattr(self._environment, "reset", None)
         if reset is None:
             return {"messages": []}
@@ -76,7 +77,10 @@ class Conduct:
         return {"messages": as_messages(given)}
 
     def step(self, message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """The reply, whether it is over, and how the calls went; `calls` are (name, arguments, problem)."""
+        """Return the reply, or that the trajectory is over, and which calls failed.
+
+        `calls` are (name, arguments, problem).
+        """
         if calls and not self._schemas and self._tools:
             results = [self._result(*call) for call in calls]
             return {"messages": [message for message, _ in results], "errors": [wrong for _, wrong in results]}
@@ -88,7 +92,7 @@ class Conduct:
         return worth | ({"messages": as_messages(answer)} if answer is not None else {"done": True, **self.finish()})
 
     def finish(self) -> dict[str, Any]:
-        """The reward of the whole, and what was measured."""
+        """Return the reward of the trajectory, and the environment's metrics."""
         found = self._worth("reward")
         if metrics := self._call(getattr(self._environment, "metrics", None)):
             found["metrics"] = {str(name): float(value) for name, value in metrics.items() if value is not None}
@@ -104,31 +108,31 @@ class Conduct:
         return {method: reward}
 
     def close(self) -> dict[str, Any]:
-        """Whether processes are left that the environment has started."""
+        """Close the environment, and return whether it leaves child processes behind."""
         self._call(getattr(self._environment, "close", None))
         return {"leaves": leaves_processes()}
 
     def _call(self, function: Callable[..., Any] | None, *arguments: Any, **named: Any) -> Any:
-        """The same for functions that are async; None of none."""
+        """Call a function, also if it is async; return None if it is None."""
         if function is None:
             return None
         found = function(*arguments, **named)
         return self._runner.run(_awaited(found)) if inspect.isawaitable(found) else found
 
     def _result(self, name: str, arguments: Mapping[str, Any], problem: str) -> tuple[dict[str, Any], bool]:
-        """The result of a call as a message, and whether it came to nothing."""
+        """Return the result of a call as a message, and whether the call failed."""
         if not problem and name not in self._tools:
             problem = f"there is no tool {name!r}; there are {', '.join(self._tools)}"
         try:
             text = f"error: {problem}" if problem else as_text(self._call(self._tools[name], **arguments), self._most)
-        except BaseException as error:  # sys.exit() too: a tool does not end the trajectory
+        except BaseException as error:  # also sys.exit(): a tool does not end the trajectory
             problem = text = as_text(f"error: {type(error).__name__}: {error}", self._most)
         known = name if name in self._tools else UNKNOWN
         return {"role": "tool", "name": known, "content": text}, bool(problem)
 
 
 def _offered(environment: Any) -> list[Any]:
-    """Its tools: functions, or schemas of calls that its `step` answers."""
+    """Return the environment's tools: functions, or schemas of calls that its `step` answers."""
     found = list(environment.tools()) if callable(getattr(environment, "tools", None)) else []
     if any(map(callable, found)) and not all(map(callable, found)):
         raise TypeError(
@@ -138,7 +142,8 @@ def _offered(environment: Any) -> list[Any]:
 
 
 def _told(message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """A turn for an environment that answers calls itself; what cannot be read stands in place of the arguments."""
+    """Return a turn for an environment that answers calls itself. If a call cannot be read, its problem replaces its
+    arguments."""
     made = [
         {"type": "function", "id": f"call{n:05d}", "function": {"name": name, "arguments": problem or dict(arguments)}}
         for n, (name, arguments, problem) in enumerate(calls)
@@ -147,14 +152,14 @@ def _told(message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[st
 
 
 def start_random_numbers(seed: int) -> None:
-    """Seeds the random numbers of the modules that draw some."""
+    """Seed the random numbers of the loaded modules that draw them."""
     random.seed(seed)
-    if "numpy" in sys.modules:  # the host has imported it where there is one
+    if "numpy" in sys.modules:  # the host imports it if it is installed
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 def leaves_processes() -> bool:
-    """Has this process children that have not been waited for?"""
+    """Return whether this process has children that have not been waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -167,7 +172,7 @@ async def _awaited(found: Any) -> Any:
 
 
 def as_messages(given: Any, roles: Sequence[str] = ROLES) -> list[dict[str, Any]]:
-    """The output of an environment as messages. Raises TypeError if it is not one.
+    """Return an environment's output as a list of messages. Raises TypeError if it is not one.
 
     >>> as_messages("warmer"), as_messages(None)
     ([{'role': 'user', 'content': 'warmer'}], [])

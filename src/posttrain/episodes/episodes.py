@@ -1,4 +1,4 @@
-"""Completions of several turns, one by one as a sampler gives them: who draws, who waits, and who comes back when."""
+"""Completions with several turns, yielded one by one as a sampler does, and the schedule of their trajectories."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from posttrain.types import Completion, Prompt
 
 DRAWING = 0.5
-"""Share of the open trajectories that is drawn where who comes back is counted: when no more are, the one that has
-waited longest does. So a tool may take as long as a turn is drawn before anybody waits for it, and a step with fewer
-trajectories than rows is drawn in batches of half of them."""
+"""If a count decides which trajectory returns: the share of the open trajectories that may still be decoding when the
+one that has waited longest returns. So a tool may take as long as a turn takes to sample before anybody waits for it.
+A step with fewer trajectories than rows is sampled in batches of half of them."""
 
 
 @dataclass
 class Waits:
-    """Seconds since they were taken last."""
+    """Waiting times, in seconds, since the last call of `take_waits`."""
 
     blocked: float = 0.0
-    """In which nothing was drawn, because of an environment or a tool."""
+    """Seconds in which nothing was sampled, because of an environment or a tool."""
     asked: float = 0.0
-    """From requests to their replies, summed over trajectories that wait side by side."""
+    """Seconds between requests and their replies, summed over trajectories, also over those that wait in parallel."""
 
     def __add__(self, other: Waits | None) -> Waits:
         return self if other is None else Waits(self.blocked + other.blocked, self.asked + other.asked)
@@ -41,7 +41,7 @@ class Waits:
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """Implements `Answers`."""
+    """A sampler of completions that may have several turns. Implements `Answers`."""
 
     sampler: HasRows
     scene: Scene
@@ -49,13 +49,13 @@ class Episodes:
 
     @property
     def context_length(self) -> int | None:
-        """That of the sampler."""
+        """The sampler's context length, in tokens."""
         return self.scene.context_length
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> Iterator[tuple[int, int, Completion]]:
-        """(place of the prompt, number in its group, completion), as soon as it has ended. See `Sampler.each`."""
+        """Yield (index of the prompt, index in its group, completion) as each one ends. See `Sampler.each`."""
         if group_size < 1:
             raise ConfigError(
                 given=f"group_size = {group_size}", allowed="at least 1", fix="Set sampling.group_size = 8."
@@ -69,7 +69,7 @@ class Episodes:
         yield from Round(self, plays, sampling, seed).run()
 
     def take_waits(self) -> Waits:
-        """Those since the last call."""
+        """Return the waiting times since the last call, and reset them."""
         taken = Waits(self.waits.blocked, self.waits.asked)
         self.waits.blocked = self.waits.asked = 0.0
         return taken
@@ -84,12 +84,12 @@ class Round:
         sampler = episodes.sampler.up_to_date()
         self.stream: RowStream[Play] = RowStream(sampler, sampling, seed=seed)
         self.counted = sampler.device.type == "cpu" and not self.stream.stand_alone
-        """Who comes back when is found by counting, not by the clock: see the package."""
+        """If true, a count decides which trajectory returns to the batch, and not the clock. See the package."""
         self.pending = deque(plays)
         self.waiting: deque[Play] = deque()
-        """For what they need to go on, the longest first."""
+        """Trajectories that wait for a reply in order to continue, the longest wait first."""
         self.finishing: list[Play] = []
-        """For their reward, which nothing else waits for."""
+        """Trajectories that have ended and wait for their reward. They hold up no other trajectory."""
         self.done: list[tuple[int, int, Completion]] = []
 
     def run(self) -> Iterator[tuple[int, int, Completion]]:
@@ -115,7 +115,7 @@ class Round:
         taken, self.done = self.done, []
         return taken
 
-    # --- what trajectories need --------------------------------------------------------------------------------------
+    # --- what trajectories ask for -----------------------------------------------------------------------------------
 
     def draw(self, play: Play, context: tuple[int, ...], room: int) -> None:
         """See `Conductor`."""
@@ -130,10 +130,10 @@ class Round:
         """See `Conductor`."""
         self.done.append((play.place, play.number, completion))
 
-    # --- who comes when ----------------------------------------------------------------------------------------------
+    # --- which trajectory returns, and when --------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Begin as many as there is room for: rows that are drawn, and as many again that wait."""
+        """Begin as many trajectories as there is room for: a batch of decoding rows, and as many again that wait."""
         rows = rows_together(self.sampling)
         while self.pending and len(self.stream) < rows and len(self.stream) + len(self.waiting) < 2 * rows:
             self.turns.begin(self.pending.popleft())
@@ -147,13 +147,13 @@ class Round:
             self.turns.answered(play, self._reply(play))
 
     def _by_count(self) -> Play | None:
-        """The one that has waited longest, if it comes back now; one that has not begun does where there is room."""
+        """Return the trajectory that has waited longest, if it is due. One that has not begun is always due."""
         drawing = len(self.stream)
         due = self.waiting[0].stage == "reset" or drawing <= DRAWING * (drawing + len(self.waiting))
         return self.waiting[0] if due else None
 
     def _by_clock(self) -> Play | None:
-        """The first that has its reply. Where nothing is drawn, there is nothing else to do than to wait for one."""
+        """Return the first trajectory that has its reply. If no row is decoding, wait until one has."""
         if not len(self.stream):
             began = time.monotonic()
             self.sessions.wait_for_any([play.session for play in self.waiting if play.session is not None])
@@ -161,9 +161,10 @@ class Round:
         return next((play for play in self.waiting if play.session and self.sessions.has_replied(play.session)), None)
 
     def _look(self) -> None:
-        """Move messages, and finish those whose reward is there.
+        """Exchange messages with the environments, and finish each trajectory whose reward has arrived.
 
-        One whose environment failed is begun anew. Where it is counted when that is, it is after all others.
+        A trajectory whose environment failed begins again. If a count decides the order, that happens only after all
+        other trajectories.
         """
         self.sessions.poll()
         replies = [(play, play.session.reply) for play in self.finishing if play.session is not None]
@@ -172,8 +173,8 @@ class Round:
             self.turns.answered(play, self._reply(play))
 
     def _reply(self, play: Play) -> Reply:
-        """What its session answers, once it has."""
-        assert play.session is not None, "only what was asked is waited for"
+        """Wait for the reply of the trajectory's session and return it."""
+        assert play.session is not None, "a trajectory waits only after a request"
         began = time.monotonic()
         reply = self.sessions.wait(play.session)
         self.own.waits.blocked += time.monotonic() - began

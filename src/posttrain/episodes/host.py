@@ -1,9 +1,10 @@
-"""The process from which those of trajectories are forked: `python -m posttrain.episodes.host FD`.
+"""The process from which the processes of trajectories are forked: `python -m posttrain.episodes.host FD`.
 
-It imports the user's file once, says what it found, and forks for each byte that comes over the socket FD with another
-socket: to that one the fork answers, until it closes. A fork costs milliseconds, shares what was imported, and has a
-state of its own. It is killed with this process. When the trainer ends, however it does, the kernel kills this process
-and the process group of each fork, in which everything is that it has started, unless it left the group.
+It imports the user's file once and reports what it found. Then it forks once for each byte that arrives over the socket
+FD together with another socket. The fork answers on that socket until it closes. A fork takes milliseconds, shares the
+imported modules, and has a state of its own. It dies with this process. When the trainer ends, for whatever reason, the
+kernel kills this process and the process group of each fork. The group holds everything that the fork has started and
+that did not leave it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> None:
     control.set_inheritable(False)
     setup = next(_requests(control))
     with suppress(ImportError):
-        importlib.import_module("numpy")  # once: forks seed the numbers of modules that are imported
+        importlib.import_module("numpy")  # once: each fork seeds the modules that are imported
     agent = None if setup["agent"] is None else setup_of(setup["agent"])
     try:
         if agent is not None:
@@ -59,8 +60,8 @@ def main() -> None:
         control.sendall(wire.encode({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}}))
         return
     world = partial(Conduct, environment, setup["settings"], named, most_characters=setup["most_characters"])
-    gc.freeze()  # no fork copies pages because their objects are counted
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end are reaped by the kernel
+    gc.freeze()  # so that garbage collection in a fork copies no page that it shares with this process
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps forks that end
     while True:
         byte, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not byte:
@@ -70,7 +71,7 @@ def main() -> None:
             try:
                 control.close()
                 channel = socket.socket(fileno=descriptors[0])
-                channel.set_inheritable(False)  # what it starts must not hold the line open once it has died
+                channel.set_inheritable(False)  # processes that it starts must not keep the socket open after its death
                 _stand_alone(lifeline, host)
                 if agent is None:
                     _serve(channel, world)
@@ -84,8 +85,8 @@ def main() -> None:
 def _found(
     environment: Callable[..., Any] | None, setup: Mapping[str, Any], tools: Mapping[str, Callable[..., Any]]
 ) -> dict[str, Any]:
-    """Schemas of all tools, and whether the environment answers turns that call none. ConfigError says what is wrong
-    with them."""
+    """Return the schemas of all tools, and whether the environment answers turns that call none. ConfigError says what
+    is wrong with them."""
     schemas = [schema_of(tool, name) for name, tool in tools.items()]
     if environment is None:
         return {"schemas": schemas, "speaks": False}
@@ -101,12 +102,12 @@ def _found(
 
 
 def _tried(environment: Callable[..., Any], name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What one of them offers."""
+    """Make one environment, and return the schemas of its tools and whether it answers turns that call none."""
     missing = not any(callable(getattr(environment, method, None)) for method in ("step", "tools"))
     if missing or not isinstance(environment, type):
         of_trl = missing and callable(getattr(environment, "reset", None))
         raise ConfigError(
-            given=f"the environment {name} " + ("has no method step" if missing else "is no class"),
+            given=f"the environment {name} " + ("has no method step" if missing else "is not a class"),
             allowed="a class with the methods reset(row), step(message), tools(), turn_reward(), reward(), "
             "metrics() and close(); only step or tools is required",
             fix="Write environment = trl:path/to/file.py:Class for a class of TRL's environment_factory."
@@ -124,14 +125,14 @@ def _tried(environment: Callable[..., Any], name: str, settings: Mapping[str, An
             allowed="settings that its __init__ takes",
             fix="Correct environment.settings.",
         ) from None
-    with suppress(Exception):  # in a run `reset` comes before it
+    with suppress(Exception):  # in a run, `reset` comes before `close`
         conduct.close()
     return offers
 
 
 def _in_a_fork(lifeline: int, function: Callable[[], Any]) -> Any:
-    """What a function returns that imports, or starts, what no trajectory needs; raises the ConfigError that it
-    raises. What it has started ends with it."""
+    """Call a function in a fork and return its result, so that trajectories inherit nothing that it imports or starts.
+    Raises the ConfigError that it raises. Everything that the function has started ends with the fork."""
     ours, theirs = socket.socketpair()
     host, mark = os.getpid(), new_mark()
     process = os.fork()
@@ -145,7 +146,7 @@ def _in_a_fork(lifeline: int, function: Callable[[], Any]) -> Any:
         except BaseException as error:
             message = {"failed": {"given": failed(error).message}}
         theirs.sendall(wire.encode(message))
-        while True:  # until it is killed: what it has started is found below it, even before that shows its mark
+        while True:  # until it is killed: its children are found as its descendants even before they show the mark
             signal.pause()
     theirs.close()
     with ours:
@@ -164,9 +165,9 @@ def _stand_alone(lifeline: int, host: int) -> None:
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != host:  # it ended before the signal was armed
+        if os.getppid() != host:  # the host ended before the signal was armed
             os._exit(1)
-        lifeline = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY)  # whom the kernel tells is said once per opening
+        lifeline = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY)  # the owner of the signal is set per opening
     die_with_parent(lifeline)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     keep_orphans()
@@ -180,7 +181,7 @@ def _requests(channel: socket.socket) -> Iterator[Any]:
 
 
 def _serve_beside(channel: socket.socket, conduct: AgentConduct) -> None:
-    """As `_serve`, but for an agent, which runs in the main thread as a program does."""
+    """Serve as `_serve` does, but for an agent, which runs in the main thread as a program does."""
 
     def serve() -> None:
         try:
@@ -195,17 +196,17 @@ def _serve_beside(channel: socket.socket, conduct: AgentConduct) -> None:
 
 
 def _serve(channel: socket.socket, begin: Callable[..., Conduct | AgentConduct]) -> None:
-    """Answer the requests of one trajectory; `begin` makes whoever can of its seed."""
+    """Answer the requests of one trajectory; `begin` makes its environment or agent from its seed."""
     conduct: Conduct | AgentConduct | None = None
     for request in _requests(channel):
         if conduct is None:
             os.environ[MARK] = request["mark"]
-            channel.sendall(wire.encode({"pid": os.getpid()}))  # fails where nobody listens any more: nothing is begun
+            channel.sendall(wire.encode({"pid": os.getpid()}))  # fails if nobody listens any more: then nothing begins
         try:
             if conduct is None:
                 conduct = begin(seed=request["seed"])
             answer = wire.encode({"value": getattr(conduct, request["do"])(**request["with"])})
-        except BaseException as error:  # SystemExit too: an environment does not end the run
+        except BaseException as error:  # also SystemExit: an environment does not end the run
             outcome = failed(error)
             answer = wire.encode({"failed": outcome.message, "traceback": outcome.traceback})
         channel.sendall(answer)

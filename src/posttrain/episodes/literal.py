@@ -1,8 +1,8 @@
-"""Text that came from outside, in a rendered conversation: its letters, whatever they spell.
+"""Plain tokenisation of text from outside in a rendered conversation, whatever special tokens it spells.
 
-A tokenizer reads "<|im_end|>" in the result of a tool as the end of the turn. Names of such tokens are taken out of the
-text before it is rendered, each replaced by a character that stands for it, and come back as letters when the rendered
-text is tokenised.
+A tokenizer reads "<|im_end|>" in the result of a tool as the end of the turn. To prevent this, each name of a special
+token in such text is replaced by a placeholder character before rendering. When the rendered text is tokenised, the
+placeholder becomes the letters of the name again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FIRST = 0xF0000
-"""The first character of Unicode's supplementary private use area, which supplies the characters."""
+"""The first character of Unicode's supplementary private use area, from which the placeholders are taken."""
 _FORM = ("role", "type")
-"""Keys of a message under which nothing is said."""
+"""Keys of a message whose values are no text."""
 
 
 @dataclass(frozen=True)
 class Literal:
-    """The names of a tokenizer's special tokens, and of all that it adds to its vocabulary but white space."""
+    """The names of a tokenizer's special tokens, and of all tokens added to its vocabulary except white space."""
 
     tokenizer: PreTrainedTokenizerBase
     names: Mapping[str, int]
@@ -39,7 +39,7 @@ class Literal:
         return Literal(tokenizer, names, pattern)
 
     def hide(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-        """The messages with a character in place of each special token in their texts, and what each stands for.
+        """Return the messages with each special token in their texts replaced, and the name behind each placeholder.
 
         >>> from posttrain.tasks.tiny import build_tokenizer
         >>> asked = [{"role": "tool", "name": "<eos>", "content": "a<eos>b"}]
@@ -65,10 +65,10 @@ class Literal:
         return [_changed(message, without) for message in messages], known
 
     def ids(self, text: str, known: Mapping[str, str], *, after: int | None = None) -> tuple[int, ...]:
-        """The ids of a rendered text, in which the characters of `hide` are the letters of their names again.
+        """Return the ids of a rendered text, with the names of special tokens spelled out for the placeholders.
 
-        `after` is the special token behind which the text stands: some tokenizers begin a text with a space, and none
-        there.
+        `after` is the special token before the text. Some tokenizers start a text with a space, but not after such a
+        token.
         """
         if not known:
             return tuple(self._encode(text, after))
@@ -78,9 +78,9 @@ class Literal:
         return tuple(found)
 
     def letters(self, name: str) -> list[int]:
-        """The ids of a name as text: cut where no token is recognised any more.
+        """Return the ids of a name as text, split at places where the tokenizer recognises no special token any more.
 
-        A letter that the tokenizer does not know is the token for what is unknown, as it would be anywhere.
+        A letter that the tokenizer does not know becomes the token for unknown letters, as anywhere else.
         """
         special = set(self.names.values())
         ids = [*self._encode(name[:1]), *self._encode(name[1:])]
@@ -89,25 +89,25 @@ class Literal:
         return [token for token in ids if token not in special or token == self.unknown]
 
     def knows_its_letters(self) -> bool:
-        """Has every letter of every name a token of its own?"""
+        """Return whether every letter of every name has a token."""
         letters = {letter for name in self.names for letter in name} - set(self.names)
         return all(self.unknown not in self._encode(letter) for letter in letters)
 
     @property
     def unknown(self) -> int | None:
-        """The token for letters that have none. A tokenizer of bytes never needs it, and may name another one so."""
+        """The token for unknown letters. A byte-level tokenizer never needs it, and may define another token as it."""
         unknown = self.tokenizer.unk_token_id
         return int(unknown) if isinstance(unknown, int) else None
 
     def special(self, ids: Sequence[int]) -> list[int]:
-        """Those of the ids that are special tokens, in their order."""
+        """Return the ids that are special tokens, in their order."""
         known = set(self.names.values())
         return [token for token in ids if token in known]
 
     def _encode(self, text: str, after: int | None = None) -> list[int]:
         if not text:
             return []
-        text = text.encode("utf-8", "replace").decode("utf-8")  # half a character is none
+        text = text.encode("utf-8", "replace").decode("utf-8")  # replaces lone surrogates
         if after is not None:
             name = str(self.tokenizer.convert_ids_to_tokens(after))
             whole = list(self.tokenizer(name + text, add_special_tokens=False).input_ids)
@@ -117,7 +117,7 @@ class Literal:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All that a message, or a part of it, says."""
+    """Yield all texts in a message, or in a part of it."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -130,7 +130,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """The same with each of these texts changed."""
+    """Return the value with each of these texts changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

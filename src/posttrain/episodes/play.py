@@ -1,4 +1,4 @@
-"""One trajectory while it goes on: what was drawn and given so far, and what became of it."""
+"""One trajectory in progress: the tokens that were sampled and given so far, and its outcome."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from posttrain.episodes.sessions import Session
 
 Stage = Literal["reset", "step", "finish"]
-"""What its environment was asked last."""
+"""The kind of the last request to the environment."""
 LIMITS = ("max_completion_length", "max_turns", "max_trajectory_length", "context")
-"""Why a trajectory is cut: settings of `sampling`, or the model's context window."""
+"""Reasons for which a trajectory is cut: settings of `sampling`, or the model's context window."""
 
 
 @dataclass(eq=False)
 class Play:
-    """Everything about a trajectory but what its environment remembers."""
+    """The state of one trajectory, except the state that its environment holds."""
 
     place: int
-    """The place of its prompt among the requested ones."""
+    """Index of its prompt among the requested prompts."""
     number: int
-    """In its group."""
+    """Index of this trajectory in its group."""
     prompt: Prompt
     seed: int = 0
     """The seed of its group's random numbers."""
     max_turn_length: int = sys.maxsize
-    """Tokens that the policy may draw in a turn."""
+    """Maximum tokens that the policy may sample in a turn."""
     attempt: int = 1
     stage: Stage = "reset"
     session: Session | None = None
@@ -44,12 +44,12 @@ class Play:
     starts: list[int] = field(default_factory=list)
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     outside: list[int] = field(default_factory=list)
-    """Places in `messages` of those that the policy did not write."""
+    """Indices in `messages` of the messages that the policy did not write."""
     opening: list[Mapping[str, Any]] | None = None
-    """The messages with which its environment replaced the prompt's."""
+    """The messages with which the environment replaced the prompt; None if it did not."""
     turns: int = 0
     called: list[str] = field(default_factory=list)
-    """The calls of the last turn, as it named them."""
+    """Names of the tools called in the last turn, as the policy wrote them."""
     calls: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     text: str = ""
@@ -61,13 +61,13 @@ class Play:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """What the next turn sees."""
+        """Token ids that the policy sees in the next turn."""
         return tuple(self.ids[self.starts[-1] :]) if self.starts else (*self.prompt.ids, *self.ids)
 
     @property
     def length(self) -> int:
-        """Tokens behind the prompt: all that were drawn and given. Where each turn has a history of its own, histories
-        count as often as they are given."""
+        """Number of tokens after the prompt, sampled and given. If each turn has a history of its own, a history counts
+        each time that it is given."""
         return len(self.ids) - (len(self.prompt.ids) if self.starts[:1] == [0] else 0)
 
     @property
@@ -77,18 +77,18 @@ class Play:
 
     @property
     def conversation(self) -> tuple[list[Mapping[str, Any]], list[int]]:
-        """All messages, the prompt's among them, and the places of those that came from outside."""
+        """All messages, including the prompt's, and the indices of those that came from outside."""
         asked = self.asked if self.opening is None else self.opening
         opened = range(0 if self.opening is None else len(asked))
         return [*asked, *self.messages], [*opened, *(len(asked) + place for place in self.outside)]
 
     @property
     def world_seed(self) -> int:
-        """The seed of its environment's random numbers."""
+        """The seed of the environment's random numbers."""
         return random.Random(f"{self.seed} {self.prompt.index} {self.number}").getrandbits(63)
 
     def anew(self) -> Play:
-        """The same trajectory before anything was drawn, once more."""
+        """Return the same trajectory before anything was sampled, as the next attempt."""
         return Play(
             self.place,
             self.number,
@@ -99,14 +99,14 @@ class Play:
         )
 
     def hear(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """The reply, with the identifiers of the calls that it answers."""
+        """Append messages from outside. Tool results get the identifiers of the calls that they answer."""
         for number, message in enumerate(messages):
             named = {"tool_call_id": call_id(number)} if message["role"] == "tool" else {}
             self.outside.append(len(self.messages))
             self.messages.append({**named, **message})
 
     def give(self, ids: Sequence[int], *, anew: bool = False) -> None:
-        """Context that the policy did not draw; `anew`: the next turn sees nothing of what stands before it."""
+        """Append context that the policy did not sample; `anew`: the next turn sees nothing of the context before."""
         begin = len(self.ids)
         if anew:
             self.starts.append(begin)
@@ -115,7 +115,7 @@ class Play:
             self.given.append((begin, len(self.ids)))
 
     def draw(self, turn: Completion, said: Said) -> None:
-        """A turn of the policy."""
+        """Append a turn of the policy."""
         self.ids += turn.ids
         self.logprobs += turn.logprobs
         self.versions += turn.versions
@@ -129,13 +129,13 @@ class Play:
         self.messages.append(message)
 
     def earn(self, reward: float | None) -> None:
-        """The environment's reward for the last turn."""
+        """Record the environment's reward for the last turn."""
         if reward is not None:
             self.turn_rewards += [None] * (self.turns - 1 - len(self.turn_rewards))
             self.turn_rewards.append(reward)
 
     def completion(self, failure: str = "", detail: str = "") -> Completion:
-        """The finished completion; if it was cut short, it is truncated."""
+        """Return the finished completion; it counts as truncated if a limit cut it."""
         return Completion(
             ids=tuple(self.ids),
             logprobs=tuple(self.logprobs),
@@ -161,6 +161,6 @@ class Play:
 
     @property
     def _turn_rewards(self) -> tuple[float | None, ...]:
-        """One for each turn, or none at all."""
+        """One reward for each turn, or none at all."""
         missing = self.turns - len(self.turn_rewards) if self.turn_rewards else 0
         return (*self.turn_rewards, *[None] * missing)

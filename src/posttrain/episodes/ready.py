@@ -1,4 +1,4 @@
-"""Tools that are made before a run from what its config says: Python in the sandbox, and search in a folder.
+"""Built-in tools that are made before a run from its config: Python in the sandbox, and search in a folder.
 
 tools: [python, search:guide/]
 """
@@ -20,9 +20,9 @@ from posttrain.errors import ConfigError
 from posttrain.verify.sandbox import Limits, Sandbox, open_sandbox
 
 PASSAGE = 1200
-"""Characters of a passage that is found as one, about."""
+"""Approximate maximum characters of one passage."""
 MOST_FILE = 8 << 20
-"""Bytes of a file; what is larger is left out."""
+"""Maximum bytes of a file; larger files are left out."""
 MOST_RESULTS = 10
 _VERSION = "1"
 
@@ -30,7 +30,7 @@ _VERSION = "1"
 
 
 def python_tool() -> Callable[..., str]:
-    """A tool that runs a program in the sandbox. SandboxUnavailable where none holds here."""
+    """Return a tool that runs a program in the sandbox. Raises SandboxUnavailable if no sandbox works here."""
     open_sandbox(size=1).close()
     return python
 
@@ -57,7 +57,7 @@ def python(code: str) -> str:
 
 @functools.cache
 def _sandbox() -> Sandbox:
-    """That of this trajectory, opened when it is first needed."""
+    """Return the sandbox of this trajectory, opened when it is first needed."""
     return open_sandbox(limits=Limits(output=1 << 16), size=1)
 
 
@@ -65,7 +65,7 @@ def _sandbox() -> Sandbox:
 
 
 def search_tool(folder: str) -> Callable[..., str]:
-    """A tool that searches the texts of a folder. ConfigError where there are none.
+    """Return a tool that searches the texts of a folder. ConfigError if there are none.
 
     The index (SQLite's FTS5, ranked by BM25) is made once and kept in posttrain's cache until a file changes.
     """
@@ -83,7 +83,7 @@ def search_tool(folder: str) -> Callable[..., str]:
         """
         words = re.findall(r"\w+", query)
         if not words:
-            raise ValueError("the query holds no word")
+            raise ValueError("the query contains no word")
         asked = " OR ".join(f'"{word}"' for word in words)
         with closing(sqlite3.connect(f"{index.as_uri()}?mode=ro&immutable=1", uri=True)) as found:
             rows = found.execute(
@@ -96,7 +96,7 @@ def search_tool(folder: str) -> Callable[..., str]:
 
 
 def _index(folder: Path) -> Path:
-    """The file with the index of a folder, made where it is missing."""
+    """Return the file with the index of a folder, and make it if it is missing."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and _is_wanted(file.relative_to(folder))]
     marks = [_VERSION, *(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)]
     path = cache_folder("search") / f"{hashlib.sha256(chr(0).join(marks).encode()).hexdigest()[:32]}.sqlite"
@@ -130,8 +130,8 @@ def _is_wanted(file: Path) -> bool:
 
 
 def _passages(file: Path) -> Iterator[tuple[int, str]]:
-    """(line of its beginning, text) of whole paragraphs, several together where they are short; none of what is no
-    text."""
+    """Yield (first line, text) of passages of whole paragraphs; short paragraphs share a passage. Skip files that are
+    too large or not text."""
     if file.stat().st_size > MOST_FILE:
         return
     try:

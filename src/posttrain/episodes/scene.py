@@ -1,4 +1,4 @@
-"""The common parts of all trajectories of a run, for every source of their turns."""
+"""The parts that all trajectories of a run share, whatever produces their turns."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How far a trajectory goes."""
+    """The limits of a trajectory."""
 
     max_turns: int
-    """Most turns of the policy."""
+    """Maximum number of turns of the policy."""
     max_length: int | None = None
-    """Tokens behind the prompt, drawn and given; None: the context window."""
+    """Maximum tokens after the prompt, sampled and given; None: the context window."""
     attempts: int = 3
-    """How often one is begun whose environment fails."""
+    """Maximum number of attempts at a trajectory whose environment fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The environment or the tools, how their messages become ids, and how far trajectories go."""
+    """The environment or the tools, the bridge that turns their messages into ids, and the limits of trajectories."""
 
     bridge: Bridge
     sessions: Sessions
     limits: Limits
     calls: CallFormat | None = None
-    """None where there are no tools."""
+    """The format of tool calls; None without tools."""
     context_length: int | None = None
-    """Most tokens that whoever draws the turns can see; None without a limit."""
+    """Maximum tokens in the context of the sampler or engine; None: no limit."""
 
     @property
     def has_environment(self) -> bool:
-        """Is there more than tools, which remember nothing?"""
+        """Whether there is an environment or an agent, and not only stateless tools."""
         return self.sessions.setup.environment is not None or self.sessions.setup.agent is not None
 
     def turns(self, conductor: Conductor) -> Turns:
-        """The rules by which its trajectories go on; `conductor` does what follows from them."""
+        """Return the rules of these trajectories; `conductor` does what they ask for."""
         return Turns(self, conductor)

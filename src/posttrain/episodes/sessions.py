@@ -1,7 +1,7 @@
-"""The processes of trajectories as the trainer's process sees them: their sockets and their clocks.
+"""The processes of trajectories as the trainer's process sees them: their sockets and their deadlines.
 
-Nobody waits here unless it is asked for: requests are sent, and whoever drives the trajectories polls between two
-tokens. What is late is killed, with everything that it has started.
+Only the methods that wait block. Requests are sent without waiting, and the conductor polls between two tokens. A
+process that exceeds the timeout is killed, with everything that it has started.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from posttrain.rewards.load import Target
 from posttrain.rewards.worker_process import LOAD_TIMEOUT
 
 _STDERR = 2
-"""Where Python says why it does not start; what the host prints later goes nowhere."""
+"""File descriptor on which Python reports why it does not start. The host discards its later output."""
 TICK = 1.0
-"""Seconds after which whoever waits looks at the clock again."""
+"""Maximum seconds of one wait, after which the clock is checked again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the processes run."""
+    """The environment, tools or agent that the processes run."""
 
     environment: Target | None = None
     form: str = ""
-    """The library that the environment is one of (adapters/); empty: it is a class of ours."""
+    """The library that the environment comes from (adapters/); empty: a class with our interface."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Tool] = ()
     agent: AgentSetup | None = None
-    """In place of an environment and tools."""
+    """An agent, in place of an environment and tools."""
     most_characters: int = 4000
-    """Most characters in the result of a tool."""
+    """Maximum characters in the result of a tool."""
     timeout: float = 30.0
     """Seconds for each request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What came of a request."""
+    """The outcome of a request."""
 
     kind: Literal["value", "exception", "timeout", "crash"]
     value: Mapping[str, Any] = field(default_factory=dict)
     message: str = ""
     traceback: str = ""
     seconds: float = 0.0
-    """From the request to the reply."""
+    """Seconds from the request to the reply."""
 
 
 class Session:
@@ -68,18 +68,18 @@ class Session:
         self.channel, self.mark, self.seed = channel, mark, seed
         self.pid: int | None = None
         self.reply: Reply | None = None
-        """The reply to the last request, once it is there."""
+        """The reply to the last request; None until it arrives."""
         self.asked: float | None = None
-        """When the request was made that has no reply yet."""
+        """Time of the request that has no reply yet; None if there is none."""
         self.outgoing, self.incoming = memoryview(b""), bytearray()
         self.begun = False
         self.ending = False
         self.ended = "its process ended"
-        """Why it is over, once it is: what is asked then gets this as a reply."""
+        """The reason why it is over, once it is over. Later requests get it as their reply."""
 
 
 class Sessions:
-    """A host, started when it is first needed, and the processes that were forked from it."""
+    """The host process, started when it is first needed, and the processes that are forked from it."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -89,12 +89,12 @@ class Sessions:
         self.schemas: list[dict[str, Any]] = []
         """The schemas of the tools, including those of the environment."""
         self.speaks = False
-        """Does the environment answer turns that call no tool?"""
+        """Whether the environment answers turns that call no tool."""
 
     # --- the host ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Import the environment and the tools. ConfigError says what is wrong with them."""
+        """Start the host, which imports the environment and the tools. ConfigError says what is wrong with them."""
         environment = {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
         host = self._host = LocalChild(["-m", "posttrain.episodes.host"], _STDERR, environment=environment)
         host.channel.settimeout(LOAD_TIMEOUT)
@@ -115,7 +115,7 @@ class Sessions:
         self.schemas, self.speaks = found["schemas"], found["speaks"]
 
     def close(self) -> None:
-        """Kill all processes."""
+        """Kill the host and all sessions."""
         self.kill_all()
         if self._host is not None:
             self._host.kill()
@@ -124,7 +124,7 @@ class Sessions:
     # --- one trajectory ----------------------------------------------------------------------------------------------
 
     def open(self, seed: int) -> Session:
-        """A process that has not been asked anything; `seed` is what its random numbers start from."""
+        """Return a new process without requests so far; `seed` seeds its random numbers."""
         if self._host is None or self._host.end() is not None:
             for session in list(self._open):  # a host that ended has taken its forks with it
                 self._fail(session, "crash", "the host ended")
@@ -134,16 +134,16 @@ class Sessions:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         session = Session(ours, secrets.token_hex(16), seed)
-        with theirs, suppress(OSError):  # a host that has just died leaves a socket that nobody answers
+        with theirs, suppress(OSError):  # if the host has just died, nobody answers on this socket
             socket.send_fds(self._host.channel, [b"f"], [theirs.fileno()])
         self._open.add(session)
         self._selector.register(ours, selectors.EVENT_READ, session)
         return session
 
     def ask(self, session: Session, do: str, **arguments: Any) -> None:
-        """Send a request; what comes of it will stand in `reply`. DataError for what cannot be sent.
+        """Send a request; its outcome will be in `reply`. Raises DataError for arguments that cannot be sent.
 
-        A process that has ended since the last request replies with a crash.
+        If the process has ended since the last request, the reply is a crash.
         """
         if session not in self._open:
             session.reply = _over(session)
@@ -156,7 +156,7 @@ class Sessions:
         self._send(session)
 
     def end(self, session: Session) -> None:
-        """Ask it to close, and wait for nothing."""
+        """Ask the process to close, without waiting for it."""
         if session in self._open:
             session.ending = True
             if session.begun:
@@ -165,21 +165,21 @@ class Sessions:
                 self._forget(session)
 
     def kill(self, session: Session) -> None:
-        """At once, with everything that it has started."""
+        """Kill the process immediately, with everything that it has started."""
         if session in self._open:
             self._kill(session)
 
     def kill_all(self) -> None:
-        """Whatever trajectories they are of."""
+        """Kill the processes of all trajectories."""
         for session in list(self._open):
             self._kill(session)
 
     def fileno(self) -> int:
-        """The objects that become readable when a process has sent something."""
+        """Return a file descriptor that becomes readable when a process has sent something."""
         return self._selector.fileno()
 
     def poll(self, patience: float = 0.0) -> None:
-        """Move what there is to move; wait for it so many seconds at most."""
+        """Send and receive the bytes that are ready; wait at most `patience` seconds for some. Check the deadlines."""
         for key, events in self._selector.select(patience) if self._open else ():
             session: Session = key.data
             if events & selectors.EVENT_WRITE:
@@ -191,21 +191,21 @@ class Sessions:
             self._fail(session, "timeout", f"no result after {self.setup.timeout:g} s")
 
     def wait(self, session: Session) -> Reply:
-        """Until the reply is there: a crash where none can come, because the process is gone."""
+        """Wait for the reply and return it: a crash if the process is gone and none can come."""
         self.wait_for_any([session])
         return session.reply or _over(session)
 
     def wait_for_any(self, sessions: Collection[Session]) -> None:
-        """Until one of them has replied, if there are any."""
+        """Wait until one of them has replied; return immediately if there are none."""
         while sessions and not any(map(self.has_replied, sessions)):
             self.poll(min(TICK, self.setup.timeout))
 
     def has_replied(self, session: Session) -> bool:
-        """To the last request, or never will, because its process is gone."""
+        """Return whether the last request has a reply, or can never get one because the process is gone."""
         return session.reply is not None or session not in self._open
 
     def settle(self) -> None:
-        """Wait until all that were asked to close have done so, or are late."""
+        """Wait until all processes that were asked to close have closed, or have exceeded the timeout."""
         while any(session.ending for session in self._open):
             self.poll(TICK)
 
@@ -253,7 +253,7 @@ class Sessions:
             session.reply = Reply(kind="value", value=message["value"], seconds=seconds)
 
     def _fail(self, session: Session, kind: Literal["timeout", "crash"], message: str) -> None:
-        """End it. A reply that is there already stays: nobody may have read it yet."""
+        """End a session. Keep a reply that has already arrived: it may not have been read yet."""
         if session.reply is None:
             seconds = 0.0 if session.asked is None else time.monotonic() - session.asked
             session.reply = Reply(kind=kind, message=message, seconds=seconds)
@@ -265,20 +265,23 @@ class Sessions:
             self._hear_pid(session)
         if session.pid is not None:
             kill_tree(session.pid, session.mark)
-            session.pid = None  # the number may be another process's from now on
+            session.pid = None  # the number may belong to another process from now on
         self._forget(session)
 
     def _hear_pid(self, session: Session) -> None:
-        """A process that has said which it is may have begun what never ends; one that cannot say so any more ends."""
+        """Learn the process id of a session, if its process has sent it.
+
+        A process that has sent it may have started something that never ends. One that cannot send it any more ends.
+        """
         with suppress(OSError):
-            session.channel.shutdown(socket.SHUT_RD)  # from now on it can send nothing, and what it sent can be read
+            session.channel.shutdown(socket.SHUT_RD)  # it can send nothing more, and what it has sent can be read
             while received := session.channel.recv(1 << 20):
                 session.incoming += received
         for message in wire.decode(session.incoming):
             session.pid = message.get("pid", session.pid)
 
     def _forget(self, session: Session) -> None:
-        """Its process ends by itself when its socket closes."""
+        """Close the session's socket. Its process then ends on its own."""
         if session in self._open:
             self._open.remove(session)
             self._selector.unregister(session.channel)
@@ -286,7 +289,7 @@ class Sessions:
 
 
 def _answer(host: socket.socket, setup: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the host found."""
+    """Send the setup to the host and return what it found."""
     message, buffer, what = wire.encode(setup), bytearray(), "the environment and the tools"
     try:
         host.sendall(message)
@@ -296,7 +299,7 @@ def _answer(host: socket.socket, setup: Mapping[str, Any]) -> Mapping[str, Any]:
                 return found
     except TimeoutError:
         return {"failed": {"given": f"importing {what} took more than {LOAD_TIMEOUT:g} s"}}
-    except OSError:  # it has ended before it heard all
+    except OSError:  # the host ended before it had read everything
         pass
     return {"failed": {"given": f"the process that imports {what} ended"}}
 

@@ -1,7 +1,7 @@
-"""Tools: functions that a policy may call, and those that are built in.
+"""Tools: functions that a policy may call, and the built-in tools.
 
-A tool is a Python function with type hints and a docstring that says what it does and what its arguments are
-(`Args:`); transformers' `get_json_schema` reads both. What it returns is the result, as text or as JSON.
+A tool is a Python function with type hints, and with a docstring that says what the tool does and what its arguments
+are (`Args:`). transformers' `get_json_schema` reads both. Its return value is the result, as text or as JSON.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from posttrain.data.prompts import Renderer
 
 BUILTINS = ("calculator", "python", "search:FOLDER")
-"""Tools by name: arithmetic; a program in the sandbox; full-text search."""
+"""Names of the built-in tools: arithmetic; a program in the sandbox; full-text search."""
 _READY = "posttrain.episodes.ready"
 UNKNOWN = "unknown"
-"""Stands for the name of a tool that there is not: what a model may call it is not shown to anybody."""
+"""Replaces the name of a tool that does not exist: a name that a model makes up is not shown to anybody."""
 MOST_EXPRESSION, MOST_DIGITS = 200, 400
-"""Letters of an expression, and digits of a number that one of its operations may give."""
+"""Maximum characters of an expression, and maximum digits of a result of one operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tool(Target):
-    """Where a tool lives; with settings, where what makes it does."""
+    """Where a tool is defined; with `settings`, where the function that makes the tool is defined."""
 
     settings: Mapping[str, Any] | None = None
 
     def load(self) -> Callable[..., Any]:
-        """The function. ConfigError where it cannot be imported or made."""
+        """Return the function. ConfigError if it cannot be imported or made."""
         found = load(self)
         return found if self.settings is None else found(**self.settings)
 
 
 def find_tool(text: str, folder: Path | None = None) -> Tool:
-    """The tool named `path/to/file.py:function` or `package.module.function`, or a built-in one by its name."""
+    """Return the tool named `path/to/file.py:function` or `package.module.function`, or a built-in one by its name."""
     if text == "calculator":
         return Tool(module=__name__, name=text)
     if text == "python":
@@ -73,8 +73,8 @@ def _folder(place: str, beside: Path | None) -> Path:
 
 
 def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    """The JSON schema of a tool. ConfigError where its signature or its docstring says too little."""
-    from transformers.utils import get_json_schema  # a second, that no trajectory has to wait for
+    """Return the JSON schema of a tool. ConfigError if its signature or docstring is incomplete."""
+    from transformers.utils import get_json_schema  # takes a second, which no trajectory should wait for
 
     try:
         return get_json_schema(function)
@@ -87,7 +87,7 @@ def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 def require_tools_in_prompt(renderer: Renderer, schemas: Sequence[Mapping[str, Any]]) -> None:
-    """A template that leaves the tools out would ask for calls of what the model was never told of: ConfigError."""
+    """Raise ConfigError if the chat template leaves a tool out of the prompt: the model would not know about it."""
     asked = renderer.render([{"role": "user", "content": "?"}], add_generation_prompt=True, tools=schemas)
     left_out = [one["function"]["name"] for one in schemas if one["function"]["name"] not in asked]
     if left_out:
@@ -100,7 +100,7 @@ def require_tools_in_prompt(renderer: Renderer, schemas: Sequence[Mapping[str, A
 
 
 def as_text(value: Any, most: int) -> str:
-    """The result of a tool, as at most so many characters of text that every encoding can write.
+    """Return the result of a tool as text of at most `most` characters that every encoding can write.
 
     >>> as_text({"a": 1}, 100), as_text(b"\\xff\\x00", 100), as_text("x" * 9, 4)
     ('{"a": 1}', '\\ufffd', 'xxxx [cut: 4 of 9 characters]')
@@ -140,7 +140,7 @@ def calculator(expression: str) -> str:
     try:
         tree = ast.parse(expression.strip().replace("^", "**").replace("×", "*").replace("÷", "/"), mode="eval")
     except SyntaxError:
-        raise ValueError(f"{expression!r} is no arithmetic expression") from None
+        raise ValueError(f"{expression!r} is not an arithmetic expression") from None
     return _written(_value(tree.body))
 
 
@@ -158,7 +158,7 @@ def _value(node: ast.expr) -> Any:
             return _operate(sign, _value(left), _value(right))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
             return Fraction(_FUNCTIONS[name](*map(_value, arguments)))
-    raise ValueError(f"{ast.unparse(node)!r} is no arithmetic")
+    raise ValueError(f"{ast.unparse(node)!r} is not arithmetic")
 
 
 def _operate(sign: ast.operator, left: Fraction, right: Fraction) -> Fraction:

@@ -1,8 +1,8 @@
-"""The next step of a trajectory when a turn has ended, or when its environment has answered.
+"""The rules for what a trajectory does next, after a turn has ended or its environment has answered.
 
-Nothing is drawn and nothing is waited for here: whoever conducts trajectories is told what each needs next. One draws
-them with the sampler of this process, counting who comes back when (episodes.py), another with engines of a run, as
-answers come (experience/trajectories.py).
+This module neither samples nor waits. It tells a conductor what each trajectory needs next. One conductor samples with
+this process's sampler, and may let a count decide which trajectory returns (episodes.py). Another uses the engines of a
+run, in the order in which answers arrive (experience/trajectories.py).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from posttrain.types import Completion, Prompt
 
 MOST_CHARACTERS = 64
-"""Most characters for each token that a trajectory may have."""
+"""Maximum characters of messages for each token that a trajectory may have."""
 
 
 class Conductor(Protocol):
-    """Gets for trajectories what they need to go on."""
+    """Carries out what trajectories ask for: sampling, and waiting for replies."""
 
     def draw(self, play: Play, context: tuple[int, ...], room: int) -> None:
-        """Have the next turn drawn: at most `room` tokens, at least 1, behind `context`. Then `Turns.turn_ended`."""
+        """Sample the next turn after `context`: at most `room` tokens, at least 1. Then call `Turns.turn_ended`."""
         ...
 
     def wait(self, play: Play) -> None:
-        """Its session was asked for `play.stage`. Then `Turns.answered`."""
+        """Wait for the reply to a request of the kind `play.stage`. Then call `Turns.answered`."""
         ...
 
     def over(self, play: Play, completion: Completion) -> None:
-        """It has come to this."""
+        """Take the completion of a trajectory that has ended."""
         ...
 
 
@@ -49,14 +49,14 @@ class Turns:
         self.sessions, self.bridge = scene.sessions, scene.bridge
 
     def begin(self, play: Play) -> None:
-        """Ask for what comes before the first turn, or draw that."""
+        """Ask the environment for the messages before the first turn, or have that turn sampled."""
         if self.scene.has_environment:
             self.ask(play, "reset", row=_row(play.prompt), prompt=play.asked)
         else:
             self._submit(play)
 
     def turn_ended(self, play: Play, turn: Completion) -> None:
-        """A turn was drawn."""
+        """Take a turn that was sampled, and continue or end the trajectory."""
         said = self._read(turn)
         play.draw(turn, said)
         play.calls += [self._known(one.name) for one in said.calls]
@@ -71,11 +71,11 @@ class Turns:
             self._complete(play)
 
     def answered(self, play: Play, reply: Reply) -> None:
-        """What was asked of its session has a reply."""
+        """Take the reply to a request to the trajectory's session."""
         (self._finish if play.stage == "finish" else self._resume)(play, reply)
 
     def ask(self, play: Play, do: Stage, **arguments: Any) -> None:
-        """Something of its session, which is opened where there is none."""
+        """Send a request to the trajectory's session; open one if there is none."""
         if play.session is None:
             play.session = self.sessions.open(play.world_seed)
         play.stage = do
@@ -85,17 +85,17 @@ class Turns:
     # --- turns -------------------------------------------------------------------------------------------------------
 
     def _submit(self, play: Play) -> None:
-        """Draw the next turn, if there is room for one token."""
+        """Have the next turn sampled, if there is room for at least one token."""
         context = play.context
-        play.ended, room = self._room(play, len(context))  # where the turn fills all of it
+        play.ended, room = self._room(play, len(context))  # `ended` holds if the turn uses up the room
         if room < 1:
             self._end(play)
             return
         self.conductor.draw(play, context, room)
 
     def _room(self, play: Play, used: int, more: int = 0) -> tuple[str, int]:
-        """Which limit the next turn would run into, and after how many tokens, behind a context of `used` tokens, of
-        which `more` are not in the trajectory yet."""
+        """Return (the limit that the next turn hits first, the tokens left until then) after a context of `used`
+        tokens; `more` of these are not in the trajectory yet."""
         rooms = {"max_completion_length": play.max_turn_length}
         if self.scene.limits.max_length is not None:
             rooms["max_trajectory_length"] = self.scene.limits.max_length - play.length - more
@@ -104,7 +104,7 @@ class Turns:
         return min(rooms.items(), key=lambda item: item[1])
 
     def _read(self, turn: Completion) -> Said:
-        """The calls in it; the template that writes one result gets the first."""
+        """Return the turn's text and calls. If the template writes one result only, keep the first call only."""
         if self.scene.calls is None:
             return Said(turn.text, [])
         tokenizer, ids = self.bridge.renderer.tokenizer, list(turn.ids)
@@ -117,13 +117,13 @@ class Turns:
         return name if any(name == tool["function"]["name"] for tool in self.bridge.tools) else UNKNOWN
 
     def _resume(self, play: Play, reply: Reply) -> None:
-        """Go on with what came back."""
+        """Continue with the reply."""
         value = reply.value
         if reply.kind != "value":
             if self.scene.has_environment or reply.kind == "exception":
                 self._failed(play, reply.kind, reply.message)
                 return
-            value = self._late(play, reply)  # tools remember nothing: another process goes on
+            value = self._late(play, reply)  # tools keep no state: another process can go on
         play.earn(value.get("turn_reward"))
         if value.get("done"):
             play.ended = "done"
@@ -148,14 +148,14 @@ class Turns:
             self._failed(play, "template", str(refused))
 
     def _give(self, play: Play, messages: Sequence[Mapping[str, Any]]) -> None:
-        """The ids of what came back, and then the next turn; neither where there is no room for both.
+        """Append the reply's ids and have the next turn sampled; end the trajectory if there is no room for both.
 
-        Unusable where the chat template cannot write it."""
+        Raises Unusable if the chat template cannot write the reply."""
         anew = play.stage == "reset" or self.bridge.history == "split"
         if self._is_too_long(play, messages):
             self._end(play)
             return
-        if messages is not play.opening:  # which is a prompt, and stands behind no answer
+        if messages is not play.opening:  # `opening` is a prompt and follows no answer
             self.bridge.check(messages)
         if anew:
             ids = self.bridge.whole(*play.conversation)
@@ -164,7 +164,7 @@ class Turns:
         self._enter(play, ids, anew=anew)
 
     def _enter(self, play: Play, ids: Sequence[int], *, anew: bool) -> None:
-        """Context, and the next turn behind it, where there is room for both."""
+        """Append context and have the next turn sampled after it, if there is room for both."""
         more = len(ids) - (len(play.prompt.ids) if anew and not play.ids else 0)
         play.ended, room = self._room(play, (0 if anew else len(play.context)) + len(ids), more)
         if room < 1:
@@ -174,14 +174,14 @@ class Turns:
         self._submit(play)
 
     def _is_too_long(self, play: Play, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """More cannot fit, and is not tokenised."""
+        """Return whether the messages have too many characters to fit, so that they need not be tokenised."""
         play.ended = "max_trajectory_length" if self.scene.limits.max_length is not None else "context"
         limits = (self.scene.limits.max_length, self.scene.context_length)
         most = MOST_CHARACTERS * min((limit for limit in limits if limit is not None), default=math.inf)
         return sum(len(one["content"]) for one in messages) > most
 
     def _late(self, play: Play, reply: Reply) -> dict[str, Any]:
-        """What the model is told of tools that hung or took their process down."""
+        """Return the error messages that the model sees for tools that hung or crashed their process."""
         self._leave(play)
         names = [self._known(name) for name in play.called]
         messages = [{"role": "tool", "name": name, "content": f"error: {reply.message}"} for name in names]
@@ -190,7 +190,7 @@ class Turns:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _end(self, play: Play) -> None:
-        """A limit has cut it; its environment says what it was worth so far."""
+        """End a trajectory at a limit; ask its environment for the reward so far."""
         if play.session is not None and self.scene.has_environment:
             self.ask(play, "finish")
         else:
@@ -203,12 +203,12 @@ class Turns:
         self._worth(play, reply.value)
 
     def _worth(self, play: Play, value: Mapping[str, Any]) -> None:
-        """What its environment made of it."""
+        """Take the environment's reward and metrics, and complete the trajectory."""
         play.reward, play.metrics = value.get("reward"), value.get("metrics", {})
         self._complete(play)
 
     def _failed(self, play: Play, kind: str, message: str) -> None:
-        """Begin it anew, or give it up without a reward."""
+        """Begin the trajectory again, or give it up without a reward after the last attempt."""
         self._leave(play, kill=True)
         if play.attempt >= self.scene.limits.attempts:
             self.conductor.over(play, play.completion(kind, message))
@@ -226,6 +226,6 @@ class Turns:
 
 
 def _row(prompt: Prompt) -> dict[str, Any]:
-    """The row of the data, as the environment sees it."""
+    """Return the row of the data as the environment sees it."""
     asked = prompt.plain if prompt.plain is not None else [dict(message) for message in prompt.messages or ()]
     return {**prompt.columns, "prompt": asked}

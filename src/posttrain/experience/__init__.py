@@ -1,1 +1,1 @@
-"""From prompts or given rows to what a step learns from."""
+"""From prompts or given rows to the experience of a step."""

@@ -1,4 +1,4 @@
-"""The activities of engines and of those who wait for them during a run, read from the controller for the timeline."""
+"""The activities of engines and trainer during a run, derived from the controller's state for the timeline."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from posttrain.controller.parts import EngineState
 from posttrain.store.timeline import Timeline
 
 Doing = tuple[str, int | None]
-"""A word, and the version of the weights where there is one."""
+"""A word for the activity, and the version of the weights if there is one."""
 
 
 class Activity:
-    """Told of every event; writes a track for each engine, and adds up for how long engines drew nothing."""
+    """Sees every event, writes one track per engine to the timeline, and measures how long engines decode nothing."""
 
     def __init__(self, timeline: Timeline, clock: Callable[[], float] = time.monotonic) -> None:
         self.timeline, self.clock = timeline, clock
         self._doing: dict[str, Doing] = {}
         self._down = set[str]()
-        """Lost and not started anew yet."""
+        """Engines that are lost and not restarted yet."""
         self._looked, self._has_begun = clock(), False
         self._whole = self._drawing = 0.0
 
     def see(self, event: Event, commands: Iterable[Command], controller: Controller) -> None:
-        """What has followed from an event."""
+        """Record an event and the commands that followed from it."""
         timeline = self.timeline
         for command in commands:
             match command:
@@ -46,7 +46,7 @@ class Activity:
         self.look(controller)
 
     def look(self, controller: Controller) -> None:
-        """What everybody does now."""
+        """Record what each engine does now."""
         self._add_up()
         engines = controller.engines
         for name in sorted(self._doing.keys() | engines.keys()):
@@ -55,7 +55,7 @@ class Activity:
         self.timeline.counter("groups queued", controller.queued)
 
     def idle(self) -> float:
-        """Share of the engines' time in which they drew no token, since the last call or the first publication."""
+        """Return the share of the engines' time without decoding, since the last call or the first publication."""
         self._add_up()
         share = 1 - self._drawing / self._whole if self._whole > 0 else 0.0
         self._whole = self._drawing = 0.0

@@ -1,7 +1,7 @@
-"""Prompts that engines answer with given weights.
+"""Prompts that engines answer with published weights.
 
-Evaluations of a run: the trainer waits, and sampling for the steps to come goes on beside the answers. And whatever is
-asked of a model that nobody trains (serving.py).
+In a run they serve evaluations: the trainer waits, while sampling for later steps goes on next to the answers. They
+also serve every request to a model that is not being trained (serving.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt of an evaluation, and how its completions are drawn."""
+    """A prompt of an evaluation, with the sampling parameters of its completions."""
 
     prompt: Prompt
     seed: int
@@ -29,32 +29,33 @@ class Question:
     max_new_tokens: int
     group_size: int
     top_p: float | None = None
-    """In place of the run's truncation, where it is given."""
+    """Replaces the run's truncation of the distribution; None: keep it."""
     stops: bool = True
-    """The run's stop strings end a completion."""
+    """Whether the run's stop strings end a completion."""
     turns: bool = False
-    """Its completions have several turns."""
+    """Whether its completions have several turns."""
 
 
 class EngineAnswers:
-    """Implements `Answers`."""
+    """A sampler whose completions come from the engines of a run. Implements `Answers`."""
 
     def __init__(
         self, window: Window, driver: Callable[[], Driver], publish: Callable[[], None], *, turns: bool = False
     ) -> None:
-        """`publish` hands over the present weights where engines lack them. `turns`: completions have several, with the
-        environment of the driver's run."""
+        """`publish` publishes the present weights if engines lack them. `turns`: whether completions have several
+        turns, in the environment of the driver's run."""
         self.window, self.driver, self.publish, self.turns = window, driver, publish, turns
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> Iterator[tuple[int, int, Completion]]:
-        """In the order of the prompts. Of the settings temperature and length count: the others are the engines' own.
+        """Yield completions in the order of the prompts. Only temperature and length of the settings count; the engines
+        have their own values of the others.
 
-        Raises ConfigError where a prompt and its completion do not fit the context window, EngineError where no engine
+        Raises ConfigError if a prompt and its completion do not fit into the context window, EngineError if no engine
         could answer.
         """
-        if not self.turns:  # which are cut where the window ends
+        if not self.turns:  # trajectories are cut at the end of the window
             for prompt in sorted(prompts, key=lambda prompt: -len(prompt.ids)):
                 check_length(self.window, prompt.ids, sampling.max_completion_length, where=f"prompt {prompt.index}")
         self.publish()
@@ -74,8 +75,8 @@ class EngineAnswers:
 
 
 class EngineJudge:
-    """What a judge with the policy's weights asks in place of a sampler: questions go to the engines of a run, from
-    whichever thread scores, and are answered by the weights that were published last."""
+    """The sampler of a judge with the policy's weights. The engines of a run answer its questions with the weights that
+    were published last. Any thread that scores may call it."""
 
     context_reason = " of its server"
     """See `Window`."""
@@ -87,15 +88,14 @@ class EngineJudge:
         driver: Callable[[], Driver],
         publish: Callable[[], None],
     ) -> None:
-        """`longest`: tokens that a row may have in the engines. `publish` sees to it that these have the present
-        weights."""
+        """`longest`: maximum tokens of a row in the engines. `publish` gives them the present weights if needed."""
         self.tokenizer, self.context_length, self._driver, self._publish = tokenizer, longest, driver, publish
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> list[list[Completion]]:
-        """As `Sampler.generate`, with the temperature, `top_p` and the length of `sampling`, and without stop strings:
-        those of the run are not the judge's. Raises as `EngineAnswers.each` does."""
+        """Return completions as `Sampler.generate` does, with temperature, `top_p` and length of `sampling`, but
+        without the run's stop strings, which are not meant for the judge. Raises as `EngineAnswers.each` does."""
         for prompt in prompts:
             check_length(self, prompt.ids, sampling.max_completion_length, where="a question to the judge")
         self._publish()

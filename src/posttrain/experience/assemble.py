@@ -1,7 +1,7 @@
 """From groups to experience: token ids and per-token numbers into `[B, T]`, rewards into `[P, G]`.
 
-Row p * G + g is completion g of group p. Prompts and what an environment wrote are context; the mask is True on drawn
-tokens alone.
+Row p * G + g is completion g of group p. Prompts and an environment's text are context. The mask is True only on
+sampled tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def experience_of(
     version: int,
     max_lag: int | None = None,
 ) -> Experience:
-    """The experience of a step; `weights` are those of the rewards, None if nothing is learned from rewards.
+    """Return the experience of a step; `weights` are the rewards' weights, None if nothing is learned from rewards.
 
-    A pure function of what a rollout file holds.
+    A pure function of the content of a rollout file.
     """
     experience = assemble(groups, pad_id=pad_id, version=version, max_lag=max_lag)
     return experience if weights is None else with_rewards(experience, groups, weights, greedy)
@@ -38,10 +38,10 @@ def experience_of(
 def assemble(
     groups: Sequence[Group], *, pad_id: int, version: int | None = None, max_lag: int | None = None
 ) -> Experience:
-    """The sampler's numbers about its completions; each counts as scored, with reward 0, until `with_rewards`.
+    """Return the experience without rewards: each completion counts as scored, with reward 0, until `with_rewards`.
 
     Tokens that are older than `max_lag` versions are context: the mask is False on them. A completion keeps its reward,
-    which is that of the whole text. Raises ValueError for a token of a version that does not exist yet.
+    which applies to the whole text. Raises ValueError for a token of a version that does not exist yet.
     """
     rows = [
         Example(
@@ -72,7 +72,7 @@ def assemble(
 
 
 def starts_of(groups: Sequence[Group], like_BT: Tensor) -> Tensor | None:
-    """`[B, T]` where the context begins anew within a row; None where it does so nowhere."""
+    """Return `[B, T]`: True where a new context begins within a row; None if that happens nowhere."""
     places = [
         (row, len(group.prompt.ids) + start)
         for row, (group, completion) in enumerate((group, one) for group in groups for one in group.completions)
@@ -86,7 +86,7 @@ def starts_of(groups: Sequence[Group], like_BT: Tensor) -> Tensor | None:
 
 
 def fresh(versions_BT: Tensor, drawn_BT: Tensor, version: int, max_lag: int | None) -> Tensor:
-    """`[B, T]` whether a token is at most `max_lag` versions older than the policy that learns from it."""
+    """Return `[B, T]`: whether a token is at most `max_lag` versions older than the policy that learns from it."""
     lags_BT = version - versions_BT
     if (drawn_BT & (lags_BT < 0)).any():
         newest = int(versions_BT[drawn_BT].max())
@@ -97,9 +97,10 @@ def fresh(versions_BT: Tensor, drawn_BT: Tensor, version: int, max_lag: int | No
 def with_rewards(
     experience: Experience, groups: Sequence[Group], weights: Sequence[float], greedy: Sequence[Group] = ()
 ) -> Experience:
-    """The rewards of the groups, in sum and by component; `greedy` are the greedy completions of the same prompts."""
+    """Return the experience with the groups' rewards, total and by component; `greedy` has the prompts' greedy
+    completions."""
     scores = scores_of(groups)
-    assert scores is not None, "rewards are asked of groups that were scored"
+    assert scores is not None, "only scored groups have rewards"
     rewards_PG, scored_PG = rewards_of(groups)
     counted = scores.counted.values()
     token_rewards_BT = None
@@ -120,7 +121,7 @@ def with_rewards(
 def of_single_tokens(
     experience: Experience, groups: Sequence[Group], scores: Scores, weights: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """`[P, G]` what is left for the whole completions, NaN where there is no reward, and `[B, T]` what tokens have."""
+    """Return `[P, G]` rewards of whole completions, NaN if unscored, and `[B, T]` rewards of single tokens."""
     weight_of = dict(zip(scores.parts, weights, strict=True))
     rest_PG = torch.zeros(len(groups), len(scores.rewards_PG[0]), dtype=torch.float64)
     rows: list[list[float]] = []
@@ -143,16 +144,16 @@ def of_single_tokens(
 
 
 def is_open_at(scores: Scores, label: str, p: int, g: int) -> bool:
-    """Does the component count for this completion?"""
+    """Return whether the component counts for this completion."""
     return label not in scores.is_open or scores.is_open[label][p][g] is True
 
 
 def pair_roles(batch: Batch, groups: Sequence[Group]) -> list[str]:
-    """The role of each completion in the pairs of its group, for a batch that holds pairs.
+    """Return the role of each completion in the pairs of its group, for a batch that holds pairs.
 
-    chosen, rejected, or both of it; tie where the whole group gave no pair; unscored; unused for all others.
+    chosen, rejected, or both; tie if the whole group gave no pair; unscored; unused for all others.
     """
-    assert batch.row_ids_B is not None, "the rows of a pair know which completion they are"
+    assert batch.row_ids_B is not None, "a batch of pairs has the row index of each completion"
     rows_2N = batch.row_ids_B[torch.stack(batch.pairs)]
     chosen, rejected = (set(side_N[whole_pairs(batch)].tolist()) for side_N in rows_2N)
     completions = completions_of(groups)

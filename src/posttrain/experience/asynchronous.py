@@ -1,7 +1,7 @@
-"""Steps whose completions are sampled elsewhere, meanwhile: groups come from the driver of the engines.
+"""Steps whose completions are sampled elsewhere in the meantime: the driver of the engines supplies the groups.
 
-What a step learns from is assembled as in synchronous training. Tokens that are older than `train.max_staleness` are
-context; the group that they belong to is trained all the same, and its rewards count whole.
+The experience of a step is assembled as in synchronous training. Tokens that are older than `train.max_staleness` are
+masked and serve as context only. Their group is still trained, and its rewards count in full.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from posttrain.experience.selection import DynamicallySelected
 from posttrain.types import Max, Mean, Metrics, Prompt
 
 TOO_MANY_STALE = 0.01
-"""Share of masked tokens above which a warning says which setting to change."""
+"""Share of masked tokens above which a warning names the setting to change."""
 
 
 class AsynchronousFeed(PromptFeed):
-    """Implements `Feed`; sampling goes on between two calls."""
+    """A feed whose sampling goes on between two calls. Implements `Feed`."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class AsynchronousFeed(PromptFeed):
         replaces: bool = False,
         context_length: int | None = None,
     ) -> None:
-        """`weights` are those of the rewards, None where nothing is learned from them; `publish` hands over the weights
-        of a version, and `say` warns the user. `replaces`: groups without signal are replaced."""
+        """`weights` are the rewards' weights, None if nothing is learned from rewards. `publish` publishes the weights
+        of a version, and `say` warns the user. `replaces`: whether groups without signal are replaced."""
         super().__init__(config, prompts, pad_id=pad_id, context_length=context_length)
         self.driver, self.weights, self.publish, self.say = driver, weights, publish, say
         self.max_lag, self.replaces = config.train.max_lag, replaces
@@ -66,8 +66,8 @@ class AsynchronousFeed(PromptFeed):
         if float(metrics["staleness/masked"]) > TOO_MANY_STALE and not self._told:
             self._told, train = True, self.config.train
             self.say(
-                f"step {step}: {float(metrics['staleness/masked']):.1%} of the drawn tokens are more than "
-                f"{self.max_lag} versions old and train nothing; raise train.max_staleness = "
+                f"step {step}: {float(metrics['staleness/masked']):.1%} of the sampled tokens are more than "
+                f"{self.max_lag} versions old and are not trained; raise train.max_staleness = "
                 f"{train.max_staleness}, or lower train.run_ahead = {train.run_ahead}. staleness/masked shows the "
                 "share of later steps"
             )
@@ -84,15 +84,15 @@ class AsynchronousFeed(PromptFeed):
         return {"engines": self.driver.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """A checkpoint of a synchronous run has nothing under way."""
+        """Restore the engines' state. The checkpoint of a synchronous run has none."""
         if "engines" in state:
             self.driver.load_state(state["engines"])
 
 
 def queue_metrics(batch: Batch) -> Metrics:
-    """`queue/in_flight`: groups that are sampled or scored when the step begins; `queue/waiting`: scored ones that wait
-    for a later step; `queue/engines_idle`: share of the engines' time since the last step in which they drew no token.
-    `queue/gave_back_gib`: memory of a shared GPU that engines gave back for the step, as measured.
+    """`queue/in_flight`: groups being sampled or scored when the step begins; `queue/waiting`: scored groups that wait
+    for a later step; `queue/engines_idle`: share of the engines' time since the last step in which they sampled no
+    token; `queue/gave_back_gib`: measured memory of a shared GPU that engines gave back for the step.
     """
     gave_back: Metrics = {"queue/gave_back_gib": Mean(batch.gave_back / 2**30, 1)} if batch.gave_back else {}
     return gave_back | {
@@ -103,8 +103,8 @@ def queue_metrics(batch: Batch) -> Metrics:
 
 
 def age_metrics(groups: Sequence[Group], version: int, max_lag: int) -> Metrics:
-    """`staleness/p95` of the drawn tokens, `staleness/masked` the share that is too old to be trained, and
-    `completions/trained_length` beside the mean of what was drawn: tokens of a completion that are trained."""
+    """`staleness/p95`: 95th percentile over the sampled tokens; `staleness/masked`: share of tokens too old to train;
+    `completions/trained_length`: mean number of trained tokens per completion."""
     lags = sorted(version - drawn for group in groups for drawn in group.versions)
     if not lags:
         return {"staleness/masked": Mean(0, 1)}

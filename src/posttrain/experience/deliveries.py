@@ -1,4 +1,4 @@
-"""Weights for engines: handed over through memory that both see, and believed only when they have proved them."""
+"""Delivery of weights to engines through shared memory; they count as loaded only after the engine's proof."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 PROBE_PROMPTS = 4
-"""Prompts on which each delivery of weights is proved."""
+"""Number of prompts on which each delivery of weights is proved."""
 
 
 class TrainerScores:
-    """The trainer's side of the delivery proof: what `forward` says about given completions."""
+    """The trainer's side of the delivery proof: log-probabilities that `forward` gives to fixed completions."""
 
     def __init__(self, forward: Forward, pad_id: int) -> None:
         self.forward, self.pad_id = forward, pad_id
@@ -49,19 +49,19 @@ class TrainerScores:
 
 @dataclass
 class Deliveries:
-    """Hands weights to engines through memory that both see, and looks at what they say of them."""
+    """Publishes weights to engines through shared memory, and checks the engines' reports on them."""
 
     model: nn.Module
     proof: DeliveryProof
     scores: TrainerScores
     files: Sequence[int] = field(default_factory=new_files)
-    """Files whose memory holds the publications; none if they are stored elsewhere."""
+    """Files whose memory holds the publications; empty if they are stored elsewhere."""
     place: Callable[[Mapping[str, tuple[str, Sequence[int]]]], Publications] | None = None
-    """Makes room for publications of tensors of these precisions and shapes; None: in the memory of `files`."""
+    """Makes room for publications of tensors with these dtypes and shapes; None: use the memory of `files`."""
     numbers: dict[int, int] = field(default_factory=dict)
-    """Which publication a version is."""
+    """The publication number of each version."""
     give_room: Callable[[], None] = lambda: None
-    """Gives memory that the trainer has no use for back to its device, before engines wake there."""
+    """Returns unused memory of the trainer to its device, before engines wake there."""
 
     def __post_init__(self) -> None:
         self.driver: Driver | None = None
@@ -69,12 +69,12 @@ class Deliveries:
         self._expected: dict[int, tuple[dict[str, Digest], list[list[float]]]] = {}
         self._worst = 0.0
         self._last: int | None = None
-        """The last version of the run, if it was made and not published yet."""
+        """The last version of the run, if it has been trained but not published yet."""
 
     def __call__(self, version: int) -> Metrics:
-        """Publish the weights of `version`; see `Publisher`. The first publication waits for an engine to be there.
+        """Publish the weights of `version`; see `Publisher`. The first publication waits until an engine is ready.
 
-        Engines load when they can, so `publish/probe_max_difference` is the largest since the publication before.
+        Engines load the weights later, so `publish/probe_max_difference` is the largest since the last publication.
         """
         assert self.driver is not None, "a driver is made for these deliveries"
         if self._published is None:
@@ -91,8 +91,8 @@ class Deliveries:
         return self._publish(version) if self.driver.may_publish(version) else {}
 
     def newest(self) -> None:
-        """Publish what was not yet: the weights that the run begins with, or those that it has trained last. Nobody
-        samples with these for training, so that they wait until they are evaluated and the run is on file."""
+        """Publish what is not published yet: the run's first weights, or its last. No training samples use these, so
+        their publication waits until the run is on file and evaluates them."""
         assert self.driver is not None, "a driver is made for these deliveries"
         if self._published is None:
             self(0)
@@ -117,7 +117,7 @@ class Deliveries:
         return {"publish/tensors_compared": Min(float(len(digests))), "publish/probe_max_difference": Max(worst)}
 
     def prove(self, loaded: WeightsLoaded) -> str:
-        """The problem of an engine's loaded weights; empty if it decodes with the trained ones."""
+        """Return what is wrong with the weights that an engine has loaded; empty if they are the trained ones."""
         if loaded.version not in self._expected:
             return f"it says that it loaded version {loaded.version}, which was never published"
         if wrong := self.wrong_weights(loaded.version, loaded.digests):
@@ -130,7 +130,7 @@ class Deliveries:
         return ""
 
     def wrong_weights(self, version: int, held: Mapping[str, Digest]) -> str:
-        """The problem of the tensors that an engine holds for a version; empty if they are the trained ones."""
+        """Return what is wrong with an engine's tensors for a version; empty if they are the trained ones."""
         expected, _ = self._expected[version]
         if more := sorted(held.keys() - expected.keys()):
             return f"it decodes with {more[0]}, which is not trained ({len(more)} tensors)"
@@ -139,7 +139,7 @@ class Deliveries:
         return ""
 
     def other_versions(self, version: int) -> dict[int, Iterable[tuple[str, Tensor]]]:
-        """The tensors of versions beside this one that are still in memory, the newest first."""
+        """Return the tensors of the other versions that are still in memory, the newest version first."""
         if self._published is None:
             return {}
         kept = sorted(self.numbers, reverse=True)[:BUFFERS]
@@ -148,7 +148,7 @@ class Deliveries:
     @torch.no_grad()
     def _score(self, version: int) -> list[list[float]]:
         trained = self.scores(self.proof.prompt_ids, self.proof.completion_ids, temperature=self.proof.temperature)
-        self.proof.compare(trained, trained, version)  # raises for numbers that are not finite
+        self.proof.compare(trained, trained, version)  # raises if a number is not finite
         return trained
 
     def close(self) -> None:

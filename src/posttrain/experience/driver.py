@@ -1,4 +1,4 @@
-"""The shell around the controller: it hears engines, rewards, the trainer and the clock, and does what is ordered.
+"""The shell around the controller: it passes on events of engines, rewards, trainer and clock, and executes commands.
 
     trainer's thread            driver's thread                       other processes
     batch(), publish(v)  ---->  controller.handle(event)  ---->       engines
@@ -6,7 +6,7 @@
                                        v    |
                                  thread of rewards
 
-Nothing is decided here. Whoever raises an error in a thread of the driver's raises it in the trainer's.
+This module decides nothing. An error in one of the driver's threads is raised in the trainer's thread.
 """
 
 from __future__ import annotations
@@ -90,27 +90,27 @@ from posttrain.store.timeline import Timeline
 from posttrain.types import Completion, Prompt
 
 TICK = 0.25
-"""Seconds after which clocks are looked at though nothing came."""
+"""Maximum seconds between two looks at the clocks, also if no event arrives."""
 SCORED_IN = 5.0
-"""Seconds that the end of a run waits for a reward that is being computed."""
+"""Seconds that `close` waits at the end of a run for a reward that is being computed."""
 PLANNED = 4096
-"""Groups whose prompts are kept at hand: rows that are streamed are tokenised when they are asked for."""
+"""Number of groups whose prompts are cached, because streamed rows are tokenised each time that they are read."""
 SOON = 0.002
-"""Seconds after which an engine is sent the rest of a long message."""
+"""Seconds until an engine is sent the rest of a long message."""
 
 
 T = TypeVar("T")
 
 
 class Prove(Protocol):
-    """Looks at what an engine says of weights that it has loaded; the text says what is wrong, empty if nothing is."""
+    """Checks an engine's report on weights that it has loaded; returns what is wrong, or an empty text."""
 
     def __call__(self, loaded: WeightsLoaded) -> str: ...
 
 
 @dataclass
 class Drawn:
-    """What has been delivered of a row."""
+    """The tokens of a row that its engine has delivered so far."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -136,54 +136,55 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a step is made of."""
+    """The groups of one step."""
 
     groups: Sequence[Group]
-    """That are trained, the oldest first."""
+    """Groups to be trained, the oldest first."""
     voided: Sequence[Group]
-    """That were sampled since the last batch and are not trained."""
+    """Groups that were sampled since the last batch and are not trained."""
     greedy: Sequence[Group]
-    """One greedy completion of each trained prompt, where they are drawn."""
+    """One greedy completion of each trained prompt, if the algorithm needs them."""
     waited: float
-    """Seconds for which the trainer stood still."""
+    """Seconds for which the trainer waited for this batch."""
     in_flight: int
     """Groups that are being sampled or scored."""
     queued: int
     """Groups that wait for a later step."""
     engines_idle: float
-    """Share of the engines' time in which they drew no token, since the last batch."""
+    """Share of the engines' time since the last batch in which they sampled no token."""
     gave_back: int = 0
-    """Bytes of the trainer's device that engines gave back for this step, where they share it."""
+    """Bytes that engines on the trainer's device gave back for this step."""
     in_tools: float | None = None
-    """Seconds that environments and tools have taken since the last batch, summed over trajectories; None without."""
+    """Seconds of waiting for environments and tools since the last batch, summed over trajectories; None without
+    any."""
 
 
 @dataclass(kw_only=True)
 class Driver:
-    """Made in the trainer's thread; `start` begins a thread that ends with `close`."""
+    """Runs the engines of a run. Made in the trainer's thread; `start` begins threads that end with `close`."""
 
     limits: Limits
     engines: Mapping[str, Callable[[], EnginePort]]
-    """How each is started, by its name."""
+    """The function that starts each engine, by the engine's name."""
     schedule: Schedule
     max_new_tokens: int
     rewards: RewardSet | None
     trains: Callable[[Group], bool]
-    """Whether a scored group is trained, or replaced by another."""
+    """Whether a scored group is trained; if not, another group replaces it."""
     no_signal: Callable[[Sequence[Group]], BaseException]
-    """The error that ends the run when too many of these were voided."""
+    """Makes the error that ends the run if too many groups, which it is given, were voided."""
     prove: Prove
     deadline: float
-    """Seconds in which an engine has to draw a token, to load weights, or to fall asleep."""
+    """Seconds in which an engine has to sample a token, load weights, or fall asleep."""
     start_deadline: float
-    """Seconds in which it has to start."""
+    """Seconds in which an engine has to start."""
     say: Callable[[str], None]
-    """Tells the user what was lost and mended."""
+    """Tells the user about losses and recoveries."""
     timeline: Timeline = field(default_factory=Timeline)
     pace: Pace | None = None
-    """The part that chooses the lead, if the run chooses it itself."""
+    """Chooses the lead; None if the config sets it."""
     greedy: bool = False
-    """Whether the last row of each group takes the likeliest tokens, for an algorithm that compares with them."""
+    """Whether the last row of each group is decoded greedily, for an algorithm that needs a greedy baseline."""
     trajectories: Trajectories | None = None
     """The episodes of rows with several turns; None if each row is one answer."""
 
@@ -191,23 +192,23 @@ class Driver:
         self.controller = Controller(self.limits, engines=self.engines)
         self.activity = Activity(self.timeline)
         self.ready: Ready | None = None
-        """The tensors that engines decode with, known once the first engine is there."""
+        """Facts about the tensors that engines decode with; None until the first engine is ready."""
         self._planned = functools.lru_cache(maxsize=PLANNED)(self.schedule)
         self._ports: dict[str, EnginePort] = {}
         self._joined: set[str] = set()
         self._starting: dict[str, Starting] = {}
         self._rows: dict[Row, Drawn] = {}
         self._groups: dict[int, Group] = {}
-        """Scored and not trained."""
+        """Scored groups that are not trained yet."""
         self._greedy: dict[int, Group] = {}
         """The greedy completions of the same prompts."""
         self._voided: list[Group] = []
         self._questions: dict[int, Question] = {}
-        """The questions of an evaluation, by the number of their group, which is below 0."""
+        """The questions of evaluations, by their group number, which is negative."""
         self._answers: dict[int, list[Completion]] = {}
         self._examined: dict[str, Examined] = {}
         self._examination = 0
-        """The number of the last one."""
+        """The number of the last examination."""
         self._asked_so_far = 0
         self._delivered: Deliver | None = None
         self._may_publish: int | None = None
@@ -223,18 +224,18 @@ class Driver:
         self._selector = selectors.DefaultSelector()
         self._since: dict[Wait, float] = {}
         self._looked = time.monotonic()
-        """At the clocks, for the last time."""
+        """Time of the last look at the clocks."""
         self._threads: list[threading.Thread] = []
         self._closing = False
         self._has_weights = self._launched = False
         self._gave_back = 0
-        """Bytes of the trainer's device, by engines that have fallen asleep since the last batch."""
+        """Bytes of the trainer's device that engines gave back by falling asleep since the last batch."""
         self._restored = False
 
     # --- the trainer's thread ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the threads that look after engines."""
+        """Start the threads that run the engines and the rewards."""
         for target, name in ((self._drive, "engines"), (self._score, "rewards of engines")):
             thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
             self._threads.append(thread)
@@ -254,7 +255,7 @@ class Driver:
         for thread in self._threads[:1]:
             thread.join()
         for thread in self._threads[1:]:
-            thread.join(SCORED_IN)  # a reward that is being computed ends by its own limits
+            thread.join(SCORED_IN)  # a reward that is being computed ends at its own limits
         for name in list(self._ports):
             self._end_engine(name)
         if self.trajectories is not None and self._error is None:
@@ -265,28 +266,28 @@ class Driver:
 
     @property
     def has_weights(self) -> bool:
-        """Was anything published yet?"""
+        """Whether any weights were published yet."""
         return self._has_weights
 
     def wait_for_weights(self) -> None:
-        """Until something was published: groups of a checkpoint may be scored before that."""
+        """Wait until weights were published. Groups of a checkpoint may be scored before that."""
         self._wait_until(lambda: self._has_weights)
 
     def wait_for_engine(self) -> Ready:
-        """Until one is there: what it decodes with."""
+        """Wait until an engine is ready, and return the facts about its tensors."""
         self._wait_until(lambda: self.ready is not None)
         assert self.ready is not None
         return self.ready
 
     def trained(self, version: int) -> None:
-        """The trainer has made `version`. Raises what has ended the driver meanwhile."""
+        """Report that the trainer has made `version`. Raises the error that has ended the driver, if any."""
         if self._error is not None:
-            raise self._error  # before the step counts: what trains on has no controller that knows of it
+            raise self._error  # before the step counts, because the controller would not know about it
         if self._stopped is None:
             self.post(Trained(version))
 
     def may_publish(self, version: int) -> bool:
-        """Wait until the weights of `version` may be written; False where they need not be."""
+        """Wait until the weights of `version` may be written. Return False if they need not be."""
         if self._stopped is not None:
             return False
         with self.timeline.span("trainer", "wait for engines to load"):
@@ -298,7 +299,7 @@ class Driver:
         return self._may_publish == version
 
     def published(self, version: int) -> None:
-        """Engines may read the weights of `version`."""
+        """Report that engines may read the weights of `version`."""
         if not self._has_weights:
             self.call(lambda: self._begin_at(version))
         self._may_publish = None
@@ -306,7 +307,7 @@ class Driver:
         self._has_weights = True
 
     def batch(self, version: int) -> Batch:
-        """The groups of the step that version `version` learns from. Raises whatever keeps it from coming."""
+        """Return the groups from which version `version` learns. Raises the error that has ended the driver, if any."""
         began = time.monotonic()
         self._delivered = None
         self.post(Asked())
@@ -318,8 +319,10 @@ class Driver:
         return self.call(lambda: self._batch(delivered, time.monotonic() - began))
 
     def evaluate(self, questions: Sequence[Question]) -> Iterator[tuple[int, int, Completion]]:
-        """(place of the question, number in its group, completion), in the order of the questions: answers by the
-        weights that were published last, which have to be the present ones. Who scores may ask, too."""
+        """Yield (index of the question, index in its group, completion) in the order of the questions.
+
+        The answers come from the weights that were published last, which must be the present ones. The thread of
+        rewards may call this, too."""
         numbered = self.call(lambda: self._evaluate(questions))
         for place, number in enumerate(numbered):
             self._wait_until(functools.partial(self._answers.__contains__, number))
@@ -327,8 +330,8 @@ class Driver:
                 yield place, g, completion
 
     def examine(self, tokens: Sequence[Token]) -> dict[str, Examined]:
-        """What engines say of these tokens and of what they decode with, by name; those are left out that cannot be
-        asked, or do not answer in time."""
+        """Return each engine's report on these tokens and on its tensors, by name. Engines that cannot be asked, or do
+        not answer in time, are left out."""
         asked, until = self.call(lambda: self._examine(tokens)), time.monotonic() + self.deadline
 
         def there() -> bool:
@@ -342,7 +345,7 @@ class Driver:
         self._ring()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Have a function called between two events; what it returns, or raises."""
+        """Call a function in the driver's thread, between two events. Return its result, or raise its error."""
         called: Future[T] = Future()
 
         def call() -> None:
@@ -357,14 +360,14 @@ class Driver:
         return called.result()
 
     def state(self) -> dict[str, Any]:
-        """The waiting and the running work, as plain JSON for a checkpoint."""
+        """Return the waiting and the running work, as plain JSON for a checkpoint."""
         return self.call(self._state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave, before anything is published.
+        """Restore the output of `state`, before anything is published.
 
-        Groups that are open begin anew where they have another size now. Raises ConfigError where their numbers stand
-        for other prompts or other random numbers than they did.
+        Open groups begin again if the group size has changed. Raises ConfigError if their numbers now stand for other
+        prompts or other seeds.
         """
         self.call(lambda: self._load_state(state))
 
@@ -460,10 +463,10 @@ class Driver:
                     self._error = self.no_signal(self._voided) if command.voided else self._failure(cause)
 
     def _failure(self, cause: str) -> EngineError:
-        """What the trainer's thread raises."""
+        """Return the error to be raised in the trainer's thread."""
         return EngineError(
             given=cause,
-            allowed="engines that draw tokens",
+            allowed="engines that sample tokens",
             fix="Look into the files engines/*.log of the run. An engine that is only slow needs a larger "
             f"rollout.deadline (now {self.deadline:g} s). `posttrain resume` continues from the newest "
             "checkpoint.",
@@ -501,7 +504,7 @@ class Driver:
             return
         for answer in answers:
             if self._ports.get(name) is not port:
-                return  # it was lost by what it said before
+                return  # the engine was lost over an earlier answer
             self._take(name, answer)
 
     def _take(self, name: str, answer: Answer) -> None:
@@ -541,7 +544,7 @@ class Driver:
         if piece.ids:
             self._handle(Drew(name, row, piece.attempt, piece.version, len(piece.ids)))
         if not self.controller.holds(name, row, piece.attempt):
-            return  # it drew with a version that it must not have
+            return  # the row was sampled with a version that it must not have
         if not all(map(math.isfinite, piece.logprobs)):
             index = self._prompt(row.group).index
             raise NonFiniteError(
@@ -553,7 +556,7 @@ class Driver:
             self._row_ended(name, row, piece.attempt)
 
     def _row_ended(self, name: str, row: Row, attempt: int) -> None:
-        """A whole row, or a turn of one that has several."""
+        """Take the end of a row, or of one turn of a row that has several."""
         if self.trajectories is None or row not in self.trajectories:
             self._handle(Ended(name, row, attempt))
             return
@@ -562,23 +565,23 @@ class Driver:
         self.trajectories.drew(row, turn)
 
     def _heard_from(self, name: str) -> None:
-        """A row goes on in an engine that passes its tokens on later: whoever waits for one begins to wait anew."""
+        """Restart the waiting time of an engine that is working on a row but delivers its tokens later."""
         for wait in self._since:
             if wait.kind == "draw" and wait.owner == name:
                 self._since[wait] = time.monotonic()
 
     def _look_at_clocks(self) -> None:
-        """Tell the controller of waits that took too long. The trainer's own are the watchdog's."""
+        """Report waits that took too long to the controller. The watchdog covers the trainer's own waits."""
         if not self._launched:
             return
         now, waits = time.monotonic(), self.controller.waits()
-        deaf = max(0.0, now - self._looked - 2 * TICK)  # this thread was busy, such as with a host that it started anew
+        deaf = max(0.0, now - self._looked - 2 * TICK)  # this thread was busy, for example with restarting a host
         self._since = {wait: min(self._since.get(wait, now) + deaf, now) for wait in waits}
         self._looked = now
         allowed = {"join": self.start_deadline, "load": self.deadline, "sleep": self.deadline, "draw": self.deadline}
         for wait, since in list(self._since.items()):
             if now - since > allowed.get(wait.kind, float("inf")):
-                told = f"it has not been heard of for {now - since:.0f} s ({wait.kind})"
+                told = f"no sign of life for {now - since:.0f} s ({wait.kind})"
                 self.say(f"{wait.owner} is late: {told}; rollout.deadline = {self.deadline:g} s")
                 self._handle(Late(wait))
         for name, starting in list(self._starting.items()):
@@ -610,7 +613,7 @@ class Driver:
         )
 
     def _open(self, row: Row) -> None:
-        assert self.trajectories is not None, "rows have turns where there is something that answers them"
+        assert self.trajectories is not None, "only trajectories have turns"
         how = self._how(row.group)
         self.trajectories.open(row, how.prompt, seed=how.seed, max_turn_length=self._length(how))
 
@@ -618,7 +621,7 @@ class Driver:
         return self._questions[group] if group < 0 else self._planned(group)
 
     def _length(self, how: Planned | Question) -> int:
-        """Tokens that a completion may have, or a turn of it."""
+        """Return the maximum tokens of a completion, or of one turn."""
         return how.max_new_tokens if isinstance(how, Question) else self.max_new_tokens
 
     def _temperature(self, how: Planned | Question, row: Row) -> float | None:
@@ -627,7 +630,7 @@ class Driver:
         return 0.0 if self.greedy and row.g == self.limits.group_size - 1 else None
 
     def _evaluate(self, questions: Sequence[Question]) -> list[int]:
-        """The numbers of their groups."""
+        """Queue the questions, and return the numbers of their groups."""
         first = self._asked_so_far
         self._asked_so_far += len(questions)
         numbered = {-1 - first - place: question for place, question in enumerate(questions)}
@@ -688,7 +691,7 @@ class Driver:
     # --- the thread of rewards ---------------------------------------------------------------------------------------
 
     def _score(self) -> None:
-        """Groups that have ended while others were scored are scored together."""
+        """Score groups as they end. Groups that ended while others were scored are scored together."""
         while (number := self._to_score.get()) is not None and not self._closing:
             numbers = [number]
             for _ in range(self._to_score.qsize()):
@@ -720,7 +723,7 @@ class Driver:
         self._forget(number)
         self._handle(Scored(number, trains))
 
-    # --- what a checkpoint holds -------------------------------------------------------------------------------------
+    # --- the state in a checkpoint -----------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
         state = {
@@ -730,7 +733,7 @@ class Driver:
             "voided": [group.to_json() for group in self._voided],
             "rows": [{"row": row, **vars(drawn)} for row, drawn in self._rows.items() if row.group >= 0],
         }
-        if self.trajectories is not None:  # a turn under way begins anew with its trajectory
+        if self.trajectories is not None:  # an unfinished turn begins again with its trajectory
             state |= {"rows": [], "trajectories": self.trajectories.state()}
         open_groups = [*state["controller"]["finished"], *(one["group"] for one in state["controller"]["in_flight"])]
         state |= {
@@ -738,18 +741,18 @@ class Driver:
             "ends_greedy": self.greedy,
             "planned": self._plan_of(open_groups),
         }
-        return json.loads(json.dumps(state))  # now, as rows go on; and lists, as a checkpoint gives them back
+        return json.loads(json.dumps(state))  # a copy, because rows go on; with lists, as a checkpoint restores them
 
     def _plan_of(self, numbers: Iterable[int]) -> dict[str, list[int]]:
-        """What these groups stand for: the prompt, and the seed of its random numbers."""
+        """Return what each group stands for: the index of its prompt, and its seed."""
         planned = {number: self._planned(number) for number in numbers}
         return {str(number): [one.prompt.index, one.seed] for number, one in planned.items()}
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         if self._plan_of(map(int, state["planned"])) != state["planned"]:
             raise ConfigError(
-                given=f"{len(state['planned'])} groups wait in the checkpoint or were under way, and their numbers "
-                "stand for other prompts now",
+                given=f"{len(state['planned'])} groups of the checkpoint were waiting or running, and their "
+                "numbers now stand for other prompts",
                 allowed="the seed, the data and the train.prompts_per_step that they were sampled with",
                 fix="Set seed, data and train.prompts_per_step to their values in settings.json of the run.",
             )
@@ -776,7 +779,7 @@ class Driver:
         self._greet()
 
     def _begin_at(self, version: int) -> None:
-        """Of a run that has sampled by itself until now, nothing is waiting and nothing under way."""
+        """Begin at a version. A run that has sampled in its own process so far has no waiting or running groups."""
         if self._restored and self.controller.version != version:
             raise CheckpointError(
                 given=f"the checkpoint of step {version} holds the engines' state of step {self.controller.version}",
@@ -787,7 +790,7 @@ class Driver:
             self._greet()
 
     def _greet(self) -> None:
-        """Tell a new controller which engines are there."""
+        """Tell a new controller which engines have joined."""
         for name in sorted(self._joined):
             self._handle(Joined(name))
 
@@ -801,7 +804,7 @@ class Driver:
         return self.controller.phase in ("training", "blocked", "publishing")
 
     def _wait_until(self, there: Callable[[], bool], *, also_stopped: bool = False) -> None:
-        """Raises what has ended the driver."""
+        """Wait for a condition. Raises the error that has ended the driver."""
         with self._changed:
             while not there():
                 if self._error is not None and not also_stopped:
@@ -812,8 +815,8 @@ class Driver:
 
 
 def begun_anew(state: Mapping[str, Any], group_size: int) -> dict[str, Any]:
-    """A driver's state in which every open group is one of so many rows without a token: no prompt is lost, what was
-    drawn of them is.
+    """Return a driver's state in which every open group has `group_size` rows without tokens. No prompt is lost, but
+    the tokens sampled so far are.
 
     >>> old = {"version": 1, "finished": [3], "in_flight": [{"group": 4, "rows": []}]}
     >>> begun_anew({"controller": old, "groups": {"3": {}}, "voided": [], "rows": []}, 2)["controller"]["in_flight"][0]

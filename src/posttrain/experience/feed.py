@@ -1,7 +1,7 @@
-"""Where a step's experience comes from: sampled and scored, or read from given data.
+"""The source of a step's experience: completions that are sampled and scored, or given data.
 
-`feed.take(step, version)` gives what `train_step` learns from. Which rows a step gets is a pure function of the seed
-and the step, so a resumed run continues with the row that the killed one would have read.
+`feed.take(step, version)` returns the data for `train_step`. The rows of a step are a pure function of the seed and the
+step, so a resumed run continues with the row that the interrupted run would have read.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from posttrain.rewards.judge import Judgement
 from posttrain.types import Batch, Example, Experience, Metrics, Prompt
 
 LOOKED_AT = 1_000
-"""Rows among which the longest are looked for, where rows are tokenised when they are taken."""
+"""Number of rows in which the longest ones are searched, if rows are tokenised only when they are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowName:
-    """The name of a row of the step in errors, and the content that is kept as evidence."""
+    """The name of a row of the step in errors, and its content, which is kept as evidence."""
 
     name: str
     content: Mapping[str, Any] = field(default_factory=dict)
@@ -47,31 +47,31 @@ class RowName:
 
 @dataclass(frozen=True, kw_only=True)
 class StepData:
-    """The data of one step, and its origin."""
+    """The data of one step, with its groups, metrics and times."""
 
     experience: Experience | Batch
     version: int
     """The policy version that learns from it."""
     groups: Sequence[Group] = ()
-    """The groups that are trained, in the order of the batch; none where the data is given."""
+    """The trained groups, in the order of the batch; empty for given data."""
     discarded: Sequence[Group] = ()
-    """Sampled and not trained."""
+    """Groups that were sampled and are not trained."""
     greedy: Sequence[Group] = ()
-    """One greedy completion of each trained prompt, where the algorithm needs its reward."""
+    """One greedy completion of each trained prompt, if the algorithm needs its reward."""
     names: Sequence[RowName] = ()
     """The names of the rows of the experience."""
     num_tokens: int = 0
-    """Prompt and completion tokens of all rows, those included that were sampled and are not trained."""
+    """Prompt and completion tokens of all rows, including rows that were sampled and are not trained."""
     metrics: Metrics = field(default_factory=dict)
-    """The metrics of everything that was sampled, trained or not."""
+    """Metrics of everything that was sampled, trained or not."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where the time has gone before the first gradient; nothing where the data is given.
+    """Seconds before the first gradient, by activity; empty for given data.
 
-    time/sample             in the sampler
-    time/score              seconds of work in all calls of rewards, most of it while others were sampled
-    time/wait_for_rewards   for which the step stood still for rewards
-    time/wait_for_tools     for which it stood still for environments and tools, where there are some
-    time/in_tools           seconds from requests to them to their replies, most of it while others were sampled
+    time/sample             seconds in the sampler
+    time/score              work in all calls of rewards, most of it while other completions were sampled
+    time/wait_for_rewards   time for which the step waited for rewards
+    time/wait_for_tools     time for which it waited for environments and tools, if there are any
+    time/in_tools           time between requests to them and their replies, mostly while others were sampled
     """
 
     @property
@@ -86,7 +86,7 @@ class StepData:
 
     @property
     def judgements(self) -> list[Judgement]:
-        """The judges' verdicts on everything that was drawn."""
+        """The judges' verdicts on all sampled completions."""
         return [judgement for scores in self.scores for judgement in scores.judgements]
 
     @property
@@ -106,10 +106,10 @@ def sampled_step(
     greedy: Sequence[Group] = (),
     sampled: Sequence[Group] | None = None,
 ) -> StepData:
-    """The data that policy version `version` learns from these groups.
+    """Return the data that policy version `version` learns from these groups.
 
-    `weights` are those of the rewards, None where nothing is learned from them; `sampled` is everything in the order in
-    which it was sampled, where that is another order.
+    `weights` are the rewards' weights, None if nothing is learned from rewards. `sampled` lists all groups in the order
+    of sampling, if that differs from the order of the batch.
     """
     experience = experience_of(groups, greedy, weights, pad_id=pad_id, version=version, max_lag=max_lag)
     sampled = [*groups, *discarded] if sampled is None else sampled
@@ -127,55 +127,55 @@ def sampled_step(
 
 class Feed(Protocol):
     samples: bool
-    """Does it sample completions?"""
+    """Whether it samples completions."""
 
     @property
     def rows(self) -> Sequence[Any]:
-        """The records of the data that it draws from."""
+        """The records of its data."""
         ...
 
     def take(self, step: int, version: int) -> StepData:
-        """The data of step `step`, at policy version `version`."""
+        """Return the data of step `step`, at policy version `version`."""
         ...
 
     def describe(self) -> str: ...
 
     def named_rows(self) -> Iterable[tuple[str, Example]]:
-        """What it draws from, in the order of the data, each row by what it is: an answer, a prompt, a chosen one."""
+        """Yield its rows in the order of the data, each with its kind: an answer, a prompt, a chosen answer."""
         ...
 
     def longest(self) -> Batch:
-        """Tokens of a step as long as one can be, to see whether memory suffices for it."""
+        """Return a batch of the longest rows possible, to test whether memory suffices."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON: what has to be in a checkpoint so that the next step is the same."""
+        """Return the part of a checkpoint, as plain JSON, that makes the next step the same after a resume."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
 def tool_seconds(waits: Waits | None) -> dict[str, float]:
-    """Nothing where nobody waits for environments and tools."""
+    """Return the times of waiting for environments and tools; empty if there are none."""
     return {} if waits is None else {"time/wait_for_tools": waits.blocked, "time/in_tools": waits.asked}
 
 
 class PromptFeed:
-    """Prompts of the data; completions of them are sampled, here or elsewhere."""
+    """Prompts of the data whose completions are sampled, in this process or elsewhere."""
 
     samples = True
 
     def __init__(
         self, config: RunConfig, prompts: Sequence[Prompt], *, pad_id: int, context_length: int | None = None
     ) -> None:
-        """`context_length` is that of the model; None without a limit."""
+        """`context_length` is the model's context length in tokens; None: no limit."""
         self.config, self.rows, self.pad_id, self.context_length = config, prompts, pad_id, context_length
 
     def describe(self) -> str:
         return f"{len(self.rows)} prompts"
 
     def longest(self) -> Batch:
-        """The longest prompts, and completions up to the limit that differ early on, so that they share no more."""
+        """Return the longest prompts, with full-length completions that differ early, so that they share little."""
         train, sampling, limit = self.config.train, self.config.sampling, self._most_tokens()
         group_size = min(sampling.group_size, 1 + train.microbatch_tokens // limit)
         count = min(train.prompts_per_step, 1 + train.microbatch_tokens // (limit * group_size))
@@ -187,14 +187,14 @@ class PromptFeed:
         return Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(mask_BT)), tokens=tokens)
 
     def _most_tokens(self) -> int:
-        """Behind a prompt."""
+        """Return the maximum tokens after a prompt."""
         most = self.config.longest_completion
         if self.context_length is None or not self.config.has_turns:
             return most
         return min(most, self.context_length)
 
     def _room(self, prompt: Prompt) -> int | None:
-        """For what stands behind it; None: for anything."""
+        """Return the maximum tokens after this prompt; None: no limit."""
         if self.context_length is None or not self.config.has_turns:
             return None
         return max(1, self.context_length - len(prompt.ids))
@@ -207,8 +207,8 @@ class PromptFeed:
 class SampledFeed(PromptFeed):
     """prompts -> generate -> select -> queue -> assemble.
 
-    With `train.max_staleness` 0 the queue is filled and emptied within the step: synchronous training. What was sampled
-    by weights that were published up to `train.publish_every` - 1 steps ago is then as fresh as it can be.
+    With `train.max_staleness` 0 the queue is filled and emptied within the step: synchronous training. With
+    `train.publish_every` above 1, weights that were published up to `publish_every` - 1 steps ago count as current.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class SampledFeed(PromptFeed):
         needs: Collection[str] = (),
         learns_from_rewards: bool = True,
     ) -> None:
-        """`needs` and `learns_from_rewards` are what the algorithm declares."""
+        """The algorithm declares `needs` and `learns_from_rewards`."""
         super().__init__(config, prompts, pad_id=pad_id, context_length=getattr(sampler, "context_length", None))
         self.generator = Generator(sampler=sampler, rewards=rewards)
         strata = strata_of(prompts, config.data.stratify)
@@ -259,16 +259,16 @@ class SampledFeed(PromptFeed):
         )
 
     def generate(self, step: int, rows: Sequence[int], number: int) -> Generated:
-        """G completions of each prompt, for round `number` of the step.
+        """Return G completions of each prompt, for round `number` of the step.
 
-        A prompt that the round holds twice draws from another stream the second time.
+        If a prompt occurs twice in the round, its second occurrence uses another random stream.
         """
         prompts, sampling = [self.rows[row] for row in rows], self.config.sampling
         seeds = [sampling_seed(self.config.seed, step, turn, number) for turn in turns([p.index for p in prompts])]
         return self.generator.generate(prompts, sampling, group_size=sampling.group_size, seeds=seeds)
 
     def generate_greedy(self, groups: Sequence[Group], step: int) -> Generated:
-        """The most likely completion of each prompt."""
+        """Return the greedy completion of each prompt."""
         sampling = self.config.sampling.model_copy(update={"temperature": 0.0})
         seeds = [sampling_seed(self.config.seed, step, 0)] * len(groups)
         return self.generator.generate([group.prompt for group in groups], sampling, group_size=1, seeds=seeds)
@@ -277,8 +277,8 @@ class SampledFeed(PromptFeed):
         return {"queue": self.queue.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ConfigError for a checkpoint of engines that were ahead: what they left out or took first is not the
-        order of the data."""
+        """Restore the queue. Raises ConfigError for a checkpoint of engines that were ahead, because they may have
+        trained groups out of the order of the data."""
         if "engines" in state:
             refuse_a_lead(state["engines"]["controller"], self.config.train.prompts_per_step)
         waiting = state.get("queue", [])
@@ -286,7 +286,7 @@ class SampledFeed(PromptFeed):
 
 
 class DatasetFeed:
-    """Records of given data of any kind, `prompts_per_step` of them at a time."""
+    """Records of given data of any kind, `prompts_per_step` of them per step."""
 
     samples = False
 
@@ -308,7 +308,7 @@ class DatasetFeed:
         )
 
     def longest(self) -> Batch:
-        """The longest records that the run takes."""
+        """Return the longest records that the run uses."""
         train, records = self.config.train, self.dataset.records
         taken = used_rows(self.config, len(records))
         rows = heapq.nlargest(
@@ -328,16 +328,16 @@ class DatasetFeed:
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Which records come next follows from the step."""
+        """Restore nothing: the step alone determines the next records."""
 
 
 def refuse_a_lead(engines: Mapping[str, Any], prompts_per_step: int) -> None:
-    """ConfigError unless the groups that were trained are the first ones, in the order of the data."""
+    """Raise ConfigError unless the trained groups are the first ones in the order of the data."""
     open_groups = [*engines["finished"], *(group["group"] for group in engines["in_flight"])]
     early = [number for number in open_groups if number < engines["version"] * prompts_per_step]
     if early or engines["finished"]:
         raise ConfigError(
-            given=f"rollout.engines = 0, but {len(open_groups)} groups wait in the checkpoint or were under way, which "
+            given=f"rollout.engines = 0, but {len(open_groups)} groups of the checkpoint were waiting or running: "
             "engines had sampled ahead",
             allowed="rollout.engines of at least 1 for this run",
             fix="Set rollout.engines = 1; train.run_ahead = 0 then ends the lead once these are trained.",
@@ -345,7 +345,7 @@ def refuse_a_lead(engines: Mapping[str, Any], prompts_per_step: int) -> None:
 
 
 def name_completions(groups: Sequence[Group]) -> list[RowName]:
-    """Names for the rows p * G + g of an experience."""
+    """Return names for the rows p * G + g of an experience."""
     return [
         RowName(
             name=f"prompt {group.prompt.index}, completion {number} of {len(group.completions)}",
@@ -363,7 +363,7 @@ def name_completions(groups: Sequence[Group]) -> list[RowName]:
 
 
 def name_examples(examples: Sequence[Example], sides: int = 1) -> list[RowName]:
-    """Names for the rows of given data; of pairs (two sides) all chosen rows, then all rejected ones."""
+    """Return names for the rows of given data. For pairs (two sides): all chosen rows, then all rejected ones."""
     if sides == 1:
         return [RowName(name=f"row {e.index} of the data", content={"index": e.index}) for e in examples]
     names = [side for side in ("chosen", "rejected") for _ in range(len(examples) // 2)]

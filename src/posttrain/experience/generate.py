@@ -17,17 +17,17 @@ from posttrain.types import Completion, Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """Groups in the order of their prompts, and where the time went."""
+    """Groups in the order of their prompts, and the time that they took."""
 
     groups: Sequence[Group]
     sample_seconds: float = 0.0
-    """In the sampler."""
+    """Seconds in the sampler."""
     score_seconds: float = 0.0
-    """Work of the rewards, summed over all that did it side by side."""
+    """Seconds of work of the rewards, summed over parallel calls."""
     wait_seconds: float = 0.0
-    """For rewards: their work less what of it went on while others were sampled."""
+    """Seconds of waiting for rewards: their work, less what ran while other completions were sampled."""
     waits: Waits | None = None
-    """For environments and tools; None where there are none."""
+    """Waiting times for environments and tools; None if there are none."""
 
     def __add__(self, later: Generated) -> Generated:
         return Generated(
@@ -41,7 +41,7 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True)
 class Generator:
-    """Sampler and rewards together. `generate` is a pure function of the prompts, the seeds and the weights."""
+    """A sampler together with rewards. `generate` is a pure function of the prompts, the seeds and the weights."""
 
     sampler: Answers
     rewards: RewardSet | None
@@ -49,7 +49,7 @@ class Generator:
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seeds: Sequence[int]
     ) -> Generated:
-        """`group_size` completions of each prompt, each prompt's drawn with its own seed."""
+        """Return `group_size` completions of each prompt, sampled with the prompt's own seed."""
         each = self._each(prompts, sampling, group_size, seeds)
         drawn = draw(each, prompts, self.rewards, group_size=group_size)
         waits = self.sampler.take_waits() if isinstance(self.sampler, Episodes) else None
@@ -64,7 +64,7 @@ class Generator:
     def _each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, group_size: int, seeds: Sequence[int]
     ) -> Iterator[tuple[int, int, Completion]]:
-        """(place, number, completion), as the sampler gives them."""
+        """Yield (index of the prompt, index in its group, completion) in the sampler's order."""
         for seed in dict.fromkeys(seeds):
             places = [place for place, own in enumerate(seeds) if own == seed]
             chosen = [prompts[place] for place in places]
@@ -73,15 +73,15 @@ class Generator:
 
 
 class Drawn(NamedTuple):
-    """Completions `[P][G]`, in the order of their prompts."""
+    """Completions `[P][G]` in the order of their prompts, with their scores and times."""
 
     completions: list[list[Completion]]
     scores: Scores | None
-    """None where there is no reward."""
+    """The scores; None without rewards."""
     sample_seconds: float
-    """In the sampler."""
+    """Seconds in the sampler."""
     wait_seconds: float
-    """For rewards: their work less what of it went on while others were sampled."""
+    """Seconds of waiting for rewards: their work, less what ran while other completions were sampled."""
 
 
 def draw(
@@ -91,9 +91,9 @@ def draw(
     *,
     group_size: int,
 ) -> Drawn:
-    """Take all completions of these prompts from a sampler (`Sampler.each`) and have each scored meanwhile.
+    """Take all completions of these prompts from a sampler (`Sampler.each`), and score each one as it arrives.
 
-    Completions and scores are those of sampling first and scoring then, whatever takes how long.
+    The result is the same as if scoring began after sampling, whatever either of them takes.
     """
     started, in_sampler = time.perf_counter(), 0.0
     groups: list[dict[int, Completion]] = [{} for _ in prompts]
@@ -124,12 +124,12 @@ def draw(
 
 
 def sampling_seed(seed: int, step: int, turn: int, number: int = 0) -> int:
-    """The seed of a training step's completions in round `number`; evaluations use other streams."""
+    """Return the seed of a training step's completions in round `number`; evaluations use other streams."""
     return (seed * 1_000_003 + step) * 1_009 + turn + (number << 48)
 
 
 def turns(indexes: Sequence[int]) -> list[int]:
-    """Which occurrence of its index each place is, counted from 0.
+    """Return, for each place, how many earlier places have the same index.
 
     >>> turns([7, 3, 7])
     [0, 0, 1]

@@ -1,6 +1,6 @@
-"""A group: one prompt, its completions, and what they were worth. The one record from sampling to assembly.
+"""A group: one prompt, its completions, and their scores. This one record goes from sampling to assembly.
 
-Groups wait here between sampling and training, the oldest first. What waits is part of a checkpoint.
+`GroupQueue` holds groups between sampling and training, the oldest first. Its content is part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from posttrain.types import Completion, Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """G completions of one prompt. It is made when all of them have ended and been scored, and never changes."""
+    """G completions of one prompt. It is made when all of them have ended and have been scored, and never changes."""
 
     prompt: Prompt
     completions: tuple[Completion, ...]
-    """Each with the log-probability and the policy version of every token that was drawn."""
+    """Completions, each with the log-probability and the policy version of every sampled token."""
     scores: Scores | None = None
-    """The rewards, parts and verdicts of these completions; None where nothing scores them."""
+    """The rewards, parts and verdicts of these completions; None if nothing scores them."""
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of all rows, with the prompt counted in each of them."""
+        """Number of tokens in all rows; the prompt counts in each of them."""
         return sum(len(self.prompt.ids) + len(completion.ids) for completion in self.completions)
 
     @property
     def versions(self) -> list[int]:
-        """The policy version of each drawn token, completion after completion."""
+        """The policy version of each sampled token, completion after completion."""
         return [version for completion in self.completions for version in completion.versions]
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint. The prompt is named by its row in the data."""
+        """Return the group for a checkpoint. It names the prompt by its row in the data."""
         return {
             "prompt": self.prompt.index,
             "completions": [asdict(completion) for completion in self.completions],
@@ -48,7 +48,7 @@ class Group:
 
     @staticmethod
     def from_json(saved: Mapping[str, Any], prompt: Prompt) -> Group:
-        """Reads the output of `to_json`; `prompt` is the one that it names."""
+        """Restore the output of `to_json`; `prompt` is the prompt that it names."""
         scores = saved["scores"]
         return Group(
             prompt=prompt,
@@ -60,7 +60,7 @@ class Group:
 def groups_of(
     prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]], scores: Scores | None
 ) -> list[Group]:
-    """Completions `[P][G]` and their scores, prompt by prompt."""
+    """Return one group per prompt, from completions `[P][G]` and their scores."""
     each = [None] * len(prompts) if scores is None else scores.each([prompt.index for prompt in prompts])
     return [
         Group(prompt=prompt, completions=tuple(own), scores=one)
@@ -69,7 +69,7 @@ def groups_of(
 
 
 def scores_of(groups: Sequence[Group]) -> Scores | None:
-    """Those of all groups as one record `[P][G]`; None where nothing scores them."""
+    """Return the scores of all groups as one record `[P][G]`; None if nothing scores them."""
     scores = [group.scores for group in groups if group.scores is not None]
     return Scores.joined(scores) if scores else None
 
@@ -79,17 +79,17 @@ def completions_of(groups: Sequence[Group]) -> list[Completion]:
 
 
 def rewards_of(groups: Sequence[Group]) -> tuple[Tensor, Tensor]:
-    """`[P, G]` rewards, NaN where a completion has none, and `[P, G]` whether it has one; needs groups of one size."""
+    """Return `[P, G]` rewards, NaN for none, and `[P, G]` whether there is one. All groups must have the same size."""
     scores = scores_of(groups)
-    assert scores is not None, "rewards are asked of groups that were scored"
+    assert scores is not None, "only scored groups have rewards"
     return torch.tensor(scores.rewards_PG, dtype=torch.float32), torch.tensor(scores.scored_PG, dtype=torch.bool)
 
 
 class GroupQueue:
-    """First in, first out. What it gives out depends on versions and on the order of the calls, never on the clock.
+    """A queue of groups: first in, first out. Its output depends on versions and call order, never on the clock.
 
-    `max_lag` is how many policy versions a token may be behind the policy that learns from it. 0 is synchronous
-    training: only what the present policy sampled is learned from.
+    `max_lag` is the maximum number of policy versions by which a token may be older than the policy that learns from
+    it. 0 is synchronous training: only samples of the present policy are trained.
     """
 
     def __init__(self, max_lag: int) -> None:
@@ -105,7 +105,7 @@ class GroupQueue:
         self._groups.append(group)
 
     def take(self, count: int, version: int) -> list[Group]:
-        """The `count` oldest groups, for the policy of this version.
+        """Return the `count` oldest groups, for the policy of this version.
 
         Raises ValueError for a token of a version that does not exist yet, GuardStop for one that is too old.
         """
@@ -129,9 +129,9 @@ class GroupQueue:
             )
 
     def state(self) -> list[dict[str, Any]]:
-        """The waiting groups, as plain JSON for a checkpoint."""
+        """Return the waiting groups, as plain JSON for a checkpoint."""
         return [group.to_json() for group in self._groups]
 
     def load_state(self, state: Sequence[Mapping[str, Any]], prompts: Mapping[int, Prompt]) -> None:
-        """Go on with what `state` gave; `prompts` are those of the data by their index."""
+        """Restore the output of `state`; `prompts` maps the data's indices to prompts."""
         self._groups = deque(Group.from_json(saved, prompts[saved["prompt"]]) for saved in state)

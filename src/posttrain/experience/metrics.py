@@ -1,4 +1,4 @@
-"""The numbers of what was sampled and scored for a step, under TRL's names where TRL has one."""
+"""Metrics of the completions that were sampled and scored for a step, under TRL's names where TRL has one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from posttrain.types import Completion, Episode, Max, Mean, Metrics, Min
 from posttrain.verify.verdict import Verdict
 
 SHOWN_TURNS = 10
-"""Turns that have a metric of their own."""
+"""Number of turns with a metric of their own."""
 
 
 def sampled_metrics(
     sampled: Sequence[Group], trained: Sequence[Group], greedy: Sequence[Group], version: int
 ) -> Metrics:
-    """The metrics of everything that was sampled, and the staleness of what is trained; `version` is that of the
-    learning policy."""
+    """Return the metrics of everything that was sampled, and the staleness of what is trained; `version` is the
+    version of the learning policy."""
     metrics = length_metrics(completions_of(sampled)) | turn_metrics(completions_of(sampled))
     metrics |= staleness_metrics(completions_of(trained), version)
     if (scores := scores_of(sampled)) is not None:
@@ -57,7 +57,7 @@ def reason_metrics(verdicts: Mapping[str, Sequence[Sequence[Verdict | None]]]) -
 
 
 def gate_metrics(is_open: Mapping[str, Sequence[Sequence[bool | None]]]) -> Metrics:
-    """`rewards/<label>/gated`: share of the completions for which this reward did not count, its gate being shut."""
+    """`rewards/<label>/gated`: share of the completions whose gate was closed, so that this reward did not count."""
     metrics: Metrics = {}
     for label, open_PG in is_open.items():
         known = [is_open for group in open_PG for is_open in group if is_open is not None]
@@ -69,11 +69,11 @@ def reward_metrics(rewards_PG: Tensor, scored_PG: Tensor) -> Metrics:
     """Statistics of the total reward.
 
     reward                 mean over scored completions
-    reward_std             mean over prompts of the standard deviation (n - 1) over the scored completions of a prompt
-    frac_reward_zero_std   share of prompts whose rewards do not differ (RULE 11): they teach nothing
+    reward_std             standard deviation (n - 1) over a prompt's scored completions, mean over prompts
+    frac_reward_zero_std   share of prompts whose rewards do not differ (RULE 11), so that they teach nothing
     unscored_fraction      share of completions without a reward
 
-    With one completion per prompt the standard deviation is that over the step, and no share of prompts is given.
+    With one completion per prompt, the standard deviation is taken over the step, and there is no share of prompts.
     """
     scored_P1 = scored_PG.sum(dim=-1, keepdim=True)
     rewards = rewards_PG[scored_PG].double()
@@ -91,7 +91,7 @@ def reward_metrics(rewards_PG: Tensor, scored_PG: Tensor) -> Metrics:
 
 
 def greedy_metrics(rewards_P1: Tensor, scored_P1: Tensor) -> Metrics:
-    """`reward/greedy`: mean reward of the greedy completions; `reward/greedy_unscored`: the share without one."""
+    """`reward/greedy`: mean reward of the greedy completions; `reward/greedy_unscored`: share without a reward."""
     scored = rewards_P1[scored_P1].double()
     return {
         "reward/greedy": Mean(float(scored.sum()), len(scored)),
@@ -100,7 +100,7 @@ def greedy_metrics(rewards_P1: Tensor, scored_P1: Tensor) -> Metrics:
 
 
 def staleness_metrics(completions: Sequence[Completion], version: int) -> Metrics:
-    """Policy versions between sampling and training, per token; `version` is that of the policy that learns."""
+    """Policy versions between sampling and training, per token; `version` is the version of the learning policy."""
     lags = [version - sampled for completion in completions for sampled in completion.versions]
     if not lags:
         return {}
@@ -112,7 +112,7 @@ def staleness_metrics(completions: Sequence[Completion], version: int) -> Metric
 
 
 def length_metrics(completions: Sequence[Completion]) -> Metrics:
-    """Lengths in drawn tokens, EOS included, and the share that was truncated; `terminated` are the others."""
+    """Lengths in sampled tokens, including EOS, and the share of truncated completions; `terminated` are the others."""
     if not completions:
         return {}
     lengths = [len(completion.drawn_ids) for completion in completions]
@@ -129,18 +129,18 @@ def length_metrics(completions: Sequence[Completion]) -> Metrics:
 
 
 def turn_metrics(completions: Sequence[Completion]) -> Metrics:
-    """The metrics of completions that may have several turns; nothing for plain answers.
+    """Return the metrics of completions that may have several turns; empty for plain answers.
 
     turns/mean, turns/max          turns of the policy in a trajectory
-    turns/reward/<k>               what turn k earned, mean over the trajectories that have one; of the first ten turns
-    turns/contexts                 contexts of a trajectory, mean: 1 where each turn goes on from the one before
-    turns/cut_by/<limit>           share of the trajectories that ran into this limit
+    turns/reward/<k>               mean reward of turn k over the trajectories that have it; for the first ten turns
+    turns/contexts                 mean number of contexts per trajectory; 1 if each turn continues the one before
+    turns/cut_by/<limit>           share of the trajectories that hit this limit
     environment/failed/<cause>     share whose environment failed for good: exception, timeout, crash or template
-    environment/attempts           how often a trajectory was begun, mean
-    environment/metrics/<name>     what the environment measured, mean of the trajectories that have it
-    tools/calls                    calls in a trajectory, mean
-    tools/calls/<name>             the same of one tool
-    tools/errors/<name>            share of its calls that came to nothing
+    environment/attempts           mean number of times that a trajectory was begun
+    environment/metrics/<name>     the environment's own metric, mean over the trajectories that have it
+    tools/calls                    mean number of calls per trajectory
+    tools/calls/<name>             the same for one tool
+    tools/errors/<name>            share of its calls that failed
     """
     in_turns = [completion for completion in completions if completion.episode is not None]
     episodes = [completion.episode for completion in in_turns if completion.episode is not None]
@@ -169,7 +169,7 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
 
 
 def _turn_rewards(episodes: Sequence[Episode]) -> Metrics:
-    """Nothing where no environment rewards turns; a turn without a reward has earned 0."""
+    """Return the mean reward of each turn; empty if no environment rewards turns. A turn without a reward counts 0."""
     scored = [episode for episode in episodes if not episode.failure]
     if not any(episode.turn_rewards for episode in scored):
         return {}
@@ -180,5 +180,5 @@ def _turn_rewards(episodes: Sequence[Episode]) -> Metrics:
 
 
 def _std(values: Tensor) -> Mean:
-    """Standard deviation (n - 1) as a metric; NaN, a mean over nothing, for fewer than two values."""
+    """Return the standard deviation (n - 1) as a metric; NaN, a mean of no values, for fewer than two values."""
     return Mean(float(values.std()), 1) if len(values) >= 2 else Mean(0.0, 0.0)

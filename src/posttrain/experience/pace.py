@@ -1,10 +1,10 @@
-"""`train.run_ahead: auto`: the least lead that keeps the trainer busy, found by trial in the run itself.
+"""`train.run_ahead: auto`: the smallest lead that keeps the trainer busy, found by trial during the run.
 
-A run begins one step ahead. While its trainer waits for groups, one step more is tried for a while. Where that makes
-steps come faster it stays, and the next is tried. Where it does not, the run goes back: engines are full already, and
-more lead only makes tokens older. It tries again much later, as lengths change while a policy learns.
+A run begins one step ahead. While its trainer waits for groups, it tries one more step of lead for a while. If steps
+come faster, it keeps that lead and may try the next. If not, it goes back: the engines are already full, and more lead
+only makes tokens older. It tries again much later, because lengths change while a policy learns.
 
-No model of engines is needed, and a trial costs a few steps with older tokens.
+This needs no model of the engines. A trial costs a few steps with older tokens.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from posttrain.controller.messages import Asked, Command, Deliver, Event, Lead, 
 FIRST = 1
 """Steps ahead at the beginning."""
 WINDOW = 8
-"""Steps over which a pace is measured."""
+"""Steps over which the pace is measured."""
 BUSY = 0.05
-"""Share of the time for which a busy trainer may wait."""
+"""Share of its time that a busy trainer may spend waiting."""
 GAIN = 1.05
-"""Times the pace by which one step more has to be faster."""
+"""Factor by which one more step of lead has to raise the pace."""
 LATER = 16
-"""Windows after which what did not help is tried again."""
+"""Windows after which a step of lead that did not help is tried again."""
 
 
 @dataclass
 class Pace:
-    """Told of every event and of what followed; `choose` is told another lead, and why."""
+    """Sees every event and the commands that followed; calls `choose` with each new lead and the reason for it."""
 
     most: int
-    """The largest lead: that of `max_staleness`."""
+    """The maximum lead, which `max_staleness` sets."""
     choose: Callable[[Lead, str], None]
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.lead = FIRST
         self._before: float | None = None
-        """Steps per second with one step less, while one more is tried."""
+        """Steps per second before the current trial of one more step; None without a trial."""
         self._pause = 0
-        """Windows until something is tried again."""
+        """Windows until the next trial."""
         self._begin(settle=FIRST + 1)
         self._asked = self._from = 0.0
 
     def see(self, event: Event, commands: Iterable[Command]) -> None:
-        """An event, and what was ordered because of it."""
+        """Take an event and the commands that followed from it."""
         now = self.clock()
         if isinstance(event, Asked):
             self._asked = now
@@ -56,7 +56,7 @@ class Pace:
             self._step(now)
 
     def _begin(self, settle: int) -> None:
-        """A new window, after so many steps: the first ones with another lead are not typical of it."""
+        """Begin a new window after `settle` steps, because the first steps with another lead are not typical of it."""
         self._steps, self._waited = -settle, 0.0
 
     @property
@@ -72,7 +72,7 @@ class Pace:
         seconds = max(now - self._from, 1e-9)
         pace, waits = WINDOW / seconds, self._waited / seconds
         if self._before is not None and pace < GAIN * self._before:
-            self._take(self.lead - 1, f"one step more made {pace / self._before:.2f} times the steps")
+            self._take(self.lead - 1, f"one more step of lead gave {pace / self._before:.2f} times the pace")
             self._before, self._pause = None, LATER
         elif self._pause > 0 or waits <= BUSY or self.lead >= self.most:
             self._before, self._pause = None, max(0, self._pause - 1)

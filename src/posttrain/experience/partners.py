@@ -1,4 +1,4 @@
-"""Whose answer each prompt meets where answers are compared with those to other prompts (KTO's reference point)."""
+"""The partner of each row: another prompt's answer, to which KTO's reference point compares this row's prompt."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
 LOOKED_AT = 16
-"""Rows that are read one by one before the prompts of all rows are."""
+"""Rows that are searched one by one before the prompts of all rows are read."""
 
 
 class Partners:
-    """The partner of a row is the next one, in an order that is shuffled by the seed, which has another prompt and
-    whose answer fits behind this one's within `max_length` tokens: the same throughout the run."""
+    """Assigns each row a partner: the next row, in an order that the seed shuffles, that has another prompt and whose
+    answer fits after this row's prompt within `max_length` tokens. Partners stay the same throughout the run."""
 
     def __init__(self, rows: Sequence[LabelledExample], *, seed: int, max_length: int) -> None:
         self.rows, self.max_length = rows, max_length
@@ -33,7 +33,7 @@ class Partners:
         self.place_in_order_N[self.order_N] = torch.arange(len(rows))
 
     def of(self, place: int) -> int | None:
-        """A row, or None where no other has an answer that suits."""
+        """Return the row's partner, or None if no other row has a suitable answer."""
         prompt, begin = prompt_of(self.rows[place].example), int(self.place_in_order_N[place])
         for step in range(begin + 1, begin + 1 + min(len(self.rows) - 1, LOOKED_AT)):
             other = int(self.order_N[step % len(self.rows)])
@@ -51,7 +51,7 @@ class Partners:
 
     @cached_property
     def _prompts_and_lengths(self) -> tuple[Tensor, Tensor]:
-        """A number for each prompt, and how long its answer is, in the shuffled order; sixteen bytes a row."""
+        """The hash of each prompt and the length of its answer, in the shuffled order; sixteen bytes a row."""
         prompts_N, lengths_N = torch.empty_like(self.order_N), torch.empty_like(self.order_N)
         for place, row in enumerate(self.rows):
             at = self.place_in_order_N[place]
@@ -59,12 +59,12 @@ class Partners:
         return prompts_N, lengths_N
 
     def notes(self, config: RunConfig, used: Sequence[int]) -> list[str]:
-        """How many of the used rows have no partner. Raises `DataError` where an update could be of such rows alone."""
+        """Return a note on used rows without a partner. DataError if an update could consist of such rows alone."""
         alone = {place for place in used if self.of(place) is None}
         if not alone:
             return []
         given = (
-            f"for {len(alone)} of the {len(used)} rows that the run takes, no other prompt's answer fits into "
+            f"for {len(alone)} of the {len(used)} rows that the run uses, no other prompt's answer fits into "
             f"{self.max_length} tokens with their own prompt"
         )
         per_step, size = config.train.prompts_per_step, len(self.rows)
@@ -79,11 +79,11 @@ class Partners:
                     "prompt's answer",
                     fix="Use rows with different prompts, or shorter rows, or raise train.prompts_per_step.",
                 )
-        return [f"{given}; the reference point is that of the others"]
+        return [f"{given}; the reference point is the mean over the others"]
 
 
 class MismatchedAnswers(Sequence[Example]):
-    """Each prompt with the answer of its partner; a row without one has nothing that is trained."""
+    """Each prompt with its partner's answer. A row without a partner has no trained tokens."""
 
     def __init__(self, rows: Sequence[LabelledExample], *, seed: int, max_length: int) -> None:
         self.rows, self.partners = rows, Partners(rows, seed=seed, max_length=max_length)
@@ -92,7 +92,7 @@ class MismatchedAnswers(Sequence[Example]):
         return len(self.rows)
 
     def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
-        place = range(len(self))[place]  # IndexError past the end, where iteration stops
+        place = range(len(self))[place]  # IndexError past the end, which ends iteration
         own, partner = self.rows[place].example, self.partners.of(place)
         prompt, mask = prompt_of(own), ()
         ids = prompt
@@ -105,11 +105,11 @@ class MismatchedAnswers(Sequence[Example]):
 
 @dataclass(frozen=True)
 class AddMismatched:
-    """Puts the answer that each prompt meets, and what the reference says of it, into a batch of labelled answers."""
+    """Adds each prompt's mismatched answer and its reference log-probabilities to a batch of labelled answers."""
 
     answers: MismatchedAnswers
     ref_logprobs: Callable[[Sequence[int], Tensor], Tensor]
-    """Numbers of the rows and their mask -> `[B, T]`."""
+    """Maps row indices and their mask to log-probabilities `[B, T]`."""
     pad_id: int
 
     def __call__(self, batch: Batch, rows: Sequence[int]) -> Batch:
@@ -119,7 +119,7 @@ class AddMismatched:
 
 
 def prompt_of(example: Example) -> tuple[int, ...]:
-    """The tokens before the first trained token."""
+    """Return the tokens before the first trained token."""
     return example.input_ids[: example.completion_mask.index(True)]
 
 

@@ -1,4 +1,4 @@
-"""The experience of a step out of its rollout file: what was sampled and scored then, and nothing computed anew."""
+"""The experience of a step, read from its rollout file: recorded samples and scores, and nothing computed again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FILE = re.compile(r"step-(\d{6,})\.parquet")
 
 
 class Recorded(NamedTuple):
-    """What one rollout file says."""
+    """The content of a rollout file."""
 
     trained: list[Group]
     discarded: list[Group]
@@ -36,16 +36,16 @@ class Recorded(NamedTuple):
     weights: list[float] | None
     """The weights of the rewards; None if nothing was learned from them."""
     rows: list[dict[str, Any]]
-    """All columns of the trained rows."""
+    """The trained rows with all columns."""
 
 
 def recorded_steps(folder: Path) -> list[int]:
-    """The steps of a run whose rollouts are on file."""
+    """Return the steps of a run that have a rollout file."""
     return sorted(int(match[1]) for name in names_inside(folder, FOLDER) if (match := _FILE.fullmatch(name)))
 
 
 def read_rollouts(folder: Path, step: int) -> Recorded:
-    """The rollouts of a step. Raises DataError for a file that is missing, or not as the run wrote it."""
+    """Return the rollouts of a step. Raises DataError if the file is missing or differs from what the run wrote."""
     name = f"{FOLDER}/step-{step:06d}.parquet"
     try:
         table = parquet.read_table(pa.BufferReader(read_inside(folder, name, MOST_BYTES)))
@@ -54,7 +54,7 @@ def read_rollouts(folder: Path, step: int) -> Recorded:
         raise _not_as_written(folder / name, what) from error
     facts = _facts(table, folder / name)
     if facts["sha256"] != content_hash(table, facts):
-        raise _not_as_written(folder / name, "was changed: its rows do not have the hash that stands in it")
+        raise _not_as_written(folder / name, "was changed: its rows do not match the hash in it")
     rows = table.to_pylist()
     if others := {row["step"] for row in rows} - {step}:
         raise _not_as_written(folder / name, f"holds the rows of step {min(others)}")
@@ -114,7 +114,7 @@ def _completion(row: Mapping[str, Any]) -> Completion:
 
 
 def _scores(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Scores | None:
-    """None where nothing scored them."""
+    """Return the scores of the rows; None if they were not scored."""
     if rows[0]["scored"] is None:
         return None
 
@@ -134,7 +134,7 @@ def _scores(rows: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Scores 
 
 
 def _greedy(rows: Sequence[Mapping[str, Any]]) -> Iterator[Group]:
-    """Of each group; its text and its reward are on file."""
+    """Yield the greedy completion of each group. Only its text and its reward are on file."""
     if not rows or "greedy_reward" not in rows[0]:
         return
     for _, own in groupby(rows, key=lambda row: row["group"]):
@@ -152,16 +152,16 @@ def _greedy(rows: Sequence[Mapping[str, Any]]) -> Iterator[Group]:
 
 
 class ReplayFeed:
-    """Gives each step the groups of its rollout file, in their order, in place of sampling them."""
+    """A feed that reads the groups of each step from its rollout file instead of sampling them."""
 
     samples = True
     rows: Sequence[Any] = ()
 
     def __init__(self, folder: Path, *, pad_id: int, max_lag: int) -> None:
-        """`folder` is that of the run; `max_lag` is its `train.max_lag`."""
+        """`folder` is the folder of the run; `max_lag` is the run's `train.max_lag`."""
         self.folder, self.pad_id, self.max_lag = folder, pad_id, max_lag
         self.recorded: Recorded | None = None
-        """What the last step was made of."""
+        """The recorded rollouts of the last step."""
 
     def take(self, step: int, version: int) -> StepData:
         found = self.recorded = read_rollouts(self.folder, step)
@@ -188,4 +188,4 @@ class ReplayFeed:
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Which rows come next is on file."""
+        """Restore nothing: the files determine the next rows."""

@@ -1,19 +1,20 @@
-"""The reference that a policy is held to: a model where answers are sampled, numbers on disk where they are given.
+"""The reference of a policy: a model if completions are sampled, numbers on disk if they are given.
 
-The answers of a dataset do not change while a policy learns from them. So what the reference says about them is
-computed once, before the first step and with the weights that are in memory anyway, and kept on disk twice:
+The answers of a dataset do not change while a policy learns from them. So their reference log-probabilities are
+computed once, before the first step, with the weights that are in memory anyway. They are kept on disk twice:
 
-    in the cache folder, by everything that decides a bit of them, so that another run on the same data finds them ready
-    in the run's folder, by model and data, so that the run goes on with the same numbers whatever has become of
-    the cache, of the code and of the versions meanwhile
+    in the cache folder, under a key of everything that decides their bits, so that another run on the same data
+    finds them
+    in the run's folder, under a key of model and data, so that the run continues with the same numbers whatever
+    happens to the cache, the code and the versions
 
-No reference model is there while training.
+So no reference model is in memory during training.
 
-Numbers on disk that seal themselves: float32 values, then their SHA-256, in one file.
+A file seals itself: it holds the float32 values, then their SHA-256.
 
-A file is written under a name that nobody else has and renamed when it is complete, so whatever stands under the final
-name is of one writer, whole, and can be checked without a second file. It is never changed afterwards: a name that is
-written again gets another file, and those who have the old one open, or another link to it, keep it.
+A file is written under a unique name and renamed when it is complete. So a file under the final name is complete, comes
+from one writer, and can be checked without a second file. It never changes afterwards: writing to the same name again
+makes a new file, and whoever has the old file open, or another link to it, keeps the old one.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ if TYPE_CHECKING:
 
 SEAL = hashlib.sha256().digest_size
 ABANDONED_AFTER = 3600.0
-"""Seconds without a write after which a draft that nobody has locked is that of a process that was killed."""
+"""Seconds without a write after which an unlocked draft counts as left behind by a killed process."""
 
 
 def read_values(file: Path, count: int) -> np.ndarray | None:
-    """The numbers in the file, mapped and not read into memory; None for a file that is missing or damaged."""
+    """Return the numbers in the file, memory-mapped; None if the file is missing or damaged."""
     try:
         with file.open("rb") as content:
             if os.fstat(content.fileno()).st_size != 4 * count + SEAL or not _is_whole(content, 4 * count):
@@ -70,7 +71,7 @@ def read_values(file: Path, count: int) -> np.ndarray | None:
 
 
 def write_values(file: Path, parts: Iterator[np.ndarray], count: int) -> np.ndarray:
-    """Write the numbers and return them, mapped. Raises DoesNotFit where there is no room."""
+    """Write the numbers and return them, memory-mapped. Raises DoesNotFit if there is no room."""
     draft = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +79,7 @@ def write_values(file: Path, parts: Iterator[np.ndarray], count: int) -> np.ndar
         if shutil.disk_usage(file.parent).free < 4 * count + SEAL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with draft.open("w+b") as out:
-            fcntl.flock(out, fcntl.LOCK_EX)  # as long as this process writes
+            fcntl.flock(out, fcntl.LOCK_EX)  # held while this process writes
             digest = hashlib.sha256()
             for part in parts:
                 content = np.ascontiguousarray(part, dtype=np.float32).tobytes()
@@ -97,7 +98,7 @@ def write_values(file: Path, parts: Iterator[np.ndarray], count: int) -> np.ndar
 
 
 def share(file: Path, other: Path, count: int) -> None:
-    """Let `other` be the same file, or a copy of it where the two are on different disks; nothing without a file."""
+    """Make `other` a link to the file, or a copy if they are on different disks. Do nothing without a file."""
     if not file.exists():
         return
     draft = other.with_name(f"{other.stem}.{uuid.uuid4().hex}.part")
@@ -113,11 +114,11 @@ def share(file: Path, other: Path, count: int) -> None:
         raise _no_room(other, count, error) from error
     finally:
         with suppress(OSError):
-            draft.unlink()  # the rename of a link onto a link of the same file leaves both
+            draft.unlink()  # renaming a link onto a link to the same file leaves both
 
 
 def _is_whole(content, size: int) -> bool:  # type: ignore[no-untyped-def]
-    """Whether the first `size` bytes have the hash that follows them."""
+    """Return whether the first `size` bytes have the hash that follows them."""
     digest = hashlib.sha256()
     while size and (part := content.read(min(size, 1 << 20))):
         digest.update(part)
@@ -130,7 +131,7 @@ def _mapped(content, count: int) -> np.ndarray:  # type: ignore[no-untyped-def]
 
 
 def _remove_abandoned(file: Path) -> None:
-    """Drafts of this file whose writer does not live any more: they are old, and their lock can be had."""
+    """Remove drafts of this file whose writer is dead: they are old, and nobody holds their lock."""
     for draft in file.parent.glob(f"{file.stem}.*.part"):
         with suppress(OSError), draft.open("r+b") as content:
             fcntl.flock(content, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,36 +142,36 @@ def _remove_abandoned(file: Path) -> None:
 def _no_room(file: Path, count: int, error: OSError) -> DoesNotFit:
     return DoesNotFit(
         given=f"the reference log-probabilities of {count:,} tokens cannot be written to {file.parent} ({error})",
-        allowed=f"a folder that can be written, with {4 * count / 1e6:,.0f} MB of room",
+        allowed=f"a writable folder with {4 * count / 1e6:,.0f} MB of free space",
         fix="Free some space, or set the environment variable POSTTRAIN_CACHE to another folder.",
     )
 
 
 ROWS_AT_ONCE = 256
-"""Examples that are collated together, and that are in memory at a time."""
+"""Number of examples that are collated together and in memory at a time."""
 CODE = ("experience/references.py", "data/collate.py", "types.py")
-"""The modules through which the numbers go beside those of every model."""
+"""The modules that compute these numbers, in addition to the modules that every model uses."""
 
 
 def reference_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:
-    """For what is sampled: the model of the section `reference`; else, with LoRA, the base model itself, so that there
-    is no second copy; else a frozen copy of the start."""
+    """Return the reference for sampled completions: the model of the section `reference` if there is one; else, with
+    LoRA, the base model itself, without a second copy; else a frozen copy of the start model."""
     if config.reference is not None:
         return load_frozen("reference", config.reference, config, loaded, forward)
     if config.lora is not None:
         return forward.under(loaded.model, lambda: reference_scope(loaded.model))
-    if is_sharded(loaded.model):  # no rank has all of it to copy
+    if is_sharded(loaded.model):  # no rank holds the whole model to copy
         return load_frozen("reference", as_reference(config.model), config, loaded, forward)
     return forward.under(hold_in(frozen_copy(loaded.model), forward.compute_dtype))
 
 
 def as_reference(model: ModelConfig) -> ReferenceConfig:
-    """The model at the start of the run, read once more."""
+    """Return settings that load the run's start model once more."""
     return ReferenceConfig(path=model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
 
 
 def start_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> Forward:
-    """For what is given: the same reference, before the first step, when the policy itself still is the start."""
+    """Return the reference for given answers, before the first step: the policy still is the start model then."""
     if config.reference is None and config.lora is None:
         return forward.under(loaded.model)
     return reference_forward(config, loaded, forward)
@@ -179,8 +180,8 @@ def start_forward(config: RunConfig, loaded: LoadedModel, forward: Forward) -> F
 class References:
     """`references[place]`: log-probabilities of the trained tokens of one example, in their order; float32.
 
-    Of the examples at `places`, in ascending order, which are those that the run uses; `counts_N` are their trained
-    tokens.
+    They cover the examples at `places`, in ascending order, which are those that the run uses. `counts_N` are the
+    numbers of their trained tokens.
     """
 
     def __init__(self, values: np.ndarray, places: Sequence[int], counts_N: np.ndarray) -> None:
@@ -195,7 +196,7 @@ class References:
         return torch.tensor(self.values[self.ends_N[number] : self.ends_N[number + 1]])
 
     def _number(self, place: int) -> int:
-        """Where the example stands among those that were scored."""
+        """Return the index of the example among those that were scored."""
         if isinstance(self.places, range):
             return self.places.index(place)
         number = int(np.searchsorted(self.places, place))
@@ -204,14 +205,14 @@ class References:
         return number
 
     def beside(self, places: Sequence[int], mask_BT: Tensor) -> Tensor:
-        """`[B, T]`: those of the named examples at the True places of their rows, 0 elsewhere."""
+        """Return `[B, T]`: log-probabilities of the named examples at the True places of their rows, 0 elsewhere."""
         beside_BT = torch.zeros(mask_BT.shape)
         beside_BT[mask_BT] = torch.cat([self[place] for place in places])
         return beside_BT
 
 
 def used_rows(config: RunConfig, size: int) -> Sequence[int]:
-    """Which of `size` rows the steps of the run take, ascending; all of them from the first whole epoch on."""
+    """Return which of `size` rows the run's steps use, ascending; all of them once the steps cover an epoch."""
     train = config.train
     if train.steps * train.prompts_per_step >= size:
         return range(size)
@@ -229,9 +230,9 @@ def reference_logprobs(
     pad_id: int,
     folder: Path,
 ) -> tuple[References, bool]:
-    """The log-probabilities of the model behind `forward` for the examples at `places`, and whether they were on disk.
+    """Return the examples' log-probabilities under the model of `forward`, and whether they were already on disk.
 
-    `folder` is that of the run, which keeps what it was told.
+    `folder` is the run's folder, which keeps a copy.
     """
     data, counts_N = scan(dataset, places)
     total = int(counts_N.sum())
@@ -249,7 +250,7 @@ def reference_logprobs(
 
 
 def scan(dataset: Sequence[Example], places: Sequence[int]) -> tuple[str, np.ndarray]:
-    """A hash that changes with any token or mask of the examples, and the trained tokens of each."""
+    """Return a hash that changes with any token or mask of the examples, and the number of trained tokens of each."""
     digest, counts_N = hashlib.sha256(), np.zeros(len(places), dtype=np.int64)
     for number, place in enumerate(places):
         example = dataset[place]
@@ -263,7 +264,7 @@ def scan(dataset: Sequence[Example], places: Sequence[int]) -> tuple[str, np.nda
 def _score(
     config: RunConfig, dataset: Sequence[Example], places: Sequence[int], forward: Forward, pad_id: int
 ) -> Iterator[np.ndarray]:
-    """The log-probabilities of the trained tokens, example after example."""
+    """Yield the log-probabilities of the trained tokens, example after example."""
     split = Split(forward, config.train.microbatch_tokens)
     for begin in range(0, len(places), ROWS_AT_ONCE):
         examples = [dataset[place] for place in places[begin : begin + ROWS_AT_ONCE]]
@@ -275,16 +276,17 @@ def _score(
         yield logprobs_BT[mask_BT].numpy()
 
 
-# --- under which names ------------------------------------------------------------------------------------------------
+# --- keys and file names ----------------------------------------------------------------------------------------------
 
 
 def run_key(data: str, forward: Forward) -> str:
-    """What the numbers are of: the examples, and the model with its precision and temperature."""
+    """Return the key of the numbers in the run's folder: examples, model, precision and temperature."""
     return _key(data, model_key(forward.model), str(forward.compute_dtype), forward.temperature)
 
 
 def content_key(numbers: str, forward: Forward, config: RunConfig) -> str:
-    """Whatever decides a bit of the `numbers` of that name: how rows are packed and summed, by which code, on what."""
+    """Return the key of the numbers in the cache. It covers everything that decides a bit of them: packing, summation,
+    code and hardware."""
     how = forward.compute
     computation = computation_key(forward.model, compute_dtype=how.dtype, matmul=how.matmul, code=CODE)
     return _key(numbers, computation, config.train.microbatch_tokens, forward.chunk_tokens)

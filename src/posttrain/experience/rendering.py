@@ -1,4 +1,4 @@
-"""The rows of a run as the model reads them: prompts, or given answers; and what is to be said of them."""
+"""The rows of a run as the model reads them, prompts or given answers, and notes about them for the user."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 CHECKED = 1_000
-"""Streamed prompts whose gold answers are tried on the rewards before the run."""
+"""Number of streamed prompts whose gold answers are checked by the rewards before the run."""
 
 
 def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
-    """Most tokens of a given prompt and answer together."""
+    """Return the maximum tokens of a given prompt and its answer together."""
     context = context_length(loaded)
     return min(context, config.data.max_length or context)
 
 
 def context_length(loaded: LoadedModel) -> int:
-    """Most tokens of prompt and completion together; some architectures set no limit."""
+    """Return the maximum tokens of prompt and completion together; some architectures set no limit."""
     return loaded.context_length if loaded.context_length is not None else sys.maxsize
 
 
@@ -42,7 +42,7 @@ def context_length(loaded: LoadedModel) -> int:
 def checked_prompts(
     config: RunConfig, rows: Split, loaded: LoadedModel, rewards: RewardSet | None, renderer: Renderer | None = None
 ) -> tuple[PromptSet, PromptSet]:
-    """The training prompts and the held-out ones. Raises what the rewards find wrong with their columns."""
+    """Return the training and the held-out prompts. Raises the rewards' error if a column is wrong."""
     train, heldout = prompt_sets(config, rows, loaded, renderer)
     for what, part in (("training data", train), (HELD_OUT, heldout)):
         if part.prompts and rewards is not None:
@@ -53,7 +53,7 @@ def checked_prompts(
 def prompt_sets(
     config: RunConfig, rows: Split, loaded: LoadedModel, renderer: Renderer | None = None
 ) -> tuple[PromptSet, PromptSet]:
-    """The training prompts and the held-out ones, none longer than the context leaves room for."""
+    """Return the training and the held-out prompts that leave room in the context for a completion."""
     renderer = renderer or Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
     context, longest = context_length(loaded), config.sampling.max_completion_length
     room = context - longest
@@ -69,13 +69,13 @@ def prompt_sets(
     if not rows.heldout:
         return train, PromptSet(prompts=())
     heldout = render(first_rows(rows.heldout, config.evaluation.prompts), what=loaded.named("held-out data"))
-    if config.data.eval is None:  # rows of the same data, whichever of them were held out
+    if config.data.eval is None:  # the held-out rows come from the same data, so they have the same columns
         train, heldout = with_all_columns(train, heldout)
     return train, heldout
 
 
 def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None) -> list[str]:
-    """What the user should know about the data, in sentences; `system_prompt` is the one of the config."""
+    """Return notes about the data for the user, one sentence each; `system_prompt` is the config's."""
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part.dropped]
     for what, part in parts:
@@ -97,12 +97,12 @@ def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None
 
 
 def looked_at(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    """Those that are looked at before the run: all, or the first of those that are tokenised when they are taken."""
+    """Return the prompts that are checked before the run: all, or the first ones if they are streamed."""
     return prompts[:CHECKED] if isinstance(prompts, StreamedRecords) else prompts
 
 
 def _has_system_turn(prompt: Prompt, system_prompt: str) -> bool:
-    """One that the config did not give it."""
+    """Return whether the prompt has a system message of its own, not the config's."""
     first = prompt.messages[0] if prompt.messages else {}
     return first.get("role") == "system" and first.get("content") != system_prompt
 
@@ -113,7 +113,7 @@ def _has_system_turn(prompt: Prompt, system_prompt: str) -> bool:
 def render_both(
     render: Callable[..., Any], config: RunConfig, rows: Split, loaded: LoadedModel, renderer: Renderer
 ) -> tuple[Any, Any]:
-    """The training rows and the held-out ones, or None where there are none of those."""
+    """Return the training rows and the held-out ones; None if no row is held out."""
     heldout = first_rows(rows.heldout, config.evaluation.prompts)
     sets = [
         render(
@@ -130,13 +130,13 @@ def render_both(
 
 
 def data_notes(train: Any, heldout: Any) -> list[str]:
-    """What the user should know about the two sets: rows that were left out, and held-out ones that are trained on."""
+    """Return notes about both sets for the user: dropped rows, and held-out rows that are also trained on."""
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
     if heldout is None:
         return notes
     rows: list[Any] = [getattr(part, "pairs", None) for part in (train, heldout)]
-    if any(pairs is None for pairs in rows):  # else a row is a pair, also where its answers are learned from one by one
+    if any(pairs is None for pairs in rows):  # else a row is a pair, even if its two answers are trained separately
         rows = [train.usable, heldout.usable]
     trained = getattr(train, "pairs", None) or train.usable
     if isinstance(trained, StreamedRecords):
@@ -152,12 +152,12 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
 
 
 def _overlap(train: Sequence[Any], heldout: Sequence[Any]) -> int:
-    """How many held-out rows stand in the training data too, whatever their scores or labels."""
+    """Return how many held-out rows are also in the training data, whatever their scores or labels."""
     held_out = Counter(map(_answers, heldout))
     return sum(held_out[answers] for answers in set(map(_answers, train)) & held_out.keys())
 
 
 def _answers(row: Any) -> tuple[tuple[int, ...], ...]:
-    """The tokens of a row: those of both answers of a pair."""
+    """Return the tokens of a row; for a pair, of both answers."""
     sides = (row.chosen, row.rejected) if isinstance(row, Pair) else (getattr(row, "example", row),)
     return tuple(side.input_ids for side in sides)

@@ -1,12 +1,12 @@
 """The rollout file of a step: every completion with its text, its ids and every number behind its loss.
 
-It suffices to train the step again (recorded.py). What is no column stands in the metadata of its schema, under the key
-`posttrain`:
+It suffices for training the step again (recorded.py). Facts without a column are in the metadata of the schema, under
+the key `posttrain`:
 
     {"format": 1, "version": 41, "labels": ["math"], "weights": [1.0], "sha256": ...}
 
-`version` is that of the policy that learned from it, `weights` those of the rewards in the order of `labels`; null
-where nothing is learned from rewards. The hash is of all columns and of these facts.
+`version` is the policy version that learned from the file. `weights` are the rewards' weights in the order of `labels`;
+null if nothing is learned from rewards. The hash covers all columns and these facts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from posttrain.rewards import Scores
 from posttrain.types import Completion
 
 VERDICT_COLUMNS = {"reason": pa.string(), "extracted": pa.string(), "seconds": pa.float64()}
-"""The columns of a verdict in a rollout table, beside its score."""
+"""The columns of a verdict in a rollout table, in addition to its score."""
 NUMBERS = pa.list_(pa.float32())
 VERSIONS = pa.list_(pa.int32())
 TURNS = {"given": pa.list_(pa.list_(pa.int32())), "starts": pa.list_(pa.int32()), "episode": pa.string()}
-"""Columns of completions in several turns."""
+"""Columns of completions with several turns."""
 EXACT_NUMBERS = pa.list_(pa.float64())
 """The type of numbers that are added up before they are rounded to float32."""
 FACTS, FORMAT = b"posttrain", 1
@@ -51,20 +51,21 @@ def rollout_table(
 ) -> pa.Table:
     """One row per completion, in the order of the batch (row = p * G + g); text, ids, and every number behind its loss.
 
-    advantages, logprobs      one entry per completion token, and one per drawn token; `advantage` is the mean of these
-    reward, reward/<label>    null where there is none
-    reward/<label>/reason     why it is what it is; /extracted: which answer was found; /seconds: how long that took
-    reward/<label>/open       of a reward behind a gate: was it open?
-    token_rewards/<label>     the rewards of single tokens, where a component gives them
-    versions, version         the policy version that drew each token, and the last one
-    given                     stretches of completion_ids that the policy did not draw, where there are any
-    starts                    places in completion_ids where the context begins anew, where there are any
-    episode                   of completions in several turns: messages, calls and reward (`Episode`), as JSON
-    role                      in place of advantages where completions are compared in pairs (`pair_roles`)
-    discarded                 of groups that were sampled and not trained: they follow, without advantages
-    greedy_completion, _reward  of the greedy answer to the prompt, beside each completion of the group
+    advantages, logprobs      one entry per completion token, and one per sampled token; `advantage` is their mean over
+                              the sampled tokens
+    reward, reward/<label>    null if there is none
+    reward/<label>/reason     the verdict's reason; /extracted: the answer that was found; /seconds: time it took
+    reward/<label>/open       for a reward behind a gate: whether the gate was open
+    token_rewards/<label>     the rewards of single tokens, if a component gives them
+    versions, version         the policy version that sampled each token, and the last one
+    given                     ranges of completion_ids that the policy did not sample, if there are any
+    starts                    positions in completion_ids where a new context begins, if there are any
+    episode                   for completions with several turns: messages, calls and reward (`Episode`), as JSON
+    role                      instead of advantages if completions are compared in pairs (`pair_roles`)
+    discarded                 true for groups that were sampled and not trained: they come last, without advantages
+    greedy_completion, _reward  the greedy answer to the prompt, repeated for each completion of the group
 
-    `columns` are further numbers about the trained rows. `version` and `weights`: see the top of this file.
+    `columns` are further numbers for the trained rows. For `version` and `weights` see the top of this file.
     """
     rows = list(_rows(step, trained, advantages_BT))
     for row, role in zip(rows, roles or (), strict=roles is not None):
@@ -95,7 +96,7 @@ def rollout_table(
 
 
 def content_hash(table: pa.Table, facts: Mapping[str, Any]) -> str:
-    """Changes with the facts and with any name, type, value or null of the table, and with the order of its rows."""
+    """Return a hash that changes with the facts, with any name, type, value or null, and with the order of rows."""
     names = [[field.name, str(field.type).replace("element: ", "item: ")] for field in table.schema]  # as in parquet
     digest = hashlib.sha256(json.dumps([{**facts, "sha256": None}, names], sort_keys=True).encode())
 
@@ -156,14 +157,14 @@ def _rows(
 
 
 def _turns(completion: Completion) -> dict[str, Any]:
-    """Nothing for an answer of one piece."""
+    """Return the columns of several turns; empty for a completion of a single turn."""
     episode = None if completion.episode is None else json.dumps(asdict(completion.episode))
     found = {"given": completion.given, "starts": completion.starts, "episode": episode}
     return {name: value for name, value in found.items() if value}
 
 
 def _reasons(scores: Scores, g: int) -> dict[str, Any]:
-    """Of each reward that says why: the reason, the answer that it found, and the time that it took."""
+    """Return the verdict columns of each reward that has verdicts: reason, extracted answer and time."""
     found = {label: verdict_PG[0][g] for label, verdict_PG in scores.verdicts.items()}
     return {
         f"reward/{label}/{name}": getattr(verdict, name)
@@ -174,14 +175,14 @@ def _reasons(scores: Scores, g: int) -> dict[str, Any]:
 
 
 def _reward(group: Group, g: int) -> float | None:
-    """None without one."""
+    """Return the total reward, or None if there is none."""
     if group.scores is None or not group.scores.scored_PG[0][g]:
         return None
     return float(group.scores.rewards_PG[0][g])
 
 
 def _text(answer: Any) -> str | None:
-    """The gold answer as it is shown; null where the data has none."""
+    """Return the gold answer as text; None if the data has none."""
     return answer if isinstance(answer, str) or answer is None else json.dumps(answer, default=str)
 
 

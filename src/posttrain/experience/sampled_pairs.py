@@ -1,10 +1,10 @@
-"""One round of iterative preference optimisation: the start model answers, rewards order, pairs are trained on.
+"""One round of iterative preference optimisation: the start model answers, rewards rank the answers, pairs are trained.
 
     sampled/part-00000.jsonl   the answers of some prompts with their scores, one line per prompt
-    pairs.jsonl                the pairs that were made of them
+    pairs.jsonl                the pairs that were made of these answers
 
-Each file is there as a whole or not at all. A run that is killed while it samples goes on with the part that is
-missing, and one that is resumed later trains on the very pairs on file (RULE 42).
+Each file is written as a whole or not at all. A run that is killed while it samples continues with the missing part.
+A run that is resumed later trains on exactly the pairs on file (RULE 42).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig, SampledPairsConfig
 
 PROMPTS_PER_PART = 64
-"""Prompts that are answered and scored together, and kept when the run is killed after that."""
+"""Prompts in one part. A part is answered and scored as a whole, and kept if the run is killed after that."""
 FILE, FOLDER = "pairs.jsonl", "sampled"
 
 Say = Callable[[str], None]
@@ -43,20 +43,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredPrompt:
-    """One prompt with what the start model wrote, and what that was worth."""
+    """One prompt, the start model's answers to it, and their scores."""
 
     prompt: Prompt
     completions: Sequence[Completion]
     scores: Sequence[float | None]
-    """None where a completion has no reward."""
+    """Scores of the completions; None for a completion without a reward."""
     parts: Mapping[str, Sequence[float | None]]
-    """Each reward by itself."""
+    """Values of each single reward, by its name."""
 
 
 def earlier_pairs(
     config: RunConfig, rows: Sequence[Row], loaded: LoadedModel, heldout: Sequence[Prompt]
 ) -> tuple[list[Pair], list[str]]:
-    """The pairs of earlier rounds among the training rows; none of a prompt that is held out."""
+    """Return the pairs of earlier rounds in the training rows, without pairs of held-out prompts, and notes on them."""
     known = {prompt.ids for prompt in heldout}
     found: list[Pair] = []
     dropped: list[Dropped] = []
@@ -68,7 +68,7 @@ def earlier_pairs(
             dropped.append(Dropped(row.origin, str(reason)))
             continue
         if tuple(row.values["prompt_ids"]) in known:
-            dropped.append(Dropped(row.origin, "of a held-out prompt"))
+            dropped.append(Dropped(row.origin, "its prompt is held out"))
         else:
             found.append(pair)
     if not given:
@@ -78,7 +78,7 @@ def earlier_pairs(
 
 
 def numbered(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs, named by their place in the data of the run."""
+    """Return the pairs, numbered by their position in the data of the run."""
     return [
         replace(pair, index=n, chosen=replace(pair.chosen, index=n), rejected=replace(pair.rejected, index=n))
         for n, pair in enumerate(pairs)
@@ -89,7 +89,7 @@ def numbered(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def choose(settings: SampledPairsConfig, answers: AnsweredPrompt, seed: int) -> tuple[list[tuple[int, int]], str]:
-    """(chosen, rejected) places of the pairs of one prompt; without any, why there is none."""
+    """Return the (chosen, rejected) answer indices of one prompt's pairs; if there is none, the reason."""
     ids, scores = [c.ids for c in answers.completions], answers.scores
     usable = [(place, score) for place, score in enumerate(scores) if score is not None and ids[place]]
     if len(usable) < 2:
@@ -113,7 +113,7 @@ def choose(settings: SampledPairsConfig, answers: AnsweredPrompt, seed: int) -> 
 
 
 def _ahead(usable: Sequence[tuple[int, float]], ids: Sequence[tuple[int, ...]]) -> dict[tuple[int, int], float]:
-    """By how much, for every two answers of which one is better and which are not the same words (RULE 42)."""
+    """Return the score gap of each two answers, better one first, if it is above 0 and the texts differ (RULE 42)."""
     places = [place for place, _ in usable]
     scores_1U = torch.tensor([[score for _, score in usable]], dtype=torch.float64)
     same_1UU = torch.tensor([[[ids[a] == ids[b] for b in places] for a in places]])
@@ -125,8 +125,8 @@ def _ahead(usable: Sequence[tuple[int, float]], ids: Sequence[tuple[int, ...]]) 
 def _different(
     pairs: Sequence[tuple[int, int]], ids: Sequence[tuple[int, ...]], settings: SampledPairsConfig
 ) -> list[tuple[int, int]]:
-    """The first of them that do not repeat one another: best against worst, then second best against second worst;
-    no two of the same words."""
+    """Return the first pairs that do not repeat one another: no two with the same texts. best_worst pairs best with
+    worst, second best with second worst, and so on."""
     kept: list[tuple[int, int]] = []
     seen: set[Any] = set()
     for c, r in pairs:
@@ -137,11 +137,11 @@ def _different(
     return kept
 
 
-# --- sampling, and what is on file ------------------------------------------------------------------------------------
+# --- sampling, and the files ------------------------------------------------------------------------------------------
 
 
 class Round:
-    """The answers of the start model to the training prompts, and the pairs that are made of them."""
+    """The start model's answers to the training prompts, and the pairs made of them."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Round:
         self.generator, self.say = generator, say
 
     def pairs(self) -> tuple[list[Pair], list[str]]:
-        """Those on file, or new ones, and a sentence about them. Raises DataError where too few prompts have one."""
+        """Return the pairs on file, or new ones, and a note about them. DataError if too few prompts have a pair."""
         file, about = self.folder / FILE, self.folder / FOLDER / "summary.json"
         if not file.exists():
             rows, found = self.make()
@@ -167,7 +167,7 @@ class Round:
         return pairs, [json.loads(about.read_bytes())]
 
     def make(self) -> tuple[list[dict[str, Any]], str]:
-        """The rows of the file, and how many prompts gave none, and why."""
+        """Return the rows of the file, and a note: how many prompts gave no pair, and why."""
         rows: list[dict[str, Any]] = []
         without: Counter[str] = Counter()
         for answers in self.answers():
@@ -189,7 +189,7 @@ class Round:
         return rows, found
 
     def answers(self) -> Iterator[AnsweredPrompt]:
-        """Those of all prompts in their order, part by part; a part on file is not sampled again."""
+        """Yield the answers to all prompts in their order, part by part. A part on file is not sampled again."""
         (self.folder / FOLDER).mkdir(exist_ok=True)
         for number, begin in enumerate(range(0, len(self.prompts), PROMPTS_PER_PART)):
             prompts = self.prompts[begin : begin + PROMPTS_PER_PART]
@@ -202,7 +202,7 @@ class Round:
                 yield _answers(prompt, json.loads(line))
 
     def sample(self, prompts: Sequence[Prompt], number: int) -> list[dict[str, Any]]:
-        """One line per prompt: what was written, and what it was worth. Raises RewardError past the limit."""
+        """Return one line per prompt: the answers and their scores. Raises RewardError past the limit."""
         sampling, seed = self.config.sampling, sampling_seed(self.config.seed, 0, 0)  # steps count from 1
         seeds = [seed] * len(prompts)
         groups = self.generator.generate(prompts, sampling, group_size=sampling.group_size, seeds=seeds).groups
@@ -222,7 +222,7 @@ ADVICE = {
     "all correct": "Use harder prompts, or raise sampled_pairs.correct_at.",
     "fewer than two scored answers": "Look at the rewards: they give most answers no score.",
 }
-"""What to do about the commonest reason."""
+"""Advice by the most frequent reason for prompts without a pair."""
 
 
 def _line(group: Group) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which prompt a group is, and which random numbers its completions draw with: a pure function of its number."""
+"""The prompt of each group, and the seed of its completions: a pure function of the group's number."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Schedule:
     strata: Strata | None = None
 
     def __call__(self, number: int) -> Planned:
-        """
-        Groups that replace others without signal move later ones on: then a group is trained in another step than the
-        one that its random numbers are named after, and each prompt still comes once in each pass over the data.
-        """
+        """Return the prompt and the seed of a group.
+
+        Groups that replace others without signal shift the later ones: a group may be trained in another step than the
+        one that its seed is derived from. Each prompt still occurs once in each pass over the data."""
         step, place = 1 + number // self.prompts_per_step, number % self.prompts_per_step
         row, turn = self._of_step(step)[place]
         return Planned(self.prompts[row], sampling_seed(self.seed, step, turn))
 
     def _of_step(self, step: int) -> list[tuple[int, int]]:
-        """(row of the data, how often it came before in this step) of each place."""
+        """Return (row of the data, number of earlier occurrences in this step) for each place of the step."""
         rows = rows_for_step(self.seed, step, self.prompts_per_step, len(self.prompts), self.strata)
         return list(zip(rows, turns(rows), strict=True))

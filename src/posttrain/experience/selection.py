@@ -1,8 +1,8 @@
-"""Which prompts a step takes: those of its place in the data, or as many more as it takes to find groups with signal.
+"""Selection of a step's prompts: the step's rows of the data, or more rows until enough groups have signal.
 
-A group whose rewards do not differ moves no weight. Where the algorithm declares the need "signal" (DAPO's dynamic
-sampling, RULE 22), such groups are replaced by other prompts until the step is full. What round r of step s draws is a
-function of the seed, s, r and what the earlier rounds of the same step brought, so a resumed run draws it again.
+A group whose rewards do not differ changes no weight. If the algorithm declares the need "signal" (DAPO's dynamic
+sampling, RULE 22), other prompts replace such groups until the step is full. The samples of round r of step s depend
+on the seed, s, r and the results of the step's earlier rounds only, so a resumed run samples them again.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from posttrain.rewards.scores import CORRECT_AT, enforce_limit
 from posttrain.types import Mean, Metrics
 
 Generate = Callable[[Sequence[int], int], Generated]
-"""(rows of the data, round) -> their groups, scored."""
+"""Maps (rows of the data, round) to their scored groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selected:
-    """The groups generated for a step, in one round or several, and which of them are trained."""
+    """The groups generated for a step, in one round or several, and the selection that is trained."""
 
     generated: Generated
-    """Everything, in the order in which it was asked for."""
+    """All groups, in the order in which they were requested."""
     places: Sequence[int]
-    """The places of the trained groups, in the order of the batch."""
+    """Indices of the trained groups in `generated`, in the order of the batch."""
     rounds: int = 1
 
     @property
@@ -53,7 +53,7 @@ class Selected:
 
 
 Select = Callable[[int, Generate], Selected]
-"""(step, generate) -> what the step is made of."""
+"""Maps (step, generate) to the groups of the step."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class EveryGroup:
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Groups with signal only, `prompts_per_step` of them: as many rounds as it takes, up to a bound.
+    """Selects only groups with signal, `prompts_per_step` of them, in as many rounds as that takes, up to a bound.
 
-    The reward that decides is the one that the rewards gave, before any penalty that the algorithm adds: else eight
-    wrong answers of different lengths would count as informative. Surplus groups are discarded, the last ones first.
+    The rewards themselves decide, without any penalty that the algorithm adds: otherwise eight wrong answers of
+    different lengths would count as informative. Surplus groups are discarded, the last ones first.
     """
 
     config: RunConfig
@@ -97,17 +97,18 @@ class DynamicSampling:
         return DynamicallySelected(generated=generated, places=kept[: train.prompts_per_step], rounds=rounds)
 
     def _expected(self, drawn: int, kept: int) -> int:
-        """Prompts that should fill the step if groups go on having signal as often; at most `prompts_per_step`."""
+        """Return how many more prompts should fill the step at the present share of signal; at most
+        `prompts_per_step`."""
         wanted = self.config.train.prompts_per_step
         return min(wanted, math.ceil((wanted - kept) * drawn / kept)) if kept else wanted
 
     def _further_rows(self, step: int, number: int, drawn: Sequence[int], count: int) -> list[int]:
-        """Shuffled rows of the data, those first that this step has drawn least often."""
+        """Return shuffled rows of the data; the rows that this step has sampled least often come first."""
         order, times = rows_for_round(self.config.seed, step, number, self.num_prompts), Counter(drawn)
         return list(islice(cycle(sorted(order, key=lambda row: times[row])), count))
 
     def no_signal(self, groups: Sequence[Group], kept: int, where: str = "") -> GuardStop:
-        """Says what kinds of groups were sampled, when too few of them had a signal."""
+        """Return the error for too few groups with signal. It says what kinds of groups were sampled."""
         wanted, rounds, group_size = (
             self.config.train.prompts_per_step,
             self.config.train.max_sampling_rounds,
@@ -128,23 +129,24 @@ class DynamicSampling:
 
 
 def informative(groups: Sequence[Group]) -> list[int]:
-    """Places of the groups with at least two scored rewards that differ (RULE 11)."""
+    """Return the indices of the groups with at least two scored rewards that differ (RULE 11)."""
     return has_signal(*rewards_of(groups)).flatten().nonzero().flatten().tolist()
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """How many groups are of which kind."""
+    """Number of groups of each kind."""
 
     informative: int
     high: int
-    """All rewards equal, to the highest that the step has seen."""
+    """Groups in which all rewards equal the highest reward of the step."""
     low: int
-    """The same with the lowest. Where all groups have one reward, it is low unless it is above 0."""
+    """Groups in which all rewards equal the lowest. If the whole step has a single reward, `low` unless it is above 0.
+    """
     between: int
-    """All rewards equal to something in between."""
+    """Groups in which all rewards equal some value in between."""
     unscored: int
-    """Fewer than two completions with a reward."""
+    """Groups with fewer than two scored completions."""
 
     def named(self) -> dict[str, int]:
         found = {
@@ -182,7 +184,7 @@ def _near(x: Tensor, edge: Tensor) -> Tensor:
 
 
 class DynamicallySelected(Selected):
-    """With groups that were sampled and are not trained."""
+    """A selection with groups that were sampled but are not trained."""
 
     def metrics(self) -> Metrics:
         """The cost of dynamic sampling, and the prompts that caused it.
@@ -190,8 +192,8 @@ class DynamicallySelected(Selected):
         data/sampling_rounds            rounds of sampling in the step
         data/generated_per_trained      groups sampled / groups trained
         data/discarded_all_high, _low   share of the sampled groups whose rewards all equal the highest, the lowest seen
-        data/discarded_surplus          share of the sampled groups with signal that were more than the step holds
-        data/discarded_other            share without signal for another reason: equal in between, or not scored
+        data/discarded_surplus          share of the sampled groups that had signal but did not fit into the step
+        data/discarded_other            share without signal for another reason: equal in between, or unscored
         data/pass_rate/none, under_half, over_half, all
                                         share of the sampled groups by their share of answers with reward 1 (or more)
         """

@@ -1,4 +1,4 @@
-"""The engines of a model beside this process: how each is started or attached to, at first and again."""
+"""The engines that serve a model outside this process: how each is started or attached to, the first time and again."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
 
 START_DEADLINE = 300.0
-"""Seconds in which an engine has to load the model: imports alone take many on a busy machine."""
+"""Seconds in which an engine has to load the model. Imports alone take many seconds on a busy machine."""
 INSTRUCTIONS = 2048
-"""Tokens of a judge's question beside what it judges, also where it asks once more for a verdict. What is longer is not
-scored, and the reason says so."""
+"""Maximum tokens of the instructions in a judge's question, also if it asks again for a verdict. Longer questions are
+not scored, and the reason says so."""
 STARTS = 5
-"""Deadlines of a token that loading the model may take, where that is more."""
+"""Multiples of `rollout.deadline` that loading the model may take, if that is more than `START_DEADLINE`."""
 
 
 def engine_starts(
     start: StartEngine, rollout: RolloutConfig, setup: EngineSetup, deliveries: Deliveries, folder: Path
 ) -> dict[str, Callable[[], EnginePort]]:
-    """What starts each engine that takes its weights from published files, by name. `folder` takes their logs."""
+    """Return the start function of each engine that loads published files, by name. `folder` takes their logs."""
 
     def started(name: str, place: int) -> EnginePort:
         own = replace(setup, url=rollout.url[place]) if rollout.url else setup
@@ -41,25 +41,25 @@ def engine_starts(
 
 @dataclass(frozen=True)
 class Servers:
-    """The vLLM servers that the section `rollout` names, or asks to be started."""
+    """The vLLM servers that the section `rollout` names or starts."""
 
     rollout: RolloutConfig
     sampling: SamplingConfig
-    """How tokens are drawn, but for the temperature and the length that each request has."""
+    """Sampling parameters, except the temperature and the length, which each request has."""
     loaded: LoadedModel
     folder: Path
-    """Takes their logs, and what they are started with, below engines/."""
+    """Folder for their logs and start files, below engines/."""
     _: KW_ONLY
     longest: int
-    """Tokens of the longest row, its prompt included."""
+    """Tokens of the longest row, including its prompt."""
     threads: int
-    """Threads of each server, on a CPU."""
+    """Threads of each server on a CPU."""
     device: SharedDevice | None = None
-    """The trainer's GPU, where a server shares it."""
+    """The trainer's GPU, if a server shares it."""
 
     def starts(self, deliveries: Deliveries) -> dict[str, Callable[[], EnginePort]]:
-        """What starts each of them, by name. Raises as `server_setup` does: before anything is started, but for a GPU
-        that is shared, of which it shows then how much is free."""
+        """Return the start function of each server, by name. Raises the errors of `server_setup` before any start.
+        For a shared GPU, it raises them only at the start, when the free memory is known."""
         from posttrain.engines.vllm.served import server_setup  # with httpx, which only servers need
 
         found = dict[str, Callable[[], EnginePort]]()
@@ -83,7 +83,7 @@ class Servers:
         return found
 
     def _start(self, name: str, made: Callable[[], ServerSetup], deliveries: Deliveries) -> EnginePort:
-        """One that was there before may come back, and is waited for longer."""
+        """Start or attach to a server. Wait longer for a server that was there before, because it may come back."""
         from posttrain.engines.vllm.port import VllmEngine
 
         setup = made()
@@ -94,8 +94,8 @@ class Servers:
 
 
 def room_for_judges(longest: int, judges: Iterable[JudgeConfig], loaded: LoadedModel) -> int:
-    """Tokens of the longest row where the policy judges answers, too: a question has two of them at most, the prompt,
-    what is to be done, and perhaps a first reply. `longest` is that of an answer with its prompt."""
+    """Return the tokens of the longest row if the policy also judges answers. A question holds at most two answers, the
+    prompt, the instructions and perhaps a first reply. `longest` counts an answer with its prompt."""
     lengths = [judge.max_tokens for judge in judges if judge.url is None and judge.model == "policy"]
     if not lengths:
         return longest
@@ -112,10 +112,10 @@ def engine_names(count: int) -> list[str]:
 
 
 def log_of(folder: Path, name: str) -> Path:
-    """What an engine prints goes there; `folder` is that of the run."""
+    """Return the log file of an engine; `folder` is the folder of the run."""
     return folder / "engines" / f"{name.replace(' ', '-')}.log"
 
 
 def start_deadline(rollout: RolloutConfig) -> float:
-    """Seconds in which an engine has to start."""
+    """Return the seconds in which an engine has to start."""
     return max(START_DEADLINE, STARTS * rollout.deadline)

@@ -1,7 +1,7 @@
-"""A model that nobody trains, answered by engines of other processes: evaluations of saved weights, conversations.
+"""A model that is not being trained, served by engines in other processes, for evaluation of saved weights or chat.
 
-The same driver as in a run, with no step to feed: it starts the servers, hands them the weights once, takes no token
-before these are proven, and lets lost rows go on elsewhere.
+This is the driver of a run without a step to feed. It starts the servers, gives them the weights once, accepts no token
+before the weights are proven, and moves lost rows to other servers.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
 
 PROBE_TEXTS, PROBE_TOKENS = 4, 16
-"""Texts and tokens of the proof while there are no prompts yet."""
+"""Number of texts, and of tokens in each, in the proof if there are no prompts yet."""
 SHORTEST = 4
-"""Tokens that a row of the proof may have."""
+"""Minimum number of tokens for which a row of the engines has room, because the proof needs them."""
 CHUNK_TOKENS = 1024
-"""Tokens whose log-probabilities are computed together for the proof."""
+"""Number of tokens whose log-probabilities are computed together for the proof."""
 
 
 class Serving:
-    """Answers prompts as a `Sampler` does, with the weights that a model has when the first are asked."""
+    """Answers prompts as a `Sampler` does, with the weights that the model has at the first request."""
 
     def __init__(
         self, loaded: LoadedModel, longest: int, driver: Driver, deliveries: Deliveries, *, turns: bool = False
     ) -> None:
-        """`longest`: tokens of a row, its prompt included. `turns`: completions have several."""
+        """`longest`: maximum tokens of a row, including its prompt. `turns`: whether completions have several turns."""
         self.tokenizer = loaded.tokenizer
         self.context_length = longest
-        """Most tokens of prompt and completion together."""
+        """Maximum tokens of prompt and completion together."""
         self.context_reason = loaded.context_reason if longest == loaded.context_length else " of its server"
         self._answers = EngineAnswers(self, lambda: driver, deliveries.newest, turns=turns)
         self.judge = EngineJudge(loaded.tokenizer, longest, lambda: driver, deliveries.newest)
-        """What asks the same weights as a judge."""
+        """A judge with the same weights."""
 
     def each(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
@@ -67,7 +67,7 @@ class Serving:
     def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingSettings, *, group_size: int, seed: int
     ) -> list[list[Completion]]:
-        """The same, once all are there: `group_size` completions of each prompt."""
+        """Return `group_size` completions of each prompt, once all of them have ended."""
         found: list[list[Completion]] = [[] for _ in prompts]
         for place, _, completion in self.each(prompts, sampling, group_size=group_size, seed=seed):
             found[place].append(completion)
@@ -87,12 +87,12 @@ def serving(
     tolerance: float | None = None,
     scene: Scene | None = None,
 ) -> Iterator[Serving]:
-    """Engines of this model while the context lasts; they end with it, and with this process however that ends.
+    """Run engines for this model while the context lasts. They end with it, and with this process however it ends.
 
-    `model` is what was `loaded`; `sampling` is how tokens are drawn, `longest` the tokens of the longest row. The
-    weights are proven on `probe`, a few prompts, by default tokens from all over the vocabulary, within `tolerance`
-    nats, by default what their precision allows. `scene` is that of answers in several turns. `say` is told what is
-    lost and mended. Raises ConfigError or ModelError where no server can be started, EngineError where none is left.
+    `model` is the config of what was `loaded`; `sampling` has the sampling parameters; `longest` is the maximum tokens
+    of a row. The weights are proven on the prompts `probe` (default: tokens from all over the vocabulary), within
+    `tolerance` nats (default: what their precision allows). `scene` is for answers with several turns. `say` reports
+    losses and recoveries. Raises ConfigError or ModelError if a server cannot start, EngineError if none is left.
     """
     temperature = sampling.temperature or 1.0
     proof = DeliveryProof.from_prompts(
@@ -138,7 +138,7 @@ def serving(
 
 
 def _of_all_tokens(loaded: LoadedModel) -> list[list[int]]:
-    """Texts of tokens in equal distances: they mean nothing, and use rows of the embeddings that are far apart."""
+    """Return texts of equally spaced token ids. They mean nothing, and use distant rows of the embedding matrix."""
     size = loaded.model.config.get_text_config().vocab_size
     return [
         [(row + at * PROBE_TEXTS) * size // (PROBE_TEXTS * PROBE_TOKENS) for at in range(PROBE_TOKENS)]
@@ -165,7 +165,7 @@ def _driver(
     say: Callable[[str], None],
     trajectories: Trajectories | None,
 ) -> Driver:
-    """One that has no step to feed."""
+    """Return a driver that has no step to feed."""
     return Driver(
         limits=Limits(prompts_per_step=1, group_size=1, last_version=0),
         engines=starts,

@@ -1,12 +1,12 @@
-"""Trajectories whose turns are drawn by engines of other processes: what each needs next, and what it comes to.
+"""Trajectories whose turns are sampled by engines in other processes: the next step of each, and its result.
 
-    controller --Open--> open()                                  Resumed: its next turn is to be drawn
+    controller --Open--> open()                                  Resumed: its next turn is to be sampled
     engine: a turn has ended --> drew()      Turns (episodes/)   Finished: it is over                  --> controller
     environment: a reply --> poll()
 
-All of it happens in the thread of the driver, and nothing waits: while an environment answers, engines draw other rows,
-with the weights that they have by then. Who comes back when depends on the clock. What is drawn does not, but for what
-a batch of other rows changes in the last bits: each row has random numbers of its own.
+All of this happens in the driver's thread, and nothing blocks. While an environment answers, engines sample other rows,
+with the weights that they have by then. The order in which trajectories return depends on the clock. The samples do
+not, except for the last bits that other rows in a batch may change: each row has random numbers of its own.
 """
 
 from __future__ import annotations
@@ -26,84 +26,85 @@ if TYPE_CHECKING:
 
 
 class Turn(NamedTuple):
-    """What an engine is to draw."""
+    """The next turn that an engine has to sample."""
 
     context: tuple[int, ...]
     room: int
-    """Tokens, at least 1."""
+    """Maximum tokens of the turn, at least 1."""
     drawn: int
-    """Tokens of the turns before, for which the row has used its random numbers."""
+    """Tokens of the turns before, which have already used the row's random numbers."""
 
 
 def nobody(event: Event) -> None:
-    raise AssertionError(f"nobody is told of {event}")
+    raise AssertionError(f"no receiver is set for {event}")
 
 
 class Trajectories:
-    """Implements `Conductor`; the driver asks everything else."""
+    """The trajectories of a run with engines. Implements `Conductor`; the driver calls all other methods."""
 
     def __init__(self, scene: Scene, most: int) -> None:
-        """`most` trajectories are open at a time: each may have a process of its own."""
+        """At most `most` trajectories are open at a time, because each may have a process of its own."""
         self.scene, self.most = scene, most
         self.tell: Callable[[Event], None] = nobody
-        """Hears what the controller has to know, in this order."""
+        """Takes the events for the controller, in their order."""
         self.waited = 0.0
-        """Seconds from requests to their replies since they were taken last, summed over all."""
+        """Seconds between requests and replies since the last `take_waited`, summed over trajectories to be trained."""
         self._turns = scene.turns(self)
         self._asked: deque[Play] = deque()
-        """Those of an evaluation that have not begun: the trainer waits for it."""
+        """Trajectories of an evaluation that have not begun. They come first, because the trainer waits for them."""
         self._pending: deque[Play] = deque()
-        """Others that have not begun."""
+        """Other trajectories that have not begun."""
         self._plays: dict[Row, Play] = {}
-        """Those that are open."""
+        """Open trajectories."""
         self._waiting: dict[Play, None] = {}
-        """For a reply."""
+        """Trajectories that wait for a reply, in order."""
         self._next: dict[Row, Turn] = {}
         self._completions: dict[Row, Completion] = {}
-        """Those that are over."""
+        """Results of the trajectories that are over."""
 
     @staticmethod
     def of(scene: Scene | None, sampling: SamplingSettings, engines: int) -> Trajectories | None:
-        """As many open as so many engines draw, and as many again that wait; None where each row is one answer."""
+        """Return room for as many open trajectories as the engines sample together, and as many again that wait; None
+        if each row is a single answer."""
         return None if scene is None else Trajectories(scene, 2 * rows_together(sampling) * engines)
 
     def __contains__(self, row: Row) -> bool:
-        """Is the row a trajectory?"""
+        """Return whether the row is a trajectory."""
         return row in self._plays or row in self._completions
 
     def fileno(self) -> int:
-        """The objects that become readable when `poll` has something to do; it is also called from time to time."""
+        """Return a file descriptor that becomes readable when `poll` has work; `poll` is also called regularly."""
         return self.scene.sessions.fileno()
 
-    # --- what the driver asks ----------------------------------------------------------------------------------------
+    # --- for the driver ----------------------------------------------------------------------------------------------
 
     def open(self, row: Row, prompt: Prompt, *, seed: int, max_turn_length: int) -> None:
-        """Begin one, as soon as there is room; those of an evaluation before others."""
+        """Begin a trajectory as soon as there is room, trajectories of an evaluation first."""
         play = Play(row.group, row.g, prompt, seed=seed, max_turn_length=max_turn_length)
         (self._asked if row.group < 0 else self._pending).append(play)
         self._go_on()
 
     def next_turn(self, row: Row) -> Turn:
-        """What was told to be drawn."""
+        """Return the turn that the engine has to sample next."""
         return self._next[row]
 
     def drew(self, row: Row, turn: Completion) -> None:
-        """An engine has ended the turn that it was asked for."""
+        """Take a turn that an engine has finished."""
         if row in self._plays:
             self._turns.turn_ended(self._plays[row], turn)
             self._go_on()
 
     def poll(self) -> None:
-        """Hear environments."""
+        """Receive the replies of environments."""
         self.scene.sessions.poll()
         self._go_on()
 
     def completion(self, row: Row) -> Completion:
-        """What a trajectory has come to."""
+        """Return the result of a trajectory that is over."""
         return self._completions[row]
 
     def forget(self, row: Row) -> None:
-        """A trajectory that is over, or that nobody needs any more."""
+        """Drop a trajectory, whether it is over or no longer needed."""
         self._completions.pop(row, None)
         self._next.pop(row, None)
         play = self._plays.pop(row, None)
@@ -117,15 +118,15 @@ class Trajectories:
             self.scene.sessions.kill(play.session)
 
     def take_waited(self) -> float:
-        """Seconds that environments of rows to train have taken, since this was asked last."""
+        """Return the seconds for which environments of rows to train have been waited for since the last call."""
         waited, self.waited = self.waited, 0.0
         return waited
 
     def settle(self) -> None:
-        """At the end of a run, environments are given their time to close."""
+        """Give environments time to close, at the end of a run."""
         self.scene.sessions.settle()
 
-    # --- what trajectories need --------------------------------------------------------------------------------------
+    # --- for the rules of trajectories -------------------------------------------------------------------------------
 
     def draw(self, play: Play, context: tuple[int, ...], room: int) -> None:
         """See `Conductor`."""
@@ -147,14 +148,14 @@ class Trajectories:
         self.tell(Finished(row))
 
     def _go_on(self) -> None:
-        """Until each of them waits, for an engine or for its environment."""
+        """Advance the trajectories until each of them waits for an engine or for its environment."""
         while True:
             answered = [play for play in self._waiting if play.session is not None and play.session.reply is not None]
             for play in answered:
                 assert play.session is not None
                 assert play.session.reply is not None
                 del self._waiting[play]
-                if play.place >= 0:  # not of an evaluation
+                if play.place >= 0:  # not part of an evaluation
                     self.waited += play.session.reply.seconds
                 self._turns.answered(play, play.session.reply)
             while (self._asked or self._pending) and len(self._plays) < self.most:
@@ -164,15 +165,15 @@ class Trajectories:
             if not answered:
                 return
 
-    # --- what a checkpoint holds -------------------------------------------------------------------------------------
+    # --- the state in a checkpoint -----------------------------------------------------------------------------------
 
     def state(self) -> list[dict[str, Any]]:
-        """Those that are over and not trained, as plain JSON. The others begin anew, from their seeds."""
+        """Return trajectories that are over and not trained, as plain JSON. All others begin again from their seeds."""
         over = [(row, completion) for row, completion in self._completions.items() if row.group >= 0]
         return [{"row": row, "completion": asdict(completion)} for row, completion in over]
 
     def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `state` gave."""
+        """Restore the output of `state`."""
         self._completions = {Row(*saved["row"]): Completion.from_json(saved["completion"]) for saved in state}
 
 

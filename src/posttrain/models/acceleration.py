@@ -1,8 +1,8 @@
-"""The one hook for faster code than PyTorch's: what models and engines ask before they compute in the plain way.
+"""The one hook for code faster than PyTorch's, which models and engines call before they compute the plain way.
 
-By default nothing is registered, and PyTorch and transformers compute everything. The root registers a module by name
-for each type of device. It is imported when a model first asks, so that commands without a model do not pay for it.
-What answers computes the same as the plain way, but for rounding.
+By default nothing is registered, and PyTorch and transformers compute everything. The package root registers a module
+by name for each type of device. It is imported at the first call, so that commands without a model do not pay for it.
+An acceleration computes the same as the plain way, up to rounding.
 
 L packed tokens, R rows, T queries, S keys, H query heads, K key-value heads, D width of a head; n rows, V vocabulary.
 """
@@ -22,52 +22,54 @@ if TYPE_CHECKING:
     from posttrain.models.packing import Segment
 
 Settings = Mapping[str, Any]
-"""The arguments that a layer passes to its attention function beside tensors."""
+"""The arguments other than tensors that a layer passes to its attention function."""
 RowAttention = Callable[["nn.Module", "Tensor", "Tensor", "Tensor", Settings], "Tensor | None"]
-"""(layer, queries `[L, H, D]`, keys and values `[L, K, D]`, settings) -> `[L, H, D]`, or None: not this one."""
+"""(layer, queries `[L, H, D]`, keys and values `[L, K, D]`, settings) -> `[L, H, D]`; None: use the plain way."""
 Draw = Callable[["Tensor", "Tensor", float], "tuple[Tensor, Tensor]"]
 """(logits `[n, V]`, uniform numbers `[n, 2]`, temperature) -> tokens and their log-probabilities, `[n]` each."""
 
 
 class Acceleration(Protocol):
-    """A module with these functions. `None` means: the plain way."""
+    """A module with these functions. A result of None means: use the plain way."""
 
     def choose(self, model: nn.Module, plain: Compute, saved: Compute | None, *, decodes: bool) -> Compute:
-        """How products run, measured on this machine for this model; `saved` where it was chosen here before."""
+        """Return how products run, measured on this machine for this model; `saved` is an earlier choice, if any."""
         ...
 
     def training(self, compute: Compute) -> AbstractContextManager[None]:
-        """Entered around the forward and backward passes of training."""
+        """Return a context manager for the forward and backward passes of training."""
         ...
 
     def row_attention(self, segments: Sequence[Segment], device: torch.device) -> RowAttention | None:
-        """Causal attention of packed rows that are cut like this, for one pass."""
+        """Return causal attention for packed rows that are cut like this, for one pass."""
         ...
 
     def grid_attention(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings
     ) -> Tensor | None:
-        """`[R, T, H, D]` of `[R, H, T, D]` and `[R, K, S, D]`, as `sdpa` of transformers computes it."""
+        """Return `[R, T, H, D]` for `[R, H, T, D]` and `[R, K, S, D]`, as transformers' `sdpa` computes it."""
         ...
 
     def decoder(self, model: nn.Module, run_in_slots: Callable[[], object]) -> Any:
-        """A `posttrain.engines.decoding_path.Decoder` for this model. `run_in_slots` runs it on a few short rows."""
+        """Return a `posttrain.engines.decoding_path.Decoder` for this model. `run_in_slots` runs it on a few short
+        rows."""
         ...
 
     def draw(self, compute: Compute, logits_nV: Tensor) -> Draw | None:
-        """Draws tokens where nothing is truncated."""
+        """Return a function that samples tokens without truncation."""
         ...
 
     def pack(self, model: nn.Module) -> None:
-        """Lay out the weights of a model that only decodes; raises ModelError, with the model as it was, if it cannot.
+        """Give the weights of a model that only decodes a faster layout. Raises ModelError, with the model unchanged,
+        if that is impossible.
 
-        A layer whose weight is then laid out in another way has `load_weight(weight)`; `Tensor.to_dense` reads it.
+        A layer with a changed weight gets `load_weight(weight)`; `Tensor.to_dense` reads the weight.
         """
         ...
 
 
 class Plain:
-    """Implements `Acceleration`: nothing is accelerated."""
+    """No acceleration: everything runs the plain way. Implements `Acceleration`."""
 
     def choose(self, model: nn.Module, plain: Compute, saved: Compute | None, *, decodes: bool) -> Compute:
         return plain
@@ -98,7 +100,7 @@ _found: dict[str, Acceleration] = {}
 
 
 def register(module: str | None, device: str = "cpu") -> None:
-    """Use this module from now on, for tensors on this type of device; None for nothing."""
+    """Use this module from now on, for tensors on this type of device; None: use no acceleration."""
     _found.pop(device, None)
     _registered.pop(device, None)
     if module is not None:
@@ -106,7 +108,7 @@ def register(module: str | None, device: str = "cpu") -> None:
 
 
 def acceleration(device: str = "cpu") -> Acceleration:
-    """The registered acceleration, imported now if it was not before. Without an installed one, nothing changes."""
+    """Return the registered acceleration, imported at the first call; the plain one if it is not installed."""
     if device not in _found:
         _found[device] = _imported(_registered[device]) if device in _registered else Plain()
     return _found[device]
@@ -122,7 +124,7 @@ def _imported(module: str) -> Acceleration:
 
 
 def attends_alone(module: nn.Module, settings: Settings) -> bool:
-    """Whether attention with these settings is causal and nothing else: no dropout, soft cap, bias or sinks."""
+    """Return whether attention with these settings is only causal: no dropout, soft cap, bias or sinks."""
     if settings.get("dropout") or any(
         settings.get(name) is not None for name in ("softcap", "position_bias", "s_aux", "cache")
     ):

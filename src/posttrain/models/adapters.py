@@ -1,7 +1,7 @@
 """The trained part of a model, low-rank adapters or all weights, and the reference model for either.
 
-With adapters the base model is the reference, so there is no second copy: `reference_scope` switches the adapters off.
-When all weights are trained the reference is a frozen copy.
+With adapters, the base model is the reference, so there is no second copy: `reference_scope` switches the adapters off.
+If all weights are trained, the reference is a frozen copy.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def apply_lora(
 ) -> PeftModel:
     """Freeze the model and put float32 adapters of `config.rank` on its linear layers; they start as the identity.
 
-    A `head` that is not that of a language model gets no adapter and stays trainable as it is. Initial values depend on
-    `seed` alone; the global random state is neither read nor moved. Raises ConfigError for a name that fits no linear
-    layer, for a head that is tied to the embedding (merged, the two would come apart), and for what peft refuses.
+    A `head` other than a language model's gets no adapter and stays trainable itself. Initial values depend only on
+    `seed`; the global random state is neither read nor changed. Raises ConfigError for a name that fits no linear
+    layer, for a head that is tied to the embedding (merging would separate the two), and for what peft refuses.
     """
     if config.target_modules != "all-linear":
         _check_targets(model, config.target_modules)
@@ -88,13 +88,13 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
 
 
 def _is_named(name: str, target: str) -> bool:
-    """As peft matches: the whole name, or its end after a dot."""
+    """Match names as peft does: the whole name, or its end after a dot."""
     return name == target or name.endswith(f".{target}")
 
 
 @contextmanager
 def reference_scope(model: nn.Module) -> Iterator[nn.Module]:
-    """Inside, `model` is its base model: the adapters are switched off. Raises ModelError for one without adapters."""
+    """Switch the adapters off inside, so that `model` is its base model. ModelError for a model without adapters."""
     if not isinstance(model, PeftModel):
         raise ModelError(
             given=f"{type(model).__name__} has no adapters to switch off",
@@ -107,9 +107,9 @@ def reference_scope(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def trainable_as_before(model: nn.Module) -> Iterator[None]:
-    """Afterwards the same parameters are trainable as before: switching adapters, peft freezes all but the active one.
+    """Restore which parameters are trainable afterwards: peft freezes all but the active adapter when it switches.
 
-    A backward pass gives a parameter that is frozen by then no gradient, and says nothing.
+    The backward pass would silently give no gradient to a frozen parameter.
     """
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
@@ -120,14 +120,14 @@ def trainable_as_before(model: nn.Module) -> Iterator[None]:
 
 
 def active_adapter(model: PeftModel) -> str:
-    """The name of the adapter that works now."""
+    """Return the name of the active adapter."""
     assert isinstance(model.active_adapter, str), "one adapter at a time"
     return model.active_adapter
 
 
 @contextmanager
 def adapter_scope(model: PeftModel, name: str) -> Iterator[None]:
-    """Inside, the adapter of that name works in place of the active one; neither is frozen, inside or afterwards."""
+    """Use the adapter of that name instead of the active one inside; neither is frozen, inside or afterwards."""
     active = active_adapter(model)
     with trainable_as_before(model):
         model.set_adapter(name)
@@ -139,9 +139,9 @@ def adapter_scope(model: PeftModel, name: str) -> Iterator[None]:
 
 
 def add_adapter(model: PeftModel, name: str, *, rank: int, alpha: int, seed: int) -> dict[str, nn.Parameter]:
-    """Put a second adapter, without dropout, on the layers that the active one sits on; returns its parameters by name.
+    """Put a second adapter, without dropout, on the layers of the active one; return its parameters by name.
 
-    It starts as the identity and is not active. Initial values depend on `seed` alone.
+    It starts as the identity and is not active. Initial values depend only on `seed`.
     """
     beside = replace(model.peft_config[active_adapter(model)], r=rank, lora_alpha=alpha, lora_dropout=0.0)
     known = {id(parameter) for parameter in model.parameters()}
@@ -157,10 +157,10 @@ def add_adapter(model: PeftModel, name: str, *, rank: int, alpha: int, seed: int
 
 
 def frozen_copy(model: Model) -> Model:
-    """A second model with the same weights, in evaluation mode and without gradients; it costs the memory of one."""
+    """Return a second model with the same weights, in evaluation mode and without gradients. It doubles the memory."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training changes, by name, each once: all weights, or those of the adapters."""
+    """Return the parameters that training changes, by name, each once: all weights, or the adapters' weights."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

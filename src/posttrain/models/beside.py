@@ -1,9 +1,8 @@
-"""The pass that neighbours with divided matrices compute while the first rank passes through the model alone: the same
-one.
+"""The pass that neighbours with divided matrices compute while the first rank scores rows alone: the same pass.
 
-Ranks with rows of their own keep company with any row, since FSDP brings weights together whatever these multiply.
-Neighbours sum products, so that theirs have to be of the same tokens. The first rank tells them, where its tokens enter
-the body of the model; heads are its own affair.
+Ranks with rows of their own can accompany it with any row, because FSDP gathers weights whatever they multiply.
+Neighbours sum products, so they need the same tokens. The first rank sends these when they enter the body of the model.
+It computes the heads alone.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from posttrain.ranks.agreement import Company
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    """All that a pass through the body depends on, beside the weights."""
+    """All that a pass through the body depends on, besides the weights."""
 
     given: tuple[Any, ...]
     named: Mapping[str, Any]
@@ -32,7 +31,7 @@ class _Pass:
 
 
 class Beside:
-    """Of one rank and one model."""
+    """The side of one rank in the shared passes of one model."""
 
     def __init__(self, company: Company, body: nn.Module, device: torch.device) -> None:
         self.company, self.body, self.device, self._tells = company, body, device, False
@@ -40,7 +39,7 @@ class Beside:
 
     @contextmanager
     def telling(self, alone: bool) -> Iterator[None]:
-        """Inside, if this rank passes alone, its neighbours hear of it; they call `follow`."""
+        """If this rank passes `alone` inside the `with` block, send its pass to the neighbours, which call `follow`."""
         self._tells = alone
         try:
             yield
@@ -48,7 +47,7 @@ class Beside:
             self._tells = False
 
     def follow(self) -> Tensor:
-        """The pass of the first rank."""
+        """Compute the pass of the first rank."""
         told: _Pass = self.company.from_first(None)  # type: ignore[assignment]  # the first gives one
         packed = nullcontext() if told.rows is None else packed_rows(told.rows[0], self.device, told.rows[1])
         autocast = torch.autocast(self.device.type, dtype=told.autocast, enabled=told.autocast is not None)

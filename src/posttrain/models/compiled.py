@@ -1,10 +1,10 @@
-"""Decoder layers that `torch.compile` compiles, each where it stands: `train.compile`.
+"""Decoder layers compiled in place by `torch.compile`: `train.compile`.
 
-Only passes of training and scoring run compiled code. Whoever decodes or probes with the same modules runs them as they
-are written (`modes.evaluating` sees to it): their shapes, caches and hooks would be compiled for nothing.
+Only passes of training and scoring run compiled code. Decoding and probing with the same modules runs them uncompiled
+(see `modes.evaluating`), because compiling their shapes, caches and hooks would not pay.
 
-All layers share what is compiled, for any number of tokens. Attention of packed rows stays outside: how a packing is
-cut changes with each micro-batch, and its kernels are compiled already. What is fused are norms, rotary embeddings,
+All layers share the compiled code, for any number of tokens. Attention of packed rows stays outside: the cuts of a
+packing change with each micro-batch, and its kernels are already compiled. Compilation fuses norms, rotary embeddings,
 activations and the sums between products.
 """
 
@@ -32,8 +32,8 @@ FIX = "Leave train.compile out; the numbers are the same except for rounding."
 def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:
     """Compile the decoder layers of `model` in place, when they first run.
 
-    Classes and names of tensors stay. Raises ConfigError where it cannot work: without a compiler, for a model whose
-    layers are not known to transformers as such, and for a mixture of experts, whose shapes depend on its numbers.
+    Classes and names of tensors stay the same. Raises ConfigError without a compiler, for a model whose layers
+    transformers does not mark, and for a mixture of experts, whose shapes depend on its inputs.
     """
     plain = without_adapters(model)
     assert isinstance(plain, PreTrainedModel)
@@ -51,7 +51,7 @@ def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:
             allowed="models whose layers are GradientCheckpointingLayers",
             fix=FIX,
         )
-    shares_prefixes(plain)  # how it is run is found with its layers as they are written
+    shares_prefixes(plain)  # finds the forward path while the layers are still uncompiled
     stay_uncompiled()
     for layer in layers:
         layer.compile(dynamic=True, backend=backend)
@@ -59,7 +59,7 @@ def compile_layers(model: nn.Module, *, backend: str = "inductor") -> None:
 
 
 def layers_compiled(model: nn.Module) -> int:
-    """How many of its modules are."""
+    """Return how many of its modules are compiled."""
     return sum(module in compiled for module in model.modules())
 
 

@@ -1,13 +1,12 @@
-"""How a model computes on this machine: in which precision and by which kind of products, and a record of it in a run.
+"""How a model computes on this machine: precision and kinds of products, with a record in the run folder.
 
-    dtype     bfloat16 or float32; `precision: auto` takes bfloat16 where the processor has it and it gains much
+    dtype     bfloat16 or float32; `precision: auto` takes bfloat16 if the processor has it and it is much faster
     matmul    float32 products of training: as PyTorch runs them, or through oneDNN
-    sampler   decodes with the very modules of the policy, or with a copy whose weights are packed
-    kernels   of attention and decoding: operations of PyTorch, or compiled ones
+    sampler   decodes with the policy's own modules, or with a copy whose weights are packed
+    kernels   attention and decoding with PyTorch's operations, or with compiled kernels
 
-By itself a model computes in plain PyTorch. Whatever is registered as acceleration (acceleration.py) may choose
-otherwise on a CPU. The choice is kept for the whole run: one that is resumed computes as it did before, whatever a
-measurement would say now.
+By default a model computes in plain PyTorch. A registered acceleration (acceleration.py) may choose otherwise on a CPU.
+The choice holds for the whole run: a resumed run computes as before, whatever a new measurement would say.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from posttrain.models.acceleration import acceleration
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FILE = "compute.json"
-"""In a run folder."""
+"""File name in a run folder."""
 SMALL = 1_000_000
-"""Parameters below which a model is not worth a measurement."""
+"""Number of parameters below which a model is not worth a measurement."""
 
 _WAYS = {"matmul": ("plain", "onednn"), "sampler": ("shared", "packed"), "kernels": ("torch", "compiled")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """What was chosen, and why."""
+    """The chosen ways to compute, and the reason."""
 
     dtype: torch.dtype = torch.float32
     """The precision of the computation; trained weights stay float32."""
@@ -48,16 +47,16 @@ class Compute:
     sampler: Literal["shared", "packed"] = "shared"
     kernels: Literal["torch", "compiled"] = "torch"
     compiler: str = ""
-    """That made the kernels; empty where there are none."""
+    """The compiler that made the kernels; empty without compiled kernels."""
     why: str = ""
-    """In one sentence; empty where nothing was measured."""
+    """The reason, in one sentence; empty if nothing was measured."""
     precision: str = "auto"
-    """`model.precision` for which it was chosen."""
+    """The value of `model.precision` for which it was chosen."""
     machine: str = ""
-    """On which it was measured; empty where nothing was."""
+    """The machine on which it was measured; empty if nothing was."""
 
     def scope(self) -> AbstractContextManager[None]:
-        """Around the passes of training, forward and backward. Sampling has a way of its own: it is slowed by this."""
+        """Context manager for forward and backward passes of training. Sampling must not use it: it would be slower."""
         return acceleration().training(self)
 
     def describe(self) -> str:
@@ -72,7 +71,7 @@ class Compute:
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Compute:
-        """Reads the output of `to_json`. Raises ValueError, TypeError or KeyError for anything else."""
+        """Restore the output of `to_json`. Raises ValueError, TypeError or KeyError for anything else."""
         found = Compute(**{**saved, "dtype": DTYPES[saved["dtype"]]})
         for name, allowed in _WAYS.items():
             if getattr(found, name) not in allowed:
@@ -84,12 +83,12 @@ class Compute:
 
     @staticmethod
     def read(path: Path) -> Compute | None:
-        """Reads the file of `write`; None if there is none. Raises CheckpointError for anything else."""
+        """Read the file of `write`; None if there is none. Raises CheckpointError for anything else."""
         if not path.is_file():
             return None
         try:
             return Compute.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, KeyError) as error:  # no text, no JSON, another record, other values
+        except (ValueError, TypeError, KeyError) as error:  # not text, not JSON, another record, other values
             raise CheckpointError(
                 given=f"{path} is damaged ({type(error).__name__}: {error})",
                 allowed="the choice of how to compute products, as the run wrote it at its start",
@@ -98,7 +97,7 @@ class Compute:
 
 
 PLAIN = Compute()
-"""Nothing was chosen."""
+"""The default, without any choice."""
 
 
 def choose_compute(
@@ -110,12 +109,12 @@ def choose_compute(
     decodes: bool = False,
     device: torch.device | None = None,
 ) -> Compute:
-    """How this model computes here: as `saved` if that was chosen on this processor for this precision, else measured.
+    """Return how this model computes here: `saved` if chosen on this processor for this precision, else measured.
 
-    `precision` is `model.precision`: float32 never computes in less, bfloat16 always in bfloat16. `decodes`: it answers
-    prompts, so that the speed of decoding counts, too. `device`: of a model whose weights are not there yet.
-    `exact`: on a CPU `auto` is float32. So it is for what was float32 on another CPU. Nothing is measured on a GPU, nor
-    for small models.
+    `precision` is `model.precision`: float32 never computes in less, bfloat16 always in bfloat16. `decodes`: the model
+    answers prompts, so that the speed of decoding counts, too. `device`: for a model whose weights are not loaded yet.
+    `exact`: `auto` means float32 on a CPU. The same holds for a run that used float32 on another CPU. Nothing is
+    measured on a GPU or for small models.
     """
     parameters = list(model.parameters())
     device = device or parameters[0].device
@@ -130,7 +129,7 @@ def choose_compute(
 
 
 def choose_compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Without a measurement: `auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
+    """Return the precision without a measurement: `auto` is bfloat16 on a GPU that has it, float32 elsewhere."""
     if precision == "auto":
         on_gpu = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if on_gpu else torch.float32
@@ -143,9 +142,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @cache
 def machine() -> str:
-    """Where a measurement holds: the processor, and the version of PyTorch, which brings the kernels.
+    """Return where a measurement holds: the processor, and the version of PyTorch, which contains the kernels.
 
-    Names of processors are as general as "AMD EPYC": what tells one from another is what each can do.
+    Processor names can be as vague as "AMD EPYC", so the result includes a hash of the supported instructions.
     """
     found = _capabilities()
     instructions = sorted(name for name, has in found.items() if has is True)
@@ -155,19 +154,18 @@ def machine() -> str:
 
 
 def computed_on(device: torch.device) -> dict[str, Any]:
-    """The facts beside the code that the last bit of a number may depend on: processor, PyTorch, and the number of
-    threads."""
+    """Return what the last bit of a number may depend on, besides the code: processor, PyTorch, number of threads."""
     if device.type == "cuda":
         return {"machine": f"{torch.cuda.get_device_name(device)}, PyTorch {torch.__version__}"}
     return {"machine": machine(), "threads": torch.get_num_threads()}
 
 
 def has_bfloat16() -> bool:
-    """The processor multiplies bfloat16 by instructions of its own. Where that is not known, only the clock tells."""
+    """Return whether the processor has bfloat16 instructions. True if unknown: then only a measurement can tell."""
     found = _capabilities()
     return not found or any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
 
 
 def _capabilities() -> Mapping[str, Any]:
-    """What the processor can do; empty in versions of PyTorch that cannot say."""
+    """Return what the processor can do; empty if the version of PyTorch cannot tell."""
     return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}

@@ -2,7 +2,7 @@
 
 separate   a model of its own: a second set of all weights
 lora       a second adapter on the policy's frozen base: policy, reference and critic in little more than one model
-shared     the policy's own trunk: no second pass, but both losses pull at the same weights
+shared     the policy's own trunk: no second pass, but both losses train the same weights
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class Critic:
     kind: str
     head: nn.Linear
     parameters: dict[str, nn.Parameter]
-    """The critic's own parts, by name; a shared trunk is not one of them."""
+    """The critic's own parameters, by name; a shared trunk's are not included."""
     trunk: nn.Module
     """The model whose hidden states the head reads."""
     path: Callable[[], ForwardPath]
-    """How the trunk is run."""
+    """Returns the forward path of the trunk."""
     scope: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Entered around every pass: switches to the critic's adapter."""
+    """Context manager for every pass; it switches to the critic's adapter."""
 
     @property
     def in_policy_pass(self) -> bool:
-        """The policy's own pass gives the values, when it is given the head."""
+        """Whether the policy's own pass computes the values, if it is given the head."""
         return self.kind == "shared"
 
     def describe(self) -> str:
-        """In words, with its size."""
+        """Return the kind and the size, for the screen."""
         return f"{self.kind}, {sum(p.numel() for p in self.parameters.values()):,} trained parameters"
 
     def __call__(self, tokens: Tokens, mask_BT: Tensor) -> Tensor:
@@ -58,12 +58,12 @@ class Critic:
 
 
 def separate_critic(scoring: LoadedModel) -> Critic:
-    """A model of its own: what scores whole answers, such as a reward model, reads a value before each token here."""
+    """Return a critic with a model of its own. A reward model scores whole answers; here it gives a value per token."""
     model = scoring.model
     model.requires_grad_(True)
 
     def scope() -> AbstractContextManager[object]:
-        model.train(torch.is_grad_enabled())  # without dropout this decides about gradient checkpointing alone
+        model.train(torch.is_grad_enabled())  # without dropout, this only switches gradient checkpointing
         return nullcontext()
 
     return Critic(
@@ -77,7 +77,7 @@ def separate_critic(scoring: LoadedModel) -> Critic:
 
 
 def shared_critic(policy: nn.Module, *, seed: int) -> Critic:
-    """A head on the policy's trunk."""
+    """Return a critic that is a head on the policy's trunk."""
     head = value_head(policy, seed=seed)
     return Critic(
         kind="shared",
@@ -89,7 +89,7 @@ def shared_critic(policy: nn.Module, *, seed: int) -> Critic:
 
 
 def lora_critic(policy: PeftModel, *, rank: int, alpha: int, seed: int) -> Critic:
-    """A head on the policy's frozen base with a second adapter, which is active in the passes of the critic only."""
+    """Return a critic on the policy's frozen base, with a second adapter that is active only in the critic's passes."""
     head = value_head(policy, seed=seed)
     adapter = add_adapter(policy, ADAPTER, rank=rank, alpha=alpha, seed=(seed + 1) % 2**63)
     return Critic(
@@ -103,9 +103,10 @@ def lora_critic(policy: PeftModel, *, rank: int, alpha: int, seed: int) -> Criti
 
 
 def value_head(policy: nn.Module, *, seed: int) -> nn.Linear:
-    """One number from each hidden state that the head of the language model reads; float32, N(0, 1 / (D + 1)^2).
+    """Return a head from a hidden state of the policy's trunk to one number; float32, N(0, 1 / (D + 1)^2).
 
-    So a new head gives values near 0, the first advantages are nearly the returns, and yet the trunk gets a gradient.
+    So a new head gives values near 0, the first advantages nearly equal the returns, and the trunk still gets a
+    gradient.
     """
     lm = causal_lm(policy)
     width: int = lm.get_output_embeddings().weight.shape[1]  # type: ignore[union-attr,assignment]
@@ -119,7 +120,7 @@ def value_head(policy: nn.Module, *, seed: int) -> nn.Linear:
 def recompute_with_its_adapter(
     policy: PeftModel,
 ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """For `torch.utils.checkpoint`: what a pass of the critic recomputes in the backward pass has the critic's adapter,
+    """For `torch.utils.checkpoint`: use the critic's adapter when the backward pass recomputes a pass of the critic,
     although the pass itself is over by then."""
     active = active_adapter(policy)
     return nullcontext(), adapter_scope(policy, active) if active == ADAPTER else nullcontext()

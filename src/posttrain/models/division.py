@@ -1,6 +1,6 @@
-"""Which models have matrices that neighbours divide: asked by what divides them, and by the planner.
+"""Models whose matrices neighbours can divide; used by the code that divides them and by the planner.
 
-It stands apart because what divides matrices imports transformers, which a plan does not wait for.
+It is a separate module because dividing matrices imports transformers, for which a plan should not have to wait.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from posttrain.errors import ConfigError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-"""Model types of which a step of several ranks was shown to be that of one (tests/ranks/test_same_gradient.py)."""
+"""Model types for which a step on several ranks equals a step on one (tests/ranks/test_same_gradient.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Sizes:
 
 
 def refusal(sizes: Sizes, ranks: int, *, given: str) -> ConfigError | None:
-    """Why so many neighbours cannot divide the matrices of a model; None if they can. `given` says who asks for it.
+    """Return why `ranks` neighbours cannot divide a model's matrices; None if they can. `given` names the setting.
 
     >>> sizes = Sizes(kind="qwen3", heads=6, kv_heads=2, mlp_width=12, hidden=48)
     >>> error = refusal(sizes, 4, given="train.tensor = 4")

@@ -1,7 +1,7 @@
-"""How a model is entered whose weights may lie in parts on several ranks, and how one of its tensors is seen whole.
+"""The entry into a model whose weights may be sharded over several ranks, and access to one of its tensors as a whole.
 
-A model in this process alone is just called. A sharded one (sharding.py) has an entry: every pass through its body and
-its head goes through one module, whose hooks bring the weights together, on all ranks at the same time.
+A model in this process alone is simply called. A sharded model (sharding.py) has an entry: every pass through its body
+and its head goes through one module, whose hooks gather the weights, on all ranks at the same time.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ class Entry(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """On which it computes, wherever its parts lie between passes."""
+        """The device on which it computes, wherever its parts are kept between passes."""
         ...
 
     def run(self, compute: Callable[[], T]) -> T:
-        """The output of `compute`: one pass through each layer, on all ranks."""
+        """Return the output of `compute`: one pass through each layer, on all ranks."""
         ...
 
     def holds(self, tensor: Tensor) -> bool:
-        """Is it a parameter of this model, of which this rank has a part?"""
+        """Return whether the tensor is a parameter of this model, so that this rank has only a part of it."""
         ...
 
     def whole(self, parameter: Tensor) -> Tensor:
-        """All of one that it holds."""
+        """Return the whole parameter; `holds` must be true for it."""
         ...
 
 
 _entries: dict[int, Entry] = {}
-"""By the identity of the model; a sharded one lives as long as its process."""
+"""Entries by the identity of the model. A sharded model lives as long as its process."""
 
 
 def set_entry(model: nn.Module, entry: Entry) -> None:
@@ -51,24 +51,24 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def computes_on(model: nn.Module) -> torch.device:
-    """The device of its passes."""
+    """Return the device of the model's passes."""
     entry = _entries.get(id(model))
     return next(model.parameters()).device if entry is None else entry.device
 
 
 def enter(model: nn.Module, compute: Callable[[], T]) -> T:
-    """`compute()`, which makes one pass through the model."""
+    """Return `compute()`, which makes one pass through the model."""
     entry = _entries.get(id(model))
     return compute() if entry is None else entry.run(compute)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or all of it where this rank holds a part of it."""
+    """Return the tensor itself, or the whole of it if this rank holds a part."""
     return next((entry.whole(tensor) for entry in _entries.values() if entry.holds(tensor)), tensor)
 
 
 def whole_copy(module: nn.Module) -> nn.Module:
-    """A copy of a part of a model, with parameters of its own, each whole."""
+    """Return a copy of a part of a model, with whole parameters of its own."""
     memo = {
         id(one): nn.Parameter(whole(one).detach(), requires_grad=one.requires_grad)
         for one in module.parameters()
@@ -78,14 +78,14 @@ def whole_copy(module: nn.Module) -> nn.Module:
 
 
 def is_part(tensor: Tensor) -> bool:
-    """Whether this rank holds a part of it only."""
+    """Return whether this rank holds only a part of the tensor."""
     return any(entry.holds(tensor) for entry in _entries.values())
 
 
 def state_of(
     model: nn.Module, keep: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """The items of `state_dict`, each whole, as `keep` keeps it, one at a time. Tied ones are one tensor."""
+    """Yield the items of `state_dict`, whole, each stored by `keep`, one at a time. Tied ones are the same tensor."""
     state = model.state_dict(keep_vars=True)
     times, seen = Counter(map(id, state.values())), dict[int, Tensor]()
     for name, tensor in state.items():

@@ -1,4 +1,4 @@
-"""The one definition of a log-probability in the trainer: temperature, precision, alignment, and no padding computed.
+"""The trainer's one definition of a log-probability: temperature, precision, alignment, and no computed padding.
 
 B rows, T tokens of a padded row, L packed tokens, N scored positions, D width of the hidden state.
 """
@@ -31,27 +31,27 @@ def token_logprobs(
     value_head: nn.Linear | None = None,
     chunk_tokens: int = 1024,
 ) -> Outputs:
-    """Log-probability of every scored token given the tokens before it in its row, with gradient.
+    """Return the log-probability of every scored token given the tokens before it in its row, with gradient.
 
-    With a `value_head`, the values of `token_values` come from the same pass; `with_top1` also asks whether each token
+    With a `value_head`, the values of `token_values` come from the same pass. `with_top1` also tells whether each token
     is the most likely one.
 
     `mask_BT` says which tokens are scored; entry t of the result describes `input_ids_BT[:, t]` and is exactly 0 where
     the mask is False. Logits are divided by `temperature` (RULE 1); the log-softmax is float32, float64 for a float64
     model (RULE 2); everything before it runs in the precision of an enclosing autocast.
 
-    `pack(tokens, mask_BT).num_tokens` tokens go through the model: of each row those before its last scored token, of a
-    row that scores nothing none, of a beginning that rows have in common one. The head sees the positions before scored
-    tokens only, `chunk_tokens` at a time.
+    `pack(tokens, mask_BT).num_tokens` tokens go through the model: for each row the tokens before its last scored one,
+    none for a row that scores nothing, and a common beginning of rows once. The head sees only the positions before
+    scored tokens, `chunk_tokens` at a time.
 
-    Where the context begins anew within a row (`Tokens.starts_BT`), each part is a sequence of its own.
+    If a row has several contexts (`Tokens.starts_BT`), each part is a separate sequence.
 
-    Token ids, lengths and mask are on the CPU, where rows are packed. The result is where the model is.
+    Token ids, lengths and mask are on the CPU, where rows are packed. The result is on the model's device.
 
-    Where nothing is scored, two tokens go through the model and count nothing: ranks that share its weights have to
-    call each layer equally often.
+    If nothing is scored, two tokens go through the model and count nothing: ranks that share its weights must call each
+    layer equally often.
 
-    Raises ValueError when the mask scores padding or the first token of a row, ModelError for a model that is not a
+    Raises ValueError if the mask scores padding or the first token of a row, ModelError for a model that is not a
     causal language model.
     """
     return enter(
@@ -109,10 +109,10 @@ def _token_logprobs(
 
 
 def token_values(path: ForwardPath, head: nn.Linear, tokens: Tokens, mask_BT: Tensor) -> Tensor:
-    """`[B, T]` value of the state before every scored token, with gradient, exactly 0 where the mask is False.
+    """Return `[B, T]`: value of the state before every scored token, with gradient, exactly 0 where the mask is False.
 
-    That state is the token before it and all that this one has seen: the hidden state from which the token was sampled.
-    The head computes in the precision of its weights, whatever the enclosing autocast says.
+    That state is the hidden state from which the token was sampled: the state at the token before it. The head computes
+    in the precision of its weights, regardless of an enclosing autocast.
     """
     if tokens.starts_BT is not None:
         parts = cut(tokens, mask_BT)
@@ -125,7 +125,7 @@ def token_values(path: ForwardPath, head: nn.Linear, tokens: Tokens, mask_BT: Te
 
 
 def _hidden_before_targets(path: ForwardPath, tokens: Tokens, packed: Packed, device: torch.device) -> Tensor:
-    """`[N, D]` hidden state at the place before each scored token."""
+    """Return `[N, D]`: the hidden state at the position before each scored token."""
     ids_L = to_device(_take(tokens.input_ids_BT.flatten(), packed.token_index_L), device)
     return _take(path.hidden(ids_L, packed), packed.source_N)
 
@@ -140,26 +140,26 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _unpack(x_N: Tensor, tokens: Tokens, packed: Packed) -> Tensor:
-    """`[N]` -> `[B, T]`, 0 where nothing was scored."""
+    """Convert `[N]` to `[B, T]`, 0 where nothing was scored."""
     zeros = x_N.new_zeros(tokens.input_ids_BT.numel())
     index_N = to_device(packed.target_index_N, x_N.device)
     return zeros.index_copy(0, index_N, x_N).view(tokens.input_ids_BT.shape)
 
 
 def _filler(tokens: Tokens) -> tuple[Tokens, Tensor]:
-    """A row of two tokens of which one is scored."""
+    """Return a row of two tokens, the second of them scored."""
     ids_12 = tokens.input_ids_BT.new_zeros(1, 2)
     return Tokens(input_ids_BT=ids_12, lengths_B=torch.tensor([2])), ids_12.new_tensor([[False, True]]).bool()
 
 
 def _nothing_scored(filler: Outputs, tokens: Tokens) -> Outputs:
-    """Zeros for a batch that scores nothing, in the fields that the filler has."""
+    """Return zeros for a batch that scores nothing, in the fields that the filler has."""
     more = {f.name: getattr(filler, f.name) for f in fields(filler) if f.name != "logprobs_BT"}
     found = {name: None if x is None else _zeros(x, tokens) for name, x in more.items()}
     return Outputs(logprobs_BT=_zeros(filler.logprobs_BT, tokens), **found)
 
 
 def _zeros(filler_12: Tensor, tokens: Tokens) -> Tensor:
-    """`[B, T]` zeros that were computed from the filler, so that a loss made of them gives a gradient of zeros."""
+    """Return `[B, T]` zeros computed from the filler, so that a loss made of them has a gradient of zeros."""
     zero = filler_12.sum() * 0
     return zero.to(filler_12.dtype).expand(tokens.input_ids_BT.shape)

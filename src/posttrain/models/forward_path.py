@@ -1,9 +1,9 @@
-"""How a model is run on several rows at once: found out by trying it on a few short rows, never by its name.
+"""How a model runs on several rows at a time, found by trying it on a few short rows, never by its name.
 
-    packed       attention on short grids, everything else on real tokens only (packed_attention.py); what rows have in
-                 common at their beginning is computed once, unless trying says that this changes a row
-    block mask   one sequence whose attention mask is block-diagonal; transformers derives it from restarting positions
-    padded       right-padded rows: for architectures that take neither, such as state-space models
+    packed       attention on short grids, everything else only on real tokens (packed_attention.py); a common beginning
+                 of rows is computed once, unless the trial shows that this changes a row
+    block mask   one sequence with a block-diagonal attention mask, which transformers derives from restarting positions
+    padded       right-padded rows, for architectures that support neither, such as state-space models
 
 L packed tokens, D width of the hidden state, V vocabulary.
 """
@@ -39,38 +39,38 @@ Attention = Literal["packed", "block mask", "padded"]
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardPath:
-    """How this model is run: its two halves, and the way in which rows are kept apart in the first one."""
+    """How one model is run: its two halves, and how rows are kept apart in the first one."""
 
     body: nn.Module
-    """The submodule that turns ids into the hidden states that the head reads."""
+    """The submodule that computes the hidden states that the head reads."""
     output_type: type[Any]
-    """The record in which the body returns them."""
+    """The record type in which the body returns them."""
     plain_head: bool
-    """The head is `hidden @ weight.T + bias` and nothing else: no soft cap, no scale."""
+    """Whether the head is only `hidden @ weight.T + bias`: no soft cap, no scale."""
     attention: Attention
     implementation: str
     """The attention implementation in the model's config."""
     shares_prefixes: bool
-    """The common beginning of rows is computed once."""
+    """Whether the common beginning of rows is computed once."""
     manner: Manner = PLAIN_MANNER
-    """The manner of packed attention."""
+    """How packed attention is computed."""
     rotary_limit: RotaryLimit | None = None
-    """The longest row where rotary factors depend on it."""
+    """The maximum length of a row, if rotary factors depend on it."""
     note: str = ""
     """Why a faster way was not taken; empty for `packed` with shared prefixes."""
 
     def pack(self, tokens: Tokens, mask_BT: Tensor) -> Packed:
-        """The rows of which `mask_BT` scores a token, as `hidden` can take them."""
+        """Pack the rows in which `mask_BT` scores a token, in the form for `hidden`."""
         return pack(tokens, mask_BT, share=self.shares_prefixes)
 
     def pack_whole(self, tokens: Tokens) -> Packed:
-        """Every row to its last token."""
+        """Pack every row up to its last token."""
         return pack_whole(tokens, share=self.shares_prefixes)
 
     def hidden(self, ids_L: Tensor, packed: Packed) -> Tensor:
-        """`[L, D]` hidden states of the packed tokens; rows do not see each other.
+        """Return `[L, D]` hidden states of the packed tokens; rows do not see each other.
 
-        Raises DataError for a row so long that the rotary factors of all would be others (context.py).
+        Raises DataError for a row so long that the rotary factors of all rows would change (context.py).
         """
         if self.rotary_limit is not None:
             self.rotary_limit.check(int(packed.position_ids_L.max()) + 1)
@@ -79,16 +79,16 @@ class ForwardPath:
     def score(
         self, lm: PreTrainedModel, hidden_ND: Tensor, targets_N: Tensor, **settings: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probability of each target and, `with_entropy`, the entropy at each position."""
+        """Return the log-probability of each target and, `with_entropy`, the entropy at each position."""
         head = lm.get_output_embeddings()
-        if self.plain_head and type(head) is nn.Linear:  # an adapter on the head is another type
+        if self.plain_head and type(head) is nn.Linear:  # a head with an adapter has another type
             return chunked_logprobs(hidden_ND, head.weight, head.bias, targets_N, **settings)
         logits = partial(_logits, lm, self.body, self.output_type)
         return chunked_head_logprobs(logits, hidden_ND, targets_N, **settings)
 
 
 def causal_lm(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside `model`; adapters, if there are any, work inside its layers."""
+    """Return the transformers model inside `model`; any adapters work inside its layers."""
     lm = without_adapters(model)
     if not isinstance(lm, PreTrainedModel) or lm.get_output_embeddings() is None:
         raise ModelError(
@@ -100,7 +100,7 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
 
 
 def without_adapters(model: nn.Module) -> nn.Module:
-    """The model that peft has wrapped, or the model itself."""
+    """Return the model that peft has wrapped, or the model itself."""
     return model.get_base_model() if isinstance(model, PeftModel) else model  # type: ignore[return-value]
 
 
@@ -108,10 +108,10 @@ _paths: WeakKeyDictionary[nn.Module, ForwardPath] = WeakKeyDictionary()
 
 
 def forward_path(model: nn.Module) -> ForwardPath:
-    """The fastest way that gives, on a few short rows, what one row at a time gives. Found once per model, then kept.
+    """Return the fastest way that gives a few short rows the results of single rows. Found once per model, then kept.
 
-    Sets the attention implementation of the model's config to `packed_sdpa` or `packed_eager` where that way is taken.
-    Raises ModelError when not even padded rows equal single ones: then the model is not causal.
+    If that way is packed, the config's attention implementation becomes `packed_sdpa` or `packed_eager`. Raises
+    ModelError if not even padded rows equal single ones: then the model is not causal.
     """
     lm = causal_lm(model)
     path = _paths.get(lm)
@@ -123,7 +123,7 @@ def forward_path(model: nn.Module) -> ForwardPath:
 
 
 def body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
-    """The same for a model whose body is known and whose head is another one, such as a score per row."""
+    """Do the same for a model whose body is known and whose head is of another kind, such as a score per row."""
     path = _paths.get(model)
     if path is None or path.implementation != attention_name(model.config):
         with _exact(model):
@@ -133,7 +133,7 @@ def body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
 
 
 def shares_prefixes(model: nn.Module) -> bool:
-    """Whether this model computes once what rows have in common, so that micro-batches may count it once."""
+    """Return whether this model computes a common beginning once, so that micro-batches may count it once."""
     plain = without_adapters(model)
     if not isinstance(plain, PreTrainedModel):
         return True
@@ -143,8 +143,8 @@ def shares_prefixes(model: nn.Module) -> bool:
 
 
 def _hidden_packed(body: nn.Module, ids_L: Tensor, packed: Packed, manner: Manner) -> Tensor:
-    # From positions alone transformers finds out whether rows are packed, and waits for a GPU to say so. With a mask
-    # it does not ask; packed attention that is plainly causal needs neither.
+    # Given only positions, transformers tests whether rows are packed, which waits for a GPU. With a mask it does not
+    # test. Packed attention that is plainly causal needs neither.
     mask = {"attention_mask": torch.ones_like(ids_L)[None]} if manner.plain else {}
     with packed_rows(packed.segments, ids_L.device, manner):
         return _hidden_block_mask(body, ids_L, packed, manner, **mask)
@@ -156,8 +156,8 @@ def _hidden_block_mask(body: nn.Module, ids_L: Tensor, packed: Packed, manner: M
 
 
 def _hidden_padded(body: nn.Module, ids_L: Tensor, packed: Packed, manner: Manner) -> Tensor:
-    """Padded to the longest row of each bucket, not of all. Causality keeps the padding out, so there is no mask."""
-    filler = ids_L[0]  # a real id: transformers warns of pad ids without a mask
+    """Run rows padded to the longest row of their bucket. Causality hides the padding, so there is no mask."""
+    filler = ids_L[0]  # a real id, because transformers warns about pad ids without a mask
 
     def run(bucket: Bucket) -> Tensor:
         ids_RT = bucket.spread(ids_L - filler) + filler
@@ -174,9 +174,9 @@ _HIDDEN: dict[Attention, Callable[[nn.Module, Tensor, Packed, Manner], Tensor]] 
 
 
 def _logits(lm: PreTrainedModel, body: nn.Module, output_type: type[Any], hidden_nD: Tensor) -> Tensor:
-    """`[n, V]`: what the model itself makes of these hidden states: head, adapters on it, soft cap, scale.
+    """Return `[n, V]`: the model's own logits for these hidden states, with head, its adapters, soft cap and scale.
 
-    Its own forward pass runs with a body that gives these states, so nothing about heads is repeated here.
+    The model's forward pass runs with a body that returns these states, so no code of heads is repeated here.
     """
     path = next(name for name, module in lm.named_modules() if module is body)
     head_alone = _with_body(lm, path.split("."), _States(output_type(last_hidden_state=hidden_nD[None])))
@@ -185,7 +185,7 @@ def _logits(lm: PreTrainedModel, body: nn.Module, output_type: type[Any], hidden
 
 
 class _States(nn.Module):
-    """In the place of a body: whatever it is asked, it gives these states."""
+    """Replaces a body: returns these states whatever the input."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class _States(nn.Module):
 
 
 def _with_body(module: nn.Module, path: Sequence[str], body: nn.Module) -> nn.Module:
-    """The same modules and weights with another body. `module` is not touched: what others see of it stays."""
+    """Return the same modules and weights with another body. `module` itself does not change."""
     seen = copy.copy(module)
     inner = _with_body(module.get_submodule(path[0]), path[1:], body) if len(path) > 1 else body
     seen._modules = {**module._modules, path[0]: inner}
@@ -205,7 +205,7 @@ def _with_body(module: nn.Module, path: Sequence[str], body: nn.Module) -> nn.Mo
 
 @contextmanager
 def _exact(lm: PreTrainedModel) -> Iterator[None]:
-    """No gradient, no dropout, no autocast; training flags are put back module by module."""
+    """Switch off gradient, dropout and autocast inside; restore the training flag of each module afterwards."""
     training = [module for module in lm.modules() if module.training]
     with torch.no_grad(), torch.autocast(lm.device.type, enabled=False):
         try:
@@ -245,7 +245,7 @@ def _find_body_path(model: PreTrainedModel, body: nn.Module) -> ForwardPath:
 
 
 class _Probe(NamedTuple):
-    """A few short rows, and what they give when they are run one at a time."""
+    """A few short rows, and the results of running them one at a time."""
 
     lm: PreTrainedModel
     body: nn.Module
@@ -254,7 +254,7 @@ class _Probe(NamedTuple):
 
 
 def _fastest(probe: _Probe, implementation: str) -> dict[str, Any]:
-    """The first way of `_HIDDEN` that works, and why those before it do not: fields of `ForwardPath`."""
+    """Return fields of `ForwardPath`: the first way of `_HIDDEN` that works, and why earlier ones do not."""
     reasons: list[str] = []
     for attention in _HIDDEN:
         reason = _try(probe, attention, share=False)
@@ -285,7 +285,7 @@ def _fastest(probe: _Probe, implementation: str) -> dict[str, Any]:
 
 
 def _probe_rows(lm: PreTrainedModel) -> Tokens:
-    """A few short rows of different lengths, none beyond the context; three begin alike, with as many tokens as pay."""
+    """Return a few short rows of different lengths within the context; three begin alike, enough to form a family."""
     width, prefix = min(18, context_window(lm.config) or 18), 12
     lengths_B, places_T = torch.tensor([15, 18, 3, 13]).clamp(max=width), torch.arange(width)
     row_B1 = torch.tensor([0, 1, 2, 3])[:, None].where(places_T >= prefix, torch.tensor([0, 0, 2, 0])[:, None])
@@ -294,14 +294,14 @@ def _probe_rows(lm: PreTrainedModel) -> Tokens:
 
 
 def _single(tokens: Tokens) -> list[Tensor]:
-    """The rows by themselves, without padding."""
+    """Return the rows one by one, without padding."""
     return [ids_T[:length] for ids_T, length in zip(tokens.input_ids_BT, tokens.lengths_B.tolist(), strict=True)]
 
 
 def _find_body(lm: PreTrainedModel, tokens: Tokens) -> tuple[nn.Module, type[Any], Tensor]:
-    """The outermost submodule whose hidden states the head turns into the model's logits.
+    """Return the outermost submodule whose hidden states the head turns into the model's logits.
 
-    Also the record in which it returns them, and those of all rows, run one at a time: `[B, T, D]`, right-padded.
+    Also return its record type, and the hidden states of all rows, run one at a time: `[B, T, D]`, right-padded.
     """
     runs = [_watch(lm, row_T[None]) for row_T in _single(tokens)]
     first_logits_TV, first_outputs = runs[0]
@@ -319,7 +319,7 @@ def _find_body(lm: PreTrainedModel, tokens: Tokens) -> tuple[nn.Module, type[Any
 
 
 def require_finite(model: nn.Module) -> None:
-    """Raises NonFiniteError for weights with which no two passes are equal, whatever the architecture."""
+    """Raise NonFiniteError for weights that are not finite: no two passes with them are equal."""
     for name, tensor in model.named_parameters():
         if not tensor.sum().isfinite() and (bad := int((~tensor.isfinite()).sum())):
             raise NonFiniteError(
@@ -330,7 +330,7 @@ def require_finite(model: nn.Module) -> None:
 
 
 def _watch(lm: PreTrainedModel, ids_1T: Tensor) -> tuple[Tensor, dict[nn.Module, Any]]:
-    """Logits `[T, V]` of one row, and the outputs of the submodules that return hidden states, outermost first."""
+    """Return logits `[T, V]` of one row, and outputs of the submodules that return hidden states, outermost first."""
     seen: dict[nn.Module, Any] = {}
 
     def note(module: nn.Module, _: Any, output: Any) -> None:
@@ -348,10 +348,10 @@ def _watch(lm: PreTrainedModel, ids_1T: Tensor) -> tuple[Tensor, dict[nn.Module,
 
 
 def _on_a_gpu(probe: _Probe, *, share: bool) -> tuple[Manner, list[str]]:
-    """How packed attention is computed where nothing may be waited for, and why not in a faster way.
+    """Return how to compute packed attention on a GPU, where waiting is costly, and why not in a faster way.
 
-    Kernels compute in bfloat16, in which no two ways give the same numbers: what they give has to be as near to that of
-    float32 as what grids give.
+    Kernels compute in bfloat16, in which no two ways give the same numbers. Their result must be about as close to
+    float32 as the result of grids.
     """
     grids, kernel = Manner(plain=True, accelerated=False), Manner(plain=True)
     reason = _try(probe, "packed", share=share, manner=grids)
@@ -363,19 +363,19 @@ def _on_a_gpu(probe: _Probe, *, share: bool) -> tuple[Manner, list[str]]:
             learns = _has_a_gradient(probe, "packed", share, kernel)
     except Exception as error:  # a GPU, or a version of PyTorch, that has no such kernel
         return grids, [f"attention without grids: {type(error).__name__}: {error}"]
-    if not off_kernel <= 3 * off_grids + 1e-3:  # NaN, too, is no small number
+    if not off_kernel <= 3 * off_grids + 1e-3:  # also refuses NaN
         return grids, [f"attention without grids: it is off by {off_kernel:.1e}, grids by {off_grids:.1e}"]
     return (kernel, []) if learns else (grids, ["attention without grids: its gradient is not finite"])
 
 
 def _largest_error(probe: _Probe, attention: Attention, share: bool, manner: Manner) -> float:
-    """Of the rows together, against the single rows, relative to the largest value of those."""
+    """Return the largest error of the rows together against single rows, relative to the largest value of those."""
     actual_ND, expected_ND = _together(probe, attention, share, manner)
     return float((actual_ND - expected_ND).abs().max() / expected_ND.abs().max())
 
 
 def _has_a_gradient(probe: _Probe, attention: Attention, share: bool, manner: Manner) -> bool:
-    """Whether a backward pass gives numbers, down to the first weight that is trained; of no other is it kept."""
+    """Return whether the backward pass gives a finite gradient for the first trained weight. Only that one is kept."""
     first = next((parameter for parameter in probe.body.parameters() if parameter.requires_grad), None)
     if first is None:
         return True
@@ -386,7 +386,7 @@ def _has_a_gradient(probe: _Probe, attention: Attention, share: bool, manner: Ma
 
 
 def _try(probe: _Probe, attention: Attention, *, share: bool, manner: Manner = PLAIN_MANNER) -> str | None:
-    """None when the rows together give the hidden states of the single rows, else what is in the way."""
+    """Return None if the rows together have the hidden states of the single rows, else the reason."""
     lm = probe.lm
     if attention != "padded" and "position_ids" not in inspect.signature(probe.body.forward).parameters:
         return "the model takes no position_ids"
@@ -394,7 +394,7 @@ def _try(probe: _Probe, attention: Attention, *, share: bool, manner: Manner = P
         return "its attention cannot be replaced"
     try:
         actual_ND, expected_ND = _together(probe, attention, share, manner)
-    except Exception as error:  # whatever an architecture makes of inputs that it does not know: there is another way
+    except Exception as error:  # any failure of an architecture on unfamiliar inputs: there is another way
         if attention == "padded":
             raise
         return f"{type(error).__name__}: {error}"
@@ -402,7 +402,7 @@ def _try(probe: _Probe, attention: Attention, *, share: bool, manner: Manner = P
 
 
 def _together(probe: _Probe, attention: Attention, share: bool, manner: Manner) -> tuple[Tensor, Tensor]:
-    """`[N, D]` hidden states of all real tokens, the rows run together, and what the single rows give for them."""
+    """Return `[N, D]` hidden states of all real tokens with the rows run together, and those of the single rows."""
     lm, body, tokens, expected_BTD = probe
     packed = pack_whole(tokens, share=share)
     ids_L = tokens.input_ids_BT.flatten()[packed.token_index_L.to(lm.device)]
@@ -413,7 +413,7 @@ def _together(probe: _Probe, attention: Attention, share: bool, manner: Manner) 
 
 
 def _same(actual: Tensor, expected: Tensor) -> bool:
-    """Equal but for rounding, relative to the largest value; a row that sees another one differs by far more."""
+    """Return whether both are equal up to rounding, relative to the largest value. Rows that mix differ far more."""
     if actual.shape != expected.shape:
         return False
     tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(expected.dtype, 5e-2)
@@ -421,7 +421,7 @@ def _same(actual: Tensor, expected: Tensor) -> bool:
 
 
 def _set_attention(lm: PreTrainedModel, implementation: str) -> bool:
-    """Whether the model now runs with this implementation."""
+    """Set the attention implementation, and return whether the model now runs with it."""
     if implementation == attention_name(lm.config):
         return True
     if implementation.startswith("packed_") and implementation not in ("packed_sdpa", "packed_eager"):
@@ -433,7 +433,7 @@ def _set_attention(lm: PreTrainedModel, implementation: str) -> bool:
 
 
 def _head_is_linear(lm: PreTrainedModel, body: nn.Module, output_type: type[Any], width: int) -> bool:
-    """Whether logits are `hidden @ weight.T + bias`, judged at logits of 100, where a soft cap or a scale shows."""
+    """Return whether logits are `hidden @ weight.T + bias`, tested at logits of 100, where caps and scales show."""
     head = lm.get_output_embeddings()
     if type(head) is not nn.Linear or head.in_features != width:
         return False

@@ -1,7 +1,7 @@
-"""The name of a model for what is kept of its results: two that can answer differently have two names.
+"""A key of a model for caches of its results: two models that can answer differently have two keys.
 
-What a model says is decided by its settings and weights, by the way in which it is computed, and for texts by its
-tokenizer and by the ids that end an answer.
+The answers of a model depend on its settings and weights and on the way in which it is computed. Texts also depend on
+its tokenizer and on the ids that end an answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from posttrain.models.forward_path import without_adapters
 from posttrain.models.transformers_private import attention_name
 
 COMPUTING = ("models/*.py", "cpu/*.py", "functional/*logprobs.py")
-"""The modules through which the numbers of every model go."""
+"""The modules that compute the numbers of every model."""
 
 
 def model_identity(
@@ -33,9 +33,9 @@ def model_identity(
     eos_ids: Collection[int] = (),
     code: tuple[str, ...] = (),
 ) -> str:
-    """Of a model and of how it is computed here; `code` are the modules that its numbers go through beside `COMPUTING`.
+    """Return the key of a model and of how it is computed here; `code` names further modules that compute its numbers.
 
-    With a tokenizer it is the name of what reads and writes texts.
+    With a tokenizer, the key is for results that are texts.
     """
     text = [None if tokenizer is None else tokenizer_key(tokenizer), sorted(eos_ids)]
     parts = [model_key(model), computation_key(model, compute_dtype=compute_dtype, code=code), text]
@@ -45,7 +45,7 @@ def model_identity(
 def computation_key(
     model: nn.Module, *, compute_dtype: torch.dtype, matmul: str = "plain", code: tuple[str, ...] = ()
 ) -> str:
-    """How a model is computed here: precision, kind of products and of device, versions and code."""
+    """Return the key of how a model is computed here: precision, kind of products and of device, versions and code."""
     versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
     parts = [str(compute_dtype), matmul, next(model.parameters()).device.type, versions, code_key(*COMPUTING, *code)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -53,7 +53,7 @@ def computation_key(
 
 @torch.no_grad()
 def model_key(model: nn.Module) -> str:
-    """Hash of the weights, the settings and the kind of attention of a model; of one with adapters, of its base."""
+    """Return the hash of a model's weights, settings and kind of attention; adapters are left out."""
     plain = without_adapters(model)
     digest = hashlib.sha256(json.dumps(_settings(plain), sort_keys=True, default=str).encode())
     for name in sorted(state := plain.state_dict(keep_vars=True)):
@@ -66,10 +66,10 @@ def model_key(model: nn.Module) -> str:
 
 
 def _settings(model: nn.Module) -> Any:
-    """The class, and the config but for the place that it came from.
+    """Return the class, and the config without the place that it came from.
 
-    The attention is the one that was asked for: that rows are packed (forward_path.py) is found out on the first pass
-    and follows from it.
+    The attention is the one that was requested. Packing (forward_path.py) is decided in the first pass and follows from
+    it.
     """
     config = getattr(model, "config", None)
     if config is None:

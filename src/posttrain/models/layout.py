@@ -1,16 +1,16 @@
-"""How the weights of a model lie on the ranks of a job, and where each rank keeps its part.
+"""The distribution of a model's weights over the ranks of a job, and where each rank keeps its part.
 
-FSDP cuts every tensor along its first dimension: a rank holds consecutive rows of it. With fewer ranks to a copy than
-there are (hybrid sharding), a row lies on one rank of each group:
+FSDP cuts every tensor along its first dimension: a rank holds consecutive rows of it. If fewer ranks share a copy than
+there are (hybrid sharding), each group of ranks holds a whole copy:
 
     ranks 0 1 2 3, two to a copy      copy 0: rows of the first half on rank 0, of the second on rank 1
                                       copy 1: the same on ranks 2 and 3
 
-Neighbours share a copy, since they are the ranks of one machine. A gradient is summed inside of a group first, each
-rank its rows, and these sums among the ranks that hold the same rows.
+Neighbouring ranks share a copy, because they are on one machine. A gradient is first summed within a group, where each
+rank sums its rows. These sums are then added across the ranks that hold the same rows.
 
-With matrices divided among neighbours (matrices.py), what a rank holds of a matrix is cut twice, by rows or by columns
-for its neighbours, and by rows for the ranks that have other rows of the batch:
+If matrices are divided among neighbours (matrices.py), each matrix is cut twice: by rows or columns for the neighbours,
+and by rows for the ranks that have other rows of the batch:
 
     ranks 0 1 2 3, two neighbours each     of a matrix divided by columns: the first half of its rows on ranks 0 and 1,
                                            its left columns on ranks 0 and 2
@@ -44,14 +44,14 @@ class Layout:
 
     ranks: Ranks
     group: int
-    """Ranks with different rows of the batch that share one copy; all of them, or fewer that divide their number."""
+    """Number of ranks with different rows of the batch that share one copy: all, or a divisor of their number."""
     tensor: int = 1
-    """Neighbours that divide matrices, and compute the same rows."""
+    """Number of neighbours that divide matrices and compute the same rows."""
     deadline: float = 600.0
-    """Seconds after which a rank of a group that does not answer is lost."""
+    """Seconds after which a rank that does not answer its group counts as lost."""
     cpu_offload: bool = False
-    """Each rank keeps its part in main memory, with gradients and moments, and copies a block to the device for its
-    pass. AdamW then runs on the processor."""
+    """Whether each rank keeps its part in main memory, with gradients and moments, and copies each block to the device
+    for its pass. AdamW then runs on the CPU."""
 
     @staticmethod
     def of(train: TrainConfig, ranks: Ranks) -> Layout:
@@ -65,14 +65,14 @@ class Layout:
         )
 
     def for_fsdp(self, device: torch.device) -> dict[str, Any]:
-        """The arguments of `fully_shard`, for a model that computes on `device`.
+        """Return the arguments of `fully_shard`, for a model that computes on `device`.
 
-        Weights come together in the precision in which they lie, float32 where they are trained. Autocast casts them
-        where a product reads them, as in one process, so that norms and embeddings compute in the same precision on any
-        number of devices.
+        Weights are gathered in the precision in which they are stored, float32 if they are trained. Autocast casts them
+        for each product, as in one process, so that norms and embeddings compute in the same precision on any number of
+        devices.
         """
         mesh = self._mesh(device)
-        if self.tensor > 1:  # whoever divides matrices computes the same rows, and has the same gradient
+        if self.tensor > 1:  # ranks that divide matrices compute the same rows and have the same gradient
             mesh = mesh["parts"] if mesh.ndim == 2 else mesh["copies", "parts"]
         found: dict[str, Any] = {
             "mesh": mesh,
@@ -83,7 +83,7 @@ class Layout:
         return found
 
     def among_neighbours(self, device: torch.device) -> DeviceMesh:
-        """Those that divide the matrices of a model that computes on `device`."""
+        """Return the mesh of neighbours that divide the matrices of a model that computes on `device`."""
         return self._mesh(device)["tensor"]
 
     def _mesh(self, device: torch.device) -> DeviceMesh:
@@ -92,14 +92,14 @@ class Layout:
         return _mesh(device.type, tuple(sizes[name] for name in names), names, self.deadline)
 
     def kept_on(self, device: torch.device) -> torch.device:
-        """Where parts lie between the passes of a model that computes on `device`."""
+        """Return where parts are kept between the passes of a model that computes on `device`."""
         return torch.device("cpu") if self.cpu_offload else device
 
 
 @cache
 def _mesh(device: str, sizes: tuple[int, ...], names: tuple[str, ...], deadline: float) -> DeviceMesh:
-    """Of all ranks. Where it has several dimensions, the groups of each are made here, because those that PyTorch makes
-    wait for half an hour."""
+    """Return the mesh of all ranks. For a mesh of several dimensions the groups are made here, because groups that
+    PyTorch makes wait for half an hour."""
     if len(sizes) == 1:
         return init_device_mesh(device, sizes)
     ranks = torch.arange(math.prod(sizes)).view(sizes)
@@ -111,37 +111,37 @@ def _mesh(device: str, sizes: tuple[int, ...], names: tuple[str, ...], deadline:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of it."""
+    """Return this rank's part of the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def corner(tensor: DTensor) -> tuple[int, ...]:
-    """The first row that this rank holds of it, the first column, and so on; what it holds begins there."""
+    """Return the start of this rank's part in the whole tensor: its first row, first column, and so on."""
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(offset)
 
 
 def box(tensor: DTensor) -> tuple[slice, ...]:
-    """This rank's part, as an index of the whole tensor."""
+    """Return this rank's part, as an index of the whole tensor."""
     return tuple(
         slice(start, start + size) for start, size in zip(corner(tensor), tensor.to_local().shape, strict=True)
     )
 
 
 def in_first_copy(tensor: DTensor) -> bool:
-    """Whether what this rank holds is part of the first copy: of one copy everything is."""
+    """Return whether this rank's part belongs to the first copy; always true if there is one copy."""
     place = tensor.device_mesh.get_coordinate() or []
     return not any(number for number, how in zip(place, tensor.placements, strict=True) if how.is_replicate())
 
 
 def is_repeated(tensor: DTensor) -> bool:
-    """Whether other ranks hold what this one does: those of other copies, or neighbours."""
+    """Return whether other ranks hold the same part: ranks of other copies, or neighbours."""
     sizes = tensor.device_mesh.shape
     return any(size > 1 and how.is_replicate() for size, how in zip(sizes, tensor.placements, strict=True))
 
 
 def part_of(value: Tensor, like: Tensor) -> Tensor:
-    """`value`, a whole tensor, laid out as `like` is; nothing is sent, since every rank has read it."""
+    """Return `value`, a whole tensor, distributed like `like`. Nothing is sent, because every rank has read it."""
     if not isinstance(like, DTensor) or value.shape != like.shape:
         return value
     part = value[box(like)].to(like.to_local().device, copy=True)  # a view would keep all of `value`
@@ -149,12 +149,12 @@ def part_of(value: Tensor, like: Tensor) -> Tensor:
 
 
 def whole_on(device: torch.device, tensor: DTensor) -> Tensor:
-    """All of it, on that device of every rank; each sends its part from there."""
+    """Return the whole tensor on that device of every rank; each rank sends its part from there."""
     return everywhere(_with_part(tensor.to_local().to(device), tensor))
 
 
 def everywhere(tensor: DTensor) -> Tensor:
-    """All of it on every rank, brought together along one dimension of the mesh after the other: the last cut first."""
+    """Return the whole tensor on every rank, gathered along one mesh dimension after the other, the last cut first."""
     how = list(tensor.placements)
     for dimension in range(len(how)):
         how[dimension] = Replicate()

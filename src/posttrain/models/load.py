@@ -1,10 +1,9 @@
-"""Loading a model and its tokenizer for training: float32 weights, known EOS ids, a safe pad id, no dropout.
+"""Loads a model and its tokenizer for training: float32 weights, known EOS ids, a safe pad id, no dropout.
 
-Which ids end an answer, and which id pads.
-
-The two traps (a pad id that is also an EOS id, an EOS id that only `generation_config.json` knows) make a model that
-never stops, or one whose saved copy stops at once. Nothing in this library tells EOS by `token != pad`; the pad id is
-chosen so that nobody downstream can fall into it either.
+This module also decides which ids end an answer, and which id pads. There are two traps: a pad id that is also an EOS
+id, and an EOS id that only `generation_config.json` knows. They make a model that never stops, or one whose saved copy
+stops immediately. Nothing in this library tells EOS by `token != pad`. The pad id is chosen so that other programs
+cannot fall into the trap either.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ if TYPE_CHECKING:
 def find_eos_ids(
     tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig | None, vocab_size: int
 ) -> frozenset[int]:
-    """Every id that ends an answer (RULE 3): the tokenizer's and those of the generation config.
+    """Return every id that ends an answer (RULE 3): the tokenizer's, and those of the generation config.
 
-    Raises ModelError when there is none that the model can emit: its answers would all be cut off for length.
+    Raises ModelError if there is none that the model can emit: all of its answers would be cut off for length.
     """
     listed = {*_as_ids(tokenizer.eos_token_id), *_as_ids(getattr(generation_config, "eos_token_id", None))}
     eos_ids = frozenset(i for i in listed if 0 <= i < vocab_size)
@@ -66,7 +65,7 @@ def choose_pad_id(
     eos_ids: frozenset[int],
     vocab_size: int,
 ) -> int:
-    """The id that pads: the declared one, else another special token; an EOS id only where there is nothing else."""
+    """Return the id that pads: the declared one, else another special token; an EOS id only if there is no other."""
     declared = [tokenizer.pad_token_id, *(getattr(config, "pad_token_id", None) for config in configs)]
     candidates = [*declared, tokenizer.unk_token_id, *_other_specials(tokenizer), tokenizer.bos_token_id]
     suitable = (i for i in candidates if i is not None and 0 <= i < vocab_size and i not in eos_ids)
@@ -74,7 +73,7 @@ def choose_pad_id(
 
 
 def _other_specials(tokenizer: PreTrainedTokenizerBase) -> Iterator[int]:
-    """Ids of special tokens without a role of their own, lowest first."""
+    """Yield ids of special tokens without a role of their own, lowest first."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return (i for i, token in sorted(added.items()) if token.special and i != tokenizer.bos_token_id)
 
@@ -87,29 +86,29 @@ def _as_ids(value: Any) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model that can be trained, and what has to be known about it."""
+    """A model that can be trained, with its tokenizer and the facts that a run needs."""
 
     model: PreTrainedModel
-    """float32 weights, on `device`, in evaluation mode, without dropout. One that was loaded in parts has its weights
-    from `fill` on (unread.py)."""
+    """The model with float32 weights, on `device`, in evaluation mode, without dropout. A model that was loaded in
+    parts has its weights only after `fill` (unread.py)."""
     tokenizer: PreTrainedTokenizerBase
     eos_ids: frozenset[int]
     """Every id that ends an answer."""
     pad_id: int
-    """Not one of `eos_ids` unless the vocabulary has nothing else."""
+    """The id that pads; not one of `eos_ids` unless the vocabulary has no other."""
     context_length: int | None
-    """Most tokens of prompt and completion together (context.py); None where the architecture sets no limit."""
+    """Maximum tokens of prompt and completion together (context.py); None if the architecture sets no limit."""
     device: torch.device
     compute: Compute = field(default_factory=Compute)
-    """How products run. As it is loaded a model computes in the plain way; a run chooses, see `choose_compute`."""
+    """How products run. A loaded model computes the plain way; a run chooses, see `choose_compute`."""
     notes: tuple[str, ...] = ()
-    """Decisions made for the user, each worth a line in the log."""
+    """Decisions that were made for the user, each worth a line in the log."""
 
     @staticmethod
     def of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
-        """A model that is in memory already, where it is, with its tokenizer. It is put into evaluation mode.
+        """Return a model that is already in memory, with its tokenizer. It is put into evaluation mode.
 
-        Raises ModelError where its weights are not float32, or no token ends an answer.
+        Raises ModelError if its weights are not float32, or if no token ends an answer.
         """
         kinds = {parameter.dtype for parameter in model.parameters()} - {torch.float32}
         if kinds:
@@ -133,31 +132,31 @@ class LoadedModel:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The precision of the computation under `autocast()`; the weights stay float32."""
+        """The precision of computation under `autocast()`; the weights stay float32."""
         return self.compute.dtype
 
     @property
     def context_reason(self) -> str:
-        """Behind the length of the context in a message: why it ends there; "" where the architecture ends."""
+        """Why the context ends there, as a text to follow its length; "" if the architecture itself ends there."""
         return window_reason(self.model.config)
 
     def named(self, rows: str) -> str:
-        """What the rows are called in an error, with the context where that is shorter than one may expect."""
+        """Return the name of the rows in an error, with the context if it is shorter than one may expect."""
         reason = self.context_reason
         return f"{rows} in a context of {self.context_length} tokens{reason}" if reason else rows
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Inside, matrix products run in `compute_dtype`. Sampler and trainer both compute inside."""
+        """Run matrix products in `compute_dtype` inside. Sampler and trainer both compute inside."""
         return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
 
 def load_model(config: ModelConfig, *, device: str | torch.device | None = None, in_parts: bool = False) -> LoadedModel:
     """Read model and tokenizer from a Hugging Face folder or name, or from a GGUF file in a folder.
 
-    `device` overrides that of the config. `in_parts`: the weights stay in their files until each process reads what it
-    holds of them (unread.py); where that is impossible the model is read whole, and a note says why. Raises ModelError
-    for everything that is wrong with the model, ConfigError for a chat template that cannot be used, DoesNotFit when
-    the weights need more memory than there is.
+    `device` overrides the config's. `in_parts`: the weights stay in their files until each process reads its part
+    (unread.py); if that is impossible, the model is read whole, and a note says why. Raises ModelError for anything
+    wrong with the model, ConfigError for a chat template that cannot be used, DoesNotFit if the weights need more
+    memory than there is.
     """
     place = choose_device(str(device) if device is not None else config.device)
     source = find_source(config)
@@ -179,9 +178,9 @@ def make_ready(
     place: torch.device,
     notes: Iterable[str] = (),
 ) -> LoadedModel:
-    """A model that was read, with its tokenizer, on its device and without dropout; `notes` are what reading it said.
+    """Return a model that was read, with its tokenizer, on its device and without dropout; `notes` come from reading.
 
-    Raises as `load_model` does.
+    Raises the errors of `load_model`.
     """
     tokenizer = read_tokenizer(config, source)
     vocab_size = check_vocabulary(config, model, tokenizer)
@@ -212,7 +211,7 @@ def make_ready(
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto` is the GPU if there is one. Raises ModelError when CUDA is wanted and absent."""
+    """Return the device; `auto` is the GPU if there is one. Raises ModelError if CUDA is requested but absent."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if torch.device(wanted).type == "cuda" and not torch.cuda.is_available():
@@ -226,9 +225,9 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout of the modules to 0, so that a log-probability is a function of the weights in training, too.
+    """Set every dropout of the modules to 0, so that a log-probability depends only on the weights in training, too.
 
-    The config keeps its values: what is saved is unchanged. Adapters that are added later keep their own dropout.
+    The config keeps its values, so a saved model is unchanged. Adapters that are added later keep their own dropout.
     """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -241,8 +240,8 @@ def disable_dropout(model: nn.Module) -> None:
 def train_every_token(model: PreTrainedModel) -> None:
     """Let the embedding of the pad id learn like any other.
 
-    PyTorch drops the gradient of that row, which is right for padding only. Here no padding is computed, and where the
-    pad id is also a real token (an EOS that closes each turn) its gradient would be lost in silence.
+    PyTorch drops the gradient of that row, which is right only for padding. Here no padding is computed. If the pad id
+    is also a real token (an EOS that closes each turn), its gradient would be silently lost.
     """
     embedding = model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding):
@@ -250,9 +249,9 @@ def train_every_token(model: PreTrainedModel) -> None:
 
 
 def hold_to_quota() -> list[str]:
-    """PyTorch starts a thread for each core that it sees; of those that a container may not use, all wait for all.
+    """Limit PyTorch's threads to the cores that this container may use. Threads on other cores delay all.
 
-    A sentence for the log where that was changed. `OMP_NUM_THREADS` is obeyed.
+    Returns a sentence for the log if this changed anything. If `OMP_NUM_THREADS` is set, it is respected.
     """
     seen, usable = torch.get_num_threads(), cores()
     if seen <= usable or "OMP_NUM_THREADS" in os.environ:
@@ -271,7 +270,7 @@ def _attention_note(config: ModelConfig, model: PreTrainedModel) -> list[str]:
 def _set_pad(
     tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, pad_id: int, eos_ids: frozenset[int]
 ) -> list[str]:
-    """Give tokenizer and config the chosen pad id where they have none or one that is an EOS."""
+    """Give tokenizer and config the chosen pad id if they have none or one that is an EOS. Return notes about it."""
     if getattr(config, "pad_token_id", None) in {None, *eos_ids}:
         config.pad_token_id = pad_id
     before = tokenizer.pad_token
@@ -279,12 +278,12 @@ def _set_pad(
         return []
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
     if before is None:
-        return [f"the tokenizer had no pad token; {tokenizer.pad_token!r} pads"]
-    return [f"the pad token was {before!r}, which also ends answers; {tokenizer.pad_token!r} pads"]
+        return [f"the tokenizer had no pad token; {tokenizer.pad_token!r} is used"]
+    return [f"the pad token was {before!r}, which also ends answers; {tokenizer.pad_token!r} is used instead"]
 
 
 def _read_chat_template(path: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The template in that file, once it has rendered one user turn."""
+    """Return the template in that file, after a test that it renders one user turn."""
     file = Path(path).expanduser()
     try:
         template = file.read_text(encoding="utf-8")
@@ -298,7 +297,7 @@ def _read_chat_template(path: str, tokenizer: PreTrainedTokenizerBase) -> str:
         tokenizer.apply_chat_template(
             [{"role": "user", "content": "Hello"}], chat_template=template, tokenize=False, add_generation_prompt=True
         )
-    except Exception as error:  # a template is a program: it may fail in any way
+    except Exception as error:  # a template is a program, and may fail in any way
         raise ConfigError(
             given=f"model.chat_template = {path!r} cannot render a user turn: {type(error).__name__}: {error}",
             allowed="a Jinja template over `messages` and `add_generation_prompt`",

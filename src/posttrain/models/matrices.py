@@ -1,15 +1,15 @@
-"""Matrices divided among neighbours: each rank computes some of the heads, and a part of each MLP (tensor parallelism).
+"""Tensor parallelism: matrices divided among neighbours, so that each rank computes some heads and a part of each MLP.
 
     q, k, v, gate, up    divided by rows: a rank has the outputs of its heads, or of its part of the MLP
-    o, down              divided by columns: a rank multiplies what it has, and these products are summed
-    everything else      computed by each of them from the same numbers
+    o, down              divided by columns: a rank multiplies what it has, and the products are summed
+    everything else      computed by each rank from the same numbers
 
-So a block sums twice in a forward pass, and twice in a backward pass (arXiv:1909.08053, section 3). Neighbours pass
-through the model with the same rows, and between blocks all have the same hidden states, bit for bit.
+So a block sums twice in a forward pass, and twice in a backward pass (arXiv:1909.08053, section 3). Neighbours pass the
+same rows through the model, and between blocks all have the same hidden states, bit for bit.
 
-Norms of queries and keys see the heads of one rank only, so what each rank finds is a part of their gradient; PyTorch
-would take it for all of it. Here it is summed. Matrices outside of blocks (embedding, head) are kept in columns, and
-brought together for a pass. FSDP cuts what a rank has once more.
+Norms of queries and keys see the heads of one rank only, so each rank computes only a part of their gradient. PyTorch
+would take it for the whole gradient; here the parts are summed. Matrices outside of blocks (embedding, head) are stored
+in columns, and gathered for a pass. FSDP cuts each rank's part once more.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ OF_HEADS = ("q_norm", "k_norm")
 
 
 def divide(name: str, root: nn.Module, model: PreTrainedModel, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> AtHand:
-    """Leave this rank its part of the matrices of `model`, which is called `name` and lies in `root`, maybe beside
-    heads. Nothing is sent: all ranks have opened the same model. Returns what is outside of blocks, for whoever begins
-    a pass.
+    """Keep only this rank's part of the matrices of `model`. `root` contains the model, maybe with heads.
 
-    Raises ConfigError for a model of another type than those of which it was shown, or that cannot be shared out
-    evenly.
+    Nothing is sent, because all ranks have opened the same model. Returns the weights outside of blocks, which must be
+    gathered at the start of a pass. `name` is the model's name in errors.
+
+    Raises ConfigError for a model of an untested type, or one that cannot be divided evenly.
     """
     require_divisible(name, model.config, mesh.size())
     for block in blocks:
@@ -49,7 +49,7 @@ def divide(name: str, root: nn.Module, model: PreTrainedModel, blocks: Sequence[
         _lay_out(block, mesh, by_columns=False)
         for path, module in block.named_modules():
             if module._parameters and not isinstance(module, nn.Linear):
-                norm = AtHand([(path, module)])  # by itself: a block that recomputes its activations enters its parts
+                norm = AtHand([(path, module)])  # separately: a block that recomputes activations enters its parts
                 module.register_forward_pre_hook(norm.bring)
                 module.register_forward_hook(norm.let_go, always_call=True)
     _lay_out(root, mesh, by_columns=True)
@@ -58,7 +58,7 @@ def divide(name: str, root: nn.Module, model: PreTrainedModel, blocks: Sequence[
 
 
 def require_divisible(name: str, config: PreTrainedConfig, ranks: int) -> None:
-    """Raise ConfigError for a model that so many cannot divide; `name` says what it is in the run."""
+    """Raise ConfigError for a model that `ranks` neighbours cannot divide; `name` is its name in the run."""
     text = config.get_text_config()
     sizes = Sizes(
         kind=text.model_type,
@@ -72,8 +72,8 @@ def require_divisible(name: str, config: PreTrainedConfig, ranks: int) -> None:
 
 
 def _styles(block: nn.Module) -> Iterator[tuple[str, ParallelStyle]]:
-    """Of the parts of a block, by name. The hidden states enter attention and MLP as one tensor, whose gradient is
-    summed once and not for each matrix."""
+    """Yield the parallel style of each part of a block, by name. Hidden states enter attention and MLP as one tensor,
+    so that their gradient is summed once and not for each matrix."""
     whole = Replicate()
     yield (
         "self_attn",
@@ -89,8 +89,8 @@ def _styles(block: nn.Module) -> Iterator[tuple[str, ParallelStyle]]:
 
 
 def _lay_out(module: nn.Module, mesh: DeviceMesh, *, by_columns: bool) -> None:
-    """What is not divided yet becomes a tensor of the mesh: matrices by columns where that is asked for, else whole. A
-    weight of two modules stays one."""
+    """Turn the remaining parameters into tensors of the mesh: matrices by columns if requested, others whole. A weight
+    that two modules share stays shared."""
     made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for part in module.modules():
         for leaf, parameter in part._parameters.items():
@@ -103,23 +103,23 @@ def _lay_out(module: nn.Module, mesh: DeviceMesh, *, by_columns: bool) -> None:
             part._parameters[leaf] = made[id(parameter)][1]
 
 
-# --- what every neighbour computes with all of, during a pass --------------------------------------------------------
+# --- weights that every neighbour needs whole during a pass ----------------------------------------------------------
 
 
 class AtHand:
-    """Weights of which every neighbour has all during a pass.
+    """Weights that every neighbour has whole during a pass.
 
-    In a pass an attribute hides the parameter of the same name: a whole tensor, whose gradient goes to the parameter.
+    In a pass, an attribute hides the parameter of the same name: a whole tensor, whose gradient goes to the parameter.
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
-        """By name; the last part of it tells whether neighbours find parts of the gradient."""
+        """`modules` come with their names. The last part tells whether each rank finds only a part of the gradient."""
         self.modules = [
             (module, Partial() if name.rpartition(".")[2] in OF_HEADS else Replicate()) for name, module in modules
         ]
 
     def bring(self, *given: Any) -> None:
-        """Before a pass."""
+        """Gather the weights before a pass."""
         brought: dict[int, Tensor] = {}
         for module, gradient in self.modules:
             for leaf, parameter in module._parameters.items():
@@ -129,7 +129,7 @@ class AtHand:
                     vars(module)[leaf] = brought[id(parameter)]
 
     def let_go(self, *given: Any) -> None:
-        """After it."""
+        """Free the weights after a pass."""
         for module, _ in self.modules:
             for leaf in module._parameters:
                 vars(module).pop(leaf, None)

@@ -1,7 +1,7 @@
-"""Which rows go through the model together: a token budget, no divisibility rule.
+"""The split of rows into micro-batches: by a token budget, without a divisibility rule.
 
-What is counted are the tokens that are computed: padding costs nothing, since the forward pass is packed, and what rows
-have in common at their beginning (packing.py) counts once per micro-batch.
+The budget counts computed tokens. Padding costs nothing, because the forward pass is packed, and a common beginning of
+rows (packing.py) counts once per micro-batch.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from posttrain.ranks.agreement import ONE, Company, deal
 from posttrain.types import Batch, Tokens
 
 PAIRS_PER_TOKEN = 4096
-"""Pairs of tokens, one attending to the other, that cost about as much as all else that is done with one token: six
-times the width of the hidden state, here of one around 700. Micro-batches are balanced by it, nothing more."""
+"""Number of attending token pairs that cost about as much as everything else for one token: six times the width of the
+hidden state, here about 700. It is only used to balance micro-batches."""
 
 
 def plan_microbatches(
     tokens: Sequence[int], tokens_per_microbatch: int, *, work: Sequence[float] | None = None
 ) -> list[list[int]]:
-    """Numbers of the rows of each micro-batch: at most `tokens_per_microbatch` tokens, as few and as equal as possible.
+    """Return the row numbers of each micro-batch: within `tokens_per_microbatch`, as few and as equal as possible.
 
-    `tokens` are those of each row. What is made equal is `work`, by default the tokens. A row longer than the budget
-    goes alone. Every row appears exactly once; rows stand in ascending order, micro-batches in that of their first row.
-    The plan is a function of the arguments alone; how rows are split never changes a gradient (RULE 7).
+    `tokens` are the tokens of each row. `work`, by default the tokens, is what is made equal. A row longer than the
+    budget goes alone. Every row appears exactly once; rows are in ascending order, micro-batches in the order of their
+    first rows. The plan depends on the arguments alone; the split of rows never changes a gradient (RULE 7).
 
     >>> plan_microbatches([5, 3, 4, 2, 9], tokens_per_microbatch=8)
     [[0, 3], [1, 2], [4]]
@@ -50,10 +50,10 @@ def plan_microbatches(
 def plan_units(
     units: Sequence[Sequence[int]], families: Sequence[Family], needed: Sequence[int], tokens_per_microbatch: int
 ) -> list[list[int]]:
-    """Numbers of the units of each micro-batch. A unit is rows that a loss compares; `needed` are tokens of each row.
+    """Return the unit numbers of each micro-batch. A unit is the rows that a loss compares; `needed` counts tokens.
 
-    Units with rows of one family go together where the budget allows it; where it does not, each part of them computes
-    the prefix again. Otherwise as `plan_microbatches`.
+    Units with rows of one family go together if the budget allows it. If not, each part of the family computes the
+    prefix again. Otherwise it works like `plan_microbatches`.
 
     >>> family = Family((0, 1, 2), prefix=10)
     >>> plan_units([[0], [1], [2], [3]], [family, Family((3,), 0)], [16, 14, 12, 9], tokens_per_microbatch=30)
@@ -71,7 +71,7 @@ def plan_units(
 
 
 class _Part(NamedTuple):
-    """Units that share prefixes, and what it costs to compute them."""
+    """Units that share prefixes, and the cost of computing them."""
 
     units: list[int]
     tokens: int
@@ -81,7 +81,7 @@ class _Part(NamedTuple):
 def _parts(
     units: Mapping[int, Sequence[int]], families: Sequence[Family], needed: Sequence[int], budget: int
 ) -> list[_Part]:
-    """All of these units, which have families in common, as one part; more parts where they are too many."""
+    """Return one part with all of these units, which share families; several parts if they exceed the budget."""
     shared = [family.prefix for family in families]
     prefix_of = {row: family.prefix for family in families for row in family.rows}
     own = {
@@ -99,7 +99,7 @@ def _parts(
 
 
 def _kindred(units: Sequence[Sequence[int]], families: Sequence[Family]) -> Iterator[tuple[list[int], list[Family]]]:
-    """Units that are connected by families, and the families that connect them."""
+    """Yield groups of units that families connect, with these families."""
     family_of = {row: number for number, family in enumerate(families) for row in family.rows}
     units_of: dict[int, list[int]] = defaultdict(list)
     for unit, rows in enumerate(units):
@@ -124,7 +124,7 @@ def _kindred(units: Sequence[Sequence[int]], families: Sequence[Family]) -> Iter
 
 
 def _first_fit(rows: list[int], tokens: Sequence[int], budget: int) -> list[list[int]]:
-    """First-fit decreasing: at most 11/9 of the smallest possible number of micro-batches, plus one."""
+    """First-fit decreasing: uses at most 11/9 of the smallest possible number of micro-batches, plus one."""
     planned: list[list[int]] = []
     room: list[int] = []
     for row in rows:
@@ -141,8 +141,8 @@ def _first_fit(rows: list[int], tokens: Sequence[int], budget: int) -> list[list
 def _spread(
     rows: list[int], tokens: Sequence[int], work: Sequence[float], budget: int, number: int
 ) -> list[list[int]] | None:
-    """Each row to the one of `number` micro-batches that has least to do and room for it, longest first; None when
-    none has room."""
+    """Give each row to the micro-batch of `number` with the least work and enough room, longest first; None if some row
+    finds no room."""
     planned: list[list[int]] = [[] for _ in range(number)]
     used, done = [0] * number, [0.0] * number
     for row in rows:
@@ -158,19 +158,19 @@ def _spread(
 
 @dataclass(frozen=True)
 class Split:
-    """`microbatches` as `forward` computes them: one whose model cannot share prefixes says so by `shares_prefixes`.
+    """Splits a batch into `microbatches` for `forward`, whose `shares_prefixes` says whether its model can share them.
 
-    Over several ranks each gets those of its own rows, and all get equally many: where there are fewer, micro-batches
-    that train nothing fill up, with no row number. All ranks have to split the same batch at the same time.
+    Each rank of several gets the micro-batches of its own rows, and all get equally many: fillers that train nothing
+    and have no row numbers make up the difference. All ranks have to split the same batch at the same time.
     """
 
     forward: object
     tokens_per_microbatch: int
     ranks: Company = ONE
-    """Those with other rows."""
+    """The ranks with other rows."""
 
     def __call__(self, batch: Batch) -> Iterator[tuple[list[int], Batch]]:
-        """Row numbers and rows of each micro-batch."""
+        """Yield row numbers and rows of each micro-batch."""
         share, most = bool(getattr(self.forward, "shares_prefixes", True)), self.tokens_per_microbatch
         if self.ranks.size == 1:
             return microbatches(batch, most, share=share)
@@ -182,16 +182,16 @@ class Split:
 
 
 def filler(batch: Batch) -> Batch:
-    """Of the batch's kind, and nothing in it is trained."""
+    """Return a micro-batch of the batch's kind that trains nothing."""
     one = batch.rows(batch.units[0])
     return replace(one, completion_mask_BT=torch.zeros_like(one.completion_mask_BT))
 
 
 def rows_by_rank(batch: Batch, size: int, *, share: bool = True) -> list[list[int]]:
-    """Numbers of the rows that each of `size` ranks computes: the tokens that go through the model are made equal.
+    """Return the row numbers that each of `size` ranks computes, so that all compute equally many tokens.
 
-    Units stay together. So do rows that begin alike, as their beginning is computed once, unless one rank would then
-    have a tenth more to do than they have on average. Rows that train nothing are nobody's.
+    Units stay together. So do rows with a common beginning, because it is computed once, unless one rank would then
+    have over a tenth more to do than the average. Rows that train nothing go to no rank.
     """
     assert batch.tokens is not None, "a batch without token ids cannot go through the model"
     needed, families = _needed(batch.tokens, batch.completion_mask_BT, share=share)
@@ -211,10 +211,10 @@ def rows_by_rank(batch: Batch, size: int, *, share: bool = True) -> list[list[in
 
 
 def microbatches(batch: Batch, tokens_per_microbatch: int, *, share: bool = True) -> Iterator[tuple[list[int], Batch]]:
-    """Row numbers and rows, grouped so that no part computes more tokens than the budget.
+    """Yield row numbers and rows, grouped so that no part computes more tokens than the budget.
 
-    Rows that train nothing are left out. Rows that belong together (`Batch.units`) go together; a unit that is longer
-    than the budget goes alone. With `share`, rows that begin alike go together where the budget allows it: then their
+    Rows that train nothing are left out. Rows that belong together (`Batch.units`) go together; a unit longer than the
+    budget goes alone. With `share`, rows with a common beginning go together if the budget allows it: then that
     beginning is computed, and counted, once.
     """
     assert batch.tokens is not None, "a batch without token ids cannot go through the model"
@@ -228,8 +228,8 @@ def microbatches(batch: Batch, tokens_per_microbatch: int, *, share: bool = True
 
 
 def _needed(tokens: Tokens, mask_BT: Tensor, *, share: bool) -> tuple[list[int], list[Family]]:
-    """How many tokens of each row go through the model, and which rows share some of them. A row whose context begins
-    anew is several sequences, and shares none."""
+    """Return how many tokens of each row go through the model, and the families that share some. A row with several
+    contexts is several sequences, and shares none."""
     if tokens.starts_BT is not None:
         needed_B = needed_in_parts(tokens, mask_BT)
         return needed_B.tolist(), alone(needed_B)

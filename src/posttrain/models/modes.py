@@ -1,4 +1,4 @@
-"""States of models and of transformers that hold for a while: evaluation mode, recomputation, quiet."""
+"""Temporary states of models and of transformers: evaluation mode, recomputation, quiet."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch.overrides import TorchFunctionMode
 from transformers.utils import logging
 
 compiled: WeakSet[nn.Module] = WeakSet()
-"""Layers of this process that torch.compile compiles (compiled.py)."""
+"""Layers of this process that torch.compile compiles (see compiled.py)."""
 
 
 def as_written() -> AbstractContextManager[object]:
-    """Layers that are compiled elsewhere run as they are written; nothing where none are."""
+    """Run compiled layers uncompiled inside the `with` block; do nothing if there are none."""
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def evaluating(model: nn.Module) -> AbstractContextManager[None]:
-    """Evaluation mode, with layers as they are written; afterwards every module is in the mode in which it was."""
+    """Evaluation mode with uncompiled layers; afterwards every module has its old mode again."""
     return evaluating_all(model.modules())
 
 
 @contextmanager
 def evaluating_all(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """The same for modules that were looked up before: in a large model that takes as long as a few layers do."""
+    """Do the same for modules that were listed before: in a large model, listing takes as long as a few layers."""
     in_training = [module for module in modules if module.training]
     try:
         for module in in_training:
@@ -41,19 +41,19 @@ def evaluating_all(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def recompute_activations(model: nn.Module, **settings: Any) -> None:
-    """Keep of each layer its input alone; `settings` go to `torch.utils.checkpoint`.
+    """Keep only the input of each layer and recompute the rest; `settings` go to `torch.utils.checkpoint`.
 
-    The switch got another name in transformers 5.23, and the former one goes with version 6; adapters pass both on.
+    The method got another name in transformers 5.23; the old one disappears in version 6. Adapters pass both on.
     """
     enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False, **settings})
 
 
 class ComputingWide(TorchFunctionMode):
-    """Inside, linear layers whose weights are held in less than float32 compute in float32, without autocast."""
+    """Inside, linear layers with weights in less than float32 compute in float32, without autocast."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (nn.functional.linear, torch.addmm):  # the latter is that of Conv1D
+        if func in (nn.functional.linear, torch.addmm):  # Conv1D uses addmm
             args = tuple(_widened(one) for one in args)
         return func(*args, **(kwargs or {}))
 
@@ -65,7 +65,7 @@ def _widened(given: Any) -> Any:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """No progress bars of transformers inside; afterwards as before."""
+    """Hide the progress bars of transformers inside the `with` block."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -77,7 +77,7 @@ def without_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Errors of transformers only; what else it would say of a folder is checked and said by the caller."""
+    """Show only errors of transformers inside the `with` block; the caller itself makes other checks of a folder."""
     shown = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def resolve_model_path(model: ModelConfig, seed: int) -> ModelConfig:
-    """The same with `FORM:NAME` replaced by the folder of that model and seed, built if missing."""
+    """Return the config with `FORM:NAME` replaced by the folder of that model and seed, built if missing."""
     form, colon, name = model.path.partition(":")
     if not colon or form not in MODELS:
         return model

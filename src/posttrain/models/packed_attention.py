@@ -1,13 +1,12 @@
 """Packed rows in any transformers model: its own attention function, called on short right-padded grids.
 
-transformers asks two registries by the name of the attention implementation: one builds the mask once per forward pass,
+transformers looks up the attention implementation by name in two registries: one builds the mask once per forward pass,
 the other computes attention in every layer. `packed_sdpa` and `packed_eager` are registered in both. While a packing is
-active, the mask is not a tensor but the `RowMask` record below (as flex attention's is a `BlockMask`); it travels
-through the model to every layer, gradient checkpointing included, and the attention function that receives it cuts the
-packed sequence into grids and calls the plain function on each. So soft caps, sliding windows, sinks and grouped heads
-are the model's own affair. Attention that is causal and nothing else `packed_sdpa` leaves to what is registered as
-acceleration (acceleration.py), which may need no grids. Without a packing both behave exactly like `sdpa` and `eager`:
-generation does not notice.
+active, the mask is not a tensor but a `RowMask` (as flex attention's is a `BlockMask`). It travels through the model to
+every layer, also with gradient checkpointing. The attention function that receives it cuts the packed sequence into
+grids and calls the plain function on each. So the model's own code handles soft caps, sliding windows, sinks and
+grouped heads. For attention that is only causal, `packed_sdpa` calls a registered acceleration (acceleration.py), which
+may need no grids. Without a packing, both behave exactly like `sdpa` and `eager`, so generation is not affected.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from posttrain.models.packing import Bucket, Segment, make_buckets
 
 @dataclass(frozen=True)
 class Manner:
-    """The result of trying a model with packed rows (forward_path.py)."""
+    """How attention of packed rows may be computed; found by trying the model (forward_path.py)."""
 
     plain: bool = False
-    """In every layer a token sees all that come before it in its row, and itself. Found out on a GPU only: on a CPU
-    each pass looks at its own masks."""
+    """Whether in every layer a token sees itself and all tokens before it in its row. Only determined on a GPU: on a
+    CPU, each pass looks at its own masks."""
     accelerated: bool = True
-    """Registered accelerations may be used."""
+    """Whether registered accelerations may be used."""
 
 
 PLAIN_MANNER = Manner()
-"""Nothing was tried."""
+"""The default, if nothing was tried."""
 
 
 @dataclass(frozen=True)
 class _Cuts:
-    """How the packed sequence is cut into grids, and what computes attention without any, if something does."""
+    """How the packed sequence is cut into grids, and the acceleration that needs none, if there is one."""
 
     segments: Sequence[Segment]
     device: torch.device
@@ -69,8 +68,7 @@ _active: ContextVar[_Cuts | None] = ContextVar("posttrain_packed_rows", default=
 
 @dataclass(frozen=True)
 class RowMask:
-    """The object that layers receive instead of a mask: how to cut the sequence, and the mask of each grid that needs
-    one."""
+    """Passed to layers instead of a mask: how to cut the sequence, and the mask of each grid that needs one."""
 
     cuts: _Cuts
     make_mask: Callable[[Bucket], Tensor | None]
@@ -81,14 +79,14 @@ class RowMask:
 
     @cached_property
     def is_causal(self) -> bool:
-        """Every token sees all that come before it in its row, and itself. A GPU is not asked what its masks hold: the
-        answer would be waited for."""
+        """Whether every token sees itself and all tokens before it in its row. The masks on a GPU are not read, because
+        that would wait for it."""
         return self.cuts.plain or (self.cuts.device.type == "cpu" and all(map(_is_causal, self.masks)))
 
 
 @contextmanager
 def packed_rows(segments: Sequence[Segment], device: torch.device, manner: Manner = PLAIN_MANNER) -> Iterator[None]:
-    """Models called inside take their input for rows packed like this."""
+    """Let models called inside treat their input as rows packed like this."""
     of_rows = acceleration(device.type).row_attention(segments, device) if manner.accelerated else None
     token = _active.set(_Cuts(segments, device, manner, of_rows))
     try:
@@ -98,7 +96,7 @@ def packed_rows(segments: Sequence[Segment], device: torch.device, manner: Manne
 
 
 def rows_of_now() -> tuple[Sequence[Segment], Manner] | None:
-    """The input of `packed_rows`; None if the input is not treated as packed rows."""
+    """Return the arguments of the active `packed_rows`; None outside of it."""
     cuts = _active.get()
     return None if cuts is None else (cuts.segments, cuts.manner)
 
@@ -113,19 +111,19 @@ def _packed_mask(plain_mask: Callable[..., Tensor | None]) -> Callable[..., Tens
                 raise NotImplementedError("a layer's attention is more than causal")
             settings |= {"attention_mask": None}
 
-        # The pattern (causal, sliding window, chunks ...) looks only at positions within a row, so that of a bucket's
-        # first and longest row serves all of them. Plain causality needs no mask; a custom overlay always does.
+        # The pattern (causal, sliding window, chunks ...) depends only on positions within a row. So the mask of a
+        # bucket's first, longest row serves all its rows. Plain causality needs no mask; a custom overlay always does.
         row_mask = RowMask(cuts, lambda bucket: plain_mask(**settings | _first_row(bucket, settings)))
         if not cuts.plain:
-            row_mask.masks  # noqa: B018  # made now: what the pattern looks at holds for this pass
+            row_mask.masks  # noqa: B018  # made now, because what the pattern reads is valid only during this pass
         return row_mask
 
     return mask
 
 
 def _first_row(bucket: Bucket, settings: dict[str, Any]) -> dict[str, Any]:
-    """Where the pattern is looked up: in the bucket's first segment, or in the trunk that goes on after its prefix,
-    which is longer than any branch."""
+    """Return where to evaluate the pattern: in the bucket's first segment, or in the trunk that continues after its
+    prefix and is longer than any branch."""
     row_start = bucket.prefix_start if bucket.prefix_length else bucket.start
     return {
         "q_length": bucket.longest,
@@ -137,7 +135,7 @@ def _first_row(bucket: Bucket, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_causal(mask: Tensor | None) -> bool:
-    """`[1, 1, T, S]`: the last key is that of the last query. None is what transformers takes for causal."""
+    """Return whether `[1, 1, T, S]` is causal, with the last key belonging to the last query. None means causal."""
     if mask is None:
         return True
     if mask.dtype != torch.bool or mask.shape[:2] != (1, 1):
@@ -171,7 +169,7 @@ def _packed_attention(plain_attention: Callable[..., tuple[Tensor, Any]]) -> Cal
 
 
 def _as_autocast_would(x: Tensor) -> Tensor:
-    """What attention would be given in the end, so that it is this that is copied."""
+    """Return the tensor in the dtype that attention would get under autocast, so that this version is copied."""
     device = x.device.type
     if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
         return x
@@ -179,10 +177,10 @@ def _as_autocast_would(x: Tensor) -> Tensor:
 
 
 class _Spread(torch.autograd.Function):
-    """`[L, H, D]` packed -> a grid per bucket, of its own tokens or of all that they see.
+    """`[L, H, D]` packed -> a grid per bucket, with its own tokens or with all that they see.
 
     Autograd would write a zero for every packed token and bucket, and add them up. Here the gradient is written once;
-    a prefix adds what all rows behind it hand back.
+    a prefix adds the gradients of all rows after it.
     """
 
     @staticmethod
@@ -203,7 +201,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """A grid per bucket -> `[L, H, D]` packed: the way back from `_Spread`."""
+    """A grid per bucket -> `[L, H, D]` packed: the reverse of `_Spread`."""
 
     @staticmethod
     def forward(ctx: Any, buckets: tuple[Bucket, ...], *grids: Tensor) -> Tensor:
@@ -224,7 +222,7 @@ def _collect(buckets: tuple[Bucket, ...], grids: Sequence[Tensor]) -> Tensor:
 
 
 def _tokens_first(x_1HLD: Tensor) -> Tensor:
-    """`[1, H, L, D]` -> `[L, H, D]`."""
+    """Convert `[1, H, L, D]` to `[L, H, D]`."""
     return x_1HLD.squeeze(0).transpose(0, 1)
 
 
@@ -238,12 +236,12 @@ def _sdpa(
 
 
 def _eager_attention(module: nn.Module, *args: Any, **settings: Any) -> tuple[Tensor, Any]:
-    """The eager function of the file that defines the layer, as transformers itself would choose it."""
+    """Call the eager function of the file that defines the layer, as transformers itself would choose it."""
     for kind in type(module).__mro__:
         function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if function is not None:
             return function(module, *args, **settings)
-    raise NotImplementedError(f"{type(module).__name__} has no eager attention function beside it")
+    raise NotImplementedError(f"{type(module).__name__} has no eager attention function in its file")
 
 
 _ATTENTION = {"packed_sdpa": _packed_attention(_sdpa), "packed_eager": _packed_attention(_eager_attention)}
@@ -254,6 +252,6 @@ AttentionMaskInterface.register("packed_eager", _packed_mask(eager_mask))
 
 
 def stay_uncompiled() -> None:
-    """From now on torch.compile leaves packed attention as it is: it would compile each packing anew."""
+    """Exclude packed attention from torch.compile, which would compile each packing separately."""
     for name, function in _ATTENTION.items():
         AttentionInterface.register(name, torch.compiler.disable(function))

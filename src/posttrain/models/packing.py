@@ -1,29 +1,26 @@
 """From right-padded rows to one packed sequence of the tokens that are needed, and back.
 
-B rows, T tokens of a padded row, L packed tokens, S segments, N scored positions, H heads, D width of a head.
+B rows, T tokens of a padded row, L packed tokens, S segments, N scored positions, H heads, D width of a head, R rows in
+alphabetical order of their ids.
 
-A row is needed up to the token that predicts its last scored one; a row without any scored token is not needed at all.
-Of rows that begin alike (a *family*: completions of one prompt, the two answers of a pair) the common prefix is packed
-once. The packed sequence consists of *segments*:
+A row is needed up to the token that predicts its last scored one. A row without a scored token is not needed at all. If
+rows begin alike (a *family*: completions of one prompt, the two answers of a pair, rows of data with one question),
+their common prefix is packed once. The packed sequence consists of *segments*:
 
-    trunks     the longest row of each family, whole, its prefix first; a row that has no family is a trunk, too
-    branches   what the other rows of a family have after the prefix; they attend to the prefix within the trunk
+    trunks     the longest row of each family, whole, its prefix first; a row without a family is also a trunk
+    branches   the tokens after the prefix in the other rows of a family; they attend to the prefix within the trunk
 
-Trunks stand longest first, then branches by family, longest first, so that segments of similar length are neighbours:
-attention works on them in *buckets*, short grids of equally long segments padded on the right, where causality alone
-keeps the padding out. Everything else (embedding, projections, MLP, head) sees the L packed tokens only. What reads a
-hidden state looks up its place in `place_BT`: several rows may read the same one, and its gradient is their sum.
+Trunks come longest first, then branches by family, longest first, so that segments of similar length are neighbours.
+Attention works on them in *buckets*: short grids of segments of about equal length, padded on the right, where
+causality alone hides the padding. Everything else (embedding, projections, MLP, head) sees only the L packed tokens.
+`place_BT` gives the place of each hidden state. Several rows may read the same one, and its gradient is their sum.
 
-Rows that begin alike: completions of one prompt, the two answers of a pair, rows of data with one question.
+In a causal model, a token's hidden state depends only on the tokens before it, so a common beginning needs to be
+computed only once. It is found by comparing ids. The origin and the order of the rows do not matter.
 
-What a causal model makes of a token depends on the tokens before it alone, so a beginning that several rows have in
-common needs to be computed once. It is found by looking at the ids: who made the rows, and in which order they stand,
-does not matter.
-
-Dropout of adapters is drawn once for a shared beginning. What each row sees is distributed as it would be alone, so the
-mean gradient of a loss that is a sum over rows stays; rows that a loss compares see the same draw of their prompt.
-
-B rows, T tokens of a padded row, R rows in alphabetical order of their ids.
+Dropout of adapters is drawn once for a shared beginning. Each row sees the same distribution as it would alone, so the
+mean gradient of a loss that is a sum over rows stays the same. Rows that a loss compares see the same draw for their
+prompt.
 """
 
 from __future__ import annotations
@@ -40,21 +37,21 @@ from posttrain.models.transfer import to_device
 from posttrain.types import Tokens
 
 LEAST_SAVING = 16
-"""Tokens that a family has to save: each one costs calls of attention in every layer, which are not worth fewer."""
+"""Minimum tokens that a family must save, because each family costs calls of attention in every layer."""
 
 
 class Family(NamedTuple):
-    """Rows that begin with the same `prefix` tokens, longest first; a row alone has a prefix of 0."""
+    """Rows that begin with the same `prefix` tokens, longest first; a single row has a prefix of 0."""
 
     rows: tuple[int, ...]
     prefix: int
 
 
 def find_families(ids_BT: Tensor, needed_B: Tensor) -> list[Family]:
-    """Every row of which `needed_B` tokens are needed, more than none, in one family; together they save the most.
+    """Return families that save the most together, so that every row with `needed_B` above 0 is in exactly one.
 
     A family of k rows with a prefix of p tokens saves (k - 1) p - LEAST_SAVING. Rows that begin alike are neighbours in
-    alphabetical order, so families are cut from that order, and the best cut is found from left to right: exactly, in
+    alphabetical order, so families are cut from that order. A scan from left to right finds the best cut exactly, in
     R^2 additions.
 
     >>> import torch
@@ -63,7 +60,7 @@ def find_families(ids_BT: Tensor, needed_B: Tensor) -> list[Family]:
     [Family(rows=(0, 2), prefix=20), Family(rows=(1,), prefix=0)]
     """
     needed = needed_B.numpy()
-    big_endian = ids_BT.cpu().numpy().astype(">i8")  # so that the order of bytes is that of numbers
+    big_endian = ids_BT.cpu().numpy().astype(">i8")  # so that bytes sort like numbers
     rows = [row for row in range(len(needed)) if needed[row] > 0]
     rows.sort(key=lambda row: (big_endian[row, : needed[row]].tobytes(), row))
     if not rows:
@@ -73,7 +70,7 @@ def find_families(ids_BT: Tensor, needed_B: Tensor) -> list[Family]:
 
 
 def alone(needed_B: Tensor) -> list[Family]:
-    """The same rows, where nothing is shared."""
+    """Return the same rows without families."""
     return [Family((row,), 0) for row in needed_B.nonzero()[:, 0].tolist()]
 
 
@@ -82,7 +79,7 @@ def _family(rows: list[int], prefix: int, needed: np.ndarray) -> Family:
 
 
 def _overlaps(ids: np.ndarray, needed: np.ndarray, rows: list[int]) -> list[int]:
-    """How many tokens each row, from the second on, has in common with the one before it."""
+    """Return how many tokens each row, from the second on, has in common with the row before it."""
     before, after = rows[:-1], rows[1:]
     limit = np.minimum(needed[before], needed[after])
     differs = (ids[before] != ids[after]) | (np.arange(ids.shape[1]) >= limit[:, None])
@@ -90,17 +87,17 @@ def _overlaps(ids: np.ndarray, needed: np.ndarray, rows: list[int]) -> list[int]
 
 
 def _best_cut(overlaps: list[int]) -> list[tuple[int, int, int]]:
-    """(first, end, prefix) of each part of R rows in order, so that the parts together save the most."""
+    """Return (first, end, prefix) of each part of R rows in order, so that the parts together save the most."""
     rows = len(overlaps) + 1
     saved, starts, prefixes = np.zeros(rows + 1, dtype=np.int64), [0] * (rows + 1), [0] * (rows + 1)
-    common = np.zeros(rows, dtype=np.int64)  # of the rows from each first one on up to the present one
+    common = np.zeros(rows, dtype=np.int64)  # [first]: common prefix of the rows from `first` to the present one
     for end in range(1, rows + 1):
         if end > 1:
             common[end - 2] = overlaps[end - 2]
             np.minimum(common[: end - 1], overlaps[end - 2], out=common[: end - 1])
         sizes = np.arange(end, 0, -1)
         gains = np.where(sizes > 1, (sizes - 1) * common[:end] - LEAST_SAVING, 0)
-        starts[end] = end - 1 - int((saved[:end] + gains)[::-1].argmax())  # of equally good parts the smallest
+        starts[end] = end - 1 - int((saved[:end] + gains)[::-1].argmax())  # the smallest of equally good parts
         saved[end] = saved[starts[end]] + gains[starts[end]]
         prefixes[end] = int(common[starts[end]]) if end - starts[end] > 1 else 0
     parts, end = [], rows
@@ -111,12 +108,12 @@ def _best_cut(overlaps: list[int]) -> list[tuple[int, int, int]]:
 
 
 SHORTER = 32
-"""Tokens by which a segment may be shorter than the first of its grid, whatever share of it that is: padding them costs
-less than the kernel calls of another grid. A training pass of 2.7M parameters is no faster with 48."""
+"""Tokens by which a segment may always be shorter than the first of its grid. Padding them costs less than the kernel
+calls for another grid. A training pass with 2.7M parameters is no faster with 48."""
 
 
 class Segment(NamedTuple):
-    """Neighbouring packed tokens of one row, and the packed tokens before them in that row."""
+    """Neighbouring packed tokens of one row, and the packed tokens of the prefix before them."""
 
     start: int
     length: int
@@ -126,34 +123,34 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Which tokens go through the model, where they come from, and which of them predict a scored token."""
+    """The tokens that go through the model, their origin, and the ones that predict a scored token."""
 
     segments: tuple[Segment, ...]
-    """In the order of the packed tokens."""
+    """Segments in the order of the packed tokens."""
     token_index_L: Tensor
-    """Place of each packed token in the flattened `[B, T]` record; of a shared one that in the longest row."""
+    """Index of each packed token in the flattened `[B, T]` record; for a shared one, in the longest row."""
     position_ids_L: Tensor
-    """Place of each packed token in its own row, counted from 0."""
+    """Position of each packed token in its own row, counted from 0."""
     place_BT: Tensor
-    """Packed place of each needed token, -1 for the others."""
+    """Packed index of each needed token, -1 for the others."""
     source_N: Tensor
-    """Packed place that predicts scored token n: the token before it."""
+    """Packed index of the token that predicts scored token n: the token before it."""
     target_index_N: Tensor
-    """Place of scored token n in the flattened `[B, T]` record."""
+    """Index of scored token n in the flattened `[B, T]` record."""
     num_real_tokens: int
-    """Tokens that would go through the model if every row were computed for itself."""
+    """Tokens that would go through the model if every row were computed separately."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that go through the model."""
+        """Number of tokens that go through the model."""
         return len(self.token_index_L)
 
 
 def pack(tokens: Tokens, mask_BT: Tensor, *, share: bool = True) -> Packed:
-    """Pack the rows of which `mask_BT` scores at least one token. The shift by one is made here and nowhere else.
+    """Pack the rows in which `mask_BT` scores at least one token. The shift by one happens only here.
 
-    With `share`, what rows have in common at their beginning is packed once. Raises ValueError when the mask scores a
-    first token (nothing precedes it) or a token past the end of its row.
+    With `share`, a common beginning of rows is packed once. Raises ValueError if the mask scores a first token (nothing
+    precedes it) or a token past the end of its row.
 
     >>> tokens = Tokens(input_ids_BT=torch.tensor([[5, 6, 0], [7, 8, 9]]), lengths_B=torch.tensor([2, 3]))
     >>> packed = pack(tokens, torch.tensor([[False, True, False], [False, True, True]]))
@@ -167,10 +164,10 @@ def pack(tokens: Tokens, mask_BT: Tensor, *, share: bool = True) -> Packed:
 
 
 def pack_whole(tokens: Tokens, *, share: bool = True) -> Packed:
-    """Pack every token of every row; `source_N` is the last one of each row, in the order of the rows.
+    """Pack every token of every row; `source_N` is the last token of each row, in the order of the rows.
 
-    The last token is found from the length of the row, never by looking for a pad id (RULE 43). Raises ValueError for a
-    row without tokens.
+    The length of the row gives the last token, never a search for a pad id (RULE 43). Raises ValueError for a row
+    without tokens.
 
     >>> tokens = Tokens(input_ids_BT=torch.tensor([[5, 6, 0], [7, 8, 9]]), lengths_B=torch.tensor([2, 3]))
     >>> packed = pack_whole(tokens)
@@ -185,7 +182,7 @@ def pack_whole(tokens: Tokens, *, share: bool = True) -> Packed:
 
 
 def needed_tokens(mask_BT: Tensor) -> Tensor:
-    """`[B]` how many tokens of each row have to go through the model, on the CPU: all before its last scored one."""
+    """Return `[B]`, on the CPU: how many tokens of each row go through the model, all before its last scored one."""
     mask_BT = mask_BT.bool().cpu()
     rows, width = mask_BT.shape
     return (mask_BT * torch.arange(width)).amax(dim=-1) if width else torch.zeros(rows, dtype=torch.long)
@@ -207,7 +204,7 @@ def _lay_out(
     for family in families:
         if family.prefix:
             trunk, *others = family.rows
-            place_BT[others, : family.prefix] = place_BT[trunk, : family.prefix].clone()  # rows alike may fill it all
+            place_BT[others, : family.prefix] = place_BT[trunk, : family.prefix].clone()  # may be a whole row
     return Packed(
         segments=segments,
         token_index_L=token_index_L,
@@ -220,7 +217,7 @@ def _lay_out(
 
 
 def _cut(families: list[Family], needed: list[int]) -> tuple[tuple[Segment, ...], Tensor, Tensor]:
-    """The segments; the row of each, and its first token's place in that row."""
+    """Return the segments, the row of each, and the position of its first token in that row."""
     families = sorted(families, key=lambda family: -needed[family.rows[0]])
     cuts = [(family.rows[0], 0, 0) for family in families]
     starts = [0]
@@ -253,14 +250,14 @@ def _check(tokens: Tokens, mask_BT: Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Neighbouring segments of similar length after the same prefix: `rows` x `longest` tokens to attention."""
+    """Neighbouring segments of similar length after the same prefix: a grid of `rows` x `longest` for attention."""
 
     start: int
     stop: int
     rows: int
     longest: int
     slots: Tensor | None
-    """Place of each of the bucket's tokens in the flattened grid; None where all segments are equally long."""
+    """Index of each of the bucket's tokens in the flattened grid; None if all segments are equally long."""
     prefix_start: int = 0
     prefix_length: int = 0
 
@@ -270,7 +267,7 @@ class Bucket:
         return slice(self.prefix_start, self.prefix_start + self.prefix_length)
 
     def spread(self, x_LK: Tensor) -> Tensor:
-        """`[L, ...]` packed -> `[rows, longest, ...]`, zeros in the padding."""
+        """Convert `[L, ...]` packed to `[rows, longest, ...]`, with zeros in the padding."""
         part_nK = x_LK[self.start : self.stop]
         if self.slots is not None:
             grid_shape = (self.rows * self.longest, *part_nK.shape[1:])
@@ -278,20 +275,20 @@ class Bucket:
         return part_nK.unflatten(0, (self.rows, self.longest))
 
     def spread_after_prefix(self, x_LK: Tensor) -> Tensor:
-        """`[L, ...]` packed -> `[rows, prefix_length + longest, ...]`: what the rows of the grid see."""
+        """Convert `[L, ...]` packed to `[rows, prefix_length + longest, ...]`: all that the rows of the grid see."""
         grid = self.spread(x_LK)
         if self.prefix_length == 0:
             return grid
         return torch.cat([x_LK[self.prefix].expand(self.rows, *[-1] * x_LK.dim()), grid], dim=1)
 
     def collect(self, grid: Tensor) -> Tensor:
-        """`[rows, longest, ...]` -> the bucket's packed tokens `[stop - start, ...]`."""
+        """Convert `[rows, longest, ...]` to the bucket's packed tokens `[stop - start, ...]`."""
         flat = grid.flatten(0, 1)
         return flat if self.slots is None else flat.index_select(0, self.slots)
 
 
 def make_buckets(segments: Sequence[Segment], device: torch.device) -> tuple[Bucket, ...]:
-    """Cut segments into buckets whose grids waste little: one joins while it is nearly as long and has their prefix.
+    """Cut segments into buckets whose grids waste little. One joins if it is nearly as long and has the same prefix.
 
     "Nearly" is three quarters of the longest (then at most a quarter of a grid is padding), or `SHORTER` tokens less.
     """
@@ -324,5 +321,5 @@ def _bucket(part: list[Segment], device: torch.device) -> Bucket:
 
 
 def _slots(lengths_R: Tensor) -> Tensor:
-    """Places of the real tokens in the flattened grid of rows of these lengths, longest first."""
+    """Return indices of the real tokens in the flattened grid of rows with these lengths, longest first."""
     return (torch.arange(int(lengths_R[0])) < lengths_R[:, None]).flatten().nonzero()[:, 0]

@@ -1,6 +1,6 @@
 """The forward pass of a run: a model with its temperature, its precision and its critic, from a batch to outputs.
 
-Frozen models beside the policy, a teacher or a reference of its own: what they say about each of its tokens.
+Frozen models besides the policy, a teacher or a separate reference, are loaded here, too.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 class Forward:
     """Batch -> Outputs through one model: the trainer's one definition of a log-probability.
 
-    `scope` is entered around every pass: for the reference it is what switches the adapters off. With a `critic` the
-    outputs have its values, too; with `top1`, whether each token is the most likely one.
+    `scope` is entered for every pass; for the reference it switches the adapters off. With a `critic`, the outputs also
+    have its values; with `top1`, whether each token is the most likely one.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Forward:
         return replace(outputs, entropy_BT=outputs.entropy_BT.detach())
 
     def values(self, batch: Batch) -> Tensor:
-        """`[B, T]` the critic's values alone, in a pass of its trunk and no other."""
+        """Return `[B, T]`, only the critic's values, in a pass of its trunk alone."""
         assert batch.tokens is not None, "a batch without token ids cannot go through the model"
         assert self.critic is not None, "values are requested only from a forward pass with a critic"
         with self.computing():
@@ -94,18 +94,18 @@ class Forward:
 
     @property
     def shares_prefixes(self) -> bool:
-        """The common beginning of rows is computed once, also by a critic."""
+        """Whether the common beginning of rows is computed once, also by a critic."""
         return shares_prefixes(self.model) and (self.critic is None or self.critic.path().shares_prefixes)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """In the precision and the way that were chosen."""
+        """Compute in the precision and the way that were chosen."""
         dtype, device = self.compute_dtype, computes_on(self.model)
         with self.compute.scope(), self._autocast(device, dtype):
             yield
 
     def _autocast(self, device: torch.device, dtype: torch.dtype) -> torch.autocast:
-        """Its cache would hold the casts of all weights until the pass is over: of a sharded model nobody has room."""
+        """Return autocast; without its cache if sharded, because that would hold casts of all weights during a pass."""
         cached = not is_sharded(self.model)
         return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32, cache_enabled=cached)
 
@@ -117,9 +117,9 @@ class Forward:
         temperature: float | None = None,
         critic: Critic | None = None,
     ) -> Forward:
-        """The same log-probabilities, without entropy, of another model, within a scope or at another temperature.
+        """Return the same log-probabilities, without entropy, for another model, scope or temperature.
 
-        Without values, unless a critic is given."""
+        There are no values unless a critic is given."""
         return Forward(
             model,
             temperature=self.temperature if temperature is None else temperature,
@@ -131,7 +131,7 @@ class Forward:
 
 
 def load_policy(config: RunConfig, *, in_parts: bool = False) -> LoadedModel:
-    """The model to train: master weights in float32, adapters when configured. `in_parts` as for `load_model`."""
+    """Return the model to train: float32 master weights, adapters if configured. `in_parts` as for `load_model`."""
     loaded = load_model(resolve_model_path(config.model, config.seed), in_parts=in_parts)
     if config.lora is not None:
         loaded = replace(loaded, model=apply_lora(loaded.model, config.lora, seed=config.seed))
@@ -158,10 +158,10 @@ def policy_forward(
 def load_frozen(
     section: str, entry: FrozenConfig, config: RunConfig, student: LoadedModel, forward: Forward
 ) -> Forward:
-    """The policy's definition of a log-probability, of the model that `section` of the configuration names.
+    """Return the policy's definition of a log-probability for the model that `section` of the config names.
 
-    Raises ConfigError when the two do not mean the same tokens by the same ids (RULE 47), or when the other context is
-    too short for what the policy may see.
+    Raises ConfigError if token ids do not mean the same tokens in both models (RULE 47), or if the other context is too
+    short for what the policy may see.
     """
     settings = config.model.model_copy(
         update={**entry.model_dump(), "gguf_file": None, "chat_template": None, "device": "auto"}
@@ -181,21 +181,21 @@ def load_frozen(
 
 
 OPEN = "open"
-"""The message with which the first rank announces that it loads a frozen model; the others then load the same one."""
+"""The message by which the first rank announces that it loads a frozen model; the others then load the same one."""
 
 
 @torch.no_grad()
 def hold_in(model: Model, dtype: torch.dtype, *, keep: nn.Module | None = None) -> Model:
-    """The frozen linear layers of a model are held in the precision in which their products are computed.
+    """Hold the frozen linear layers of a model in the precision in which their products are computed.
 
-    Autocast would cast each of these weights for each product, so no number changes. What is trained keeps its
-    precision, and so does what is no product, as norms and embeddings are, the head of a language model, whose
-    log-probabilities have products of their own, and a head that one names to `keep`.
+    Autocast would cast each of these weights for each product, so no number changes. Trained weights keep their
+    precision. So do parts without products, such as norms and embeddings; the head of a language model, whose
+    log-probabilities have their own products; and the head given as `keep`.
     """
     plain = without_adapters(model)
     assert isinstance(plain, PreTrainedModel)
     if not is_unread(plain):
-        shares_prefixes(plain)  # how it is run is found once per model, in float32
+        shares_prefixes(plain)  # the forward path is found once per model, in float32
     ends = (plain.get_input_embeddings(), plain.get_output_embeddings(), keep)
     kept = {id(parameter) for end in ends if end is not None for parameter in end.parameters()}
     for module in plain.modules():
@@ -205,7 +205,7 @@ def hold_in(model: Model, dtype: torch.dtype, *, keep: nn.Module | None = None) 
 
 
 def check_same_tokens(section: str, path: str, student: LoadedModel, frozen: LoadedModel) -> None:
-    """RULE 47: token ids are handed over as they are, so every token must have the same id on both sides."""
+    """Check RULE 47: token ids are passed on unchanged, so every token must have the same id on both sides."""
     ours, theirs = student.tokenizer.get_vocab(), frozen.tokenizer.get_vocab()
     different = sorted(ours.items() ^ theirs.items(), key=lambda item: (item[1], item[0]))
     if not different:
@@ -222,7 +222,7 @@ def check_same_tokens(section: str, path: str, student: LoadedModel, frozen: Loa
 
 
 def check_context(section: str, config: RunConfig, student: LoadedModel, frozen: LoadedModel) -> None:
-    """The longest prompt and completion that the run admits fit the other context."""
+    """Check that the longest prompt and completion of the run fit into the other context."""
     longest = student.context_length
     if config.data.max_prompt_length is not None:
         asked = config.data.max_prompt_length + config.sampling.max_completion_length

@@ -1,7 +1,7 @@
 """Reading a model folder or a name on the Hub, with a plain message for everything that can be wrong with it.
 
-Much is looked for by hand, before or right after reading, because transformers fills gaps: weights that are missing are
-drawn at random, and a model of another kind gets a head that was never trained.
+Many checks are made by hand, before or right after reading, because transformers fills gaps silently: missing weights
+are initialised at random, and a model of another kind gets a head that was never trained.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where to read from: the arguments that all of `from_pretrained` share."""
+    """The place to read from, with the arguments that all `from_pretrained` functions share."""
 
     path: str
     folder: Path | None
-    """None for a name on the Hub."""
+    """The local folder; None for a name on the Hub."""
     arguments: dict[str, Any]
 
 
@@ -82,7 +82,7 @@ def find_source(config: ModelConfig) -> ModelSource:
 
 
 def _near(folder: Path) -> str:
-    """`Did you mean ...?`, when there is a folder of about that name; empty otherwise."""
+    """Return `Did you mean ...?` if there is a folder with a similar name; else an empty text."""
     beside = [path.name for path in folder.parent.glob("*/")] if folder.parent.is_dir() else []
     close = difflib.get_close_matches(folder.name, beside, n=1)
     return f"Did you mean {str(folder.with_name(close[0]))!r}?" if close else ""
@@ -108,7 +108,7 @@ def _check_gguf(config: ModelConfig, folder: Path) -> None:
 
 
 def _check_revision(config: ModelConfig) -> None:
-    """transformers takes a revision of a folder, too, and reads the folder as it is."""
+    """Refuse a revision of a folder: transformers accepts one, but reads the folder as it is."""
     if config.revision is not None:
         raise ModelError(
             given=f"model.revision = {config.revision!r}, but model.path = {config.path!r} is a folder",
@@ -118,7 +118,7 @@ def _check_revision(config: ModelConfig) -> None:
 
 
 def _check_folder(config: ModelConfig, folder: Path) -> None:
-    """What can be told without reading weights: config.json, weights, and whether their headers are whole."""
+    """Check what shows without reading weights: config.json, weights, and whether their headers are complete."""
     _check_generation_config(folder / "generation_config.json")
     if config.gguf_file is not None:
         return
@@ -131,7 +131,7 @@ def _check_folder(config: ModelConfig, folder: Path) -> None:
             raise ModelError(
                 given=f"model.path = {config.path!r} is a LoRA adapter without its base model",
                 allowed="a folder with a whole model",
-                fix="Give the folder of the merged model; posttrain writes it as `model`, beside `adapter`.",
+                fix="Give the folder of the merged model; posttrain writes it as `model`, next to `adapter`.",
             )
         raise ModelError(
             given=given,
@@ -155,7 +155,7 @@ def _folder_fix(folder: Path) -> str:
 
 
 def _check_generation_config(file: Path) -> None:
-    """One that cannot be read transformers takes for none, in silence; what ends an answer may stand there alone."""
+    """Refuse a file that cannot be read. transformers silently ignores it, but only it may know what ends an answer."""
     if not os.path.lexists(file):
         return
     try:
@@ -178,10 +178,10 @@ def _check_generation_config(file: Path) -> None:
 
 
 def _check_header(file: Path) -> None:
-    """A file that may not be read, or a safetensors file that is cut off or whose header is damaged; a flipped bit in
-    a tensor cannot be seen."""
+    """Refuse a file that may not be read, or a safetensors file that is cut off or has a damaged header. A flipped bit
+    in a tensor cannot be detected."""
     try:
-        with file.open("rb"):  # of one that it may not read, safetensors says that it is not there
+        with file.open("rb"):  # for a file without permission, safetensors says that it does not exist
             pass
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as tensors:
@@ -236,7 +236,7 @@ def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
 def read_weights(
     config: ModelConfig, source: ModelSource, hf_config: PreTrainedConfig, *, on_meta: bool = False
 ) -> PreTrainedModel:
-    """`on_meta`: the model as it will be, with shapes in place of weights; files are looked through all the same."""
+    """Return the model. `on_meta`: with shapes instead of weights; the files are checked all the same."""
     with explained(config, source, "the weights"), without_progress_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
@@ -262,16 +262,16 @@ def read_weights(
 
 
 def attention_of(config: ModelConfig, hf_config: PreTrainedConfig) -> str | None:
-    """None is fused attention where the architecture has it, else eager; asked for by name it would be an error.
+    """Return the attention to request. None: fused if the architecture has it, else eager; by name it could fail.
 
-    Fused attention knows no soft cap; some versions of transformers leave it out in silence, so eager is named.
+    Fused attention has no soft cap, and some versions of transformers silently drop it, so eager is requested.
     """
     capped = getattr(hf_config.get_text_config(), "attn_logit_softcapping", None) is not None
     return "eager" if config.attention == "eager" or capped else None
 
 
 def _dequantized() -> dict[str, Any]:
-    """Newer versions of transformers keep the weights of a GGUF file quantised unless told otherwise."""
+    """Return arguments for GGUF files, whose weights newer versions of transformers keep quantised by default."""
     kind = getattr(transformers, "GgufConfig", None)
     return {} if kind is None else {"quantization_config": kind(dequantize=True)}
 
@@ -284,7 +284,7 @@ def read_tokenizer(config: ModelConfig, source: ModelSource) -> PreTrainedTokeni
     if source.folder is not None and not config.gguf_file and not any(source.folder.glob("*token*")):
         raise ModelError(
             given=f"model.path = {config.path!r} has no tokenizer",
-            allowed="tokenizer.json and tokenizer_config.json beside the weights",
+            allowed="tokenizer.json and tokenizer_config.json next to the weights",
             fix="Save one into this folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder).",
         )
     with explained(config, source, "the tokenizer"):
@@ -292,7 +292,7 @@ def read_tokenizer(config: ModelConfig, source: ModelSource) -> PreTrainedTokeni
 
 
 def check_vocabulary(config: ModelConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Rows of the embedding. Every id of the tokenizer needs one; spare rows are usual."""
+    """Return the rows of the embedding. Every id of the tokenizer needs one; spare rows are usual."""
     embedding: Any = model.get_input_embeddings()
     rows = int(embedding.weight.shape[0])
     largest = max(tokenizer.get_vocab().values(), default=-1)
@@ -308,7 +308,7 @@ def check_vocabulary(config: ModelConfig, model: PreTrainedModel, tokenizer: Pre
 
 @contextmanager
 def called(setting: str) -> Iterator[None]:
-    """Inside, errors of reading a model name it by the setting that asks for it."""
+    """Make errors inside name the model by the setting that asks for it."""
     try:
         yield
     except (ModelError, DoesNotFit) as error:
@@ -318,7 +318,7 @@ def called(setting: str) -> Iterator[None]:
 
 @contextmanager
 def explained(config: ModelConfig, source: ModelSource, what: str) -> Iterator[None]:
-    """Turn whatever reading a model can raise into a ModelError that says what it means."""
+    """Turn any error of reading a model into a ModelError that says what it means."""
     try:
         yield
     except MemoryError as error:
@@ -353,7 +353,7 @@ def _explain(config: ModelConfig, source: ModelSource, what: str, error: Excepti
         return ModelError(
             given=f"model.path = {config.path!r}: there is no such folder, and {answer}",
             allowed="a folder, or the name of a Hub model that can be downloaded or is in the cache",
-            fix=_near(Path(config.path)) or "Download the model where there is a network and give its folder."
+            fix=_near(Path(config.path)) or "Download the model on a machine with a network, and give its folder."
             if offline
             else "Correct the name; for a gated model, log in with `hf auth login`.",
         )

@@ -1,8 +1,7 @@
-"""Rows in which the context begins anew, as the sequences that a model sees, and back.
+"""Rows with several contexts, as the separate sequences that a model sees, and back.
 
-A completion of several turns whose chat template rewrites history is one row to every algorithm, and several sequences
-to the model: `[B, T]` is cut at `Tokens.starts_BT`, and what was computed of the parts is put back in its place.
-
+If a chat template rewrites history, a completion of several turns is one row for every algorithm but several sequences
+for the model. `[B, T]` is cut at `Tokens.starts_BT`, and the results for the parts are put back in their places.
 B rows, T tokens of a padded row; S parts, U tokens of a padded part.
 """
 
@@ -24,16 +23,16 @@ class Parts:
     """The parts of rows in which something is scored."""
 
     tokens: Tokens
-    """`[S, U]`, in the order of the rows and of the places in them."""
+    """Parts `[S, U]`, in the order of the rows and of the positions in them."""
     mask_SU: Tensor
     rows_S: Tensor
-    """Row of each part."""
+    """Row index of each part."""
     places_N: Tensor
-    """Place of each token of the parts in the flattened `[B, T]` record."""
+    """Index of each token of the parts in the flattened `[B, T]` record."""
     shape: torch.Size
 
     def joined(self, x_SU: Tensor) -> Tensor:
-        """`[S, U]` -> `[B, T]`, 0 where there is no part."""
+        """Convert `[S, U]` to `[B, T]`, 0 where there is no part."""
         inside_SU = torch.arange(x_SU.shape[1]) < self.tokens.lengths_B[:, None]
         inside_N = to_device(inside_SU.flatten().nonzero()[:, 0], x_SU.device)
         flat = x_SU.new_zeros(self.shape.numel())
@@ -41,12 +40,12 @@ class Parts:
         return flat.index_copy(0, to_device(self.places_N, x_SU.device), found_N).view(self.shape)
 
     def outputs(self, found: Outputs) -> Outputs:
-        """The same of everything that was computed."""
+        """Convert all fields of the outputs in the same way."""
         return found.each(self.joined)
 
 
 def cut(tokens: Tokens, mask_BT: Tensor) -> Parts:
-    """The parts of these rows; those in which `mask_BT` scores nothing are left out.
+    """Return the parts of these rows, without parts in which `mask_BT` scores nothing.
 
     >>> ids_BT = torch.tensor([[5, 6, 7, 8, 9]])
     >>> tokens = Tokens(input_ids_BT=ids_BT, lengths_B=torch.tensor([5]), starts_BT=ids_BT == 7)
@@ -54,7 +53,7 @@ def cut(tokens: Tokens, mask_BT: Tensor) -> Parts:
     >>> parts.tokens.input_ids_BT.tolist(), parts.joined(parts.tokens.input_ids_BT).tolist()
     ([[7, 8, 9]], [[0, 0, 7, 8, 9]])
     """
-    assert tokens.starts_BT is not None, "only rows that begin anew are cut"
+    assert tokens.starts_BT is not None, "only rows with several contexts are cut"
     found: list[tuple[int, int, int]] = []
     for row, length in enumerate(tokens.lengths_B.tolist()):
         edges = [0, *tokens.starts_BT[row, :length].nonzero()[:, 0].tolist(), length]
@@ -79,7 +78,7 @@ def cut(tokens: Tokens, mask_BT: Tensor) -> Parts:
 
 
 def needed_in_parts(tokens: Tokens, mask_BT: Tensor) -> Tensor:
-    """`[B]` how many tokens of each row have to go through the model, over all of its parts."""
+    """Return `[B]`: how many tokens of each row go through the model, over all of its parts."""
     parts = cut(tokens, mask_BT.bool().cpu())
     needed_B = torch.zeros(len(mask_BT), dtype=torch.long)
     return needed_B.index_add(0, parts.rows_S, needed_tokens(parts.mask_SU))

@@ -1,18 +1,14 @@
 """Reward models: a decoder with a linear head that gives one score per row, read at the last token of the row.
 
-They are transformers' own sequence classifiers with one label, so that any library opens what is saved here, and any
-folder of that kind can be scored with. Beside it lies `reward_model.json`: how rows were rendered when it was trained.
-Models that score steps are loaded and saved here too; they differ in the class that transformers has
-for them.
+They are transformers' own sequence classifiers with one label. So any library opens what is saved here, and any folder
+of that kind can be used for scoring. The file `reward_model.json` next to the weights says how rows were rendered in
+training.
 
-B rows, L packed tokens, D width of the hidden state.
+Models that score steps (`STEP_SCORES`) are transformers' token classifiers with one label
+(`AutoModelForTokenClassification`). Every token gets a logit, and only the logits at the ends of steps have a meaning.
+They are loaded and saved in the same way, with another class of transformers.
 
-Models that score steps: a decoder with a linear head that gives a logit at the last token of each step.
-
-They are transformers' own token classifiers with one label (`AutoModelForTokenClassification`): every token gets a
-logit, and only those at the ends of steps mean anything. Loaded and saved as reward_head.py does it.
-
-B rows, T tokens, L packed tokens, N ends of steps.
+B rows, T tokens, L packed tokens, N ends of steps, D width of the hidden state.
 """
 
 from __future__ import annotations
@@ -60,10 +56,10 @@ FACTS = "reward_model.json"
 
 @dataclass(frozen=True, kw_only=True)
 class HeadForm:
-    """Models of transformers that have a body and a linear head with one output."""
+    """A kind of transformers model that has a body and a linear head with one output."""
 
     suffix: str
-    """How their classes end."""
+    """The ending of the names of their classes."""
     opened_by: Any
     architectures: Mapping[str, str]
     """Model types that have such a class."""
@@ -85,36 +81,36 @@ class ScoringFacts:
     """How the rows of a reward model were rendered in its training, and how its scores are distributed."""
 
     chat: bool | None = None
-    """Plain prompts were wrapped as a user turn. None: whenever the tokenizer has a chat template."""
+    """Whether plain prompts were wrapped as a user turn. None: if the tokenizer has a chat template."""
     system_prompt: str | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     eos_ids: tuple[int, ...] = ()
-    """Ids that end an answer; empty: those of the tokenizer."""
+    """Ids that end an answer; empty: the tokenizer's."""
     mean: float | None = None
-    """Mean of the scores of the held-out answers, chosen and rejected; None without held-out data."""
+    """Mean score of the held-out answers, chosen and rejected; None without held-out data."""
     std: float | None = None
     answers: int = 0
-    """How many answers mean and std are of."""
+    """Number of answers behind mean and std."""
     accuracy: tuple[float, float, float] | None = None
     """Share of held-out pairs that it ranks as people did, with the ends of its interval; None without pairs."""
     link: Literal["identity", "logistic"] = "identity"
-    """What a score is of the head's output z: link(z) * target_std + target_mean, in the units of the ratings that the
-    model was trained on."""
+    """Relation of a score to the head's output z: link(z) * target_std + target_mean, in the units of the ratings that
+    the model was trained on."""
     target_mean: float = 0.0
     target_std: float = 1.0
     separator: str | None = None
     """For a model that scores steps: the text that ends each step."""
     aggregate: Aggregate = "min"
-    """How the scores of steps become that of an answer."""
+    """How the scores of the steps become the score of an answer."""
 
     def in_units(self, outputs: Tensor) -> Tensor:
-        """The scores that outputs of the head stand for."""
+        """Return the scores for outputs of the head."""
         linked = outputs.sigmoid() if self.link == "logistic" else outputs
         return linked * self.target_std + self.target_mean
 
     @staticmethod
     def read(folder: Path) -> ScoringFacts:
-        """The scoring facts in the folder; the defaults for a model that was trained elsewhere."""
+        """Return the scoring facts in the folder; the defaults for a model that was trained elsewhere."""
         if not (folder / FACTS).is_file():
             return ScoringFacts()
         try:
@@ -140,10 +136,10 @@ def load_reward_model(
     form: HeadForm = ROW_SCORES,
     in_parts: bool = False,
 ) -> LoadedModel:
-    """A scoring model: a saved one as it is, or a causal language model whose head is replaced by a new one.
+    """Return a scoring model: a saved one unchanged, or a causal language model with a new head.
 
-    The weight of a new head is drawn from N(0, 1 / (D + 1)^2) by `seed` alone, its bias, where there is one, is 0. With
-    `trained` a model without a trained head is refused. `in_parts` and errors are those of `load_model`.
+    The weight of a new head is drawn from N(0, 1 / (D + 1)^2) by `seed` alone; its bias, if there is one, is 0. With
+    `trained`, a model without a trained head is refused. `in_parts` and errors are as for `load_model`.
     """
     place = choose_device(str(device) if device is not None else config.device)
     source = find_source(config)
@@ -171,7 +167,7 @@ def load_reward_model(
             nn.init.normal_(new, std=1 / (head.in_features + 1), generator=generator)
         setattr(head, leaf, new)
     generation_config = None
-    with suppress(OSError):  # a classifier has none; a language model's knows ids that the tokenizer does not
+    with suppress(OSError):  # a classifier has none; a language model's has ids that the tokenizer does not know
         generation_config = GenerationConfig.from_pretrained(source.path)
     return make_ready(config, source, model, generation_config, place, notes)
 
@@ -207,7 +203,7 @@ def _read_config(config: ModelConfig, source: ModelSource, form: HeadForm, *, tr
 def _read_weights(
     config: ModelConfig, source: ModelSource, hf_config: PreTrainedConfig, form: HeadForm, on_meta: bool
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The model, and the names of the weights that were not there."""
+    """Return the model, and the names of the missing weights."""
     with explained(config, source, "the weights"), without_progress_bars(), without_warnings():
         model, report = form.opened_by.from_pretrained(
             source.path,
@@ -222,7 +218,7 @@ def _read_weights(
 
 
 def score_head(model: nn.Module) -> nn.Linear:
-    """The head that gives the score: the one part beside the body that has weights."""
+    """Return the head that gives the score: the only part besides the body that has weights."""
     plain = without_adapters(model)
     body = body_of(plain)
     beside = [part for part in plain.children() if part is not body and any(True for _ in part.parameters())]
@@ -236,26 +232,26 @@ def score_head(model: nn.Module) -> nn.Linear:
 
 
 def body_of(model: nn.Module) -> nn.Module:
-    """What gives the hidden states."""
+    """Return the part that computes the hidden states."""
     assert isinstance(model, PreTrainedModel)
     return model.base_model
 
 
 def row_scores(model: nn.Module, tokens: Tokens) -> Tensor:
-    """`[B]` scores with gradient: the head on the hidden state of the last token of each row.
+    """Return `[B]` scores with gradient: the head's output for the hidden state of the last token of each row.
 
-    That token is found from the length of the row, never from a pad id, and an answer that was cut has its last token
-    like any other (RULE 43).
+    The length of the row gives that token, never a search for a pad id. An answer that was cut has a last token like
+    any other (RULE 43).
     """
     width = tokens.input_ids_BT.shape[1]
     return scores_at(model, tokens, torch.arange(len(tokens.lengths_B)) * width + tokens.lengths_B.cpu() - 1)
 
 
 def scores_at(model: nn.Module, tokens: Tokens, index_N: Tensor) -> Tensor:
-    """`[N]` scores with gradient: the head on the hidden states of these tokens of the flattened `[B, T]` record.
+    """Return `[N]` scores with gradient: the head on the hidden states of these tokens of the flattened `[B, T]`.
 
-    Every real token goes through the body, padding never; what rows have in common at their beginning goes once. The
-    head computes in the precision of its weights, whatever the enclosing autocast says.
+    Every real token goes through the body, padding never, and a common beginning of rows once. The head computes in the
+    precision of its weights, regardless of an enclosing autocast.
     """
     return enter(model, lambda: _scores_at(model, tokens, index_N))
 
@@ -274,9 +270,9 @@ def _scores_at(model: nn.Module, tokens: Tokens, index_N: Tensor) -> Tensor:
 
 
 def save_reward_model(loaded: LoadedModel, folder: Path, facts: ScoringFacts) -> Path:
-    """Write `folder` so that transformers opens it as the class that it is, and its tokenizer; adapters are merged.
+    """Write `folder` so that transformers opens it as the class that it is, with its tokenizer; merge adapters.
 
-    Raises CheckpointError when what can be read back is not what was to be written.
+    Raises CheckpointError if what is read back differs from what was written.
     """
     plain = without_adapters(loaded.model)
     assert isinstance(plain, PreTrainedModel)
@@ -306,12 +302,12 @@ def load_step_model(
     device: str | torch.device | None = None,
     in_parts: bool = False,
 ) -> LoadedModel:
-    """As `load_reward_model`, with a head that is read at every step."""
+    """Do the same as `load_reward_model`, with a head that is read at every step."""
     return load_reward_model(config, seed=seed, trained=trained, device=device, form=STEP_SCORES, in_parts=in_parts)
 
 
 def scores_steps(place: str) -> bool:
-    """Whether a folder, or a name on the Hub, holds such a model; False also for what is no model."""
+    """Return whether a folder, or a name on the Hub, holds a model that scores steps. False also for anything else."""
     try:
         declared = AutoConfig.from_pretrained(place).architectures or []
     except (OSError, ValueError):
@@ -320,9 +316,9 @@ def scores_steps(place: str) -> bool:
 
 
 def step_scores(model: nn.Module, tokens: Tokens, ends_BT: Tensor) -> Tensor:
-    """`[B, T]` logits with gradient where `ends_BT` is True, 0 elsewhere.
+    """Return `[B, T]` logits with gradient where `ends_BT` is True, 0 elsewhere.
 
-    The logit of a token is computed from the hidden state of that very token, which has seen all of its step.
+    The logit of a token comes from the hidden state of that same token, which has seen all of its step.
     """
     ends_N = ends_BT.flatten().nonzero()[:, 0].cpu()
     scores_N = scores_at(model, tokens, ends_N)

@@ -1,7 +1,7 @@
-"""Writing a model folder that plain transformers opens, and reading it back to be sure.
+"""Writes a model folder that plain transformers opens, and reads it back to verify it.
 
-The policy is never touched: adapters are merged into copies, one matrix at a time, and what is written is compared with
-the policy tensor by tensor, because no weight format notices a wrong value.
+The policy is never changed: adapters are merged into copies, one matrix at a time. The written tensors are compared
+with the policy's one by one, because no weight format detects a wrong value.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ GREEDY_CHANGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class SavedModel:
-    """Where a model was written."""
+    """The folders to which a model was written."""
 
     model: Path
-    """A whole model: adapters, if there are any, are merged."""
+    """The whole model, with any adapters merged."""
     adapter: Path | None
-    """The adapters alone, as peft writes them; None when all weights are trained."""
+    """The adapters alone, in peft's format; None if all weights are trained."""
 
 
 def save_model(
@@ -71,9 +71,9 @@ def save_model(
 ) -> SavedModel:
     """Write `folder` so that `AutoModelForCausalLM` and `AutoTokenizer` open it, in the precision of the weights.
 
-    `generation_config.json` lists every EOS id and the pad id; sampling defaults stay as they were, settings that would
-    change greedy answers (GREEDY_CHANGES) do not. With LoRA the adapters also go to the folder `adapter` beside it. The
-    policy's weights keep every bit. Raises CheckpointError when what can be read back is not what was to be written.
+    `generation_config.json` lists every EOS id and the pad id. Sampling defaults stay, but settings that would change
+    greedy answers (GREEDY_CHANGES) are removed. With LoRA, the adapters also go to the neighbouring folder `adapter`.
+    The policy's weights stay the same to the bit. Raises CheckpointError if what is read back differs.
     """
     lm = causal_lm(model)
     folder = Path(folder)
@@ -88,7 +88,7 @@ def save_model(
     adapter = folder.with_name("adapter")
     model.save_pretrained(
         str(adapter),
-        selected_adapters=[active_adapter(model)],  # a critic's adapter is no part of the policy
+        selected_adapters=[active_adapter(model)],  # a critic's adapter is not part of the policy
         save_embedding_layers=False,  # "auto" would ask the Hub
         state_dict=dict(state_of(model)) if is_sharded(model) else None,
     )
@@ -97,7 +97,7 @@ def save_model(
 
 
 def _sort_targets(path: Path) -> None:
-    """peft writes a set in an order that changes from process to process; the same adapter is the same file here."""
+    """Sort a list that peft writes in varying order from process to process, so that equal adapters are equal files."""
     config = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(config.get("target_modules"), list):
         config["target_modules"].sort()
@@ -109,8 +109,8 @@ Keep = Callable[[Tensor], Tensor]
 
 @contextmanager
 def room_beside(folder: Path, model: nn.Module) -> Iterator[Keep]:
-    """Where all weights are until they are written: as they are; those of a sharded model, of which nobody has all in
-    memory, in files beside `folder`, one tensor at a time."""
+    """Yield a function that keeps weights until they are written: unchanged in memory, or, for a sharded model, whose
+    weights nobody can hold in full, in temporary files next to `folder`, one tensor at a time."""
     if not is_sharded(model):
         yield lambda tensor: tensor
         return
@@ -127,8 +127,8 @@ def room_beside(folder: Path, model: nn.Module) -> Iterator[Keep]:
 
 
 def write_weights(lm: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor], *, in_parts: bool) -> None:
-    """As `save_pretrained`. `in_parts`: weights that are cut for the files, such as the experts of a layer, are cut a
-    layer at a time, and wait in files until they are written; else all of them would be copied in memory first."""
+    """Write weights as `save_pretrained` does. `in_parts`: cut weights that files hold in pieces, such as the experts
+    of a layer, one layer at a time, and keep the pieces in files; otherwise all would be copied in memory first."""
     if not in_parts or not converts_weights(lm):
         lm.save_pretrained(folder, state_dict=dict(weights))
         return
@@ -143,7 +143,7 @@ def write_weights(lm: PreTrainedModel, folder: Path, weights: Mapping[str, Tenso
 
 
 def _by_layer(names: Iterable[str]) -> Iterable[list[str]]:
-    """Those of each layer together, by the first number in a name; what is outside of layers by itself."""
+    """Return the names of each layer together, by the first number in a name; other names go alone."""
     found: dict[str, list[str]] = {}
     for name in names:
         layer = re.match(r"(.*?\.\d+)\.", name)
@@ -152,10 +152,10 @@ def _by_layer(names: Iterable[str]) -> Iterable[list[str]]:
 
 
 def merged_weights(model: nn.Module, keep: Keep = lambda tensor: tensor) -> dict[str, Tensor]:
-    """The state of the plain model, by its own names, with the active adapters added to what they sit on.
+    """Return the state of the plain model, by its own names, with the active adapters merged.
 
-    All in the precision of the model, that of its embedding, also where frozen layers are held in another one
-    (`hold_in`). Tensors without adapters are the policy's own, merged and widened ones new and in main memory.
+    All tensors have the precision of the model's embedding, even if frozen layers are held in another one (`hold_in`).
+    Tensors without adapters are the policy's own; merged and widened ones are new and in main memory.
     """
     lm = without_adapters(model)
     assert isinstance(lm, PreTrainedModel)
@@ -174,7 +174,7 @@ def _at_least(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _in_main_memory(tensor: Tensor, dtype: torch.dtype, keep: Keep) -> Tensor:
-    """Widened there, where that is needed: a GPU has no room for a second base of four bytes a number."""
+    """Return the tensor in the model's precision, widened in main memory: a GPU has no room for a float32 base."""
     wide = _wide(tensor, dtype)
     return tensor if wide == tensor.dtype else keep(tensor.cpu().to(wide))
 
@@ -184,17 +184,17 @@ def _wide(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
 
 
 def _plain(name: str) -> str:
-    """The name without the wrappers that peft has put around a module."""
+    """Return the name without the wrappers that peft puts around a module."""
     return name.replace(".base_layer", "")
 
 
 def _is_adapter(key: str, layers: Iterable[str]) -> bool:
-    """Whether this tensor belongs to an adapter rather than to what it sits on."""
+    """Return whether this tensor belongs to an adapter and not to its base layer."""
     return any(key.startswith(f"{name}.") and not key.startswith(f"{name}.base_layer.") for name in layers)
 
 
 def _own(layers: Iterable[Any]) -> Iterable[Any]:
-    """The layers themselves, or copies that have whole weights."""
+    """Return the layers themselves, or copies with whole weights if theirs are sharded."""
     return [whole_copy(layer) if any(map(is_part, layer.parameters())) else layer for layer in layers]
 
 
@@ -208,7 +208,7 @@ def _merge(weight: Tensor, layers: Iterable[Any]) -> Tensor:
 
 
 def generation_config(lm: PreTrainedModel, eos_ids: frozenset[int], pad_id: int) -> GenerationConfig:
-    """That of the model with every EOS id, the pad id, and without what would change greedy answers."""
+    """Return the model's config with every EOS id, the pad id, and without settings that change greedy answers."""
     config = copy.deepcopy(lm.generation_config) if isinstance(lm.generation_config, GenerationConfig) else None
     config = config or GenerationConfig()
     for name in GREEDY_CHANGES:
@@ -219,9 +219,9 @@ def generation_config(lm: PreTrainedModel, eos_ids: frozenset[int], pad_id: int)
 
 
 def verify_weights(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Compare what lies in `folder` with `weights`: names, shapes and every value; and their names with the class's.
+    """Compare the weights in `folder` with `weights`: names, shapes and every value. Also compare names with the class.
 
-    Where files name and cut weights in another way than the module (fused experts), each is put together again. Raises
+    If files name and cut weights differently from the module (fused experts), put each together again. Raises
     CheckpointError naming the file and the weight.
     """
     _verify_names(lm, weights)
@@ -240,11 +240,11 @@ def verify_weights(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tens
 
 
 _NAMES: WeakKeyDictionary[PreTrainedModel, frozenset[str]] = WeakKeyDictionary()
-"""Of the weights of an unadapted model of the same class and config, which is made once."""
+"""Names of the weights of a plain model of the same class and config, which is made once."""
 
 
 def _verify_names(lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """An unadapted model of this class and config has exactly these weights."""
+    """Raise CheckpointError unless these are exactly the weights of a plain model of this class and config."""
     plain = _NAMES.get(lm)
     if plain is None:
         plain = _NAMES[lm] = frozenset(_without_weights(lm).state_dict())
@@ -255,7 +255,7 @@ def _verify_names(lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
 def _verify_opened(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     paths = files_of(str(folder), {})
     recipes = recipes_for(_without_weights(lm), names_in(paths))
-    if isinstance(recipes, str) or lm.dtype == torch.float64:  # as a whole, then
+    if isinstance(recipes, str) or lm.dtype == torch.float64:  # compare the whole model then
         reopened = type(lm).from_pretrained(folder, dtype=lm.dtype).state_dict()
         for name, tensor in weights.items():
             _compare(str(folder), name, reopened[name], tensor)
@@ -267,7 +267,7 @@ def _verify_opened(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tens
 
 
 def _require_written(folder: Path, weights: Mapping[str, Tensor], missing: Collection[str]) -> None:
-    """Of a tied weight one name is enough."""
+    """Raise CheckpointError for a missing weight. For a tied weight, one of its names suffices."""
     written = {weights[name].data_ptr() for name in weights.keys() - set(missing)}
     for name in missing:
         if weights[name].data_ptr() not in written:
@@ -275,7 +275,7 @@ def _require_written(folder: Path, weights: Mapping[str, Tensor], missing: Colle
 
 
 def _without_weights(lm: PreTrainedModel) -> PreTrainedModel:
-    """An unadapted model of this class and config."""
+    """Return a plain model of this class and config, without memory for weights."""
     with torch.device("meta"):
         return type(lm)(copy.deepcopy(lm.config))
 

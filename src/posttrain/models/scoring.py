@@ -1,4 +1,4 @@
-"""Models that score: which head they have, and the pass from a batch to a score per row or per step."""
+"""Models that score: their heads, and the pass from a batch to a score per row or per step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
 Score = Callable[[LoadedModel, Batch], dict[str, Tensor]]
-"""Fields of `Outputs`."""
+"""Returns fields of `Outputs`."""
 
 
 def scores_of_rows(loaded: LoadedModel, batch: Batch) -> dict[str, Tensor]:
@@ -35,14 +35,14 @@ def scores_of_steps(loaded: LoadedModel, batch: Batch) -> dict[str, Tensor]:
 
 
 class ScoringForward:
-    """Batch -> Outputs with a score per row or per step; there are no log-probabilities, and theirs are 0."""
+    """Batch -> Outputs with a score per row or per step. There are no log-probabilities; these fields are 0."""
 
     def __init__(self, loaded: LoadedModel, score: Score) -> None:
         self.loaded, self.score = loaded, score
 
     @property
     def shares_prefixes(self) -> bool:
-        """The common beginning of rows is computed once."""
+        """Whether the common beginning of rows is computed once."""
         return shares_prefixes(self.loaded.model)
 
     def __call__(self, batch: Batch) -> Outputs:
@@ -54,7 +54,7 @@ class ScoringForward:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """How a model that scores is loaded, and how it does so."""
+    """The load function and the score function of one kind of scoring model."""
 
     load: Callable[..., LoadedModel]
     score: Score
@@ -65,11 +65,11 @@ HEADS = {
     "ratings": Head(load=load_reward_model, score=scores_of_rows),
     "steps": Head(load=load_step_model, score=scores_of_steps),
 }
-"""By the kind of the data."""
+"""Heads by the kind of the data."""
 
 
 def load_scoring_model(config: RunConfig, head: Head, *, in_parts: bool = False) -> LoadedModel:
-    """The model to train: its head is new unless the folder holds a trained one of its kind already."""
+    """Return the model to train. Its head is new unless the folder holds a trained one of its kind."""
     loaded = head.load(resolve_model_path(config.model, config.seed), seed=config.seed, in_parts=in_parts)
     if config.lora is not None:
         adapted = apply_lora(loaded.model, config.lora, seed=config.seed, head=score_head(loaded.model))

@@ -1,14 +1,14 @@
-"""A model whose weights lie in parts on the ranks of a job: FSDP2, one block at a time (`fully_shard`).
+"""A model whose weights are sharded over the ranks of a job: FSDP2, one block at a time (`fully_shard`).
 
     each rank       1/n of every parameter, of its gradient and of its optimizer's moments
-    during a pass   the whole weights of one block, brought together before it and let go of after it
+    during a pass   the whole weights of one block, gathered before it and freed after it
 
-Gradients are summed over the ranks, nothing is averaged: a loss is divided by denominators of all rows (promise 1).
+Gradients are summed over the ranks and not averaged: a loss is divided by denominators over all rows (promise 1).
 
-Every pass goes through one module, the root, because FSDP brings weights together in hooks of modules; heads that
-read hidden states lie in it, too. The first rank may also pass alone, to score held-out rows or a probe: then the
-others are told, and pass through the same blocks with a row that counts nothing. It may ask for a single tensor whole,
-to publish it or to save it; nobody ever holds all of the model.
+Every pass goes through one module, the root, because FSDP gathers weights in hooks of modules. Heads that read hidden
+states are also part of it. The first rank may also pass alone, to score held-out rows or a probe. It then tells the
+others, which pass through the same blocks with a row that counts nothing. It may request a single whole tensor, to
+publish or save it. No rank ever holds the whole model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from posttrain.ranks.agreement import on_all
 
 T = TypeVar("T")
 PASS, WHOLE = "pass", "whole"
-"""What the first rank announces."""
+"""The operations that the first rank announces."""
 
 
 class Root(nn.Module):
@@ -48,7 +48,7 @@ class Root(nn.Module):
         super().__init__()
         self.model, self.heads = model, nn.ModuleList(heads)
         self.outside: AtHand | None = None
-        """Of blocks whose matrices are divided: what every rank needs all of."""
+        """Weights outside of blocks, whole on every rank during a pass; None unless matrices are divided."""
 
     def forward(self, compute: Callable[[], Any]) -> Any:
         if self.outside is None:
@@ -61,7 +61,7 @@ class Root(nn.Module):
 
 
 class Sharded:
-    """Implements `Entry`."""
+    """The entry into a sharded model. Implements `Entry`."""
 
     def __init__(
         self,
@@ -72,18 +72,18 @@ class Sharded:
         filler: Callable[[], Tensor],
         beside: Beside | None,
     ) -> None:
-        """`filler` passes once through all blocks, for nothing but company; call it inside of `run`. `beside`: where
-        neighbours divide matrices, what they do."""
+        """`filler` passes once through all blocks, only to accompany other ranks; call it inside `run`. `beside` is for
+        neighbours that divide matrices."""
         self.name, self.root, self.layout, self.device, self.filler = name, root, layout, device, filler
         self.beside = beside
         self.parameters = list(root.parameters())
         self._number = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self.replaced: dict[int, nn.Parameter] = {}
-        """By the identity of each whole parameter that there was: what is in its place."""
+        """The sharded parameter that replaces each original one, by the original's identity."""
         self._inside = False
 
     def run(self, compute: Callable[[], T]) -> T:
-        """See `Entry`. A pass within a pass is part of it."""
+        """See `Entry`. A nested pass is part of the outer one."""
         if self._inside:
             return compute()
         with self.layout.ranks.together(PASS, self.name) as alone, self._telling(alone):
@@ -95,7 +95,7 @@ class Sharded:
 
     @torch.no_grad()
     def accompany(self) -> None:
-        """The other side of a pass that the first rank has announced."""
+        """Accompany a pass that the first rank has announced."""
         is_neighbour = self.beside is not None and self.layout.ranks.rank < self.layout.tensor
         self.run(self.beside.follow if self.beside and is_neighbour else self.filler)
 
@@ -113,13 +113,13 @@ class Sharded:
             return self.bring(number)
 
     def bring(self, number: int) -> Tensor:
-        """All of that parameter, on every rank."""
-        with torch.inference_mode(False), torch.no_grad():  # whoever writes into a sampler's copy is in that mode
+        """Return that whole parameter, on every rank."""
+        with torch.inference_mode(False), torch.no_grad():  # writing to a sampler's copy happens in inference mode
             return whole_on(self.device, cast(DTensor, self.parameters[number].detach()))
 
 
 def _run(root: Root, compute: Callable[[], T]) -> T:
-    """A record goes through the root as a dict: FSDP looks for tensors to hook in dicts, and not in dataclasses."""
+    """Run `compute` inside the root. A dataclass goes through it as a dict: FSDP hooks tensors in dicts only."""
     kind: list[type[Any]] = []
 
     def as_dict() -> Any:
@@ -134,18 +134,18 @@ def _run(root: Root, compute: Callable[[], T]) -> T:
 
 
 def _own(x: Any) -> Any:
-    """FSDP hooks what the root returns; written into, a view would lose its hook."""
+    """Return `x`, copied if it is a view. FSDP hooks what the root returns, and writing to a view drops the hook."""
     return x.clone() if isinstance(x, Tensor) and x._is_view() else x
 
 
 def shard(
     name: str, model: nn.Module, layout: Layout, dtype: torch.dtype, *, heads: Iterable[nn.Module] = ()
 ) -> Sharded:
-    """Leave this rank its part of every parameter of the model and of the heads; from now on `enter` leads into it.
+    """Keep only this rank's part of every parameter of the model and the heads; from now on `enter` leads into it.
 
-    All ranks have opened the same model: its weights are read now, where they are still in their files. `dtype` is that
-    of the computation. Raises ModelError for a model that takes padded rows only: it passes once for each length, which
-    other ranks cannot know.
+    All ranks must have opened the same model. Weights that are still in their files are read now. `dtype` is the
+    precision of the computation. Raises ModelError for a model that takes only padded rows: it passes once for each
+    length, which other ranks cannot know.
     """
     plain = without_adapters(model)
     device = device_of(plain)
@@ -158,7 +158,7 @@ def shard(
         fully_shard(block, **how)
     fully_shard(root, **how)
     for module in root.modules():
-        if isinstance(module, FSDPModule):  # both on every one: set on the root alone, blocks would be averaged
+        if isinstance(module, FSDPModule):  # both, on each module: set on the root alone, blocks would be averaged
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
     on_all(layout.ranks, partial(fill, plain, layout.kept_on(device)))
@@ -167,7 +167,7 @@ def shard(
     beside = Beside(layout.ranks.beside(layout.tensor), path.body, device) if layout.tensor > 1 else None
     entry = Sharded(name, root, layout, device, partial(_pass_through, path.body, device, dtype), beside)
     entry.replaced = {number: after[key] for number, key in before.items()}
-    with torch.no_grad():  # FSDP notes what is trained when it first brings weights together: with no adapter off
+    with torch.no_grad():  # at its first gathering, FSDP notes what is trained: no adapter may be off then
         _run(root, entry.filler)
     for entered in {id(model): model, id(plain): plain}.values():
         set_entry(entered, entry)
@@ -176,7 +176,7 @@ def shard(
 
 
 def shard_policy(model: nn.Module, critic: Critic | None, layout: Layout, dtype: torch.dtype) -> Critic | None:
-    """The policy, and the critic with it: in parts of its own where it is a model of its own. Returns the critic."""
+    """Shard the policy and the critic, separately if the critic has its own model. Return the critic."""
     if critic is None:
         shard("policy", model, layout, dtype)
         return None
@@ -189,7 +189,7 @@ def shard_policy(model: nn.Module, critic: Critic | None, layout: Layout, dtype:
 
 
 def _path_in(root: Root, plain: nn.Module) -> ForwardPath:
-    """How the model is run, found in one pass through the root. Raises ModelError for one of padded rows."""
+    """Return the forward path, found in one pass through the root. ModelError if the model takes only padded rows."""
     found: list[ForwardPath] = []
     with torch.no_grad(), ComputingWide():
         _run(root, lambda: found.append(_path_of(plain)))
@@ -208,7 +208,7 @@ def _path_of(plain: nn.Module) -> ForwardPath:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers: the modules of the longest list of modules of one class, the outermost of equals."""
+    """Return the layers: the modules of the `ModuleList` with the most parameters, the outermost of equals."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
     alike = [found for found in lists if len({type(layer) for layer in found}) == 1 or len(found) > 1]
     if not alike:
@@ -224,22 +224,22 @@ def _pass_through(body: nn.Module, device: torch.device, dtype: torch.dtype) -> 
         return body(input_ids=ids_12, position_ids=places_12, attention_mask=mask, use_cache=False).last_hidden_state
 
 
-# --- what ranks that follow do ---------------------------------------------------------------------------------------
+# --- for ranks that follow -------------------------------------------------------------------------------------------
 
 _sharded: dict[str, Sharded] = {}
-"""Of this process, by the name that all ranks have for it."""
+"""The sharded models of this process, by the name that all ranks use."""
 
 
 def accompany(name: str) -> None:
-    """The first rank passes through the model of that name; so does this one."""
+    """Accompany a pass of the first rank through the model of that name."""
     _sharded[name].accompany()
 
 
 def bring(name: str, number: int) -> None:
-    """The first rank asks for a parameter of that model."""
+    """Take part in gathering a parameter of that model for the first rank."""
     _sharded[name].bring(number)
 
 
 def layout_of(model: nn.Module) -> Layout | None:
-    """How this model is sharded; None for one that is not."""
+    """Return how this model is sharded; None if it is not."""
     return next((one.layout for one in _sharded.values() if one.root.model is model), None)

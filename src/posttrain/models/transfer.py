@@ -1,8 +1,8 @@
-"""From the host's memory to a GPU, without waiting.
+"""Copies between the host's memory and a GPU that wait as little as possible.
 
-A copy from ordinary memory makes the host wait for everything that was asked of the GPU before, so that the GPU stands
-still until it is asked for more. From pinned memory the copy is queued like any other work. The pinned memory is a copy
-that nobody writes to, and PyTorch keeps it until the GPU has read it.
+A copy from ordinary memory makes the host wait for all earlier work of the GPU, which is then idle until it gets new
+work. From pinned memory, the copy is queued like any other work. The pinned memory is a copy to which nobody writes,
+and PyTorch keeps it until the GPU has read it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from posttrain.types import Batch
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """`x` on `device`; to a GPU asynchronously."""
+    """Return `x` on `device`; a copy to a GPU is asynchronous."""
     if device.type != "cuda" or x.device.type != "cpu":
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
 
 
 def on_the_host(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The same tensors, of one dtype, in the host's memory: by one copy, which waits for the GPU once."""
+    """Return the same tensors, of one dtype, in the host's memory, by a single copy that waits for the GPU once."""
     if all(part.device.type == "cpu" for part in parts):
         return list(parts)
     numbers = torch.cat([part.flatten() for part in parts]).cpu().split([part.numel() for part in parts])
@@ -32,9 +32,9 @@ def on_the_host(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def batch_to(batch: Batch, device: torch.device) -> Batch:
-    """The tensors of these rows that a loss reads, beside the outputs of the forward pass on `device`.
+    """Move the tensors that a loss reads to `device`, where the outputs of the forward pass are.
 
-    Token ids stay where they are: rows are packed on the host (packing.py), and losses read numbers.
+    Token ids stay where they are: the host packs the rows (packing.py), and losses do not read ids.
     """
     if device == batch.completion_mask_BT.device:
         return batch

@@ -1,4 +1,4 @@
-"""Every private name of transformers that this library reads, and nothing else: what a new version may break."""
+"""Every private name of transformers that this library uses, and nothing else: a new version may break any of them."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def attention_name(config: PreTrainedConfig) -> str:
-    """The name of the attention implementation that its models run with."""
+    """Return the name of the attention implementation that models with this config use."""
     return getattr(config, "_attn_implementation", None) or "eager"
 
 
 def can_set_attention(model: PreTrainedModel) -> bool:
-    """Whether its attention is looked up in the registry, so that `set_attn_implementation` has an effect."""
+    """Return whether its attention is looked up in the registry, so that `set_attn_implementation` has an effect."""
     return model._can_set_attn_implementation()
 
 
 def router_kinds(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
-    """The classes of its modules that choose experts: what `output_router_logits` records. Empty for a dense model."""
+    """Return the classes of its modules that choose experts, from `output_router_logits`; empty for a dense model."""
     declared = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", ())
     recorders = declared if isinstance(declared, list | tuple) else [declared]
     return tuple(kind for one in recorders if isinstance(kind := getattr(one, "target_class", one), type))
 
 
 def is_expert_parallel(experts: nn.Module) -> bool:
-    """Whether it holds some of the experts of a layer only."""
+    """Return whether it holds only some of the experts of a layer."""
     return getattr(experts, "_is_expert_parallel", False)
 
 
-# --- how weights in files become those of a model ---------------------------------------------------------------------
+# --- conversion of weights between files and models -------------------------------------------------------------------
 
 
 class Recipe(NamedTuple):
-    """The recipe for one weight of a model."""
+    """How one weight of a model is made from the files."""
 
     names: tuple[str, ...]
-    """Under which it, or what it is made of, is in the files."""
+    """Names in the files: of the weight itself, or of the tensors from which it is made."""
     convert: Callable[[Callable[[str], Tensor]], Tensor] | None
-    """Makes it of them, each read by its name; None where it is there as it is."""
+    """Makes the weight from these tensors, which it reads by name; None if the file holds the weight itself."""
 
 
 def recipes_for(model: PreTrainedModel, names: Collection[str]) -> dict[str, Recipe] | str:
-    """The recipes of the weights that transformers would load into `model` from files with these names, by their names
-    in the model; or why there are none: what it does is not known in the installed version.
+    """Return recipes for the weights that transformers would load into `model` from files with these names, by their
+    names in the model. If the installed version works in an unknown way, return a text that says so.
 
-    `model` may be on the meta device. As `convert_and_load_state_dict_in_model`, one weight at a time.
+    `model` may be on the meta device. Like `convert_and_load_state_dict_in_model`, but for one weight at a time.
     """
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -97,7 +97,7 @@ def _converted(
 
 
 def converts_weights(model: PreTrainedModel) -> bool:
-    """Whether its weights are cut or joined on their way into files; False also where nothing is known of that."""
+    """Return whether its weights are cut or joined when they are written to files; False also if that is unknown."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, revert_weight_conversion  # noqa: F401
@@ -107,15 +107,15 @@ def converts_weights(model: PreTrainedModel) -> bool:
 
 
 def as_in_files(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """These weights by the names, and in the pieces, in which `save_pretrained` writes them."""
+    """Return these weights under the names, and in the pieces, that `save_pretrained` writes."""
     from transformers.core_model_loading import revert_weight_conversion
 
     return revert_weight_conversion(model, dict(weights))
 
 
 def initialise_again(model: PreTrainedModel) -> None:
-    """Give the buffers of a model on the meta device memory and the values that `from_pretrained` gives them: by the
-    model's own initialisation, which leaves weights alone that are marked as loaded."""
+    """Give the buffers of a model on the meta device memory and the values that `from_pretrained` gives them. The
+    model's own initialisation does it, which skips weights that are marked as loaded."""
     for module in model.modules():
         empty = {name: one for name, one in module._buffers.items() if one is not None and one.is_meta}
         if empty:
@@ -126,5 +126,5 @@ def initialise_again(model: PreTrainedModel) -> None:
 
 
 def tied_names(model: PreTrainedModel) -> dict[str, str]:
-    """Weights that the config ties, each with the one that it is to be: the model's own record."""
+    """Return the weights that the config ties, each with the weight that it shares: the model's own record."""
     return getattr(model, "all_tied_weights_keys", None) or {}

@@ -1,10 +1,10 @@
-"""A model whose weights are still in their files: each process reads what it holds of them, and none holds all of them.
+"""A model whose weights are still in their files: each process reads only its part, and none holds all of them.
 
-    leave    when the model was built on the meta device, where weights have shapes and no memory
-    fill     when it was sharded: of each weight this process reads its rows, straight from the safetensors files
+    leave    after the model was built on the meta device, where weights have shapes and no memory
+    fill     after it was sharded: this process reads its rows of each weight directly from the safetensors files
 
-So a model that one device has no room for can be trained by several. A weight that transformers makes of several in the
-files, such as the experts of a layer, is made whole for a moment and cut, one at a time.
+So several devices can train a model for which one has no room. transformers may make a weight from several in the
+files, such as the experts of a layer. Such weights are made whole and cut one at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from posttrain.models.reading import ModelSource
 
 ROWS_AT_ONCE = 4096
-"""Rows of two weights that are compared at once."""
+"""Rows of two weights that are compared at a time."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -44,24 +44,24 @@ class Files:
 
     paths: tuple[Path, ...]
     recipes: Mapping[str, Recipe]
-    """How each weight comes about; see `recipes_for`."""
+    """The recipe for each weight; see `recipes_for`."""
 
     @cached_property
     def _slices(self) -> dict[str, Any]:
-        """Of each name in the files; nothing is read before rows are asked for."""
+        """A slice for each name in the files. Nothing is read until rows are requested."""
         opened = [safe_open(path, framework="pt") for path in self.paths]
         return {name: file.get_slice(name) for file in opened for name in file.keys()}  # noqa: SIM118  not a dict
 
     def part(self, name: str, box: tuple[slice, ...] = ()) -> Tensor:
-        """The part of a weight in that box, in float32 and in main memory: rows, columns and so on; () is the whole
-        weight."""
+        """Return the part of a weight inside that box (rows, columns and so on), in float32 and in main memory; ():
+        the whole weight."""
         recipe = self.recipes[name]
         if recipe.convert is None:
             return self._slices[recipe.names[0]][box or ...].to(torch.float32)
         return recipe.convert(lambda key: self._slices[key][...].to(torch.float32))[box]
 
     def same(self, name: str, other: str) -> bool:
-        """Whether two weights are equal, looked at a few rows at a time."""
+        """Return whether two weights are equal, compared a few rows at a time."""
         if {self.recipes[one].convert for one in (name, other)} != {None}:
             return False
         slices = [self._slices[self.recipes[one].names[0]] for one in (name, other)]
@@ -73,9 +73,9 @@ class Files:
 
 
 def files_of(path: str, arguments: Mapping[str, Any]) -> tuple[Path, ...]:
-    """The safetensors files of a folder or of a name on the Hub; empty where the weights are in another form.
+    """Return the safetensors files of a folder or a name on the Hub; empty if the weights are in another format.
 
-    `arguments` are those of `from_pretrained`.
+    `arguments` are the arguments of `from_pretrained`.
     """
     if "gguf_file" in arguments:
         return ()
@@ -90,7 +90,7 @@ def files_of(path: str, arguments: Mapping[str, Any]) -> tuple[Path, ...]:
 
 
 def names_in(paths: Collection[Path]) -> list[str]:
-    """The names of the tensors in those files."""
+    """Return the names of the tensors in those files."""
     with ExitStack() as opened:
         files = [opened.enter_context(safe_open(path, framework="pt")) for path in paths]
         return [name for file in files for name in file.keys()]  # noqa: SIM118  not a dict
@@ -98,23 +98,23 @@ def names_in(paths: Collection[Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class Unread:
-    """The facts about such a model that are needed until it is filled."""
+    """What is needed to fill such a model."""
 
     files: Files
     device: torch.device
-    """On which its weights are going to lie."""
+    """The device for its weights."""
 
 
 _unread: WeakKeyDictionary[nn.Module, Unread] = WeakKeyDictionary()
 
 Read = Callable[[bool], tuple[PreTrainedModel, list[str]]]
-"""Whether on the meta device -> the model, and the names of the weights that are in no file."""
+"""Takes whether to use the meta device; returns the model and the names of the weights that are in no file."""
 
 
 def open_weights(
     source: ModelSource, device: torch.device, read: Read, *, in_parts: bool
 ) -> tuple[PreTrainedModel, list[str], list[str]]:
-    """What `read` gives, whole or, with `in_parts` where it can be, with the weights left in their files; and notes."""
+    """Return what `read` returns, and notes. With `in_parts`, the weights stay in their files if that is possible."""
     reason = ""
     if in_parts:
         paths = files_of(source.path, source.arguments)
@@ -130,10 +130,10 @@ def open_weights(
 
 
 def leave(model: PreTrainedModel, paths: tuple[Path, ...], device: torch.device, *, made_here: Collection[str]) -> str:
-    """Note where the weights of a model on the meta device are, and give its buffers their values. `made_here` are
+    """Record where the weights of a model on the meta device are, and give its buffers their values. `made_here` are
     weights that are in no file, such as a new head.
 
-    Returns why they cannot be read in parts, in which case nothing was noted; empty where they can.
+    Returns why they cannot be read in parts, in which case nothing is recorded; empty if they can.
     """
     recipes = recipes_for(model, names_in(paths))
     if isinstance(recipes, str):
@@ -154,15 +154,16 @@ def is_unread(model: nn.Module) -> bool:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where its weights lie, or are going to."""
+    """Return the device of its weights, also if they are not read yet."""
     plain = without_adapters(model)
     return _unread[plain].device if plain in _unread else next(model.parameters()).device
 
 
 @contextmanager
 def standing_in(model: nn.Module) -> Iterator[None]:
-    """Inside, weights that were not read look as if they lay on their device: each is a zero that is repeated, without
-    memory of its own. So what is made beside them, as adapters are, is made there. A model that was read is left alone.
+    """Let weights that were not read look inside as if they were on their device, each as a repeated zero without
+    memory of its own. So modules added to them, such as adapters, are made on that device. A model that was read
+    stays unchanged.
     """
     device, pairs = device_of(model), dict[int, tuple[nn.Parameter, nn.Parameter]]()
     for _, owner, leaf, empty in [*_on_meta(model)]:
@@ -184,11 +185,11 @@ def standing_in(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def fill(model: nn.Module, device: torch.device | None = None) -> None:
-    """Read what this process holds of each weight; of one that is not sharded, all. Nothing for one that was read.
-    `device`: where it keeps them, if that is not where the model computes.
+    """Read this process's part of each weight, or all of a weight that is not sharded. Do nothing if they were read.
+    `device`: where to keep them, if not on the device where the model computes.
 
-    Whatever was done to the model meanwhile counts: adapters around its layers, another precision. Raises
-    NonFiniteError for weights that are not finite, ModelError for files that cannot be read any more, and DoesNotFit.
+    Earlier changes to the model count: adapters around its layers, another precision. Raises NonFiniteError for weights
+    that are not finite, ModelError for files that cannot be read any more, and DoesNotFit.
     """
     unread = _unread.pop(model, None)
     if unread is None:
@@ -213,7 +214,7 @@ def _fill(model: nn.Module, unread: Unread, device: torch.device) -> None:
     for name, owner, leaf, empty in _on_meta(model):
         if id(empty) not in made:
             parameter = nn.Parameter(torch.empty_like(empty, device=device), empty.requires_grad)
-            made[id(empty)] = (empty, parameter)  # `empty` is kept: nobody else gets its number
+            made[id(empty)] = (empty, parameter)  # keeping `empty` keeps its id unique
         _, parameter = made[id(empty)]
         owner._parameters[leaf] = parameter
         if name in unread.files.recipes:
@@ -224,12 +225,12 @@ def _fill(model: nn.Module, unread: Unread, device: torch.device) -> None:
 
 
 def plain_name(name: str) -> str:
-    """Without what adapters put around a layer."""
+    """Return the name without the wrappers that adapters put around a layer."""
     return name.replace(".base_layer", "")
 
 
 def _read(name: str, parameter: Tensor, files: Files) -> None:
-    """A weight of two names is read once for each that is in the files: both are the same there."""
+    """Read one weight. A tied weight is read for each of its names in the files, which hold the same values."""
     part = local_part(parameter)
     if not part.numel():
         return
@@ -243,7 +244,7 @@ def _read(name: str, parameter: Tensor, files: Files) -> None:
 
 
 def _on_meta(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Of each weight without memory its plain name, the module that has it, its name there, and itself."""
+    """Yield each weight without memory: its plain name, the module that has it, its name there, and itself."""
     for path, module in model.named_modules():
         for leaf, parameter in module._parameters.items():
             if parameter is not None and parameter.device.type == "meta":
@@ -251,8 +252,8 @@ def _on_meta(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Paramet
 
 
 def _tie(model: PreTrainedModel, files: Files) -> None:
-    """Weights that the config ties and that are in the files twice are one where the two are equal, as transformers
-    decides when it reads them."""
+    """Tie weights that the config ties and the files hold twice, if both are equal, as transformers does when it reads
+    them."""
     tied = tied_names(model)
     for name, other in [*tied.items()]:
         if name in files.recipes and other in files.recipes:
@@ -264,7 +265,7 @@ def _tie(model: PreTrainedModel, files: Files) -> None:
 
 
 def _names(model: nn.Module) -> Iterator[list[str]]:
-    """Of each weight; one that is tied has several."""
+    """Yield the names of each weight; a tied weight has several."""
     found: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), []).append(name)

@@ -1,1 +1,1 @@
-"""A vLLM server as an engine: started or attached to, fed with weights while it runs, and believed in nothing."""
+"""A vLLM server as an engine: started or attached to, given weights while it runs, and verified in all its claims."""

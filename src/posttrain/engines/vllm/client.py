@@ -11,36 +11,36 @@ import httpx
 
 GENERATE = "/inference/v1/generate"
 IDLE = 1.0
-"""Seconds after which a connection is not used again: a server closes idle ones after five, and perhaps just then."""
+"""Seconds after which a connection is not reused. A server closes idle ones after five, perhaps at that very moment."""
 LONGEST_ERROR = 500
-"""Characters of an answer that are quoted in an error."""
+"""Maximum characters of an answer that an error quotes."""
 
 
 class ServerError(Exception):
-    """A server refused a call, or is not there; the text says which call and what it answered."""
+    """A server refused a call or cannot be reached. The text says which call, and what the server answered."""
 
 
 class NoAnswer(ServerError):
-    """Nobody listens, or nobody answers."""
+    """Nobody listens, or no answer came in time."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The next tokens of a request, and at its end why it ended and which weights drew it."""
+    """The next tokens of a request; at its end also the reason and the versions of the weights."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
     reason: str | None = None
     """`stop`, `length` or `abort` at the end."""
     spans: Sequence[tuple[str, int, int]] = ()
-    """At the end: (version, first token, behind the last) of the whole request."""
+    """At the end: (version, first token, last token + 1) for all tokens of the request."""
 
 
 class Client:
-    """One server. Calls are short, requests last as long as their answer."""
+    """Client of one server. Calls are short; requests for tokens last as long as their answer."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        """`seconds` is how long a call may take."""
+        """`seconds` is the maximum time for a call."""
         self.url, self.seconds = url.rstrip("/"), seconds
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE)
         self._http = httpx.AsyncClient(base_url=self.url, timeout=seconds, limits=limits, trust_env=False)
@@ -51,7 +51,7 @@ class Client:
     async def call(
         self, path: str, body: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None, **query: str
     ) -> Any:
-        """POST, or GET without a body for a path that begins with "GET "; the JSON of the answer."""
+        """POST, or GET without a body for a path that begins with "GET "; return the JSON of the answer."""
         method, _, path = path.rpartition(" ")
         try:
             answer = await self._http.request(method or "POST", path, json=body, params=query)
@@ -62,16 +62,16 @@ class Client:
         return answer.json() if answer.content else None
 
     async def rpc(self, method: str, **arguments: Any) -> list[Any]:
-        """The answer of each of the server's workers to a method of our extension."""
+        """Call a method of our extension, and return the answer of each of the server's workers."""
         answer = await self.call("/collective_rpc", {"method": method, "kwargs": arguments})
         return answer["results"]
 
     async def abort(self, names: Sequence[str]) -> None:
-        """End requests; they hand over what they have drawn."""
+        """End requests; they return the tokens that they have so far."""
         await self.call("/abort_requests", {"request_ids": [f"generate-tokens-{name}" for name in names]})
 
     async def stream(self, path: str) -> httpx.Response | None:
-        """GET an answer that goes on and on; None where there is no such route. Whoever reads it closes it."""
+        """GET an endless answer; return None if there is no such route. The caller must close it."""
         request = self._http.build_request("GET", path, timeout=httpx.Timeout(self.seconds, read=None))
         try:
             answer = await self._http.send(request, stream=True)
@@ -83,7 +83,7 @@ class Client:
         return None
 
     async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Drawn]:
-        """The tokens of a request as they come. Waits for ever: whoever asks has a deadline of his own."""
+        """Yield the tokens of a request as they arrive. It waits without limit: the caller has its own deadline."""
         timeout = httpx.Timeout(self.seconds, read=None)
         try:
             async with self._http.stream("POST", GENERATE, json={**body, "stream": True}, timeout=timeout) as answer:
@@ -104,7 +104,7 @@ class Client:
 
 
 def drawn_by(message: Mapping[str, Any], url: str) -> list[Drawn]:
-    """The content of one message of a stream about its only completion."""
+    """Return the content of one message of a stream, which is about a single completion."""
     if "choices" not in message:
         raise ServerError(f"{GENERATE} at {url}: {json.dumps(message)[:LONGEST_ERROR]}")
     found = list[Drawn]()

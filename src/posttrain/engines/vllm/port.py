@@ -1,18 +1,18 @@
 """A vLLM server as its driver sees it. Implements `EnginePort`, and `SleepingPort` on the trainer's GPU.
 
-A thread of its own speaks HTTP; nothing here waits for it.
+Each engine has a thread that speaks HTTP, so no method here waits for the server.
 
     driver's thread                      thread of this engine               server
     submit, interrupt, load   ---->      one task for each row     ---->     /inference/v1/generate
     answers (fileno)          <----      pieces, receipts          <----     streams
 
-**Versions.** No request lives across an update: before new weights all requests are aborted, hand over what they have
-drawn, and go on afterwards from there. When a request ends, the server says which weights drew which of its tokens.
-Only then are the tokens passed on; if it says anything but the version that was proven, the engine is lost.
+**Versions.** No request spans an update: before new weights, all requests are aborted, return the tokens that they
+have, and continue from there afterwards. When a request ends, the server says which weights sampled which of its
+tokens. Only then are the tokens passed on. If it reports anything but the proven version, the engine counts as lost.
 
-**Proof.** The server says the SHA-256 of every tensor that it decodes with, and the log-probabilities of the probe,
-each by a request that draws one token. Rows go on after the probe, while the server hashes; their tokens are held back
-until all hashes have been told, and the driver compares both before it takes one.
+**Proof.** The server reports the SHA-256 of every tensor that it decodes with, and the log-probabilities of the probe,
+each by a request for one token. Rows continue after the probe, while the server hashes. Their tokens are held back
+until all hashes are reported, and the driver compares both before it accepts a token.
 """
 
 from __future__ import annotations
@@ -60,50 +60,50 @@ from posttrain.engines.vllm.sleeping import SharedDevice, Sleeper, wake_whoever_
 from posttrain.types import FinishReason
 
 WATCHED = 0.5
-"""Seconds between two looks at the process of a server."""
+"""Seconds between two checks of a server's process."""
 LOOKS = 5
-"""How often it is looked for the end of a server that does not answer any more."""
+"""Number of checks for the death of a server that does not answer any more."""
 AGAIN = 0.02
-"""Seconds between two orders to abort what has not ended yet."""
+"""Seconds between two calls that abort requests which have not ended yet."""
 ROWS_FOR_EACH = 2
-"""Requests that a server has for each row that it decodes at once: each holds a connection, and a file descriptor."""
+"""Maximum open requests per row that a server decodes at a time. Each holds a connection and a file descriptor."""
 ENDING = 5.0
-"""Seconds that the end of an engine waits for its thread, which waits for nobody."""
+"""Seconds for which `kill` waits for the engine's thread, which itself waits for nobody."""
 NO_NUMBER = -9999.0
 """vLLM's placeholder for a log-probability that is missing or not finite."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-"""A number that a machine has from one start to the next."""
+"""File with an id of this machine that changes at each boot."""
 TICK = 0.2
-"""Seconds between two questions to a server that is starting."""
+"""Seconds between two calls to a server that is starting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSetup:
-    """What an engine has to know of the run."""
+    """What an engine has to know about the run."""
 
     launch: Launch | None
-    """How its server is started; None where `url` is one that is there already."""
+    """How to start its server; None if `url` names a running one."""
     url: str = ""
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-    """The tensors that the server decodes with, by name: precision and shape."""
+    """The tensors that the server decodes with: dtype and shape by name."""
     sampling: SamplingSettings
     tokenizer: PreTrainedTokenizerBase
     eos_ids: Sequence[int]
     vocabulary: int
     longest: int
-    """Tokens of the longest row, its prompt included."""
+    """Tokens of the longest row, including its prompt."""
     call_seconds: float
-    """How long the server may take for a call that is not a request for tokens."""
+    """Maximum seconds for a call that is not a request for tokens."""
     patience: float
-    """How long a server that is not started here may be away."""
+    """Seconds for which a server that was not started here may be unreachable."""
     shape: Mapping[str, Any] = field(default_factory=dict)
-    """The parts of the model's configuration that decide what it computes."""
+    """The settings of the model's config that decide what it computes."""
     device: SharedDevice | None = None
-    """The trainer's GPU, where the server shares it."""
+    """The trainer's GPU, if the server shares it."""
 
     @property
     def weights(self) -> int:
-        """Bytes that the server decodes with."""
+        """Bytes of the weights that the server decodes with."""
         return max((place.end for place in layout(self.tensors).values()), default=0)
 
 
@@ -113,9 +113,9 @@ class Flight:
 
     task: Task
     ids: list[int] = field(default_factory=list)
-    """Drawn here, and passed on."""
+    """Tokens that were sampled here and passed on."""
     request: str = ""
-    """The name of its request while there is one."""
+    """The name of its request; empty if there is none."""
     runs: asyncio.Task[None] | None = None
 
     @property
@@ -149,20 +149,20 @@ class VllmEngine:
         self._version: int | None = None
         self._count = itertools.count()
         self._own = uuid.uuid4().hex
-        """In the names of requests and weights: another run that uses this server has others."""
+        """Part of the names of requests and weights; another run that uses this server has another."""
         self._places = asyncio.Semaphore(ROWS_FOR_EACH * rows_together(setup.sampling))
         self._open = asyncio.Event()
-        """Set while requests may be made: weights are there, and none are being loaded."""
+        """Set while requests may be made: weights are loaded, and no change is in progress."""
         self._loads = self._proven = 0
-        """How many loads there were, and of how many of them all hashes have been told."""
+        """Number of loads so far, and number of loads for which all hashes are reported."""
         self._proof = asyncio.Event()
-        """Set for a moment when they have."""
+        """Set for a moment when the hashes of a load are complete."""
         self._weights = asyncio.Lock()
-        """Held by whoever changes the weights, or needs that they stay."""
+        """Held while weights are changed or must not change."""
         self._changes = 0
-        """Loads and sleeps that are under way, or wait for their turn."""
+        """Number of loads and sleeps that run or wait for their turn."""
         self._examination: asyncio.Task[Any] | None = None
-        """An examination that asks for its tokens."""
+        """The examination that is asking about its tokens, if any."""
         self._ended = asyncio.Event()
         self._background = set[asyncio.Task[None]]()
         self._answers: list[Answer] = []
@@ -207,13 +207,13 @@ class VllmEngine:
         with self._lock:
             found, self._answers = self._answers, []
             if self._gone and found:
-                self._ring()  # what it said before counts, and then that it is gone
+                self._ring()  # earlier answers come first, then the news that it is gone
             elif self._gone:
                 raise EngineGone(self._gone)
         return found
 
     def push(self) -> bool:
-        """Nothing is ever left to send: the loop takes all."""
+        """Return False: the event loop takes everything, so nothing is ever left to send."""
         return False
 
     def work(self) -> float:
@@ -230,7 +230,7 @@ class VllmEngine:
         self._heard.close()
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the engine is gone, and has said so
+        with suppress(RuntimeError):  # the loop is closed: the engine is gone and has reported it
             self._loop.call_soon_threadsafe(function, *arguments)
 
     # --- the thread of this engine -----------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class VllmEngine:
         await self._client.close()
 
     async def _start(self) -> None:
-        """Wait for the server, and refuse one whose settings would make its numbers mean something else."""
+        """Wait for the server, and refuse one whose settings would give its numbers another meaning."""
         began = time.monotonic()
         while True:
             try:
@@ -275,7 +275,7 @@ class VllmEngine:
         self._say(Ready(tensors=self.setup.tensors, merged=True))
 
     def _wrong_with(self, facts: Mapping[str, Any]) -> str:
-        """What is wrong with a server's settings; empty if nothing is."""
+        """Return what is wrong with a server's settings; empty if nothing is."""
         if facts["logprobs_mode"] != "processed_logprobs":
             return (
                 f"it reports {facts['logprobs_mode']}, which ignore temperature and truncation: start it with "
@@ -324,11 +324,11 @@ class VllmEngine:
         for row, attempt in rows:
             flight = self._flights.pop((row, attempt), None)
             if flight is not None and flight.runs is not None:
-                flight.runs.cancel()  # closes its stream, and the server aborts it
+                flight.runs.cancel()  # closes its stream, so that the server aborts it
                 self._say(GivenBack(row=row, attempt=attempt))
 
     async def _decode(self, flight: Flight) -> None:
-        """Until the row ends; what is drawn with some weights is passed on when the server has said that it was."""
+        """Decode a row to its end. Its tokens are passed on once the server has said which weights sampled them."""
         while True:
             async with self._places:
                 if await self._decode_with_these_weights(flight):
@@ -336,7 +336,7 @@ class VllmEngine:
                     return
 
     async def _decode_with_these_weights(self, flight: Flight) -> bool:
-        """One request, until the row ends (True) or new weights come."""
+        """Make one request, until the row ends (return True) or new weights come."""
         while not self._open.is_set():
             await self._open.wait()
         flight.request = number = f"{self._own}-{next(self._count)}"
@@ -369,10 +369,10 @@ class VllmEngine:
         return ended is not None
 
     def _wrong_in(self, spans: Sequence[tuple[str, int, int]], count: int, version: int) -> str:
-        """What is wrong with what the server says of which weights drew these tokens; empty if nothing is."""
+        """Return what is wrong with the server's report on the weights that sampled these tokens; empty if nothing."""
         if other := [label for label, _, _ in spans if label != self._label(version)]:
             return (
-                f"weights {other[0]!r} drew some tokens, while version {version} is loaded: does another "
+                f"weights {other[0]!r} sampled some tokens, while version {version} is loaded: does another "
                 "program load weights?"
             )
         said = sum(end - start for _, start, end in spans)
@@ -382,7 +382,7 @@ class VllmEngine:
         return f"{self._own}:{version}"
 
     def _end_of(self, flight: Flight, ids: Sequence[int]) -> FinishReason | None:
-        """Why the row ends with the last of these, by the rules of the local sampler."""
+        """Return why the row ends with the last of these ids, by the rules of the local sampler; None if it goes on."""
         whole = (*flight.drawn, *ids)
         if whole[-1] in self.setup.eos_ids:
             return "eos"
@@ -430,7 +430,7 @@ class VllmEngine:
         ) | {"request_id": number}
 
     def _asking(self, ids: Sequence[int], version: int, **sampling: Any) -> dict[str, Any]:
-        """A request; its prompt is not taken for one that older weights have read."""
+        """Return a request. Its cache salt keeps it from using cache entries of older weights."""
         return {
             "token_ids": list(ids),
             "cache_salt": self._label(version),
@@ -485,8 +485,8 @@ class VllmEngine:
         self._proof.clear()
 
     async def _sleep(self) -> None:
-        """Rows that are submitted meanwhile wait here, as before an update. The server would keep their requests, and
-        draw them with whatever weights it has when it wakes."""
+        """Put the server to sleep. Rows that are submitted in the meantime wait here, as before an update. The server
+        would keep their requests, and sample them with whatever weights it has when it wakes."""
         assert self._sleeper, "only a server on the trainer's GPU can be told to sleep"
         async with self._changing_weights():
             self._open.clear()
@@ -497,7 +497,7 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _changing_weights(self) -> AsyncIterator[None]:
-        """One change after the other. An examination gives way: it would ask half of its tokens of other weights."""
+        """Allow one change of weights at a time. Cancel an examination, which would ask about two versions."""
         self._changes += 1
         if self._examination is not None:
             self._examination.cancel()
@@ -508,16 +508,16 @@ class VllmEngine:
             self._changes -= 1
 
     async def _all_have_left(self) -> None:
-        """Requests hand over what they have drawn before new weights are there."""
+        """Wait until all requests have returned their tokens, before new weights are loaded."""
         until = time.monotonic() + self.setup.call_seconds
         while names := [flight.request for flight in self._flights.values() if flight.request]:
             if time.monotonic() > until:
                 raise ServerError(f"requests did not end {self.setup.call_seconds:.0f} s after they were aborted")
-            await self._client.abort(names)  # again and again: a pause does not end what arrives after it
+            await self._client.abort(names)  # repeatedly: a pause does not end requests that arrive after it
             await asyncio.sleep(AGAIN)
 
     async def _probe(self, version: int) -> list[list[float]]:
-        """What the server says of the tokens of the proof, each drawn as the next one after those before it."""
+        """Return the server's log-probabilities of the proof's tokens, each requested as the next token."""
         proof = self.proof
         return await asyncio.gather(
             *(
@@ -527,9 +527,9 @@ class VllmEngine:
         )
 
     async def _examine(self, number: int, tokens: Sequence[Token]) -> None:
-        """Its hashes, and the tokens twice: once in a place of the cache of their own, once in that of the rows.
+        """Report the server's hashes, and the tokens' log-probabilities with an empty cache and with the rows' cache.
 
-        Where the server does not answer in time nothing is said: its rows come first, and tell whether it is lost."""
+        If the server does not answer in time, report nothing: its rows come first, and show whether it is lost."""
         with suppress(ServerError, TimeoutError):
             async with asyncio.timeout(self.setup.call_seconds), self._weights:
                 version = self._version
@@ -547,7 +547,7 @@ class VllmEngine:
                 self._say(Examined(number=number, version=version, digests=digests, fresh=fresh, cached=cached))
 
     async def _ask(self, tokens: Sequence[Token], version: int, salt: str) -> tuple[float, ...]:
-        """What it says of each token. Unless it answers all of them, none of the requests stays with the server."""
+        """Return the log-probability of each token. If not all are answered, abort the remaining requests."""
         names = [f"{self._own}-{next(self._count)}" for _ in tokens]
         asked = [
             asyncio.ensure_future(self._logprob(ids, token, version, salt=salt, name=name))
@@ -573,14 +573,14 @@ class VllmEngine:
             [part] = await self._client.rpc("posttrain_digests")
 
     async def _logprob(self, ids: Sequence[int], token: int, version: int, *, salt: str = "", name: str = "") -> float:
-        """Of one token as the next one, of the whole distribution; `salt` in place of that of the version, and `name`
-        for who may want to abort it."""
+        """Return the log-probability of one token as the next one, without truncation. `salt` replaces the version's
+        salt, and `name` is the name by which the request can be aborted."""
         request = self._asking(
             ids,
             version,
             max_tokens=1,
             temperature=self.proof.temperature or 1.0,
-            logprobs=2,  # of these the first is shown for the token that was drawn
+            logprobs=2,  # vLLM shows the first of these for the sampled token
             logprob_token_ids=[token, token],
         )
         request |= ({"cache_salt": salt} if salt else {}) | ({"request_id": name} if name else {})
@@ -593,7 +593,7 @@ class VllmEngine:
                 return number_of(one["logprob"])
         raise ServerError(f"{GENERATE} says nothing about the requested token {token}")
 
-    # --- small things ------------------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------------------
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(self._guarded(work))
@@ -614,7 +614,7 @@ class VllmEngine:
             self._lose(f"{type(error).__name__}: {error}")
 
     async def _death_may_come(self) -> None:
-        """A connection breaks a moment before the process is seen to have ended, which is the better cause."""
+        """Wait for the process to end: a connection breaks a moment earlier, and its death is the better cause."""
         for _ in range(LOOKS):
             if self._server is None or self._server.death():
                 return
@@ -637,16 +637,16 @@ class VllmEngine:
 
 
 def machine() -> str:
-    """What tells this machine from others since it was started."""
+    """Return an id of this machine that changes at each boot."""
     return BOOT.read_text().strip() if BOOT.exists() else ""
 
 
 def number_of(logprob: float | None) -> float:
-    """A log-probability; a server writes what is not a number as null, or as less than any can be."""
+    """Return a log-probability. Servers write one that is not finite as null, or as less than any can be."""
     return math.nan if logprob is None or logprob <= NO_NUMBER else logprob
 
 
 def seed_of(task: Task, drawn: int) -> int:
-    """A seed of its own for each row, and for each place from which it goes on."""
+    """Return a seed for this row and the position from which it continues."""
     named = f"{task.seed} {task.stream} {drawn}".encode()
     return int.from_bytes(hashlib.sha256(named).digest()[:4], "big") // 2

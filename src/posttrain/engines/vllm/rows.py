@@ -1,4 +1,4 @@
-"""Requests for tokens that share one connection to a server (extension/posttrain_rows.py is the other end)."""
+"""Requests for tokens that share one connection to a server (extension/posttrain_rows.py is the server's side)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.engines.vllm.client import Client, Drawn, NoAnswer, ServerError
 
 
 class Rows:
-    """One stream. Everything here runs in the loop of its engine."""
+    """One stream of tokens for many requests. All of its code runs in the event loop of its engine."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -26,7 +26,7 @@ class Rows:
         self._sends = False
 
     async def open(self) -> bool:
-        """False where the server has no such route: each request then needs a connection of its own."""
+        """Open the stream. Return False if the server has no such route: each request then needs a connection."""
         answer = await self._client.stream(self._path)
         if answer is None:
             return False
@@ -34,13 +34,13 @@ class Rows:
         return True
 
     async def close(self) -> None:
-        """The server aborts what is not answered."""
+        """Close the stream. The server aborts the requests that are not answered yet."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Drawn]:
-        """See `Client.generate`. One that is not read to its end is aborted."""
+        """See `Client.generate`. A request that is not read to its end is aborted."""
         number, ended = body["request_id"], False
         answers = self._answers[number] = asyncio.Queue[Drawn | ServerError]()
         self._send(body)
@@ -54,10 +54,10 @@ class Rows:
         finally:
             del self._answers[number]
             if not ended and self._broken is None:
-                self._send({"abort": number})  # behind the request itself
+                self._send({"abort": number})  # after the request itself
 
     def _send(self, body: Mapping[str, Any]) -> None:
-        """With all that are made before the loop turns to it."""
+        """Send a message, together with all others that are made before the event loop runs again."""
         self._new.append(body)
         if not self._sends:
             self._sends = True
@@ -92,7 +92,7 @@ class Rows:
         task.add_done_callback(self._tasks.discard)
 
     async def _guarded(self, work: Any) -> None:
-        """What breaks one breaks all: without its stream nothing is known of any request."""
+        """Run a task. An error in one breaks all requests, because without the stream nothing is known about any."""
         try:
             await work
         except (ServerError, ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The settings of vLLM servers for a model, and the folder that they start with."""
+"""The settings of vLLM servers for a model, and the folder from which they start."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
 
 AWAY = 5.0
-"""Seconds that a server which nobody has seen yet is waited for."""
+"""Seconds to wait for a server that was never reached before."""
 MIXTURES = ("qwen2_moe", "qwen3_moe", "olmoe")
 """Mixtures of experts whose tensors have the same names in vLLM."""
 CPU_HEADS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Numbers of an attention head that vLLM's CPU build can compute: its own list, and 48."""
+"""Sizes of an attention head that vLLM's CPU build supports: its own list, and 48."""
 BLOCK = 128
-"""Tokens for which room is made at a time: at most so many are left empty behind a row."""
+"""Tokens per block of the cache. At most this many places after a row stay empty."""
 DECISIVE = (
     "num_hidden_layers",
     "hidden_size",
@@ -63,11 +63,11 @@ def server_setup(
     threads: int,
     device: SharedDevice | None = None,
 ) -> ServerSetup:
-    """The setup of server number `place`. `folder` takes the files that it starts with, `longest` counts the tokens of
-    a whole row, and `device` is the trainer's GPU if the server shares it.
+    """Return the setup of server number `place`. `folder` takes its start files, `longest` is the maximum tokens of a
+    whole row, and `device` is the trainer's GPU if the server shares it.
 
-    Raises ConfigError where vLLM is not installed, ModelError for a model that it cannot serve here, and DoesNotFit
-    where a GPU has no room for it.
+    Raises ConfigError if vLLM is not installed, ModelError for a model that it cannot serve here, and DoesNotFit if a
+    GPU has no room for it.
     """
     kind = base_model(loaded.model).config.model_type
     if routers(loaded.model) and kind not in MIXTURES:
@@ -118,10 +118,10 @@ def on_card(
     rows: int,
     device: SharedDevice | None,
 ) -> dict[str, Any]:
-    """The settings of `Launch` that choose a server's GPU and its share of it; nothing on a CPU.
+    """Return the settings of `Launch` for a server's GPU and its share of it; empty on a CPU.
 
-    Servers that share `device` take what the trainer leaves. Of others each gets one of the next GPUs; those for which
-    none is left have equal parts of what is free of this one. Raises DoesNotFit where that is too little.
+    Servers that share `device` take what the trainer leaves free. Otherwise each server gets one of the next GPUs. If
+    there are not enough, the rest share the free memory of this GPU equally. Raises DoesNotFit if that is too little.
     """
     if loaded.device.type != "cuda":
         return {}
@@ -141,7 +141,7 @@ def on_card(
 
 
 def require_attention(loaded: LoadedModel) -> None:
-    """Raises ModelError where vLLM's CPU build would end at its start: its attention knows some sizes of heads only."""
+    """Raise ModelError for a head size that vLLM's CPU build does not support; the server would end at its start."""
     size = head_size(base_model(loaded.model).config.get_text_config())
     if loaded.device.type == "cpu" and size not in CPU_HEADS:
         raise ModelError(
@@ -152,30 +152,31 @@ def require_attention(loaded: LoadedModel) -> None:
 
 
 def cache_gib(loaded: LoadedModel, longest: int) -> float:
-    """Room for keys and values of the longest row, which vLLM asks for, and at least 1 GiB."""
+    """Return the GiB for keys and values of the longest row, which vLLM requires; at least 1 GiB."""
     return max(1.0, math.ceil((longest + BLOCK) * token_bytes(loaded) / 2**28) / 4)
 
 
 def token_bytes(loaded: LoadedModel) -> int:
-    """Keys and values of one token, of all layers."""
+    """Return the bytes of keys and values of one token, in all layers."""
     config = base_model(loaded.model).config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return 2 * config.num_hidden_layers * heads * head_size(config) * loaded.compute_dtype.itemsize
 
 
 def head_size(config: Any) -> int:
-    """Numbers of an attention head."""
+    """Return the size of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def shape_of(config: Any) -> dict[str, Any]:
-    """What of a configuration decides what a model computes, beside its tensors; the extension says the same."""
+    """Return the parts of a config that decide what a model computes, besides its tensors. The extension reports the
+    same."""
     return {name: getattr(config, name) for name in DECISIVE if isinstance(getattr(config, name, None), int | float)}
 
 
 def write_served(loaded: LoadedModel, folder: Path) -> Path:
-    """The configuration of the model as it is served. Tied embeddings are two tensors there: a server takes new
-    embeddings, and keeps the old ones as its head."""
+    """Write the model's config in the form in which it is served. Tied embeddings become two tensors, because a server
+    would load new embeddings but keep the old ones as its head."""
     config = copy.deepcopy(base_model(loaded.model).config)
     config.tie_word_embeddings = False
     config.dtype = loaded.compute_dtype
@@ -185,7 +186,7 @@ def write_served(loaded: LoadedModel, folder: Path) -> Path:
 
 
 def tensors_of(loaded: LoadedModel) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """The tensors that a server decodes with: every parameter of the plain model, adapters merged."""
+    """Return the tensors that a server decodes with: every parameter of the plain model, adapters merged."""
     buffers = {name for name, _ in base_model(loaded.model).named_buffers()}
     with torch.no_grad():
         return {

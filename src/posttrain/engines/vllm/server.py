@@ -21,43 +21,43 @@ from posttrain.engines.vllm import supervise
 from posttrain.placement import ServerMemory
 
 EXTENSION = Path(__file__).parent / "extension"
-"""On the path of the server: the module that takes weights and says what it holds."""
+"""Folder on the server's path, with the module that loads weights and reports what it holds."""
 PROGRAM = "vllm.entrypoints.launchers.api_server.entry"
 ENDING = 5.0
-"""Seconds that killed processes are waited for: the system takes their memory back when it gets to it."""
+"""Seconds to wait for killed processes, because the system frees their memory with a delay."""
 LOOK = 0.01
 PREFILL = 4096
-"""Tokens of prompts that a server on a CPU reads in one pass, if no row is longer."""
+"""Minimum prompt tokens that a server on a CPU may process in one pass; more if a row can be longer."""
 STREAM_INTERVAL = 16
-"""Tokens of a row that are sent together: each message costs the server time that it could decode in."""
+"""Tokens of a row that are sent together. Each message costs the server time in which it could decode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How a server is started."""
+    """The settings with which a server is started."""
 
     python: Path
     """The interpreter of vLLM's environment."""
     model: Path
-    """A folder with a configuration; weights come from the trainer."""
+    """A folder with a config. The weights come from the trainer."""
     dtype: str
     max_model_len: int
     max_num_seqs: int
     threads: int
     device: str
     cache_gib: float = 1.0
-    """GiB for keys and values, on a CPU."""
+    """GiB for keys and values on a CPU."""
     card: str = ""
-    """The GPU that it is on, as CUDA_VISIBLE_DEVICES names it."""
+    """The server's GPU, as CUDA_VISIBLE_DEVICES names it."""
     shares: ServerMemory | None = None
-    """What it takes of the trainer's GPU while it is awake, where it shares that. Of one of its own it takes what vLLM
-    takes."""
+    """The memory that it takes of the trainer's GPU while it is awake, if it shares that GPU. On a GPU of its own, vLLM
+    decides."""
     card_bytes: int = 0
-    """The whole memory of that GPU."""
+    """Total bytes of that GPU's memory."""
 
 
 class Server:
-    """One server process, with the processes that it starts, on this machine's loopback only."""
+    """One server process and the processes that it starts. It listens on this machine's loopback interface only."""
 
     def __init__(self, launch: Launch, log: Path) -> None:
         self.log, self.port = log, free_port()
@@ -78,18 +78,18 @@ class Server:
         os.close(heard)
 
     def work(self) -> float:
-        """Processor seconds that it has taken so far."""
+        """Return the processor seconds that it has used so far."""
         return work_of(self.process.pid)
 
     def death(self) -> str:
-        """How the process ended; empty while it runs."""
+        """Return how the process ended; empty while it runs."""
         code = self.process.poll()
         if code is None:
             return ""
-        return last_words(code if code <= 128 else 128 - code, self.log)  # as the supervisor says of its server
+        return last_words(code if code <= 128 else 128 - code, self.log)  # the supervisor's code for a signal
 
     def kill(self) -> None:
-        """With everything that it started: when this returns, none of it holds memory any more."""
+        """Kill the server with everything that it started. Then none of it holds memory any more."""
         started = list[psutil.Process]()
         with suppress(psutil.Error):
             started = psutil.Process(self.process.pid).children(recursive=True)
@@ -104,23 +104,23 @@ class Server:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """A process that nobody has asked how it ended (a zombie) holds nothing."""
+    """Return whether a process runs. A zombie, which is dead but not waited for, holds nothing and does not count."""
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def arguments(launch: Launch, port: int) -> Sequence[str]:
-    """The command line of the server."""
+    """Return the command line of the server."""
     given = {
         "model": str(launch.model),
-        "host": "127.0.0.1",  # the calls of development mode ask for no password
+        "host": "127.0.0.1",  # the calls of development mode need no password
         "port": str(port),
         "dtype": launch.dtype,
         "max-model-len": str(launch.max_model_len),
         "max-num-seqs": str(launch.max_num_seqs),
         "load-format": "dummy",
-        "logprobs-mode": "processed_logprobs",  # those of the temperature that tokens are drawn with
+        "logprobs-mode": "processed_logprobs",  # at the temperature with which tokens are sampled
         "generation-config": "vllm",  # else the model's own defaults enter sampling
         "stream-interval": str(STREAM_INTERVAL),
         "worker-extension-cls": "posttrain_vllm.Extension",
@@ -129,12 +129,12 @@ def arguments(launch: Launch, port: int) -> Sequence[str]:
     }
     switches = ["--skip-tokenizer-init", "--enable-scale-out", "--disable-uvicorn-access-log"]
     if launch.device == "cpu":
-        # After a part of a prompt a draw is taken back, which random numbers with a seed cannot do there.
+        # After a part of a prompt, vLLM takes a draw back, which seeded random numbers on a CPU do not support.
         switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
         given["max-num-batched-tokens"] = str(max(PREFILL, launch.max_model_len))
     if launch.shares:
         given |= {
-            "gpu-memory-utilization": f"{launch.shares.awake / launch.card_bytes:.4f}",  # so much has to be free
+            "gpu-memory-utilization": f"{launch.shares.awake / launch.card_bytes:.4f}",  # this much must be free
             "kv-cache-memory-bytes": str(launch.shares.cache),
         }
         switches.append("--enable-sleep-mode")
@@ -142,7 +142,7 @@ def arguments(launch: Launch, port: int) -> Sequence[str]:
 
 
 def environment(launch: Launch) -> dict[str, str]:
-    """The variables of the server: nothing of the trainer's interpreter."""
+    """Return the environment variables of the server, with nothing of the trainer's interpreter."""
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     more = {
         "PYTHONPATH": str(EXTENSION),
@@ -159,7 +159,7 @@ def environment(launch: Launch) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """One that nobody listens on at the moment."""
+    """Return a port that nobody listens on at the moment."""
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         return asked.getsockname()[1]

@@ -1,11 +1,12 @@
 """Sleep and wake of a server that shares the trainer's GPU, with the proof that its memory is really given back.
 
-    sleep    /sleep?level=2        requests are aborted; weights and cache are dropped: the weights come anew anyway
-    wake     /wake_up?tags=weights, then the weights are taken and hashed, then /wake_up?tags=kv_cache
+    sleep    /sleep?level=2        requests are aborted; weights and cache are dropped, because new weights come anyway
+    wake     /wake_up?tags=weights, then the weights are loaded and hashed, then /wake_up?tags=kv_cache
 
-A server answers 200 even if it does not sleep: one that was started without --enable-sleep-mode does, and so does a CPU
-build. So it is asked what it holds, before and after, and the driver of the GPU is asked what is free. What of memory
-outside of parameters and buffers a level of 2 has lost, no hash sees; the probe after waking does.
+A server answers 200 even if it does not sleep, for example a CPU build or one that was started without
+--enable-sleep-mode. So the server is asked before and after how much memory it holds, and the driver of the GPU is
+asked how much is free. Level 2 may also lose memory outside of parameters and buffers. The hashes do not cover that
+memory, but the probe after waking does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from posttrain.engines.vllm.client import Client, ServerError
 
 GIB = 2**30
 SLACK = GIB // 16
-"""Bytes by which what is free may differ from what was given back: allocations are rounded, contexts grow."""
+"""Bytes by which free memory may differ from what was given back: allocations are rounded, contexts grow."""
 
 
 @dataclass(frozen=True)
@@ -25,25 +26,25 @@ class SharedDevice:
     """The GPU on which the trainer computes, as its own process sees it."""
 
     name: str
-    """Its number for the driver, which is the same for all processes."""
+    """Its identifier in the driver, which is the same for all processes."""
     free: Callable[[], int]
-    """Bytes of it that nobody holds."""
+    """Bytes of it that are free."""
     to_come: Callable[[], int] = lambda: 0
-    """Bytes of these that the trainer is going to take, and to keep: moments of an optimizer that has not stepped."""
+    """Bytes of these that the trainer will take and keep, such as moments of an optimizer before its first step."""
 
 
 class Sleeper:
-    """One server, asleep or awake."""
+    """Puts one server to sleep and wakes it."""
 
     def __init__(self, client: Client, device: SharedDevice, weights: int) -> None:
-        """`weights`: bytes that the server decodes with at least."""
+        """`weights`: minimum bytes that the server needs to decode."""
         self.client, self.device, self.weights = client, device, weights
         self.asleep = False
         self.gives = 0
-        """Bytes that it gave back when it fell asleep."""
+        """Bytes that it gave back when it last fell asleep."""
 
     async def sleep(self) -> None:
-        """Raises ServerError where memory stays with the server."""
+        """Put the server to sleep. Raises ServerError if it keeps memory."""
         before, free = await self._held(), self.device.free()
         if before < self.weights:
             raise ServerError(
@@ -65,14 +66,15 @@ class Sleeper:
         self.asleep, self.gives = True, before
 
     async def wake_weights(self) -> None:
-        """There is room for weights then; what is in it is nobody's."""
+        """Make room for weights. Its content is undefined until weights are loaded."""
         await self.client.call("/wake_up", tags="weights")
 
     async def wake_cache(self) -> None:
-        """Raises ServerError where it could not decode now: memory that is not there ends the process of a server."""
+        """Make room for the cache. Raises ServerError if the server could not decode now: a lack of memory would end
+        its process."""
         await self.client.call("/wake_up", tags="kv_cache")
         if await self._sleeps():
-            raise ServerError("it was woken, and sleeps still")
+            raise ServerError("it was woken, but still sleeps")
         holds = await self._held()
         if self.gives - holds > SLACK:
             raise ServerError(f"it woke without its cache: it holds {gib(holds)} of the {gib(self.gives)} from before")
@@ -86,7 +88,7 @@ class Sleeper:
 
 
 async def wake_whoever_sleeps(client: Client) -> None:
-    """A server whose trainer was killed sleeps on. Its weights are nobody's, until new ones are loaded."""
+    """Wake a server that sleeps because its trainer was killed. Its weights are undefined until new ones are loaded."""
     if (await client.call("GET /is_sleeping"))["is_sleeping"]:
         await client.call("/wake_up")
 

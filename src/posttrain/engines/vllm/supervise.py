@@ -1,7 +1,7 @@
-"""Runs a server and ends all that it has started: `python -P supervise.py FD BEGIN MODULE ARGUMENT ...`.
+"""Runs a server and ends everything that it has started: `python -P supervise.py FD BEGIN MODULE ARGUMENT ...`.
 
-vLLM's core and its workers do not notice that nobody needs them any more: a trainer that was killed would leave them
-with their memory. This process leads their group and listens to a pipe whose other end only the trainer holds.
+vLLM's core and its workers do not notice when nobody needs them any more: if the trainer is killed, they would stay and
+keep their memory. This process leads their group and listens to a pipe whose other end only the trainer holds.
 """
 
 import os
@@ -15,12 +15,12 @@ LOOK = 0.1
 
 
 def main() -> int:
-    """The server's exit code, as shells count it."""
+    """Run the server and return its exit code, as shells count it."""
     alive, begin, *rest = sys.argv[1:]
     server = subprocess.Popen([sys.executable, "-P", begin, *rest])
     while server.poll() is None:
         if select.select([int(alive)], [], [], LOOK)[0]:
-            os.killpg(0, signal.SIGKILL)  # this process, too
+            os.killpg(0, signal.SIGKILL)  # also kills this process
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
 

@@ -1,15 +1,15 @@
-"""Environments of other libraries, unchanged: each is made one of ours by an adapter.
+"""Environments of other libraries, used unchanged: an adapter gives each of them our interface.
 
     environment: trl:my_env.py:Game             trl.py        classes of TRL's environment_factory
     environment: gymnasium:FrozenLake-v1        gym.py        environments of Gymnasium, read and acted on as text
     environment: verifiers:wordle               verifiers.py  environments of verifiers that take several turns
 
-What stands before the first colon is the form, as in `data: {train: task:sort}`. The module of a form has
+The text before the first colon is the form, as in `data: {train: task:sort}`. The module of a form defines
 
-    opened(target, settings, apart) -> class    in the process that is forked for each trajectory: imports what is
-                                                needed, once, and returns a class of ours, which is made with the same
-                                                settings. `apart` calls a function in a process of its own, for what
-                                                leaves traces
+    opened(target, settings, apart) -> class    called once, in the process that is forked for each trajectory. It
+                                                imports what is needed and returns a class with our interface, which
+                                                takes the same settings. `apart` calls a function in a separate process,
+                                                for work that must leave no traces
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ MODULES: Mapping[str, str] = {"trl": "trl", "gymnasium": "gym", "verifiers": "ve
 
 
 def find_environment(function: str, folder: Path | None = None) -> tuple[str, Target]:
-    """The form, empty for a class of ours, and what it names; nothing is imported. ConfigError where a file is missing.
+    """Return the form, empty for a class with our interface, and the target. Nothing is imported. ConfigError if a file
+    is missing.
 
     >>> find_environment("gymnasium:FrozenLake-v1")[1].name
     'FrozenLake-v1'
     """
-    from posttrain.config.values import split_form  # not in the process of trajectories, which needs no settings
+    from posttrain.config.values import split_form  # not at the top: the trajectories' processes need no settings
 
     form, name = split_form(function)
     return form, resolve(name, folder) if form in ("", "trl") else Target(name=name)
 
 
 def opened(setup: Mapping[str, Any], apart: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
-    """The class of which one is made for each trajectory, with the settings. ConfigError says what is missing."""
+    """Return the class that makes one environment for each trajectory. ConfigError says what is missing."""
     target = Target(**setup["environment"])
     if not setup["form"]:
         return load(target)

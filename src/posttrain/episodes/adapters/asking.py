@@ -1,12 +1,11 @@
-"""An agent that asks a model over HTTP, turned inside out: each of its requests waits for the policy's next turn.
+"""An agent that calls a model over HTTP, driven from outside: each of its requests waits for the policy's next turn.
 
     loop = AgentLoop(play)              play(url, key) asks POST url/chat/completions until it is done
-    request = await loop.begin()        its first question: the prompt and the tools
-    request = await loop.answer(turn)   what it asked next; None: it is done, and `loop.result` is what it returned
-
-The endpoint speaks OpenAI's chat completions on the loopback, with a key of its own. A request must go on from the
-conversation so far, since what the policy has drawn is not drawn again: one that rewrites it is an error that says
-where.
+    request = await loop.begin()        its first request: the prompt and the tools
+    request = await loop.answer(turn)   its next request; None: it is done, and `loop.result` is its return value
+The endpoint serves OpenAI's chat completions on the loopback interface, with a key of its own. Each request must
+continue the conversation so far, because sampled turns are not sampled again. A request that rewrites the conversation
+is an error, which says where.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ _MOST_BODY = 1 << 28
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What an agent asks."""
+    """A request of an agent."""
 
     messages: list[dict[str, Any]]
     """The whole conversation."""
     new: list[dict[str, Any]]
-    """The messages that the policy has not seen yet."""
+    """Messages that the policy has not seen yet."""
     tools: list[dict[str, Any]]
-    """Schemas."""
+    """Schemas of the tools."""
 
 
 class Rewritten(ValueError):
-    """An agent asked about another conversation than the one that it had begun."""
+    """Raised if an agent's request does not continue the conversation so far."""
 
 
 class AgentLoop:
-    """One agent and its endpoint. Everything happens while one of the methods is awaited."""
+    """One agent and its endpoint. All work happens while one of the methods is awaited."""
 
     def __init__(self, play: Callable[[str, str], Awaitable[Any]]) -> None:
         self._play, self._key = play, secrets.token_urlsafe(24)
         self._said: list[dict[str, Any]] = []
         self._calls = 0
-        """Made so far: their numbers name them, the same in a run that is repeated."""
+        """Number of calls made so far. It numbers their ids, so that a repeated run gets the same ids."""
         self._requests: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[dict[str, Any] | None]]] = asyncio.Queue()
         self._open: asyncio.Future[dict[str, Any] | None] | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -56,15 +55,17 @@ class AgentLoop:
         self.result: Any = None
 
     async def begin(self) -> Request | None:
-        """Start it. None where it asks nothing."""
+        """Start the agent and return its first request; None if it makes none."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
         self._task = asyncio.create_task(_awaited(self._play(f"http://127.0.0.1:{port}/v1", self._key)))
         return await self._next()
 
     async def answer(self, message: Mapping[str, Any]) -> Request | None:
-        """A turn of the policy, with `tool_calls` as chat templates take them. Raises what the agent raises."""
-        assert self._open is not None, "only a question is answered"
+        """Answer with a turn of the policy and return the next request. Raises what the agent raises.
+
+        The `tool_calls` of the turn are in the form of chat templates."""
+        assert self._open is not None, "only a request is answered"
         answer = as_answer(message, self._calls)
         self._calls += len(answer.get("tool_calls", ()))
         self._said.append(answer)
@@ -72,13 +73,13 @@ class AgentLoop:
         return await self._next()
 
     async def cut(self) -> None:
-        """Tell it that the context is full, until it is done."""
+        """Tell the agent that the context is full, until it is done."""
         while self._open is not None:
             self._open.set_result(None)
             await self._next()
 
     async def close(self) -> None:
-        """Whatever it is at."""
+        """Stop the agent, whatever it is doing, and its server."""
         if self._task is not None:
             self._task.cancel()
             with suppress(BaseException):
@@ -122,7 +123,7 @@ class AgentLoop:
 
     async def _reply(self, line: str, headers: Mapping[str, str], body: bytes) -> tuple[str, str, bytes]:
         if not secrets.compare_digest(headers.get("authorization", ""), f"Bearer {self._key}"):
-            return _error("401 Unauthorized", "the key of this endpoint is another one")
+            return _error("401 Unauthorized", "this is not the key of this endpoint")
         if line.startswith("GET /v1/models"):
             return _json("200 OK", {"object": "list", "data": [{"id": "policy", "object": "model"}]})
         if not line.startswith("POST /v1/chat/completions"):
@@ -146,10 +147,11 @@ async def _awaited(found: Awaitable[Any]) -> Any:
 
 
 def as_answer(message: Mapping[str, Any], first: int = 0) -> dict[str, Any]:
-    """A turn as OpenAI writes it: the arguments of calls as text; a space in place of nothing, which clients refuse."""
+    """Return a turn in OpenAI's form: the arguments of calls as text. An empty turn becomes a space, because clients
+    refuse an empty one."""
     calls = [
         {
-            "id": f"call{number:05d}",  # nine letters, as some templates want them
+            "id": f"call{number:05d}",  # nine letters, which some templates require
             "type": "function",
             "function": {"name": one["function"]["name"], "arguments": _as_json(one["function"]["arguments"])},
         }
@@ -195,7 +197,7 @@ def _error(status: str, message: str, code: str | None = None) -> tuple[str, str
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as chat templates take it: its text, and the arguments of its calls as objects."""
+    """Return a message in the form of chat templates: content as text, and arguments of calls as objects."""
     content = message.get("content")
     if isinstance(content, list):
         others = [part.get("type") for part in content if part.get("type") != "text"]
@@ -210,7 +212,7 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _behind(said: Sequence[Mapping[str, Any]], asked: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What follows the conversation so far. Raises Rewritten."""
+    """Return the messages that follow the conversation so far. Raises Rewritten if they do not continue it."""
     for place, before in enumerate(said):
         now = asked[place] if place < len(asked) else None
         if now is None or _same(before) != _same(now):
@@ -226,7 +228,7 @@ def _behind(said: Sequence[Mapping[str, Any]], asked: Sequence[dict[str, Any]]) 
 
 
 def _same(message: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes two messages the same: not the space around the text, and not how JSON is written."""
+    """Return what must agree in equal messages. White space around the text and the JSON format may differ."""
     calls = [(call["function"]["name"], _read(call["function"]["arguments"])) for call in message.get("tool_calls", ())]
     return message["role"], (message.get("content") or "").strip(), calls
 

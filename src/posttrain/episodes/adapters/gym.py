@@ -1,19 +1,19 @@
 r"""Environments of Gymnasium as text: `environment: gymnasium:FrozenLake-v1`.
 
-The observation becomes a message, the message an action:
+An observation becomes a message, and a message an action:
 
     settings:
-      actions: [left, down, right, up]    words of the actions 0, 1, ... of a discrete space, which is how it names them
-      pattern: 'move: (\w+)'              where the action stands: the last match of its group; else the last word that
-                                          names an action
-      show: text                          observation (as it is), text (what `render` draws, with render_mode ansi)
-      misread: -0.1                       reward of a turn that names no action; it is told so and nothing moves
+      actions: [left, down, right, up]    words that name the actions 0, 1, ... of a discrete space
+      pattern: 'move: (\w+)'              finds the action: the last match of its group; without a pattern, the last
+                                          word that names an action counts
+      show: text                          observation (unchanged) or text (what `render` prints, with render_mode ansi)
+      misread: -0.1                       reward of a turn that names no action; a message says so, and nothing moves
       make: {is_slippery: false}          keyword arguments of gymnasium.make
 
-What a step gives is the reward of its turn, and the reward of a trajectory their sum. It ends when the environment says
-terminated or truncated.
-A column `seed` of the row is what `reset` gets, so that all trajectories of a group begin in the same state; without
-one each has a seed of its own.
+The reward of a step is the reward of its turn, and the reward of a trajectory is their sum. The trajectory ends when
+the environment reports terminated or truncated.
+`reset` gets the column `seed` of the row, so that all trajectories of a group begin in the same state. Without this
+column, each trajectory has a seed of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _MOST_SEED = 2**31
 
 
 def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callable[[], Any]], Any]) -> type:
-    """ConfigError where Gymnasium is missing, does not know the environment, or acts on more than text can say."""
+    """Return the class for an environment of Gymnasium. ConfigError if Gymnasium is missing, if it does not know the
+    environment, or if text cannot express the actions."""
     gymnasium = _imported()
     try:
         kind = apart(lambda: type(gymnasium.make(target.name, **settings.get("make", {})).action_space).__name__)
@@ -50,7 +51,7 @@ def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callabl
 
 
 class FromGymnasium:
-    """Implements our environment by one of Gymnasium's."""
+    """An environment of Gymnasium with our interface."""
 
     name: str
 
@@ -93,7 +94,7 @@ class FromGymnasium:
         return self._last
 
     def reward(self) -> float:
-        """Nothing beside that of its turns, and no game is without one."""
+        """Return 0: the turns carry all of the reward, and every trajectory has a reward."""
         return 0.0
 
     def metrics(self) -> dict[str, float]:
@@ -103,7 +104,7 @@ class FromGymnasium:
         self._own.close()
 
     def _named(self, space: Any, actions: Sequence[str] | None) -> dict[str, Any]:
-        """Words and the actions that they name; none for a space of texts."""
+        """Return the words and the actions that they name; empty for a space of texts."""
         if not hasattr(space, "n"):
             return {}
         numbers = range(int(space.start), int(space.start) + int(space.n))
@@ -115,7 +116,7 @@ class FromGymnasium:
         return dict(zip(words, numbers, strict=True))
 
     def _action(self, said: str) -> Any:
-        """The action of a turn, None where it names none."""
+        """Return the action that a turn names; None if it names none."""
         if self._pattern is not None:
             found = [match[1] if match.re.groups else match[0] for match in self._pattern.finditer(said)]
             said = found[-1] if found else ""
@@ -133,13 +134,13 @@ class FromGymnasium:
 
 
 def _plain(drawn: str) -> str:
-    """Without the colours of a terminal: the letter that is coloured, which is where one stands, is put in brackets."""
+    """Return a rendering without terminal colours. A coloured letter marks the position and gets brackets instead."""
     marked = re.sub(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", r"[\1]", drawn)
     return re.sub(r"\x1b\[[0-9;]*m", "", marked).strip("\n")
 
 
 def _numbers(observation: Any) -> Any:
-    """Numbers, lists and tuples in place of arrays and of numbers of NumPy's."""
+    """Return an observation with numbers, lists and tuples in place of NumPy's arrays and numbers."""
     if isinstance(observation, Mapping):
         return {name: _numbers(value) for name, value in observation.items()}
     if isinstance(observation, tuple):
@@ -153,7 +154,7 @@ def _imported() -> Any:
     except ImportError as error:
         raise ConfigError(
             given=f"environment: gymnasium:... needs the package gymnasium ({error})",
-            allowed="environments of yours without it",
+            allowed="your own environments, which do not need it",
             fix='pip install "posttrain[environments]"',
         ) from None
     return gymnasium

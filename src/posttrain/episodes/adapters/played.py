@@ -1,4 +1,4 @@
-"""The requests to an environment of verifiers, of any version."""
+"""The interface to an environment of verifiers, for all versions."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 KEY = "POSTTRAIN_API_KEY"
-"""The variable from which verifiers reads the key of the endpoint; one with this ending is not handed to its tools."""
+"""The variable from which verifiers reads the endpoint's key. Its ending keeps verifiers from passing it to tools."""
 
 
 class Worth(NamedTuple):
-    """What an environment made of an episode."""
+    """The reward and metrics of an episode."""
 
     reward: float
     metrics: Mapping[str, float]
 
 
 class Played(Protocol):
-    """An environment that plays its episodes itself."""
+    """An environment that runs its episodes itself."""
 
     def rows(self) -> Iterable[dict[str, Any]]:
-        """Its tasks as rows of data, in its own order; `prompt` is what the policy is asked."""
+        """Return its tasks as rows of data, in its own order; `prompt` is the policy's prompt."""
         ...
 
     def prepare(self) -> None:
-        """Once, before the first episode. ConfigError where the settings leave something open."""
+        """Prepare once, before the first episode. ConfigError if the settings are incomplete."""
         ...
 
     async def play(self, row: Mapping[str, Any], url: str) -> Worth:
-        """One episode, with the policy at the endpoint. Raises what went wrong in it."""
+        """Run one episode with the policy at the endpoint `url`. Raises the error if the episode fails."""
         ...

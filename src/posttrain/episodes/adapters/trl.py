@@ -1,12 +1,12 @@
 """Environments of TRL's `environment_factory`: `environment: trl:my_env.py:Game`.
 
-TRL (1.16) makes one with `factory()` and asks it
+TRL (1.16) makes an environment with `factory()` and calls
 
     reset(**row) -> str | None      with all columns; the text is appended to the last message of the prompt
     every other public method       a tool, described by its signature and docstring
     get_reward() -> float           once, at the end; may be missing, and may be async
 
-A turn that calls nothing ends the trajectory. What `get_reward` gives is the reward `environment`.
+A turn without a call ends the trajectory. The value of `get_reward` is the reward `environment`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_TOOLS = ("reset", "get_reward")
 
 
 def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callable[[], Any]], Any]) -> type:
-    """An object of the class, or the result of a function that returns one. Raises ConfigError if it has no `reset`."""
+    """Return a class for TRL's class or factory function. ConfigError if the class has no method `reset`."""
     factory = load(target)
     if isinstance(factory, type) and not callable(getattr(factory, "reset", None)):
         raise ConfigError(
@@ -34,7 +34,7 @@ def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callabl
 
 
 class FromTRL:
-    """Implements our environment by one of TRL's."""
+    """An environment of TRL with our interface."""
 
     factory: Callable[..., Any]
 
@@ -42,13 +42,13 @@ class FromTRL:
         self._own = self.factory(**settings)
 
     def tools(self) -> list[Callable[..., Any]]:
-        """Its public methods; those of the class, so that no property is computed."""
+        """Return the public methods. They are looked up on the class, so that no property is computed."""
         methods = inspect.getmembers(type(self._own), inspect.isfunction)
         names = [name for name, _ in methods if not name.startswith("_") and name not in _NOT_TOOLS]
         return [getattr(self._own, name) for name in names]
 
     async def reset(self, row: Mapping[str, Any], prompt: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """The prompt with what it says behind the last message."""
+        """Return the prompt with the text from `reset` appended to the last message."""
         said = self._own.reset(**{**row, "prompt": [dict(message) for message in prompt]})
         said = await said if inspect.isawaitable(said) else said
         if said is None:

@@ -1,14 +1,14 @@
-"""Environments of verifiers that take several turns: `environment: verifiers:NAME`.
+"""Environments of verifiers with several turns: `environment: verifiers:NAME`.
 
     data: {train: task:verifiers/wordle}
     environment: {function: verifiers:wordle, settings: {max_turns: 6}}
     rewards: [environment]
 
-Of verifiers 0.4 (verifiers_v1.py) NAME is an installed package with a Taskset, and perhaps an Env; `settings` are what
-verifiers reads from its block `env`. Of verifiers 0.1.12 to 0.3 (verifiers_v0.py) it is a package with
-`load_environment`, and `settings` are its arguments. The environment's own loop runs in the process of the trajectory
-and asks its model at an endpoint (asking.py), where the policy answers. So tools, users and stops are those of the
-environment, and so is the reward. What it measured is in `environment/metrics/<name>`.
+For verifiers 0.4 (verifiers_v1.py), NAME is an installed package with a Taskset and optionally an Env, and `settings`
+are what verifiers reads from its block `env`. For verifiers 0.1.12 to 0.3 (verifiers_v0.py), NAME is a package with
+`load_environment`, and `settings` are its arguments. The environment's own loop runs in the trajectory's process and
+calls its model at an endpoint (asking.py), where the policy answers. So the environment's own tools, users, stops and
+reward apply. Its metrics are in `environment/metrics/<name>`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from posttrain.rewards.load import Target
 
 
 def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callable[[], Any]], Any]) -> type:
-    """ConfigError where verifiers or the environment is missing, or has nothing to play."""
+    """Return the class for an environment of verifiers. ConfigError if verifiers or the environment is missing, or if
+    it has no tasks."""
     played = find_played(target.name, settings)
     with _refused(target.name):
         played.prepare()
@@ -39,13 +40,14 @@ def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callabl
 
 
 def find_played(name: str, settings: Mapping[str, Any]) -> Played:
-    """By what the package holds. ConfigError where there is none, or where it refuses the settings."""
+    """Return the environment, in the form that its package has. ConfigError if there is none or if it refuses the
+    settings."""
     try:
         importlib.import_module("verifiers")
     except ImportError as error:
         raise ConfigError(
             given=f"the environment verifiers:{name} needs the package verifiers ({error})",
-            allowed="environments of yours without it",
+            allowed="your own environments, which do not need it",
             fix='pip install "posttrain[environments]"',
         ) from None
     with _refused(name):
@@ -54,7 +56,7 @@ def find_played(name: str, settings: Mapping[str, Any]) -> Played:
 
 @contextmanager
 def _refused(name: str) -> Iterator[None]:
-    """What verifiers says of a name or of settings, as a ConfigError."""
+    """Turn verifiers' errors about a name or settings into a ConfigError."""
     try:
         yield
     except ConfigError:
@@ -69,7 +71,7 @@ def _refused(name: str) -> Iterator[None]:
 
 
 def _schemas(played: Played, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools with which the environment asks its first question."""
+    """Return the tools in the environment's first request."""
 
     async def first() -> Request | None:
         loop = AgentLoop(_with_key(played, row))
@@ -91,13 +93,13 @@ def _with_key(played: Played, row: Mapping[str, Any]) -> Callable[[str, str], An
 
 
 class FromVerifiers:
-    """Implements our environment by one of verifiers'."""
+    """An environment of verifiers with our interface."""
 
     played: Played
     schemas: list[dict[str, Any]]
 
     def __init__(self, **settings: Any) -> None:
-        """The settings are known since it was opened."""
+        """Ignore the settings: `opened` has already used them."""
         self._loop: AgentLoop | None = None
 
     def tools(self) -> list[dict[str, Any]]:
@@ -126,7 +128,7 @@ class FromVerifiers:
             await self._loop.close()
 
     async def _worth(self) -> Worth:
-        """Of an episode that a limit of ours has cut as far as it came."""
+        """Return the reward and metrics of the episode. If a limit of ours has cut it, they cover it up to the cut."""
         assert self._loop is not None, "reset comes first"
         await self._loop.cut()
         return self._loop.result

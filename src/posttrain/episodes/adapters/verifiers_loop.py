@@ -1,7 +1,7 @@
-"""A harness of verifiers 0.4 that runs in this process: a chat with the task's tools, until a turn calls none.
+"""A harness for verifiers 0.4 that runs in this process: a chat with the task's tools, until a turn calls none.
 
-It does what verifiers' own harness `null` does in a process with packages of its own, which `uv` has to install first.
-Models are asked through the interception of verifiers, as by any harness, so that its traces, limits and stops hold.
+It does what verifiers' own harness `null` does in a separate process, whose packages `uv` has to install first. Like
+any harness, it calls models through verifiers' interception, so that verifiers' traces, limits and stops apply.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["Loop", "LoopConfig"]
 
 
 class LoopConfig(HarnessConfig):
-    """Has no settings of its own."""
+    """The settings that every harness has, and no others."""
 
 
 class Loop(Harness[LoopConfig]):
-    """The chat."""
+    """The chat loop."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -36,7 +36,8 @@ class Loop(Harness[LoopConfig]):
     async def launch(
         self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: dict[str, str], data: Any
     ) -> Any:
-        """Asks at the endpoint until a turn calls no tool, or is refused: then a stop or a limit has ended it."""
+        """Call the endpoint until a turn calls no tool, or until a request is refused: then a stop or limit has ended
+        the episode."""
         system, prompt = self.resolve_prompt(data)
         said = (
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*map(message_to_wire, prompt or ())]

@@ -1,4 +1,4 @@
-"""Environments of verifiers 0.1.12 to 0.3: `load_environment`, MultiTurnEnv, ToolEnv and those made from them."""
+"""Environments of verifiers 0.1.12 to 0.3: `load_environment`, MultiTurnEnv, ToolEnv and their subclasses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from posttrain.episodes.adapters.played import KEY, Worth
 
 _MODULE = "verifiers.types"
-"""Only these versions have it."""
+"""A module that only these versions have."""
 
 
 def find(name: str, settings: Mapping[str, Any]) -> Classic | None:
-    """None where verifiers is newer, or the package has no `load_environment`."""
+    """Return the environment; None if verifiers is newer or the package has no `load_environment`."""
     module = name.rpartition("/")[2].partition("@")[0].replace("-", "_")
     if importlib.util.find_spec(_MODULE) is None or importlib.util.find_spec(module) is None:
         return None
@@ -25,7 +25,7 @@ def find(name: str, settings: Mapping[str, Any]) -> Classic | None:
 
 
 class Classic:
-    """Implements `Played` by `vf.Environment`."""
+    """An environment of the class `vf.Environment`. Implements `Played`."""
 
     def __init__(self, environment: Any) -> None:
         self._own = environment
@@ -35,13 +35,13 @@ class Classic:
             yield {name: value for name, value in row.items() if value is not None}
 
     def prepare(self) -> None:
-        """It was made with all of its settings."""
+        """Do nothing: `load_environment` already got all settings."""
 
     async def play(self, row: Mapping[str, Any], url: str) -> Worth:
         types: Any = importlib.import_module(_MODULE)
         asked = {"example_id": 0, **row}
         if isinstance(asked.get("info"), Mapping):
-            asked["info"] = json.dumps(asked["info"])  # as datasets keep it: read again for each episode
+            asked["info"] = json.dumps(asked["info"])  # as datasets store it: parsed again for each episode
         if isinstance(asked["prompt"], str):
             asked["prompt"] = [{"role": "user", "content": asked["prompt"]}]
         client = types.ClientConfig(

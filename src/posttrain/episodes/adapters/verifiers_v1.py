@@ -1,9 +1,9 @@
-"""Environments of verifiers 0.4: a Taskset, an Env that plays its tasks, and seats in which agents sit.
+"""Environments of verifiers 0.4: a Taskset, an Env that runs its tasks, and seats for agents.
 
-The policy sits in the only seat, or in the one that the setting `trains` names; others need a model of their own
-(`settings: {user: {model: ..., client: {base_url: ...}}}`). In a seat that asks for no harness, or for `null`, which is
-a chat with the task's tools, that chat runs in the trajectory's process (verifiers_loop.py): nothing is installed. Any
-other harness is run by verifiers as it is, in the runtime that the settings name.
+The policy takes the only seat, or the seat that the setting `trains` names. Other seats need a model of their own
+(`settings: {user: {model: ..., client: {base_url: ...}}}`). If a seat asks for no harness, or for `null` (a chat with
+the task's tools), that chat runs in the trajectory's process (verifiers_loop.py), and nothing is installed. verifiers
+runs any other harness unchanged, in the runtime that the settings name.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from posttrain.episodes.adapters.played import KEY, Worth
 from posttrain.errors import ConfigError
 
 LOOP = "posttrain_loop"
-"""The name by which verifiers finds our harness."""
+"""The name under which verifiers finds our harness."""
 
 
 def find(name: str, settings: Mapping[str, Any]) -> Current:
-    """Raises what verifiers raises where there is none, or where it refuses the settings."""
+    """Return the environment. Raises verifiers' own error if there is none or if it refuses the settings."""
     return Current(name, settings)
 
 
 class Current:
-    """Implements `Played` by `vf.Env`."""
+    """An environment of the class `vf.Env`. Implements `Played`."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
@@ -81,12 +81,12 @@ class Current:
 
 
 def _declared(kind: Any, seat: str) -> dict[str, Any]:
-    """What the environment's author has set in a seat."""
+    """Return the settings that the environment's author has made for a seat."""
     return kind.model_fields[seat].default.model_dump(exclude_unset=True)
 
 
 def _seated(seat: Mapping[str, Any]) -> dict[str, Any]:
-    """A seat whose chat runs in this process, unless it asks for another harness."""
+    """Return the settings of a seat. Its chat runs in this process unless it asks for another harness."""
     harness = dict(seat.get("harness") or {"id": "null"})
     if harness["id"] != "null":
         return dict(seat)
@@ -94,7 +94,7 @@ def _seated(seat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seat(seats: list[str], trains: str | None, settings: Mapping[str, Any]) -> str:
-    """The policy's. ConfigError where it is not clear, or where another has no model."""
+    """Return the policy's seat. ConfigError if it is not clear, or if another seat has no model."""
     if trains is not None and trains not in seats:
         raise ConfigError(given=f"environment.settings.trains = {trains}", allowed=", ".join(seats))
     chosen = trains or seats[0]

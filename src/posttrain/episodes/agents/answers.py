@@ -1,4 +1,4 @@
-"""Answers to chat requests in OpenAI's form, whole and as the events of a stream."""
+"""Answers to chat requests in OpenAI's form, as one body or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from posttrain.episodes.agents.requests import Asked
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A turn, as the trainer tells the process of the trajectory. Plain JSON."""
+    """A turn in the form that the trainer sends to the process of the trajectory. Plain JSON."""
 
     text: str
-    """Beside its calls."""
+    """Text of the turn, without its calls."""
     calls: Sequence[Mapping[str, Any]] = ()
-    """In OpenAI's form: arguments are JSON text."""
+    """Tool calls in OpenAI's form: arguments are JSON text."""
     reason: Literal["stop", "length", "tool_calls"] = "stop"
     prompt_tokens: int = 0
     completion_tokens: int = 0
     version: int = 0
-    """The version of the policy."""
+    """The policy version that sampled the last token."""
     logprobs: Sequence[tuple[str, float]] = ()
-    """(token, log-probability) of everything that was drawn but an EOS at the end."""
+    """(token, log-probability) of every sampled token except an EOS at the end."""
 
 
 def whole(answer: Answer, asked: Asked, name: str) -> dict[str, Any]:
-    """The body of an answer that is sent at once."""
+    """Return the body of an answer that is not a stream."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
     message["refusal"] = None
     if answer.calls:
@@ -39,7 +39,7 @@ def whole(answer: Answer, asked: Asked, name: str) -> dict[str, Any]:
 
 
 def chunks(answer: Answer, asked: Asked, name: str) -> Iterator[dict[str, Any]]:
-    """The same as the events of a stream: word by word, then the calls, then why it ended."""
+    """Yield the answer as the events of a stream: word by word, then the calls, then the finish reason."""
     head = _head("chat.completion.chunk", answer, asked, name)
     extra = {"usage": None} if asked.include_usage else {}
 
@@ -62,7 +62,7 @@ def chunks(answer: Answer, asked: Asked, name: str) -> Iterator[dict[str, Any]]:
 
 
 def models() -> dict[str, Any]:
-    """The one model that there is, whatever a request calls it."""
+    """Return the list of models: the policy alone, whatever model name requests use."""
     return {"object": "list", "data": [model()]}
 
 

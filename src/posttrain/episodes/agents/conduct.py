@@ -1,12 +1,12 @@
-"""The agent of one trajectory, in that trajectory's own process: what it asks for, and how it ends.
+"""The agent of one trajectory, in the trajectory's own process: its requests, and its end.
 
-    reset(row)       begins the agent; what comes of it is its first request, or its end
-    step(...)        answers or refuses a request; what comes of it is the next one, or the end
-    finish(...)      the same where a limit has ended the session: every further request is refused
-    close()          at the very end
+    reset(row)       starts the agent; returns its first request, or its end
+    step(...)        answers or refuses a request; returns the next one, or the end
+    finish(...)      the same when a limit has ended the session: every further request is refused
+    close()          last
 
-The agent runs in the main thread, where signals and event loops work as in a program; whoever asks for its events does
-so from another.
+The agent runs in the main thread, where signals and event loops work as in any program. Another thread serves the
+trainer's requests.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from posttrain.errors import ConfigError
 from posttrain.rewards.load import Target, load
 
 NOWHERE = "http://127.0.0.1:9/v1"
-"""While the host imports the agent: a client that is made meanwhile reaches nobody, and no other server either."""
+"""The endpoint while the host imports the agent. A client that is made meanwhile reaches no server at all."""
 LONGEST_COMPLAINT = 2000
-"""Characters of what a command wrote to its standard error."""
+"""Maximum characters shown from the standard error of a command."""
 
 
 def setup_of(given: Mapping[str, Any]) -> AgentSetup:
-    """As `dataclasses.asdict` wrote it."""
+    """Return the setup that `dataclasses.asdict` wrote as `given`."""
     return AgentSetup(**{**given, "function": None if given["function"] is None else Target(**given["function"])})
 
 
 def prepare(setup: AgentSetup) -> None:
-    """In the host, once: import what agents import. ConfigError says what is wrong with them."""
+    """In the host, once: import the agent, and check its settings. ConfigError says what is wrong with them."""
     _point_to(url=NOWHERE, key="of no session", host=setup.host)
     Endpoint(setup.host, _nobody, sampling={}, ignores=False).close()
     if setup.function is None:
@@ -68,7 +68,7 @@ def prepare(setup: AgentSetup) -> None:
 
 
 class AgentConduct:
-    """The agent's requests, one after the other."""
+    """The agent of one trajectory, and the requests that it has made."""
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup, self._seed = setup, 0
@@ -79,14 +79,14 @@ class AgentConduct:
         self._outcome: dict[str, Any] | BaseException | None = None
 
     def begin(self, seed: int) -> AgentConduct:
-        """`seed` is that of this trajectory: modules that draw random numbers start from it."""
+        """Take the seed of this trajectory. It seeds the modules that draw random numbers."""
         self._seed = seed
         return self
 
     # --- for the trainer ---------------------------------------------------------------------------------------------
 
     def reset(self, row: Mapping[str, Any], prompt: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """`prompt`, the row's as messages, is not shown: the agent writes its own."""
+        """Start the agent with the row. It does not see `prompt`, the row's prompt as messages: it writes its own."""
         del prompt
         with self._changed:
             self._row = dict(row)
@@ -98,7 +98,7 @@ class AgentConduct:
         return self._next()
 
     def finish(self, limit: str, answer: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What it was worth. An agent that raises once it has been refused gives nothing."""
+        """End the session at a limit, and return its reward. There is none if the agent raises after a refusal."""
         over = Refused(f"the session is over: it has reached {limit}", code="session_over")
         self._tell(answer, over)
         while True:
@@ -119,7 +119,7 @@ class AgentConduct:
         self._pending = None
 
     def _next(self) -> dict[str, Any]:
-        """The next request, or the end. What the agent has raised is raised."""
+        """Return the next request, or the end. Raises what the agent has raised."""
         with self._changed:
             self._changed.wait_for(lambda: self._outcome is not None or self._waiting)
             if self._outcome is None:
@@ -132,7 +132,7 @@ class AgentConduct:
     # --- for the agent -----------------------------------------------------------------------------------------------
 
     def answer(self, asked: Asked) -> Answer:
-        """The trainer's answer, once it has been drawn. Raises `Refused`."""
+        """Wait for the trainer's answer and return it. Raises `Refused`."""
         pending = _Pending(asked)
         with self._changed:
             self._waiting.append(pending)
@@ -140,12 +140,12 @@ class AgentConduct:
         return pending.wait()
 
     def run(self) -> None:
-        """The agent, from the trainer's first request to its end."""
+        """Run the agent, from the trainer's first request to its end."""
         with self._changed:
             self._changed.wait_for(lambda: self._row is not None)
         try:
             outcome: dict[str, Any] | BaseException = _worth(self._perform())
-        except BaseException as error:  # SystemExit too: an agent does not end the run
+        except BaseException as error:  # also SystemExit: an agent does not end the run
             outcome = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
         with self._changed:
             self._outcome = outcome
@@ -196,15 +196,15 @@ async def _awaited(found: Any) -> Any:
 
 
 def _point_to(*, url: str, key: str, host: str) -> None:
-    """Programs that read their endpoint from the environment find that of this session, and no proxy before it."""
+    """Set the environment variables that give programs the endpoint of this session, without a proxy in between."""
     os.environ |= {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": key}
     for name in ("NO_PROXY", "no_proxy"):
         os.environ[name] = ",".join(dict.fromkeys([host, *filter(None, os.environ.get(name, "").split(","))]))
 
 
 def _of_this_session(target: Target) -> Callable[..., Any]:
-    """Its file is run once more, so that a client which it makes when it is imported is one of this session; what the
-    file imports is there already."""
+    """Import the agent's file again, so that a client made at import belongs to this session. The modules that the file
+    imports are not imported again."""
     if target.path:
         sys.modules.pop(load(target).__module__, None)
     return load(target)
@@ -213,14 +213,14 @@ def _of_this_session(target: Target) -> Callable[..., Any]:
 def _arguments(
     function: Callable[..., Any], setup: AgentSetup, base_url: str, api_key: str, seed: int
 ) -> dict[str, Any]:
-    """Settings, and what it has parameters for."""
+    """Return the settings, and those of base_url, api_key and seed that the function has parameters for."""
     offered = {"base_url": base_url, "api_key": api_key, "seed": seed}
     named = inspect.signature(function).parameters
     return {**{name: value for name, value in offered.items() if name in named}, **setup.settings}
 
 
 def _command(command: Sequence[str], row: Mapping[str, Any]) -> Any:
-    """The row goes to standard input as JSON; the last line of standard output is the worth as JSON."""
+    """Run the command with the row as JSON on its standard input. Return the last line of its output, read as JSON."""
     done = subprocess.run(command, input=json.dumps(row).encode(), capture_output=True, check=False)
     if done.returncode:
         complaint = done.stderr.decode("utf-8", "replace").strip()[-LONGEST_COMPLAINT:]
@@ -233,7 +233,7 @@ def _command(command: Sequence[str], row: Mapping[str, Any]) -> Any:
 
 
 def _worth(found: Any) -> dict[str, Any]:
-    """Of what an agent returned: a number, nothing, or messages. TypeError for anything else.
+    """Return the outcome for an agent's return value: a number, None, or messages. TypeError for anything else.
 
     >>> _worth(1), _worth(None), _worth([{"role": "assistant", "content": "4"}])
     ({'done': True, 'reward': 1.0}, {'done': True}, {'done': True, 'messages': [{'role': 'assistant', 'content': '4'}]})

@@ -1,6 +1,6 @@
-"""The server of one session: /v1/chat/completions and /v1/models, for whoever has the session's token.
+"""The server of one session: /v1/chat/completions and /v1/models, for clients with the session's token.
 
-It lives in the process of the trajectory, on a port of its own, and knows nothing of other sessions.
+It runs in the process of the trajectory, on a port of its own, and knows nothing about other sessions.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from posttrain.episodes.agents.requests import Asked, Refused, read_request
 from posttrain.errors import ConfigError
 
 LONGEST_BODY = 64 * 2**20
-"""Bytes of a request."""
+"""Maximum bytes of a request."""
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 
 
 class Endpoint:
-    """`answer` is called once per chat request, for one request at a time."""
+    """The HTTP server of one session. It calls `answer` once for each chat request, never for two at a time."""
 
     def __init__(
         self, host: str, answer: Callable[[Asked], Answer], *, sampling: Mapping[str, Any], ignores: bool
     ) -> None:
-        """`sampling` and `ignores` as `read_request` has them; `answer` may raise `Refused`. ConfigError where the
-        address is none of this machine."""
+        """`sampling` and `ignores` are passed to `read_request`; `answer` may raise `Refused`. ConfigError if this
+        machine does not have the address."""
         self.token = secrets.token_urlsafe(32)
         self._answer, self._sampling, self._ignores = answer, sampling, ignores
         self._names, self._turn = count(1), threading.Lock()
@@ -51,19 +51,19 @@ class Endpoint:
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """One that was not started, too."""
+        """Close the server, also one that was not started."""
         self._http.server_close()
 
     def knows(self, authorization: str) -> bool:
-        """Is this the header of whoever has the token?"""
+        """Return whether this Authorization header holds the token."""
         return hmac.compare_digest(authorization.encode(), f"Bearer {self.token}".encode())
 
     def chat(self, body: bytes) -> tuple[bool, Iterator[dict[str, Any]]]:
-        """(is it a stream?, the parts of the answer). Raises `Refused`."""
+        """Return (whether the client wants a stream, the parts of the answer). Raises `Refused`."""
         try:
             given = json.loads(body)
         except (ValueError, RecursionError):
-            raise Refused("the body is no JSON") from None
+            raise Refused("the body is not JSON") from None
         asked = read_request(given, self._sampling, ignores=self._ignores)
         with self._turn:
             answer = self._answer(asked)
@@ -77,14 +77,14 @@ class _Server(ThreadingHTTPServer):
     endpoint: Endpoint
 
     def server_bind(self) -> None:
-        """Without asking a name server what this machine is called."""
+        """Bind without asking a name server for this machine's name."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a client may wait to confirm the head before the body is sent
+    disable_nagle_algorithm = True  # else the body may wait until the client has acknowledged the head
     server: _Server
 
     def do_GET(self) -> None:
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve(self._chat)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is printed."""
+        """Print nothing."""
 
     def _serve(self, respond: Callable[[bytes], None]) -> None:
         with suppress(ConnectionError):  # a client that is gone
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(failed.body, failed.status)
 
     def _body(self) -> bytes:
-        """It is read even of a request that is refused: the next one stands behind it."""
+        """Read the body, even if the request will be refused: the next request follows it on the connection."""
         length = self.headers.get("Content-Length", "0")
         if not length.isdecimal() or int(length) > LONGEST_BODY or "Transfer-Encoding" in self.headers:
             self.close_connection = True
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not streams:
             self._send(next(parts))
             return
-        self.close_connection = True  # which tells the client where the stream ends
+        self.close_connection = True  # tells the client where the stream ends
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")

@@ -1,4 +1,4 @@
-"""Requests to /v1/chat/completions: read and refused as OpenAI's servers do it."""
+"""Requests to /v1/chat/completions, read and refused as OpenAI's servers do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEUTRAL: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
     "logit_bias": {},
 }
-"""Parameters that say how tokens are drawn, where they change nothing."""
+"""Sampling parameters, with the values that change nothing."""
 PLAIN: Mapping[str, Any] = {
     "n": 1,
     "response_format": {"type": "text"},
@@ -26,19 +26,19 @@ PLAIN: Mapping[str, Any] = {
     "top_logprobs": 0,
     "modalities": ["text"],
 }
-"""Parameters that say what an answer is, with the one value that is answered."""
+"""Parameters for the form of an answer, each with the only value that is supported."""
 READ = ("model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "logprobs", "seed")
 SHOWN = ("stream", "stream_options")
 OF_NO_ACCOUNT = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "verbosity", "reasoning_effort"),
 )
-"""Parameters without which the same would be drawn."""
+"""Parameters that have no effect on what is sampled."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Refused(Exception):
-    """An answer in OpenAI's form of an error."""
+    """An error answer in OpenAI's form."""
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -52,10 +52,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A request, as far as it says what is to be drawn and how the client wants to see it."""
+    """The parts of a request that say what to sample and how the client wants the answer."""
 
     messages: Sequence[Mapping[str, Any]]
-    """In the form that chat templates read: contents are text, arguments of calls are objects."""
+    """Messages in the form that chat templates read: contents are text, arguments of calls are objects."""
     tools: Sequence[Mapping[str, Any]] = ()
     most_tokens: int | None = None
     logprobs: bool = False
@@ -65,7 +65,7 @@ class Asked:
 
     @property
     def to_draw(self) -> dict[str, Any]:
-        """What the trainer is told."""
+        """The fields that the trainer receives."""
         return {
             "messages": list(self.messages),
             "tools": list(self.tools),
@@ -75,9 +75,10 @@ class Asked:
 
 
 def read_request(body: Any, sampling: Mapping[str, Any], *, ignores: bool) -> Asked:
-    """The request of a body that was sent as JSON. `sampling` is how the run draws; `Refused` for anything else."""
+    """Return the request in a JSON body. Raises `Refused` if it asks for anything that `sampling`, the run's sampling
+    parameters, and this endpoint do not offer."""
     if not isinstance(body, Mapping):
-        raise Refused("the body is no JSON object")
+        raise Refused("the body is not a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
     _require_plain(given, {**NEUTRAL, **sampling}, ignores=ignores)
     options = given.get("stream_options", {})
@@ -129,7 +130,7 @@ def _tools(given: Any, choice: Any) -> list[dict[str, Any]]:
     if choice not in ("auto", "none"):
         raise Refused(f"tool_choice = {choice!r:.80} is not supported; only auto and none are", param="tool_choice")
     if not isinstance(given, list):
-        raise Refused("tools is no list", param="tools")
+        raise Refused("tools is not a list", param="tools")
     for tool in given:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
@@ -139,7 +140,7 @@ def _tools(given: Any, choice: Any) -> list[dict[str, Any]]:
 
 def _messages(given: Any) -> list[dict[str, Any]]:
     if not isinstance(given, list) or not given:
-        raise Refused("messages is a list of at least one message", param="messages")
+        raise Refused("messages must be a list of at least one message", param="messages")
     found, names = list[dict[str, Any]](), dict[str, str]()
     for place, message in enumerate(given):
         where = f"messages[{place}]"
@@ -149,7 +150,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
         own: dict[str, Any] = {"role": role, "content": text_of(message.get("content"), where)}
         if role == "assistant" and message.get("tool_calls"):
             if not isinstance(message["tool_calls"], list):
-                raise Refused(f"the tool_calls of {where} are no list", param=where)
+                raise Refused(f"the tool_calls of {where} are not a list", param=where)
             own["tool_calls"] = [_call(one, where) for one in message["tool_calls"]]
             names |= {call["id"]: call["function"]["name"] for call in own["tool_calls"]}
         if role == "tool":
@@ -164,7 +165,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
 
 
 def text_of(content: Any, where: str) -> str:
-    """The text of a text, of parts that are texts, or of nothing. Raises `Refused`."""
+    """Return the text of a content: a text, a list of text parts, or nothing. Raises `Refused` for anything else."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -172,7 +173,7 @@ def text_of(content: Any, where: str) -> str:
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
     if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
-        raise Refused(f"the content of {where} is no text", param=where)
+        raise Refused(f"the content of {where} is not text", param=where)
     return "".join(map(str, texts))
 
 

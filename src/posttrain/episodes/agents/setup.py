@@ -1,4 +1,4 @@
-"""The facts about its agent that a trajectory's process is given."""
+"""What the process of a trajectory needs to know about its agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posttrain.rewards.load import Target
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSetup:
-    """A function or a command, and what its requests may ask for. Plain JSON, but for `function`."""
+    """A function or a command, and what its requests may ask for. All fields but `function` are plain JSON."""
 
     function: Target | None = None
     command: Sequence[str] = ()
@@ -20,6 +20,6 @@ class AgentSetup:
     host: str = "127.0.0.1"
     """The address that the server listens on."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of OpenAI's requests that say how tokens are drawn, with the values of the run."""
+    """Sampling parameters of OpenAI's requests, with the values of the run."""
     ignores: bool = False
-    """Parameters of that kind with other values are ignored; else such requests are refused."""
+    """Whether other values of these parameters are ignored; if not, such requests are refused."""

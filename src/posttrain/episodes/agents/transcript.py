@@ -1,4 +1,4 @@
-"""The questions and answers of a session, and the ids from which a request continues."""
+"""The requests and answers of a session, and the ids from which a new request continues."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import Any
 
 Message = Mapping[str, Any]
 CONTINUES = ("user", "tool")
-"""Roles whose messages the bridge writes behind a turn."""
+"""Roles whose messages the bridge can write after a turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A request, or a request and the answer that it got."""
+    """A request, or a request and its answer."""
 
     messages: tuple[Message, ...]
     tools: str
     """The tools of the request, as JSON: a template writes them into the context."""
     ids: tuple[int, ...]
-    """The ids that the policy has seen and drawn so far."""
+    """The ids that the policy has seen and sampled so far."""
     answered: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A point from which a request goes on."""
+    """A point from which a request continues."""
 
     ids: tuple[int, ...]
     newest: bool
-    """It is where the trajectory stands: what comes is appended to it."""
+    """Whether it is the end of the trajectory, so that new ids are appended to it."""
     more: Sequence[Message]
-    """Messages behind it; none where the same request came once more."""
+    """The messages that follow it; none if the same request came again."""
 
 
 class Transcript:
-    """A tree, in fact: clients ask twice, go back, and hold several conversations."""
+    """The points of a session. They form a tree: clients repeat requests, go back, and hold several conversations."""
 
     def __init__(self) -> None:
         self._points: list[Point] = []
 
     def find(self, messages: Sequence[Message], tools: Sequence[Message]) -> Found | None:
-        """The longest stretch of a conversation from which this one goes on, of equally long ones the newest."""
+        """Return the longest known part of a conversation that this one continues; the newest of equally long ones."""
         asked, named = [_compared(message) for message in messages], _json(tools)
         best: Point | None = None
         for point in self._points:
@@ -56,11 +56,11 @@ class Transcript:
         return Found(ids=best.ids, newest=newest, more=messages[len(best.messages) :])
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Message], ids: Sequence[int]) -> None:
-        """A request, and the ids that it came to."""
+        """Record a request and the ids of its context."""
         self._points.append(Point(messages=tuple(messages), tools=_json(tools), ids=tuple(ids), answered=False))
 
     def answer(self, message: Message, drawn: Sequence[int]) -> None:
-        """What the newest request got."""
+        """Record the answer to the newest request."""
         asked = self._points[-1]
         own = {"messages": (*asked.messages, message), "ids": (*asked.ids, *drawn)}
         self._points.append(Point(**own, tools=asked.tools, answered=True))
@@ -72,7 +72,7 @@ def _goes_on(point: Point, messages: Sequence[Message]) -> bool:
 
 
 def _compared(message: Message) -> tuple[Any, ...]:
-    """What has to be the same; clients trim what a model said, and give calls other identifiers."""
+    """Return the parts of a message that must agree. Clients trim the model's text, and rename the ids of calls."""
     if message["role"] != "assistant":
         return message["role"], message["content"], message.get("tool_call_id"), message.get("name")
     calls = [(one["function"]["name"], _json(one["function"]["arguments"])) for one in message.get("tool_calls", ())]

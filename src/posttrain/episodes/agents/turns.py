@@ -1,4 +1,4 @@
-"""Trajectories whose turns an agent asks for: from its requests to ids, and from what was drawn to its answers."""
+"""Trajectories whose turns an agent requests: from requests to ids, and from sampled turns to answers."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _TOOL = {
     "type": "function",
     "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
 }
-"""Stands for the tools of an agent when a run proves its chat template: the agent has not named any yet."""
+"""Stands in for an agent's tools when a run proves its chat template, because no request has named any yet."""
 ASKED_FOR = "max_tokens"
-"""The limit of a turn that its request named: the trajectory goes on behind it."""
+"""The limit that a request sets on its own turn. The trajectory continues after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentScene(Scene):
-    """The common parts of trajectories whose turns agents ask for."""
+    """The parts that all trajectories share whose turns an agent requests."""
 
     with_tools: Bridge | ConfigError
-    """For requests that bring tools; what is wrong with the chat template where it takes none."""
+    """The bridge for requests with tools, or the error if the chat template supports no tools."""
     known: dict[str, Bridge] = field(default_factory=dict)
-    """Bridges of the tools that were brought so far, by these as JSON."""
+    """Bridges for the tools that requests have named so far, by the JSON text of the tools."""
 
     @staticmethod
     def proven(
@@ -53,7 +53,8 @@ class AgentScene(Scene):
         history: Literal["auto", "split", "keep"],
         context_length: int | None,
     ) -> AgentScene:
-        """With a chat template that is proven for their messages. ConfigError where it does not allow several turns."""
+        """Return a scene whose chat template is proven for the messages of agents. ConfigError if the template does not
+        allow several turns."""
         of_agent: Any = {"history": history, "setting": "agent.history"}
         bridge = Bridge.of(renderer, eos_ids, **of_agent)
         try:
@@ -68,8 +69,8 @@ class AgentScene(Scene):
         return AgentTurns(self, conductor)
 
     def bridge_of(self, tools: Sequence[Message]) -> Bridge:
-        """The ids between turns with these tools in the context. ConfigError where the template leaves them out,
-        Unusable where they cannot be told to the model."""
+        """Return the bridge for contexts with these tools. ConfigError if the template leaves them out, Unusable if
+        they spell a special token."""
         if not tools:
             return self.bridge
         if isinstance(self.with_tools, ConfigError):
@@ -86,19 +87,19 @@ class AgentScene(Scene):
 
 @dataclass
 class Talk:
-    """What a trajectory has been asked for."""
+    """The requests of one trajectory."""
 
     transcript: Transcript = field(default_factory=Transcript)
     tools: Sequence[Message] = ()
-    """Those of the newest request; so are `most_tokens` and `logprobs`."""
+    """Tools of the newest request; `most_tokens` and `logprobs` also belong to it."""
     most_tokens: int | None = None
     logprobs: bool = False
     refused: int = 0
-    """Requests that came to no turn."""
+    """Number of requests that got no turn."""
 
 
 class AgentTurns(Turns):
-    """The rules of trajectories whose turns an agent asks for."""
+    """The rules of trajectories whose turns an agent requests."""
 
     scene: AgentScene
 
@@ -123,7 +124,7 @@ class AgentTurns(Turns):
             self._failed(play, "exception", "the agent ended without requesting an answer from its endpoint")
 
     def _request(self, play: Play, messages: Sequence[Message], **asked: Any) -> None:
-        """Draw what answers these messages; `asked` are fields of `Talk`."""
+        """Have the answer to these messages sampled; `asked` are fields of `Talk`."""
         talk = self._talks[play] = replace(self._talk(play), **asked)
         if play.turns + talk.refused >= self.scene.limits.max_turns:
             play.ended = "max_turns"
@@ -136,7 +137,7 @@ class AgentTurns(Turns):
             self.ask(play, "step", refusal=str(refused))
 
     def _go_on(self, play: Play, talk: Talk, messages: Sequence[Message]) -> None:
-        """From the ids of an earlier request, or in a new context."""
+        """Continue from the ids of an earlier request, or in a new context."""
         bridge = self.scene.bridge_of(talk.tools)
         found = None if bridge.history == "split" else talk.transcript.find(messages, talk.tools)
         if self._is_too_long(play, messages if found is None else found.more):
@@ -182,7 +183,8 @@ class AgentTurns(Turns):
         self.ask(play, "step", answer=answer)
 
     def _said(self, talk: Talk, turn: Completion) -> Said:
-        """A turn with a call that cannot be read is text, as with other servers: it is the agent's to say so."""
+        """Return the turn's text and calls. A turn with an unreadable call is only text, as with other servers: it is
+        up to the agent to complain."""
         said = self._read(turn) if talk.tools else Said(turn.text, [])
         return said if said.readable else Said(turn.text, [])
 
@@ -204,7 +206,7 @@ class AgentTurns(Turns):
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _end(self, play: Play) -> None:
-        """A limit has cut it, in place of a turn."""
+        """End the session at a limit, instead of sampling a turn."""
         self.ask(play, "finish", limit=self._limit(play))
 
     def _finish(self, play: Play, reply: Reply) -> None:
@@ -221,7 +223,7 @@ class AgentTurns(Turns):
 
 
 def _take(play: Play, value: Mapping[str, Any]) -> None:
-    """What an agent has returned: its reward, or the conversation that is judged."""
+    """Take what an agent has returned: its reward, or the conversation to be judged."""
     play.reward = value.get("reward")
     if "messages" in value:
         play.messages = _behind_prompt(play, value["messages"])
@@ -230,14 +232,14 @@ def _take(play: Play, value: Mapping[str, Any]) -> None:
 
 
 def _behind_prompt(play: Play, messages: Sequence[Message]) -> list[Message]:
-    """Without those of the row, where a conversation begins with them."""
+    """Return the messages without the row's prompt, if they begin with it."""
     asked = [(one["role"], one["content"]) for one in play.prompt.messages or ()]
     begins = [(one["role"], one["content"]) for one in messages[: len(asked)]] == asked
     return list(messages[len(asked) :] if begins else messages)
 
 
 def _with_own_ids(play: Play) -> Message:
-    """The newest message; the identifiers of its calls are no other's in the session."""
+    """Return the newest message, with identifiers for its calls that are unique in the session."""
     message = play.messages[-1]
     if "tool_calls" not in message:
         return message
@@ -246,7 +248,7 @@ def _with_own_ids(play: Play) -> Message:
 
 
 def _as_json(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call in OpenAI's form, whose arguments are text."""
+    """Return a call in OpenAI's form, whose arguments are text."""
     function = call["function"]
     arguments = json.dumps(function["arguments"], ensure_ascii=False)
     return {**call, "function": {"name": function["name"], "arguments": arguments}}

@@ -1,17 +1,17 @@
-"""Runs inside of a vLLM server, in its environment: many requests over one connection.
+"""Runs inside a vLLM server, in its environment: many requests over one connection.
 
-The server is started with `--middleware posttrain_rows.Rows`; the folder of this file is on its path. Its own route for
-tokens takes a connection for each request and writes a small document for each token, which costs about as much as
-drawing it with a small model. Here
+The server is started with `--middleware posttrain_rows.Rows`; the folder of this file is on its path. vLLM's own route
+for tokens takes one connection per request and writes a small document for each token, which costs about as much as
+sampling it with a small model. Here
 
     GET  /posttrain/rows/NAME    is a stream of lines for as long as the connection lives:
                                  [[request, ids, log-probabilities, reason, spans], ...]
     POST /posttrain/rows/NAME    adds requests to it, and drops some, in this order:
                                  [{"request_id", "token_ids", "cache_salt", "sampling_params"}, {"abort"}, ...]
 
-A reason is null until the request has ended (`stop`, `length`, `abort`); one that failed has `error: ...`. Spans are
-those of the weights that drew its tokens, (label, first, behind the last), and come with the end. Requests whose stream
-is closed are aborted. Their names in the server are those that its own route would give them.
+The reason is null until the request has ended (`stop`, `length`, `abort`); it is `error: ...` for a failed request.
+Spans say which weights sampled which tokens, as (label, first, last + 1), and come with the end. When a stream is
+closed, its requests are aborted. Their names in the server are the names that vLLM's own route would give them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 PATH = "/posttrain/rows/"
 TOGETHER = 0.01
-"""Seconds in which what is drawn is sent as one line."""
+"""Seconds for which tokens are collected and then sent as one line."""
 
 
 async def drawn_by(engine: Any, request: dict[str, Any]) -> AsyncIterator[list[Any]]:
-    """The tokens that vLLM draws for a request: [ids, log-probabilities, reason, spans], again and again."""
+    """Yield the tokens that vLLM samples for a request, as [ids, log-probabilities, reason, spans]."""
     import msgspec
     from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -70,7 +70,7 @@ class Rows:
 
 
 class Stream:
-    """One connection, and the requests that answer into it."""
+    """One connection, and the requests that answer through it."""
 
     def __init__(self, draws: Callable[[dict[str, Any]], AsyncIterator[list[Any]]]) -> None:
         self.draws = draws
@@ -101,7 +101,7 @@ class Stream:
         self.filled.set()
 
     async def run(self, receive: Any, send: Any) -> None:
-        """Until whoever reads is gone."""
+        """Serve until the reader is gone."""
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": b"\n", "more_body": True})
         writing = asyncio.ensure_future(self.write(send))

@@ -1,10 +1,10 @@
-"""Runs inside of a vLLM server, in its environment: takes weights out of the trainer's memory, says what it holds.
+"""Runs inside a vLLM server, in its environment: loads weights from the trainer's memory, and reports what it holds.
 
 The server is started with `--worker-extension-cls posttrain_vllm.Extension` and
-`--weight-transfer-config '{"backend": "posttrain"}'`; the folder of this file is on its path. Nothing of posttrain is
-imported here, and nothing outside of vLLM imports this.
+`--weight-transfer-config '{"backend": "posttrain"}'`; the folder of this file is on its path. It imports nothing of
+posttrain, and nothing outside of vLLM imports it.
 
-Weights lie one behind the other in a file without a name that the trainer holds open. `update_weights` is told where:
+Weights lie one after the other in a file without a name that the trainer holds open. `update_weights` gets the places:
 
     {"path": "/proc/PID/fd/N", "places": {"model.norm.weight": ["float32", [288], 0], ...}}
 """
@@ -36,12 +36,12 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 BACKEND = "posttrain"
 HEAD = "lm_head.weight"
-"""Some models have no such tensor in vLLM: they multiply with their embeddings."""
+"""The head. Some models have no such tensor in vLLM, because they multiply with their embeddings."""
 PART = 16 * 2**20
-"""Bytes that are taken for hashing at once: decoding waits for so long."""
+"""Bytes that one call takes off the device for hashing, during which decoding waits."""
 HASHED_AT_ONCE = min(4, os.cpu_count() or 1)
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-"""What tells this machine from others since it was started."""
+"""File with an id of this machine that changes at each boot."""
 
 
 class Memory:
@@ -62,7 +62,7 @@ class Memory:
         for size in shape:
             count *= size
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of memory that is only read
+            warnings.simplefilter("ignore", UserWarning)  # about read-only memory
             return torch.frombuffer(self.map, dtype=kind, count=count, offset=start).view(shape)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -71,33 +71,33 @@ class Memory:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Nothing has to be agreed on beforehand."""
+    """Empty: nothing has to be agreed on beforehand."""
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """Where the weights lie."""
+    """The places of the weights in the file."""
 
     path: str = ""
     places: dict[str, list[Any]] = field(default_factory=dict)
 
 
 class MemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Loads all weights anew, as if they came from a checkpoint."""
+    """Reloads all weights, as if they came from a checkpoint."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     newest: Memory | None = None
-    """What was loaded last."""
+    """The weights that were loaded last."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Without the synchronisation of the inherited one, which fails on a CPU."""
+        """Load weights. Unlike the inherited method, it does not synchronise on a CPU, where that fails."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -112,9 +112,9 @@ class MemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         finalize_layerwise_reload(self.model, self.model_config)
         for module in self.model.modules():
             if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
-                module.quant_method.process_weights_after_loading(module)  # else it multiplies with the old ones
+                module.quant_method.process_weights_after_loading(module)  # else it multiplies with the old weights
             if isinstance(module, RoutedExperts) and is_laid_out(module):
-                kernel_of(module).process_weights_after_loading(module)  # which vLLM does for the first weights alone
+                kernel_of(module).process_weights_after_loading(module)  # vLLM does this only for the first weights
 
     def shutdown(self) -> None:
         MemoryEngine.newest = None
@@ -124,7 +124,7 @@ WeightTransferEngineFactory.register_engine(BACKEND, MemoryEngine)
 
 
 class Hashing:
-    """A pass over all tensors of a model: threads hash what a call has taken, while rows are decoded until the next."""
+    """Hashes all tensors of a model in parts: threads hash what a call has taken, while decoding goes on."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.newest, MemoryEngine.newest = MemoryEngine.newest, None
@@ -133,7 +133,7 @@ class Hashing:
         self.taken: dict[str, Future[list[str]]] = {}
 
     def part(self) -> dict[str, Any]:
-        """The hashes of what the last call has taken off the device; done when there was nothing left to take."""
+        """Return the hashes of what the last call took off the device. It is done when nothing was left to take."""
         digests = {name: hashed.result() for name, hashed in self.taken.items()}
         self.taken, size = {}, 0
         while size < PART and (one := next(self.tensors, None)):
@@ -143,7 +143,7 @@ class Hashing:
             size += plain.numel() * plain.element_size()
         if not self.taken:
             self.threads.shutdown()
-            self.newest = None  # else the trainer's memory lives on in here
+            self.newest = None  # else this process would keep the trainer's memory alive
         return {"digests": digests, "done": not self.taken}
 
 
@@ -158,7 +158,7 @@ class Extension:
     hashing: Hashing | None = None
 
     def posttrain_facts(self) -> dict[str, Any]:
-        """What decides on the meaning of log-probabilities."""
+        """Return the settings that decide what log-probabilities mean, and facts about the server."""
         model, parallel = self.vllm_config.model_config, self.vllm_config.parallel_config
         return {
             "logprobs_mode": str(getattr(model.logprobs_mode, "value", model.logprobs_mode)),
@@ -174,35 +174,35 @@ class Extension:
 
     @torch.no_grad()
     def posttrain_digests(self, begin: bool = False) -> dict[str, Any]:
-        """For each tensor that decoding reads, under its name in the model's folder: precision and SHA-256.
+        """Return dtype and SHA-256 of each tensor that decoding reads, by its name in the model's folder.
 
-        In parts, each the answer to a call of its own; `begin` with the first. The weights must stay meanwhile.
+        Each call returns a part; `begin` starts with the first. The weights must not change in the meantime.
         """
         if begin:
             Extension.hashing = Hashing(self.model_runner.model)
-        assert Extension.hashing, "the first call says begin"
+        assert Extension.hashing, "the first call must have begin"
         return Extension.hashing.part()
 
     def posttrain_held(self) -> dict[str, int]:
-        """Bytes of its device that this worker would give back if it slept: none where it sleeps, or cannot."""
+        """Return the bytes of its device that this worker would free by sleeping; 0 if it sleeps, or cannot."""
         if self.device.type != "cuda":
             return {"bytes": 0}
         pools: Any = get_mem_allocator_instance()
         return {"bytes": sum(one.handle[1] for one in pools.pointer_to_data.values() if not one.is_asleep)}
 
     def posttrain_reset(self) -> None:
-        """End an update that whoever was here before has left half done."""
+        """End an update that an earlier trainer has left unfinished."""
         if self._weight_update_active:
             self.finish_weight_update()
 
 
 def device_name(device: torch.device) -> str:
-    """The number that the driver gave a GPU, whatever each process calls it."""
+    """Return the driver's identifier of a GPU, which is the same in all processes."""
     return device.type if device.type != "cuda" else str(torch.cuda.get_device_properties(device).uuid)
 
 
 def held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors as a checkpoint has them: fused layers taken apart, packed ones turned back."""
+    """Yield names and tensors as in a checkpoint: fused layers split, packed ones unpacked."""
     fused = getattr(type(model), "packed_modules_mapping", {})
     parts: dict[str, list[str]] = {whole: list(names) for whole, names in fused.items()}
     module: Any
@@ -227,10 +227,10 @@ def held(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def unpacked(module: Any, weight: torch.Tensor, *, multiplies: bool = False) -> torch.Tensor:
-    """The matrix that a layer multiplies with, and not another copy of it; of embeddings the one that is looked up in,
-    unless they are said to be multiplied with.
+    """Return the matrix that a layer really multiplies with; for embeddings the lookup matrix, unless `multiplies`.
 
-    On a CPU it is packed, out of sight: the products with the unit vectors are its columns, without rounding.
+    On a CPU the matrix is packed and cannot be read. Its products with the unit vectors are its columns, without
+    rounding.
     """
     embeds = isinstance(module, VocabParallelEmbedding)
     looks_up = embeds and not isinstance(module, ParallelLMHead) and not multiplies
@@ -239,7 +239,7 @@ def unpacked(module: Any, weight: torch.Tensor, *, multiplies: bool = False) -> 
         width = module.embedding_dim if embeds else module.input_size
         weight = multiply(torch.eye(width, dtype=weight.dtype), weight, None).t()
     if embeds:
-        weight = weight[: module.org_vocab_size]  # what is padded is not of the model
+        weight = weight[: module.org_vocab_size]  # padding is not part of the model
     return weight
 
 
@@ -248,13 +248,13 @@ def kernel_of(experts: Any) -> Any:
 
 
 def is_laid_out(experts: RoutedExperts) -> bool:
-    """For the products of a CPU build."""
+    """Return whether the weights have the layout for products of a CPU build."""
     return hasattr(kernel_of(experts), "isa")
 
 
 def unpacked_experts(layer: Any, weight: torch.Tensor) -> torch.Tensor:
-    """`[experts, out, in]` as it was before a CPU build laid it out for its products, which moves numbers and changes
-    none: numbered places are laid out in the same way, byte by byte of their number, and say what came from where."""
+    """Return `[experts, out, in]` in the layout before a CPU build changed it. That moves numbers without changing
+    them: laying out the positions themselves, byte by byte, shows what was moved where."""
     if not is_laid_out(layer):
         return weight
     experts, shape = weight.shape[0], weight.shape[1:]
@@ -269,7 +269,7 @@ def unpacked_experts(layer: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def as_sent(tensor: torch.Tensor, name: str, newest: Memory | None) -> torch.Tensor:
-    """With the sign of zeros as it was sent: products do not tell it."""
+    """Return the tensor with zeros signed as they were sent, because products do not show their signs."""
     if newest is None or name not in newest.places:
         return tensor
     sent = newest[name]
@@ -279,7 +279,7 @@ def as_sent(tensor: torch.Tensor, name: str, newest: Memory | None) -> torch.Ten
 
 
 def digest(tensor: torch.Tensor) -> list[str]:
-    """As the trainer computes it: of shape and content."""
+    """Return dtype and hash of shape and content, computed as in the trainer."""
     plain = tensor.contiguous()
     content = hashlib.sha256(str(list(plain.shape)).encode())
     content.update(plain.reshape(-1).view(torch.uint8).numpy().data)
