@@ -210,10 +210,9 @@ def _path_of(plain: nn.Module) -> ForwardPath:
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the layers: the modules of the `ModuleList` with the most parameters, the outermost of equals."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    alike = [found for found in lists if len({type(layer) for layer in found}) == 1 or len(found) > 1]
-    if not alike:
+    if not lists:
         return []
-    return list(max(alike, key=lambda found: sum(parameter.numel() for parameter in found.parameters())))
+    return list(max(lists, key=lambda found: sum(parameter.numel() for parameter in found.parameters())))
 
 
 def _pass_through(body: nn.Module, device: torch.device, dtype: torch.dtype) -> Tensor:
