@@ -139,7 +139,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the b
 hear_interrupts_again()
 try:
     del [Finalised()][0]
-    time.sleep(5)
+    for _ in range(50):
+        time.sleep(0.1)
 except KeyboardInterrupt:
     print("heard")
 """
