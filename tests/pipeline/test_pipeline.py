@@ -522,7 +522,7 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_trained(folder):
     (folder / "taken" / "thesis.txt").write_text("years of work")
     given = settings(folder, "refused", export={"output": str(folder / "taken")})
     with pytest.raises(
-        ConfigError, match=r"export: .*taken is there already and not empty[^$]*Set export\.output to another"
+        ConfigError, match=r"export: .*taken exists already and is not empty[^$]*Set export\.output to another"
     ):
         posttrain.train(given)
     assert not (folder / "refused" / "01-sft").exists()
