@@ -30,7 +30,8 @@ def advise(
     ask: Annotated[
         bool | None,
         typer.Option(
-            "--ask/--no-ask", help="Ask for facts that no flag gives. Default: ask on a terminal if there are no flags."
+            "--ask/--no-ask",
+            help="Ask for the facts that no flag gives. Default: ask on a terminal if there are no flags.",
         ),
     ] = None,
     json: AsJson = False,

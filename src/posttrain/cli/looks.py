@@ -89,7 +89,7 @@ def explore(
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: AsJson = False,
 ) -> int:
-    """Write the algorithm explorer, one page: models, memory and settings of every algorithm, and the advisor.
+    """Write the algorithm explorer, one page: models, memory and design choices of every algorithm, and the advisor.
 
     The page needs no network and no server. Its numbers come from `posttrain plan`.
 
@@ -156,7 +156,7 @@ def track(
     """Send a run to TensorBoard, Trackio or Weights & Biases: a finished run, or a live one until it ends.
 
     The command reads the files of the run and sends only data that the tracker does not have yet, so you can run it
-    again. To send while a run trains, use the setting report_to instead.
+    again. With the setting report_to, a run sends its data itself.
 
     \b
     Examples:

@@ -28,9 +28,9 @@ MaxCompletionLength = Annotated[int | None, typer.Option(help="sampling.max_comp
 Steps = Annotated[int | None, typer.Option(help="train.steps")]
 PromptLength = Annotated[int | None, typer.Option(help="Tokens of the longest prompt, if no setting gives them.")]
 MeanCompletionLength = Annotated[
-    int | None, typer.Option(help="Mean tokens of an answer, or of one turn if it has several; sets the time.")
+    int | None, typer.Option(help="Mean tokens of an answer, or of one turn if it has several, to estimate the time.")
 ]
-MeanTurns = Annotated[float | None, typer.Option(help="Mean turns of a trajectory; sets the time.")]
+MeanTurns = Annotated[float | None, typer.Option(help="Mean turns of a trajectory, to estimate the time.")]
 GivenLength = Annotated[
     int | None, typer.Option(help="Mean tokens that tools or an environment return between two turns.")
 ]

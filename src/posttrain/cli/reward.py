@@ -55,8 +55,8 @@ def try_out(
 
     The command scores gold answers, empty answers and answers of other rows, then answers of the model. The expected
     share of groups whose rewards differ says whether the model can learn from them. If there are tools or an
-    environment, scripted players try them first: do they work, end, repeat and keep their answers? The exit code is 1
-    if a finding speaks against a run.
+    environment, scripted players try them first: do they work, end, repeat exactly and keep the answers secret? The
+    exit code is 1 if a finding speaks against a run.
 
     \b
     Examples:

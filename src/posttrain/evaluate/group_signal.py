@@ -155,9 +155,7 @@ def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated
     status: Status = "ok" if useful.mean >= FEW_USEFUL else "warn" if useful.mean >= NO_USEFUL else "fail"
     limit = f"at least {NO_USEFUL:.0%} of groups of {size} have two different rewards, {FEW_USEFUL:.0%} to learn fast"
     text = f"{useful.mean:.0%} of groups of {size} ({useful.low:.0%} to {useful.high:.0%})"
-    text += (
-        ": nothing will be learned" if status == "fail" else ": most of the work teaches nothing" * (status == "warn")
-    )
+    text += ": nothing will be learned" if status == "fail" else ": most groups teach nothing" * (status == "warn")
     advice = [] if status == "ok" else [_advice(answers)]
     return [truncated, finding("useful groups", status, useful.mean, limit, text, advice), _about_reach(answers)]
 
@@ -209,9 +207,7 @@ def about_right(rewards: RewardSet, prompts: Sequence[Prompt], scores: Scores) -
 
 def _advice(answers: ModelAnswers) -> str:
     if answers.too_hard + answers.too_easy > 1:  # some prompts are both, because the lowest reward is also the highest
-        return (
-            "All answers got the same reward: check whether the reward distinguishes anything, and what the model said."
-        )
+        return "All answers got the same reward: check whether the reward distinguishes anything, and read the answers."
     if answers.too_hard >= answers.too_easy:
         return (
             f"{answers.too_hard:.0%} of the prompts got the lowest reward for every answer: use easier questions "

@@ -18,13 +18,13 @@ from posttrain.report.text import escaped
 SIDES = (("before training", "baseline", 6), ("after", "trained", 1))
 """Name, key in evaluation.json, colour."""
 PLOTTED = {
-    "pairs": ("Of the pairs about which the model is this sure, the share in the right order.", percent, (0.5, 1.0)),
+    "pairs": ("Share of pairs in the right order, by the model's confidence in their order.", percent, (0.5, 1.0)),
     "steps": (
-        "Of the steps that the model thinks right with this probability, the share that is right.",
+        "Share of steps that are right, by the predicted probability that they are.",
         percent,
         (0.0, 1.0),
     ),
-    "ratings": ("Of the answers with this predicted rating, the mean of their given ratings.", compact, None),
+    "ratings": ("Mean given rating of the answers, by their predicted rating.", compact, None),
 }
 """Unit that is counted -> (how to read the plot, format of its numbers, range of the predictions)."""
 

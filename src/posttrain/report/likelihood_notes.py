@@ -49,8 +49,8 @@ def displacement(run: RunRecord) -> Note | None:
     return Note(
         "warn",
         "The chosen answers became less likely",
-        f"{text}. The loss only asks for a difference, and achieved it by lowering both: the probability went to "
-        f"answers that were not in the comparison. {CURES}",
+        f"{text}. The loss only asks for a difference, and reached it by lowering both: the probability moved to "
+        f"answers that are in no pair. {CURES}",
     )
 
 
@@ -67,7 +67,7 @@ def memorising(run: RunRecord) -> Note | None:
     held_out = span(mapping(after.get("implicit")).get("accuracy")) or span(after.get("accuracy"))
     text = (
         f"{percent(in_order)} in the last fifth, while the margins still grew from {compact(middle)} to "
-        f"{compact(last)}: the order has nothing left to teach, but the model keeps moving"
+        f"{compact(last)}: the model can learn nothing more from the order, but its weights keep moving"
     )
     if held_out is not None and held_out.mean < in_order - MEMORISED:
         text += f". On held-out pairs it is {percent(held_out.mean)}: the model is memorising the pairs"
@@ -75,7 +75,7 @@ def memorising(run: RunRecord) -> Note | None:
         "Stop earlier with fewer steps, a larger beta or a lower train.learning_rate; ipo and cdpo aim at a "
         "finite margin."
     )
-    return Note("warn", "All training pairs are in order and the margins grow on", f"{text}. {advice}")
+    return Note("warn", "All training pairs are in order and the margins keep growing", f"{text}. {advice}")
 
 
 def overfitting(run: RunRecord) -> Note | None:

@@ -40,7 +40,7 @@ def _reward(run: RunRecord) -> Note | None:
         return Note(
             "warn",
             f"Every answer in all {len(values)} steps got reward 0",
-            "There was nothing to learn from. Read the samples: do the answers have the form that the reward "
+            "There was nothing to learn from. Read the samples: do the answers have the format that the reward "
             "expects? If they do, use easier prompts, a short supervised warm-up, or a reward with partial "
             "credit.",
         )
@@ -71,7 +71,7 @@ def _signal(run: RunRecord) -> Note | None:
     if dead > 0.7 and last > 0.7:
         rewards = run.series("reward")
         level = fifths(rewards)[1] if rewards else 0.5
-        reason = "its answers to one prompt are too alike"
+        reason = "its answers to a prompt are too similar"
         if level < 0.3:
             reason = "the prompts are too hard for this model"
         elif level > 0.8:
@@ -134,7 +134,7 @@ def _entropy(run: RunRecord) -> Note | None:
         return Note(
             "info",
             "The entropy collapsed",
-            f"{course}. Answers to one prompt become alike, {groups}and pass@k for large k usually "
+            f"{course}. Answers to a prompt become similar, {groups}and pass@k for large k usually "
             "falls. A higher clip_high or a small entropy_coef keeps some variety.",
         )
     if last > 2 * first and last > 0.5:

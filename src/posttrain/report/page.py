@@ -186,9 +186,9 @@ def _side_by_side(charts: Sequence[Chart]) -> str:
     if not charts:
         return ""
     lead = (
-        "Engines sample while the model trains: this section shows how old their tokens are when they are "
-        "trained, and who waits for whom. Perfetto and chrome://tracing open timeline.json of the run, which has "
-        "it second by second."
+        "Engines sample while the model trains. This section shows how old tokens are when they are trained, and "
+        "how long trainer and engines wait. For a detailed timeline, open timeline.json of the run in Perfetto or "
+        "chrome://tracing."
     )
     return f'<h2>Side by side</h2><p class="lead">{lead}</p>{cards(charts)}'
 

@@ -284,7 +284,7 @@ def _turns(row: Mapping[str, Any]) -> list[str]:
     except (ValueError, LookupError, TypeError, RecursionError):
         return []
     named = [f"{escaped(cut(name, MAX_SAID)[0])} × {times}" for name, times in calls.most_common(MAX_ROWS)]
-    return [turns, *named, f"{wrong} calls in vain" if wrong else "", escaped(ended)]
+    return [turns, *named, f"{wrong} failed calls" if wrong else "", escaped(ended)]
 
 
 def shade(advantage: float, scale: float) -> str:

@@ -37,9 +37,9 @@ def _waits_chart(run: RunRecord) -> Chart:
     trainer = [(row["step"], waited_for_groups(row)) for row in _steps(run)]
     lines = [
         Series(name="trainer, for groups", points=trainer, colour=1),
-        Series(name="engines, for something to draw", points=run.series(ENGINES_IDLE), colour=2),
+        Series(name="engines, for something to sample", points=run.series(ENGINES_IDLE), colour=2),
     ]
-    hint = "Shares of their time. Engines that load weights or start up draw nothing either."
+    hint = "Shares of their time. Engines also wait while they load weights or start up."
     return draw("Who waits", lines, percent, hint, y_range=(0.0, 1.0), names=[ENGINES_IDLE])
 
 
@@ -72,5 +72,5 @@ def waiting_note(run: RunRecord) -> Note | None:
         advice = "Both wait, so more groups should be in progress: raise train.run_ahead."
     else:
         advice = "The engines have no time left: raise rollout.engines, or sample fewer or shorter answers."
-    text = f"Engines drew nothing in {percent(engines)} of their time. {advice}"
+    text = f"Engines sampled nothing in {percent(engines)} of their time. {advice}"
     return Note("info", f"The trainer waited {percent(trainer)} of the time for groups", text)

@@ -236,8 +236,8 @@ def _reward_model_sentence(evaluation: Mapping[str, Any]) -> list[str]:
     else:
         return []
     return [
-        f"The reward is a learned model: it {does}, which says nothing yet about answers that training finds. The "
-        "check decides."
+        f"The reward is a learned model: it {does}. That does not show how it scores the answers that training "
+        "finds. The check decides."
     ]
 
 

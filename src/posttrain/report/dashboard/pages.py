@@ -27,7 +27,7 @@ NEWS = "/news"
 MOST_OVERLAID = 6
 """Maximum number of runs on the same plots: the number of colours."""
 GROUPS_PER_PAGE, ROWS_PER_GROUP = 10, 64
-_REWARD = Plot(title="Reward", metrics={"reward": "mean"}, hint="Of the answers that were trained on.", low=None)
+_REWARD = Plot(title="Reward", metrics={"reward": "mean"}, hint="Mean over the answers that were trained on.", low=None)
 _WORDS = {
     "running": "running",
     "finished": "finished",
