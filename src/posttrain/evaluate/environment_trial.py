@@ -38,7 +38,7 @@ SHOWN = 3
 
 @dataclass
 class Game:
-    """The result of one player's turns in one row."""
+    """The result of one player's game on one row."""
 
     row: Prompt
     heard: list[str] = field(default_factory=list)

@@ -16,7 +16,7 @@ from posttrain.report.svg import Series, agreement_chart, compact, percent
 from posttrain.report.text import escaped
 
 SIDES = (("before training", "baseline", 6), ("after", "trained", 1))
-"""Name, key in evaluation.json, colour."""
+"""(name, key in evaluation.json, colour) of the two measurements."""
 PLOTTED = {
     "pairs": ("Share of pairs in the right order, by the model's confidence in their order.", percent, (0.5, 1.0)),
     "steps": (

@@ -1,4 +1,4 @@
-"""A held-out result on one line."""
+"""Text of a held-out result on one line."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 
 class Note(NamedTuple):
-    """One observation: a title that states it, a text that explains it and says what to change."""
+    """One observation: the title states it, and the text explains it and says what to change."""
 
     level: Literal["ok", "info", "warn"]
     title: str

@@ -18,7 +18,8 @@ FEW_TOKENS = 8
 """Minimum change of the mean length, in tokens, that is worth a note."""
 LOSS_IS_SMALL = 0.05
 MISMATCH_IS_LARGE = 0.05
-"""Nats per token. bfloat16 against float32 gives about 0.01; different weights or templates give far more."""
+"""Mean mismatch above which the note warns, in nats per token. bfloat16 against float32 gives about 0.01; different
+weights or templates give far more."""
 
 
 def observations(run: RunRecord) -> list[Note]:

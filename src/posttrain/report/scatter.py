@@ -33,7 +33,7 @@ Shape = Literal["dot", "faint", "cross", "best"]
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """One point."""
+    """One point of a scatter plot."""
 
     x: float
     y: float | None

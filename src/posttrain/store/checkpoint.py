@@ -280,9 +280,9 @@ def verify(path: Path) -> Checkpoint | list[Damage]:
 
 
 def require_intact(model: Path) -> None:
-    """Raise `CheckpointError` for the `model` or `adapter` folder of a checkpoint that is not as it was written.
+    """Raise `CheckpointError` if the `model` or `adapter` folder of a checkpoint is damaged.
 
-    Only a checkpoint has a manifest; any other folder passes.
+    Only a checkpoint has a manifest. Any other folder passes.
     """
     model = model.absolute()
     path = model.parent

@@ -393,7 +393,7 @@ class RunLock:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Turn an `OSError` into the error that says what to do about it."""
+    """Turn an `OSError` into an error that says how to fix it."""
     try:
         yield
     except OSError as error:

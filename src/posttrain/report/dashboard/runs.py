@@ -31,7 +31,7 @@ _NOT_INSIDE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The runs below the folder: names are paths relative to it."""
+    """The runs and pages in a folder and below it. Names are paths relative to the folder."""
 
     runs: dict[str, Path]
     pages: dict[str, Path]
@@ -141,7 +141,7 @@ def marks_of(folder: Path) -> tuple[tuple[int, int], ...]:
 
 
 def as_json(found: Standing) -> dict[str, Any]:
-    """The content of the page of all runs, for programs."""
+    """Return the facts about a run that the page of all runs shows, for programs."""
     brief = {name: value for name, value in vars(found.brief).items() if name not in ("status", "interrupted")}
     spans = {name: None if brief[name] is None else brief[name]._asdict() for name in ("baseline", "newest")}
     place = {"name": found.name, "folder": str(found.folder), "state": found.state}
