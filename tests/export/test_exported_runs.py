@@ -284,7 +284,7 @@ def test_a_damaged_checkpoint_is_not_exported(runs: Runs, tmp_path: Path):
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="step-000002"):
         export(run, tmp_path / "out", step=2)
-    with pytest.raises(ConfigError, match=r"step = 1, but .* is no run"):
+    with pytest.raises(ConfigError, match=r"step = 1, but .* is not a run"):
         export(file.parent, tmp_path / "out", step=1)
 
 

@@ -36,8 +36,7 @@ def evaluate(
     prompt: PromptColumn = None,
     answer_column: AnswerColumn = None,
     samples: Annotated[
-        int | None,
-        typer.Option("--samples", "-k", min=0, help="Sampled answers per prompt; 0: only the greedy answer."),
+        int | None, typer.Option("--samples", "-k", min=0, help="Sampled answers per prompt; 0: greedy only.")
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Temperature of the sampled answers.")] = None,
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Use at most this many prompts.")] = None,

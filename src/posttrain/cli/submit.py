@@ -18,9 +18,7 @@ OPTIONS = ("--cluster", "--output", "--cpus", "--gpus", "--python", "--resume", 
 
 
 def submit(
-    config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="YAML or TOML file, in or below the current directory.")
-    ],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML or TOML file, below the current directory.")],
     settings: Annotated[
         list[str] | None,
         typer.Argument(
