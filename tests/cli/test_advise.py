@@ -62,10 +62,10 @@ def test_the_config_is_written_once(capsys, tmp_path):
     assert load_config(path).config.algorithm.name == "kto"
     code, _, err = shell(capsys, "--data", "thumbs", "--write", str(path))
     assert code == 2
-    assert "is there already" in err
+    assert "exists already" in err
     code, _, err = shell(capsys, "--data", "nothing", "--write", str(tmp_path / "none.yaml"))
     assert code == 2
-    assert "nothing can be recommended yet" in err
+    assert "no algorithm can be recommended yet" in err
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_a_fault_of_ours_is_exit_code_1_with_its_traceback_and_an_explanation(po
     assert exit_code == 1
     assert out == ""
     assert err.startswith("Traceback")
-    assert "ZeroDivisionError: division by zero\n  This is a fault in posttrain" in err
+    assert "ZeroDivisionError: division by zero\n  This is a bug in posttrain" in err
 
 
 def test_an_environment_that_cannot_be_used_is_exit_code_1(posttrain, monkeypatch):

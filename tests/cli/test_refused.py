@@ -102,7 +102,7 @@ def test_what_may_be_a_fault_of_ours_is_not_taken_for_a_mistake_of_the_user(erro
     assert run(["check"]) == 1
     err = capfd.readouterr().err
     assert err.startswith("Traceback")
-    assert "This is a fault in posttrain" in err
+    assert "This is a bug in posttrain" in err
 
 
 def test_a_folder_above_a_named_path_counts_as_named():

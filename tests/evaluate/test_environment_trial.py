@@ -140,7 +140,7 @@ def test_an_environment_that_is_as_it_should_be_passes(folder):
         ({"breaks": True}, "environment works", "fail", "16 of 16 games failed"),
         ({"ends": False}, "environment ends", "warn", "0 of 16 games ended within 4 turns"),
         ({"pay": 1.0}, "nothing is given away", "fail", "16 of 16 got 1 or more, mean 1"),
-        ({"tells": True}, "answers are kept", "fail", "100% of the rows were told theirs"),
+        ({"tells": True}, "answers are kept", "fail", "in 100% of the rows, replies stated the answer"),
         ({"world": "Clock"}, "environment repeats", "warn", "8 of 8 games went differently"),
     ],
 )

@@ -215,7 +215,7 @@ def test_only_the_first_tokens_count_when_there_are_many(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"", "holds no two tokens in a row"),
+        ("a.txt", b"", "has no two tokens in a row"),
         ("a.txt", b"\xff\xfe\x00", "cannot be read"),
         ("a.jsonl", b'{"content": "x"}\n', "a.jsonl:1 has no text in the column 'text'"),
     ],

@@ -220,12 +220,12 @@ def test_an_existing_folder_is_kept_unless_force_replaces_an_export(runs: Runs, 
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match=r"is there already and not empty.*\n.*--force"):
+    with pytest.raises(ConfigError, match=r"exists already and is not empty.*\n.*--force"):
         export(workshop / "model", mine)
     with pytest.raises(ConfigError, match="holds no exported model, so --force does not replace it"):
         export(workshop / "model", mine, force=True)
     assert (mine / "thesis.txt").read_text() == "years of work"
-    with pytest.raises(ConfigError, match="holds the very model that is exported"):
+    with pytest.raises(ConfigError, match="holds the model that you export"):
         export(workshop / "model", workshop, force=True)
     (mine / "thesis.txt").unlink()
     first = export(workshop / "model", mine, num_prompts=1, max_new_tokens=2)
@@ -284,7 +284,7 @@ def test_a_damaged_checkpoint_is_not_exported(runs: Runs, tmp_path: Path):
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="step-000002"):
         export(run, tmp_path / "out", step=2)
-    with pytest.raises(ConfigError, match=r"step = 1, but .* is no run"):
+    with pytest.raises(ConfigError, match=r"step = 1, but .* is not a run"):
         export(file.parent, tmp_path / "out", step=1)
 
 

@@ -53,7 +53,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
 def test_stop_strings_lie_beside_the_file(runs: Runs, tmp_path: Path):
     done = export(runs.run("stopping"), tmp_path / "out", to="gguf", num_prompts=2, max_new_tokens=8)
     assert json.loads((done.folder / "generation_config.json").read_text())["stop_strings"][0] == "zz"
-    assert "the GGUF file has no place for them" in (done.folder / "README.md").read_text()
+    assert "a GGUF file cannot hold them" in (done.folder / "README.md").read_text()
 
 
 def made(config: PreTrainedConfig, folder: Path) -> Path:
@@ -157,7 +157,7 @@ def test_a_word_level_vocabulary_of_words_is_refused():
 
 
 def test_a_model_that_scores_is_refused(runs: Runs, tmp_path: Path):
-    with pytest.raises(ConfigError, match="scores rows, and --to gguf writes language models; allowed: hf"):
+    with pytest.raises(ConfigError, match="is a reward model, but --to gguf writes only language models; allowed: hf"):
         export(runs.run("reward_model"), tmp_path / "out", to="gguf")
 
 

@@ -155,7 +155,7 @@ def test_where_a_run_is_read_an_unfinished_pipeline_is_told_which_stage_to_give(
     half = begun(done, tmp_path / "half", "finished", "training")
     none = begun(done, tmp_path / "none", "interrupted", "waiting")
     for folder, says in (
-        (half, f"its last stage has not finished yet[^$]*Give that of a finished stage: '{half / '01-sft'}'"),
+        (half, f"its last stage has not finished yet[^$]*Give the folder of a finished stage: '{half / '01-sft'}'"),
         (none, f"no stage of it has finished yet[^$]*`posttrain resume {none}` continues it"),
     ):
         assert command([name, str(folder), *options]) == 2
@@ -522,7 +522,7 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_trained(folder):
     (folder / "taken" / "thesis.txt").write_text("years of work")
     given = settings(folder, "refused", export={"output": str(folder / "taken")})
     with pytest.raises(
-        ConfigError, match=r"export: .*taken is there already and not empty[^$]*Set export\.output to another"
+        ConfigError, match=r"export: .*taken exists already and is not empty[^$]*Set export\.output to another"
     ):
         posttrain.train(given)
     assert not (folder / "refused" / "01-sft").exists()

@@ -103,11 +103,11 @@ def record_of(**metrics: float) -> RunRecord:
 
 SIDE_BY_SIDE = {"queue/engines_idle": 0.0, "staleness/mean": 2.0, "staleness/max": 5.0, "time/step": 10.0}
 NOTES = {
-    "Next to no token was too old to be trained": (
+    "Almost no token was too old to train on": (
         {"staleness/masked": 0.002},
         "2.0 versions old on average, 5 at most",
     ),
-    "12% of the tokens were too old to be trained": ({"staleness/masked": 0.12}, "Raise train.max_staleness"),
+    "12% of the tokens were too old to train on": ({"staleness/masked": 0.12}, "Raise train.max_staleness"),
     "The trainer waited 40% of the time for groups": ({"time/wait_for_groups": 4.0}, "raise rollout.engines"),
     "The trainer waited 30% of the time for groups": (
         {"time/wait_for_groups": 3.0, "queue/engines_idle": 0.5},

@@ -173,7 +173,7 @@ def test_a_program_needs_the_token_alone_and_is_answered_as_json(server):
     assert (status, json.loads(text)["name"]) == (200, "first")
     status, headers, text = server.ask(f"/api/runs/nobody?{query}")
     assert (status, headers["content-type"]) == (404, "application/json")
-    assert json.loads(text) == {"error": "There is no run of the name 'nobody' here."}
+    assert json.loads(text) == {"error": "There is no run named 'nobody' here."}
 
 
 def test_looking_writes_nothing(browser, folder):
@@ -454,7 +454,7 @@ def test_what_changed_is_read_again_and_what_did_not_is_not(tmp_path, monkeypatc
 
 
 def test_an_empty_folder_says_so_and_one_run_can_be_looked_at_alone(tmp_path):
-    assert "No run has begun below this folder" in pages.overview(tmp_path, find_runs(tmp_path), [])
+    assert "No run has started below this folder" in pages.overview(tmp_path, find_runs(tmp_path), [])
     folder = write_run(tmp_path / "alone")
     assert find_runs(folder).runs == {"alone": folder}
 

@@ -242,7 +242,7 @@ def test_margins_that_grow_when_all_pairs_are_in_order_are_a_warning(held_out: f
     run = pair_run(0.5, 0.9, interval(0.4, 0.05))
     run.evaluation["trained"]["implicit"] = {"accuracy": interval(held_out, 0.02)}
     rows = [{**row, "rewards/accuracies": 1.0, "rewards/margins": 1.2 ** row["step"]} for row in run.metrics]
-    (note,) = [n for n in observations(replace(run, metrics=rows)) if "margins grow" in n.title]
+    (note,) = [n for n in observations(replace(run, metrics=rows)) if "margins keep growing" in n.title]
     assert ("memorising" in note.text) == by_heart
 
 

@@ -30,7 +30,7 @@ def test_drawn_and_given_pieces_are_told_apart_and_have_their_own_numbers():
     assert '<span class="p4" data-t="6|1.000|-2.000">6 </span><br><i class="given">environment</i>' in html
     assert '<span class="given" data-t="7|0.000|">7 </span>' in html
     assert '<i class="given">model</i> <span class="p4" data-t="9|1.000|-3.000">9 </span>' in html
-    assert "2 turns · look × 2 · 1 calls in vain · max_turns" in html
+    assert "2 turns · look × 2 · 1 failed calls · max_turns" in html
 
 
 def test_what_a_turn_earned_stands_beside_it():

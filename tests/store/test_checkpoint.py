@@ -252,7 +252,7 @@ def test_a_link_to_a_checkpoint_elsewhere_is_refused(checkpoints, tmp_path):
     saved = checkpoints.save(10, write_small)
     saved.path.rename(tmp_path / "elsewhere")
     saved.path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match=r"step-000010/\. is not a folder of its own"):
+    with pytest.raises(CheckpointError, match=r"step-000010/\. is not a real folder"):
         checkpoints.newest()
 
 

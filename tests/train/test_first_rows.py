@@ -14,7 +14,7 @@ from posttrain.report.terminal import TerminalView
 from posttrain.train.first_rows import eos_notes
 from posttrain.types import Example
 
-FOOT = "⟦…⟧ is trained; samples.txt has these rows"
+FOOT = "⟦…⟧ is trained on; samples.txt has these rows"
 
 
 def config(folder: Path, algorithm: str, data: str, **changes: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The command line: verbs, each a thin layer over a function of the Python API.
+"""The command line. Each verb is a thin layer over a function of the Python API.
 
-Exit codes: 0 it worked, 2 configuration or data, 3 does not fit, 4 stopped by a guard or not the same in a replay, 130
-stopped by Ctrl-C, 143 by SIGTERM, 1 anything else. With `--json` stdout carries exactly one JSON object, whatever
-happens; everything that is meant for people goes to stderr.
+Exit codes: 0 success, 2 error in settings or data, 3 does not fit, 4 stopped by a guard or a replay that differs, 5
+lost a rank, 130 stopped by Ctrl-C, 143 by SIGTERM, 1 anything else. With `--json`, stdout carries exactly one JSON
+object, even after an error; everything meant for people goes to stderr.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from posttrain.importing import defer, hear_interrupts_again
 from posttrain.ranks.environment import leave, place_of_process
 
 UsageError: Any = typer.BadParameter.__base__
-"""The error of click for a command line that cannot be parsed; newer releases of typer contain their own click."""
+"""click's error for a command line that it cannot parse. It is found through typer: newer releases bundle click."""
 
 INTERRUPTED = 128 + signal.SIGINT
-"""As shells count it; `posttrain.train.api` says 143 of a SIGTERM."""
+"""Exit code after Ctrl-C, by the convention of shells. `posttrain.train.api` sets 143 after SIGTERM."""
 
 COMPLETE = "_POSTTRAIN_COMPLETE"
-"""Set by the scripts of `--install-completion`."""
+"""Environment variable that the scripts of `--install-completion` set."""
 
 app = typer.Typer(
     name="posttrain",
@@ -81,9 +81,9 @@ VERBS: dict[str, Any] = {
     "engine": engine.engine_app,
 }
 WITHOUT_ARGUMENTS = ("demo", "check", "init", "advise", "dash", "track", "explain", "explore")
-"""Verbs that do something as they are; the others then show their help."""
+"""Verbs that run without arguments. The other verbs show their help instead."""
 TAKES_SETTINGS = ("train", "submit", "plan", "replay")
-"""Verbs to which `--train.steps 5` is a setting, not an unknown option."""
+"""Verbs that read `--train.steps 5` as a setting and not as an unknown option."""
 for name, verb in VERBS.items():
     if isinstance(verb, typer.Typer):
         app.add_typer(verb, name=name)
@@ -101,27 +101,27 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def before_every_verb(
     version: Annotated[
-        bool, typer.Option("--version", help="Say which version this is.", callback=_say_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=_say_version, is_eager=True)
     ] = False,
 ) -> None:
     """Options of `posttrain` itself."""
 
 
 def main() -> None:
-    """Run the command of this process and exit with the code that says what happened."""
-    if COMPLETE in os.environ:  # the shell asks how the words so far may go on
+    """Run this process's command line and exit with the code that says what happened."""
+    if COMPLETE in os.environ:  # the shell asks for completions
         defer("torch")
         typer.main.get_command(app).main(prog_name="posttrain")
     hear_interrupts_again()
     code = run(sys.argv[1:])
-    with suppress(ConfigError):  # said in vain that this process is a rank
+    with suppress(ConfigError):  # the variables that describe a rank are wrong; `run` has reported it
         if place_of_process() is not None:
             leave(code)
     sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code. Whatever goes wrong is reported, never raised."""
+    """Run a command and return its exit code. Every error is reported, none is raised."""
     silence_libraries()
     defer("torch")
     as_json = "--json" in arguments
@@ -138,7 +138,7 @@ def run(arguments: Sequence[str]) -> int:
         return _report(
             "Interrupted", str(error) or "stopped before it was finished", code, as_json, notes=_notes(error)
         )
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as head, has closed it
         _leave_stdout()
         return 1
     except OSError as error:
@@ -151,7 +151,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _invoke(arguments: Sequence[str]) -> int:
-    """Without the `main` of click, which turns a Ctrl-C into an exit code before anyone can say where the run is."""
+    """Invoke the command, but not by click's `main`: it would turn Ctrl-C into a bare exit code without our notes."""
     command = typer.main.get_command(app)
     with command.make_context("posttrain", list(arguments)) as context:
         return command.invoke(context) or 0
@@ -163,30 +163,30 @@ def _usage(error: Any) -> str:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """Where the run is and how to go on; added by `posttrain.train.api` on the way out."""
+    """Return the notes that `posttrain.train.api` adds to an error: where the run is and how to continue it."""
     return list(getattr(error, "__notes__", []))
 
 
 def _fault(error: Exception, as_json: bool) -> int:
     print(traceback.format_exc(), file=sys.stderr)
-    advice = "This is a fault in posttrain or in code that it called; the traceback is above."
+    advice = "This is a bug in posttrain or in code that it called; the traceback is above."
     return _report(type(error).__name__, f"{error}\n  {advice}", 1, as_json, notes=_notes(error))
 
 
 def _report(kind: str, message: str, exit_code: int, as_json: bool, notes: Sequence[str] = ()) -> int:
-    """Errors go to stderr; with --json also as an object on stdout, so that a program can read what happened."""
+    """Print an error to stderr, and with --json also as an object on stdout, so that a program can read it."""
     print("\n".join([f"{kind}: {message}", *notes]), file=sys.stderr)
     try:
         if as_json:
             said = {"type": kind, "message": message, "notes": list(notes), "exit_code": exit_code}
             print(json.dumps({"error": said}))
-        if sys.stdout is not None:  # it was closed before the start: >&-
+        if sys.stdout is not None:  # None if stdout was closed before the start: >&-
             sys.stdout.flush()
-    except OSError:  # a full disk behind a redirected stdout may be what the error is about
+    except OSError:  # the error may be a full disk to which stdout is redirected
         _leave_stdout()
     return exit_code
 
 
 def _leave_stdout() -> None:
-    """Whatever is left to be written there cannot be; without this Python would fail of it once more at its exit."""
+    """Point stdout at the null device: its buffered text cannot be written, and Python would fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

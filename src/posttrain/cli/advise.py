@@ -1,6 +1,6 @@
-"""`posttrain advise` and `init`: which algorithm, and a project to begin with.
+"""`posttrain advise` recommends an algorithm; `posttrain init` writes a first project.
 
-`advise` has a flag for each fact, read from `Facts`, so that none is declared twice.
+`advise` builds a flag for each field of `Facts`, so that no fact is declared twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def advise(
     ask: Annotated[
         bool | None,
         typer.Option(
-            "--ask/--no-ask", help="Ask for what no flag says. Default: ask on a terminal if no flag is given."
+            "--ask/--no-ask",
+            help="Ask for the facts that no flag gives. Default: ask on a terminal if there are no flags.",
         ),
     ] = None,
     json: AsJson = False,
@@ -65,7 +66,7 @@ def advise(
 
 
 def with_facts(command: Callable[..., int]) -> Callable[..., int]:
-    """The command with a flag for each fact in place of its `**flags`."""
+    """Return the command with its `**flags` replaced by one flag for each fact."""
 
     @functools.wraps(command)
     def run(**given: Any) -> int:
@@ -82,7 +83,7 @@ def with_facts(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _flags() -> Iterator[inspect.Parameter]:
-    """Facts that are true or false have two flags, the others are read from text, as in a file."""
+    """Yield the flags. A boolean fact has two flags; any other fact is read from text, as in a file."""
     from posttrain.lab.advise.facts import Facts
 
     for name, told in Facts.model_fields.items():
@@ -90,13 +91,13 @@ def _flags() -> Iterator[inspect.Parameter]:
         if told.annotation == bool | None:
             kind = Annotated[bool | None, typer.Option(f"{option}/--no-{option[2:]}", help=text, show_default=False)]
         else:
-            about = f"{text} Also 8xH100, or 8x80 for GPUs of 80 GB." if name == "gpus" else text
+            about = f"{text} Or write 8xH100, or 8x80 for GPUs of 80 GB." if name == "gpus" else text
             kind = Annotated[str | None, typer.Option(option, help=about, show_default=False)]
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def _typed(question: str) -> str:
-    """The next line of the input; questions go to stderr, so that stdout carries the advice alone."""
+    """Return the next line of stdin. The question goes to stderr, so that stdout carries only the advice."""
     typer.echo(question, nl=False, err=True)
     line = sys.stdin.readline()
     if not line:
@@ -107,12 +108,12 @@ def _typed(question: str) -> str:
 def _write(path: Path, config: str | None) -> None:
     if config is None:
         raise ConfigError(
-            given="--write, but nothing can be recommended yet",
-            allowed="facts that an algorithm can learn from",
-            fix="`posttrain advise` without --write says what to get first.",
+            given="--write, but no algorithm can be recommended yet",
+            allowed="facts that describe data an algorithm can learn from",
+            fix="Run `posttrain advise` without --write: it says what to get first.",
         )
     if path.exists():
-        raise ConfigError(given=f"{path} is there already", allowed="the name of a new file", fix="Name another one.")
+        raise ConfigError(given=f"{path} exists already", allowed="the name of a new file", fix="Name another file.")
     path.write_text(config, encoding="utf-8")
 
 
@@ -140,14 +141,14 @@ def init(
     ] = None,
     example: Annotated[
         str | None,
-        typer.Option(help="Write a whole example that improves a real model instead: siblings. It needs --model."),
+        typer.Option(help="Instead, write a complete example that improves a real model: siblings. It needs --model."),
     ] = None,
     defaults: Annotated[bool, typer.Option("--defaults", "-y", help="Ask nothing and use the defaults.")] = False,
     json: AsJson = False,
 ) -> int:
-    """Make a project that runs: config, reward, sample data and a README.
+    """Create a project that runs: config, reward, sample data and a README.
 
-    On a terminal the command asks five questions, except those that flags answer. Without a terminal it asks nothing.
+    On a terminal the command asks five questions, except those that flags answer. Otherwise it asks nothing.
     It never overwrites a file.
 
     \b
@@ -176,20 +177,20 @@ def init(
 
 
 def _only_with_example(given: dict[str, str | None]) -> None:
-    """An example has its data and its settings."""
+    """Raise ConfigError for options that an example does not take, because it has its own data and settings."""
     from posttrain.errors import ConfigError
 
     for name, value in given.items():
         if value is not None:
             raise ConfigError(
-                given=f"--{name} {value} with --example, which brings its own",
+                given=f"--{name} {value} with --example, which has its own",
                 allowed="--model and a folder",
                 fix=f"Leave --{name} out.",
             )
 
 
 def ask(question: Question) -> str:
-    """On a terminal, until the answer is one of the choices; Enter takes the default."""
+    """Ask on the terminal until the answer is one of the choices. Enter takes the default."""
     from posttrain.errors import ConfigError
 
     typer.echo(question.text)

@@ -1,4 +1,4 @@
-"""The process of a run that experiments/children.py started: `posttrain train` or `resume`, and never an orphan.
+"""The child process of a run that experiments/children.py starts: `posttrain train` or `resume`, never an orphan.
 
 python -m posttrain.cli.child PARENT SETTINGS FOLDER [STEPS]
 """
@@ -18,14 +18,14 @@ from posttrain.lab.experiments.children import WATCHED_EVERY
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do the run of this folder, or go on with it, and return its exit code."""
+    """Start or resume the run in this folder, and return its exit code."""
     parent, settings, folder, *steps = arguments
     die_with(int(parent))
     return run(arguments_for(settings, folder, steps))
 
 
 def arguments_for(settings: str, folder: str, steps: Sequence[str]) -> list[str]:
-    """The command line of this run: one that has begun is resumed."""
+    """Return the command line of this run. If the folder holds a run already, it is resumed."""
     from posttrain.store.run_store import holds_run
 
     if holds_run(Path(folder)):
@@ -35,7 +35,7 @@ def arguments_for(settings: str, folder: str, steps: Sequence[str]) -> list[str]
 
 
 def die_with(parent: int) -> None:
-    """Be killed as soon as the process that started this one is gone: it is then the child of another."""
+    """Kill this process as soon as its parent is gone: the system then gives it another parent."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,4 +1,4 @@
-"""`posttrain convert FILE`: a script of TRL or a config of verl, as one of ours."""
+"""`posttrain convert FILE`: turn a script of TRL or a config of verl into a config of posttrain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posttrain.cli.output import AsJson, answer
 
 
 def _forms(incomplete: str) -> list[str]:
-    """For the shell: what a file may train."""
+    """Return the trainers that complete a word (for shell completion)."""
     from posttrain.lab.convert.records import VERBS
 
     return [verb for verb in VERBS if verb.startswith(incomplete)]
@@ -26,19 +26,19 @@ def convert(
     form: Annotated[
         str | None,
         typer.Option(
-            "--as", help="What the file trains, if it does not say so: grpo, dpo, sft ...", autocompletion=_forms
+            "--as", help="Algorithm of the file, if it does not say so: grpo, dpo, sft ...", autocompletion=_forms
         ),
     ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Number of training rows, to turn epochs into steps.")] = None,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of processes of the other library; 1 unless FILE says so."),
+        typer.Option(min=1, help="Number of processes of the other library. Default: what FILE says, else 1."),
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Convert a TRL or verl config to a posttrain config, with a comment wherever something differs.
+    """Convert a TRL or verl config to a posttrain config, with a comment for every difference.
 
-    A script is parsed, never run. The end of the file lists, line by line, the settings that have no counterpart.
+    A script is parsed, never run. The end of the file lists the settings that have no counterpart.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`posttrain data check SOURCE`, `posttrain data answers MODEL SOURCE`"""
+"""`posttrain data check SOURCE` and `posttrain data answers MODEL SOURCE`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ data_app = typer.Typer(
 
 
 class Facts(NamedTuple):
-    """What of a model matters to data."""
+    """The facts about a model that matter for checking data."""
 
     tokenizer: PreTrainedTokenizerBase | None = None
     eos_ids: frozenset[int] | None = None
@@ -31,7 +31,7 @@ class Facts(NamedTuple):
 def _named(given: str) -> tuple[str, str]:
     ours, equals, theirs = given.partition("=")
     if not (ours and equals and theirs):
-        raise typer.BadParameter(f"{given!r}: write the name here, =, and the name in the data, as in chosen=better")
+        raise typer.BadParameter(f"{given!r}: write posttrain's name, =, and the name in the data, as in chosen=better")
     return ours, theirs
 
 
@@ -45,22 +45,21 @@ def check(
         typer.Option(help="Model or tokenizer that gives token counts, the context limit and the chat template."),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=1, help="Drop longer rows, as a context of this many tokens would.")
+        int | None, typer.Option(min=1, help="Drop rows of more tokens, as a run with this context length would.")
     ] = None,
-    kind: Annotated[
-        Kind | None, typer.Option("--as", help="Kind of training to read the data for, if it suits several.")
-    ] = None,
+    kind: Annotated[Kind | None, typer.Option("--as", help="Kind of data to read it as, if it fits several.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
     ] = None,
     answer_column: AnswerColumn = None,
     column: Annotated[
-        list[str] | None, typer.Option(help="Name of a column in the data, such as chosen=better; repeatable.")
+        list[str] | None,
+        typer.Option(help="Column that has another name in the data, such as chosen=better; repeatable."),
     ] = None,
     split: Annotated[str, typer.Option(help="Split of a Hugging Face dataset; train or eval for a task.")] = "train",
     json: AsJson = False,
 ) -> int:
-    """Show how data is read: format, columns, lengths, repetitions, dropped rows with reasons, three rendered samples.
+    """Show how posttrain reads data: format, columns, lengths, duplicates, dropped rows and why, three rendered rows.
 
     \b
     Examples:
@@ -97,24 +96,24 @@ def answers(
         list[str] | None,
         typer.Option(help="Keep only answers that this reward accepts; repeatable: rewards are summed."),
     ] = None,
-    at_least: Annotated[float, typer.Option(help="Lowest sum of rewards at which an answer is kept.")] = 1.0,
-    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt; the best is kept.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.01, help="Temperature of the answers.")] = 0.7,
-    max_length: Annotated[int, typer.Option(min=1, help="Most tokens of an answer; cut answers are not kept.")] = 256,
-    max_rows: Annotated[int | None, typer.Option(min=1, help="Use only this many prompts, from the first on.")] = None,
+    at_least: Annotated[float, typer.Option(help="Keep an answer if its sum of rewards is at least this.")] = 1.0,
+    samples: Annotated[int, typer.Option(min=1, help="Answers sampled for each prompt; the best is kept.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Sampling temperature.")] = 0.7,
+    max_length: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer; longer ones are dropped.")] = 256,
+    max_rows: Annotated[int | None, typer.Option(min=1, help="Use only this many prompts: the first ones.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
     ] = None,
     answer_column: AnswerColumn = None,
     first_sentence: Annotated[
         bool,
-        typer.Option("--first-sentence", help="Keep only the first sentence, even of an answer that was cut."),
+        typer.Option("--first-sentence", help="Keep only the first sentence, even of a cut-off answer."),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the answers.")] = 0,
     json: AsJson = False,
 ) -> int:
-    """Save a model's own answers as examples, to keep the model as it is while it learns a task, or to start RL from
-    its best answers.
+    """Save a model's own answers as examples. Train on them so that the model does not forget while it learns a task,
+    or to start RL from its best answers.
 
     \b
     Examples:
@@ -145,7 +144,7 @@ def answers(
 
 
 def _facts(model: str | None) -> Facts:
-    """Of a model, without its weights; of a folder with a tokenizer alone, what there is."""
+    """Read the facts about a model without its weights. A folder with only a tokenizer gives only the tokenizer."""
     if model is None:
         return Facts()
     from posttrain.config import ModelConfig
@@ -165,7 +164,7 @@ def _facts(model: str | None) -> Facts:
 
 
 def _generation_config(path: str) -> GenerationConfig | None:
-    """It may know EOS ids that the tokenizer does not."""
+    """Return the model's generation config, if any: it may list EOS ids that the tokenizer does not know."""
     from transformers import GenerationConfig
 
     try:

@@ -13,13 +13,13 @@ engine_app = typer.Typer(help="Install engines that need their own environment."
 
 
 class Engine(StrEnum):
-    """What can be installed."""
+    """An engine that can be installed."""
 
     vllm = "vllm"
 
 
 class Device(StrEnum):
-    """What an engine is built for."""
+    """The kind of device that an engine is built for."""
 
     cpu = "cpu"
     cuda = "cuda"
@@ -33,11 +33,11 @@ def install(
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Install an engine in its own environment, once: vLLM pins other versions of torch and transformers than the
-    trainer.
+    """Install an engine in its own environment. vLLM needs it because it pins other versions of torch and transformers
+    than the trainer.
 
-    It takes 4 GB on a CPU and more with CUDA, in `~/.cache/posttrain/engines`, or in the folder that the variable
-    POSTTRAIN_ENGINES names.
+    Run it once for each machine. The environment takes 4 GB for a CPU and more with CUDA. It is in
+    `~/.cache/posttrain/engines`, or in the folder that the environment variable POSTTRAIN_ENGINES names.
 
     \b
     Examples:

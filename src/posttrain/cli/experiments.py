@@ -19,7 +19,7 @@ def compare(
     ] = None,
     algorithms: Annotated[str | None, typer.Option(help="The arms: algorithms, separated by commas.")] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of seeds, counted from 0; default 3, or what the file says.")
+        int | None, typer.Option(min=1, help="Number of seeds, counted from 0. Default: the file's value, else 3.")
     ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="UNIT=N", help="Budget of each run: tokens=2e6, steps=200 or seconds=600.")
@@ -27,14 +27,14 @@ def compare(
     target: Annotated[
         float | None, typer.Option(help="Held-out score; the result shows the tokens and seconds to reach it.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; comparisons/NAME unless given.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: comparisons/NAME.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
-    """Compare algorithms, or configs, on one task with equal seeds and budget: intervals, curves, and a verdict.
+    """Compare algorithms or configs on one task with equal seeds and budget: intervals, curves and a verdict.
 
-    Each run is its own process. A run that fails is counted and does not affect the others; the exit code is then 1. To
+    Each run is its own process. A run that fails is counted and does not affect the others, but the exit code is 1. To
     continue, run the same command again.
 
     \b
@@ -77,9 +77,9 @@ def sweep(
         ),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Total number of trials; default 20, or what the file says.")
+        int | None, typer.Option(min=1, help="Total number of trials. Default: the file's value, else 20.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
     pruner: Annotated[
         str | None, typer.Option(help="How to stop poor trials: median, hyperband or none.", show_default="median")
     ] = None,
@@ -87,14 +87,14 @@ def sweep(
         int | None,
         typer.Option(min=0, help="Number of fresh seeds for the best configuration and the default.", show_default="5"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; sweeps/NAME unless given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: sweeps/NAME.")] = None,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
-    """Search for the settings with the best held-out score; show which matter and which turn success into collapse.
+    """Search for the settings with the best held-out score. Shows which settings matter and which lead to collapse.
 
     Each trial is a run in its own process and is pruned if others do better. The best configuration and the default run
-    again on fresh seeds. After a kill, run the same command again: no trial is lost.
+    again on fresh seeds. If the sweep is killed, run the same command again: no trial is lost.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`posttrain check`, `explain`, `explore`, `dash` and `track`: looking at what there is."""
+"""`posttrain check`, `explain`, `explore`, `dash` and `track`: verbs that show things and train nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def explain(
     algorithm: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ALGO]", help="Name, such as grpo; without it, all are listed.", autocompletion=algorithm_names
+            metavar="[ALGO]", help="Name, such as grpo. Without a name, lists all.", autocompletion=algorithm_names
         ),
     ] = None,
     json: AsJson = False,
@@ -51,7 +51,7 @@ def explain(
 
 
 def _summary(key: str) -> str:
-    """What the algorithm is about; of a plugin that is broken, why it cannot be loaded."""
+    """Return the algorithm's summary, or for a broken plugin the reason why it cannot be loaded."""
     from posttrain.algorithms import ALGORITHMS
     from posttrain.errors import PluginError
 
@@ -83,11 +83,13 @@ def check(json: AsJson = False) -> int:
 
 
 def explore(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write the page.")] = Path("explore.html"),
-    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write the page to.")] = Path(
+        "explore.html"
+    ),
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: AsJson = False,
 ) -> int:
-    """Write the algorithm explorer: models, memory and choices of every algorithm, and the advisor, on one page.
+    """Write the algorithm explorer, one page: models, memory and design choices of every algorithm, and the advisor.
 
     The page needs no network and no server. Its numbers come from `posttrain plan`.
 
@@ -111,19 +113,19 @@ def explore(
 
 def dash(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder of runs, at any depth, or of one run.")
+        Path, typer.Argument(metavar="FOLDER", help="Folder of one run, or of runs at any depth.")
     ] = Path("runs"),
     port: Annotated[
         int | None,
         typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.", show_default="8765 or the next"),
     ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the dashboard in the browser.")] = False,
     json: AsJson = False,
 ) -> int:
     """Show all runs in the browser: their reports, plots side by side, every answer.
 
     The dashboard only reads files, so it does not disturb training. Only this machine can connect, and only with the
-    address that is printed. From another machine: ssh -L 8765:127.0.0.1:8765 MACHINE. Ctrl-C ends it.
+    printed address. To connect from another machine, run ssh -L 8765:127.0.0.1:8765 MACHINE there. Ctrl-C stops it.
 
     \b
     Examples:
@@ -135,7 +137,7 @@ def dash(
 
     board = Dashboard(folder, port)
     found = {"address": board.address, "port": board.port, "folder": str(folder.absolute())}
-    answer(found, f"dashboard  {board.address}\n           Ctrl-C ends it", as_json=json)
+    answer(found, f"dashboard  {board.address}\n           Ctrl-C stops it", as_json=json)
     sys.stdout.flush()
     if open_it:
         webbrowser.open(board.address)
@@ -147,14 +149,14 @@ def dash(
 
 
 def track(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    to: Annotated[Literal["tensorboard", "trackio", "wandb"], typer.Option(help="The tracker to send to.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    to: Annotated[Literal["tensorboard", "trackio", "wandb"], typer.Option(help="Tracker to send the run to.")],
     json: AsJson = False,
 ) -> int:
     """Send a run to TensorBoard, Trackio or Weights & Biases: a finished run, or a live one until it ends.
 
-    The command reads the files of the run and sends what the tracker does not have yet, so you can run it again. With
-    the setting report_to, a run sends itself.
+    The command reads the files of the run and sends only data that the tracker does not have yet, so you can run it
+    again. With the setting report_to, a run sends its data itself.
 
     \b
     Examples:
@@ -165,9 +167,9 @@ def track(
     from posttrain.report.tracking.trackers import require
 
     require([to])
-    with redirect_stdout(sys.stderr):  # their packages print
+    with redirect_stdout(sys.stderr):  # the trackers' packages print
         sent = follow(folder, to)
-    atexit.register(setattr, sys, "stdout", sys.stderr)  # and print at the end of the process, after the answer
+    atexit.register(setattr, sys, "stdout", sys.stderr)  # they also print when the process exits, after the answer
     found = {"run": str(folder), "tracker": to, "id": sent.id, "step": max(sent.step, 0), "where": sent.where}
     answer(found, f"sent       {folder}, up to step {max(sent.step, 0)}\nsee        {sent.where}", as_json=json)
     return 0

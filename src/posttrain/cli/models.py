@@ -1,4 +1,4 @@
-"""`posttrain eval`, `chat` and `export`: a model that is there."""
+"""`posttrain eval`, `chat` and `export`: verbs for a trained model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def evaluate(
     settings: Rollout = None,
     data: Annotated[str | None, typer.Option(help="Held-out data: file, glob, dataset name or task:NAME.")] = None,
     reward: Annotated[list[str] | None, typer.Option(help="Name, path.py:function or YAML entry; repeatable.")] = None,
-    check: Annotated[list[str] | None, typer.Option(help="Independent check, named like a reward; repeatable.")] = None,
+    check: Annotated[list[str] | None, typer.Option(help="Independent check, given like a reward; repeatable.")] = None,
     prompt: PromptColumn = None,
     answer_column: AnswerColumn = None,
     samples: Annotated[
@@ -40,17 +40,17 @@ def evaluate(
     ] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Temperature of the sampled answers.")] = None,
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Use at most this many prompts.")] = None,
-    max_completion_length: Annotated[int | None, typer.Option(min=1, help="Tokens.")] = None,
+    max_completion_length: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of an answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampled answers.")] = None,
-    kind: Annotated[str | None, typer.Option("--as", help="Measure by given answers: pairs, labels, ...")] = None,
+    kind: Annotated[str | None, typer.Option("--as", help="Measure on given answers: pairs, labels, ...")] = None,
     answers: Annotated[Path | None, typer.Option(help="Write all answers and judgements to this JSONL file.")] = None,
     json: AsJson = False,
 ) -> int:
     """Score a model on held-out prompts: greedy, pass@k and majority vote, each with an interval.
 
-    A run folder supplies its data, rewards and settings. For a model, whatever you do not give has the default of the
-    config. A model that learned from given answers is measured as in its run: by pair accuracy, AUC or loss. --as does
-    this for any model.
+    A run folder supplies its data, rewards and settings. For a model, every option that you do not give has the default
+    of the config. A model that learned from given answers is measured as in its run: by pair accuracy, AUC or loss.
+    Use --as to measure any model that way.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def evaluate(
 
 
 def _here(model: str) -> str:
-    """A folder of this machine for the run behind a URL; anything else as it is."""
+    """Return the local folder of a run behind a URL. Any other name is returned unchanged."""
     from posttrain.config.urls import is_url
     from posttrain.store.fetching import folder_to_read
 
@@ -101,14 +101,14 @@ def _answered(measured: Evaluation | GivenEvaluation, *, as_json: bool) -> int:
 
 
 def _write(evaluation: Evaluation, answers: Path | None) -> None:
-    """The answers, and what judges said of them, where a file is named."""
+    """Write the answers and the judges' judgements of them, if the user named a file."""
     if answers is not None:
         evaluation.write_answers(answers)
         evaluation.write_judgements(answers.with_suffix(".judgements.jsonl"))
 
 
 def _rollout(settings: list[str] | None) -> dict[str, Any]:
-    """Of what answers: `rollout.engine=vllm` and its kin."""
+    """Read the settings of the engine that answers, such as `rollout.engine=vllm`."""
     from posttrain.config.text import read_value
 
     found = dict[str, Any]()
@@ -125,17 +125,17 @@ def _rollout(settings: list[str] | None) -> dict[str, Any]:
 
 
 def _refuse_servers(settings: list[str] | None) -> None:
-    """Where nothing is sampled."""
+    """Raise ConfigError for settings of an engine, because nothing is sampled."""
     if settings:
         raise ConfigError(
-            given=f"{settings[0]} for given answers: nothing is sampled",
+            given=f"{settings[0]}, but a measurement on given answers samples nothing",
             allowed="settings of the section rollout, if answers are sampled",
             fix=f"Leave {settings[0]} out.",
         )
 
 
 def _entries(given: list[str] | None) -> list[Any] | None:
-    """Rewards as they stand in a config, for those that are more than a name."""
+    """Return rewards as in a config: a name, or a mapping for text that begins with `{`."""
     from posttrain.config.text import read_value
 
     return None if given is None else [read_value(text, text) if text.startswith("{") else text for text in given]
@@ -154,11 +154,11 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.0,
-    max_completion_length: Annotated[int, typer.Option(min=1, help="Tokens.")] = 256,
+    max_completion_length: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of the answers, if the temperature is not 0.")] = 0,
     json: AsJson = False,
 ) -> int:
-    """Talk to a model; lines come from the terminal or from standard input.
+    """Chat with a model. Each line of the terminal or of standard input is one message.
 
     A model without a chat template continues the text.
 
@@ -193,7 +193,7 @@ def chat(
 
 
 def _lines() -> Iterator[str]:
-    """What is typed or piped in, line by line, until it ends."""
+    """Yield the lines of the terminal or of standard input, except blank ones, until it ends."""
     while True:
         try:
             line = input("you> ") if sys.stdin.isatty() else input()
@@ -211,7 +211,8 @@ def export(
         str, typer.Argument(metavar="RUN|MODEL", help="Run folder, model folder or name, or folder of LoRA adapters.")
     ],
     output: Annotated[
-        Path | None, typer.Argument(metavar="[OUT]", help="New folder; default RUN/export/hf, or MODEL-hf here.")
+        Path | None,
+        typer.Argument(metavar="[OUT]", help="New folder. Default: RUN/export/hf, or MODEL-hf in this directory."),
     ] = None,
     to: Annotated[str, typer.Option(help="hf: a Hugging Face folder; gguf: one file for llama.cpp.")] = "hf",
     dtype: Annotated[
@@ -220,7 +221,7 @@ def export(
     step: Annotated[int | None, typer.Option(min=0, help="Checkpoint of the run; default: the newest.")] = None,
     base: Annotated[str | None, typer.Option(help="Base model of LoRA adapters, if it has moved.")] = None,
     prompts: Annotated[
-        str | None, typer.Option(help="File of prompts to replay; default: held-out prompts of the run.")
+        str | None, typer.Option(help="File of prompts to replay. Default: held-out prompts of the run.")
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts to replay.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Greedy tokens per prompt.")] = 32,
@@ -228,11 +229,11 @@ def export(
     device: Annotated[str, typer.Option(help="Where to run the trained model: auto, cpu or cuda.")] = "auto",
     json: AsJson = False,
 ) -> int:
-    """Export the trained model to a folder that other programs open, and prove the export by replaying prompts through
-    it.
+    """Export the trained model to a folder that other programs can open, and prove the export by replaying prompts
+    through it.
 
-    LoRA adapters are merged, and README.md becomes a model card with data, algorithm, settings and results. Plain
-    transformers, in its own process, must give the same greedy tokens and log-probabilities as the trained model.
+    The command merges LoRA adapters and writes a model card, README.md, with data, algorithm, settings and results.
+    Plain transformers, in its own process, must give the same greedy tokens and log-probabilities as the trained model.
     Otherwise the command fails, says where they differ, and leaves nothing behind.
 
     \b

@@ -1,4 +1,4 @@
-"""Output that all verbs share: one JSON object or text, the live view of a run, its last words, and silence from
+"""Output that all verbs share: JSON or text, the live view of a run and its last lines. Also silences other
 libraries."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from posttrain.train.run import Run
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and everything else on stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings, errors and the last lines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings, errors and the result.")]
 ShowSamples = Annotated[bool, typer.Option("--show-samples", help="Show completions of every tenth step.")]
-PromptColumn = Annotated[str | None, typer.Option(help='Prompt column, or a template: "{Body} {Question}".')]
+PromptColumn = Annotated[str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')]
 AnswerColumn = Annotated[str | None, typer.Option("--answer", help="Column of the gold answer.")]
 
 _QUIET = {
@@ -38,19 +38,19 @@ _QUIET = {
     "HF_HUB_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Variables that the libraries read when they are imported: no progress bars between our lines, no logs but errors."""
+"""Environment variables that libraries read when imported: no progress bars between our lines, only errors in logs."""
 _TALKATIVE = ("torchao", "torch.utils._pytree")
-"""transformers imports torchao where it is installed, which tells of each kernel that is not for this machine."""
+"""Loggers to quieten. transformers imports torchao if installed, and torchao logs every kernel it cannot use here."""
 _LIBRARIES = r"(torch|transformers|peft|datasets|huggingface_hub)(\.|$)"
 
 
 def silence_libraries() -> None:
-    """Keep transformers, datasets and the hub client from writing between our lines. A variable that is set stays.
+    """Keep transformers, datasets and the hub client from writing between our lines. Variables already set are kept.
 
-    Must run before they are imported; the command line does so first of all. Python callers keep their own settings.
-    Downloads alone show a bar, on a terminal only: they take long, and come before our first line.
+    Call this before importing them; the command line calls it first. Python callers keep their own settings.
+    Only downloads show a progress bar, and only on a terminal: they take long and come before our first line.
     """
-    if not sys.warnoptions:  # advice to their callers, of whom the user is none
+    if not sys.warnoptions:  # these warnings advise developers who call the libraries, not our users
         warnings.filterwarnings("ignore", category=FutureWarning, module=_LIBRARIES)
     if not isinstance(warnings.showwarning, _SentenceAlone):
         warnings.showwarning = _SentenceAlone(warnings.showwarning)
@@ -63,7 +63,7 @@ def silence_libraries() -> None:
 
 @dataclass(frozen=True)
 class _SentenceAlone:
-    """Shows warnings that are meant for users without the line of code."""
+    """A `warnings.showwarning` that shows warnings meant for users without the line of code."""
 
     others: Callable[..., None]
 
@@ -75,30 +75,30 @@ class _SentenceAlone:
 
 
 def answer(result: Any, text: str, *, as_json: bool) -> None:
-    """The result of a verb: an object for programs, or text for people."""
+    """Print the result of a verb: a JSON object for programs, or text for people."""
     from posttrain.report.store import finite
 
     typer.echo(json.dumps(finite(result), indent=2, allow_nan=False) if as_json else text)
 
 
 def view_for(*, quiet: bool, as_json: bool, show_samples: bool = False) -> TerminalView:
-    """Live output; on stderr where stdout carries JSON."""
+    """Return the live view of a run. It writes to stderr if stdout carries JSON."""
     from posttrain.report.terminal import TerminalView
 
     return TerminalView(stream=sys.stderr if as_json else sys.stdout, quiet=quiet, show_samples=show_samples)
 
 
 def lines_for(*, quiet: bool, as_json: bool) -> Callable[[str], None]:
-    """Progress of a verb with many runs, line by line; on stderr if stdout carries JSON."""
+    """Return a function that prints a progress line of a verb with many runs: to stderr if stdout carries JSON."""
     stream = sys.stderr if as_json else sys.stdout
     return lambda line: None if quiet else print(line, file=stream, flush=True)
 
 
 def finish(run: Run | FinishedRun | Pipeline, *, as_json: bool) -> int:
-    """Print where everything is; the run ended well, or an error would have travelled past here."""
+    """Print where everything is, and return 0: if the run had failed, an error would have been raised before this."""
     from posttrain.report.pipeline_page import stage_rows, table_text
 
-    if getattr(run, "followed", False):  # one rank of several speaks
+    if getattr(run, "followed", False):  # another rank prints the result
         return 0
     summary = run.summary()
     staged = "stages" in summary
@@ -111,14 +111,14 @@ def finish(run: Run | FinishedRun | Pipeline, *, as_json: bool) -> int:
 
 
 def algorithm_names(incomplete: str) -> list[str]:
-    """For the shell: the algorithms that a word may become."""
+    """Return the algorithms that complete a word (for shell completion)."""
     from posttrain.algorithms import ALGORITHMS
 
     return [name for name in ALGORITHMS if name.startswith(incomplete)]
 
 
 def setting_keys(ctx: typer.Context, incomplete: str) -> list[str]:
-    """For the shell: the settings that a word may become, of the algorithm that the file before it names."""
+    """Return the settings that complete a word (for shell completion), with those of the config file's algorithm."""
     from posttrain.config import setting_names
     from posttrain.config.algorithm import algorithm_named
     from posttrain.config.text import read_mapping
@@ -127,9 +127,9 @@ def setting_keys(ctx: typer.Context, incomplete: str) -> list[str]:
     if incomplete.removeprefix("--").startswith("algorithm"):
         try:
             named = algorithm_named(read_mapping(str(ctx.params.get("config"))).get("algorithm"))
-        except PosttrainError:  # no file yet, or none that can be read
+        except PosttrainError:  # no file yet, or an unreadable one
             named = None
         names = setting_names(named)
     else:
-        names = setting_names("sft")  # one whose file is small: its settings are not asked for
+        names = setting_names("sft")  # any algorithm will do: its settings are not wanted here; sft imports quickly
     return [f"{dashes}{name}=" for name in names if name.startswith(incomplete.removeprefix("--"))]

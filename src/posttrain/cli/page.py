@@ -1,4 +1,4 @@
-"""The reference page docs/cli.md, written from the verbs themselves: `python -m posttrain.cli.page > docs/cli.md`."""
+"""Generator of the reference page docs/cli.md from the verbs: `python -m posttrain.cli.page > docs/cli.md`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.cli import app
 
 
 def cli_page() -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page as Markdown."""
     head = Path(__file__).with_name("page.md").read_text(encoding="utf-8")
     root = typer.main.get_command(app)
     return "\n".join([head, *(_section(name, command) for name, command in _verbs(root, ""))])
@@ -43,7 +43,7 @@ def _section(name: str, command: Any) -> str:
 
 
 def _parameter(parameter: Any) -> tuple[str, str, str]:
-    """How it is written, its default and its help."""
+    """Return how the user writes a parameter, its default and its help text."""
     given = parameter.default is not None and parameter.default is not False
     default = "required" if parameter.required else f"`{parameter.default}`" if given else ""
     if parameter.param_type_name == "argument":

@@ -1,4 +1,4 @@
-"""`posttrain plan [CONFIG] [SECTION.KEY=VALUE ...]`"""
+"""`posttrain plan [CONFIG] [SECTION.KEY=VALUE ...]`."""
 
 from __future__ import annotations
 
@@ -16,57 +16,58 @@ Arguments = Annotated[
     typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]", help="YAML or TOML file, and settings that override it."),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="Model, without a config: size class (7b, 30b-a3b), folder or config.json.")
+    str | None,
+    typer.Option(help="Model to plan for without a config: size class (7b, 30b-a3b), folder or config.json."),
 ]
-Algorithm = Annotated[str | None, typer.Option(help="Algorithm, without a config.")]
+Algorithm = Annotated[str | None, typer.Option(help="Algorithm to plan for without a config.")]
 Gpus = Annotated[str | None, typer.Option(help="GPUs to plan for, such as 8xH100. Default: this machine.")]
-Lora = Annotated[bool, typer.Option("--lora", help="Train adapters of the default rank: lora={}.")]
+Lora = Annotated[bool, typer.Option("--lora", help="Train LoRA adapters of the default rank: lora={}.")]
 GroupSize = Annotated[int | None, typer.Option(help="sampling.group_size")]
 PromptsPerStep = Annotated[int | None, typer.Option(help="train.prompts_per_step")]
 MaxCompletionLength = Annotated[int | None, typer.Option(help="sampling.max_completion_length")]
 Steps = Annotated[int | None, typer.Option(help="train.steps")]
-PromptLength = Annotated[int | None, typer.Option(help="Tokens of the longest prompt, if no setting says.")]
+PromptLength = Annotated[int | None, typer.Option(help="Tokens of the longest prompt, if no setting gives them.")]
 MeanCompletionLength = Annotated[
-    int | None, typer.Option(help="Mean tokens of an answer, or of one of its turns; the time depends on it.")
+    int | None, typer.Option(help="Mean tokens of an answer, or of one turn if it has several, to estimate the time.")
 ]
-MeanTurns = Annotated[float | None, typer.Option(help="Mean turns of a trajectory; the time depends on it.")]
+MeanTurns = Annotated[float | None, typer.Option(help="Mean turns of a trajectory, to estimate the time.")]
 GivenLength = Annotated[
-    int | None, typer.Option(help="Tokens that tools or an environment give between two turns, on average.")
+    int | None, typer.Option(help="Mean tokens that tools or an environment return between two turns.")
 ]
 CallSeconds = Annotated[
-    float | None, typer.Option(help="Seconds until they have answered; `posttrain reward test` measures it.")
+    float | None, typer.Option(help="Seconds that tools or an environment take; `posttrain reward test` measures them.")
 ]
 LengthSpread = Annotated[
     float | None,
-    typer.Option(help="Sigma of the log-normal answer lengths, if engines sample beside training: 1.0."),
+    typer.Option(help="Sigma of the log-normal answer lengths, if engines sample while training runs. Default: 1.0."),
 ]
-Engine = Annotated[str | None, typer.Option(help="What samples: shared, copy or separate (its own server).")]
+Engine = Annotated[str | None, typer.Option(help="Engine that samples: shared, copy or separate (its own server).")]
 EngineGpus = Annotated[int, typer.Option(help="Number of devices for separate engines.")]
 EngineTensor = Annotated[
-    int | None, typer.Option(help="Devices per separate engine; default: as many as a machine has.")
+    int | None, typer.Option(help="Devices of one separate engine. Default: all of them, at most those of one machine.")
 ]
 Sharding = Annotated[
     str | None,
     typer.Option(
-        help="What devices divide: none, optimizer, gradients, full (FSDP) or hybrid (full in each machine). "
-        "Default: as `train.shard` says."
+        help="State that is sharded: none, optimizer, gradients, full (FSDP) or hybrid (full in each machine). "
+        "Default: `train.shard`."
     ),
 ]
 Tensor = Annotated[
     int | None,
-    typer.Option(help="Devices of a machine that divide the matrices of each layer. Default: as `train.tensor` says."),
+    typer.Option(help="Degree of tensor parallelism: devices that divide each matrix. Default: `train.tensor`."),
 ]
 Network = Annotated[
-    float | None, typer.Option(help="GB/s from each device to other machines, instead of the table's value.")
+    float | None, typer.Option(help="GB/s from each device to other machines. Default: the value in the table.")
 ]
-Price = Annotated[float | None, typer.Option(help="Dollars per device and hour, instead of the usual range.")]
+Price = Annotated[float | None, typer.Option(help="Dollars per device and hour. Default: the usual range.")]
 MainMemory = Annotated[
     float | None,
-    typer.Option(help="GiB of main memory that a machine has free, for train.cpu_offload. Default: what this one has."),
+    typer.Option(help="GiB of free main memory per machine, for train.cpu_offload. Default: this machine's."),
 ]
 Probe = Annotated[bool, typer.Option("--probe", help="Measure on this machine first, with random weights.")]
 SETTINGS = ("sampling.group_size", "train.prompts_per_step", "sampling.max_completion_length", "train.steps")
-"""That have an option of their own."""
+"""Settings that have an option of their own."""
 
 
 def plan(
@@ -96,7 +97,7 @@ def plan(
     probe: Probe = False,
     json: AsJson = False,
 ) -> int:
-    """Estimate whether a run fits, how long it takes, what it costs and what would make it fit. Downloads nothing.
+    """Estimate whether a run fits, how long it takes, what it costs and how to make it fit. Downloads nothing.
 
     \b
     Examples:
@@ -141,7 +142,7 @@ def _config_and_settings(arguments: list[str]) -> tuple[str | None, list[str]]:
 def _planned(
     config: str | None, overrides: list[str], how: dict[str, Any], *, probe: bool, gpus: str | None, **named: str | None
 ) -> Any:
-    """What there is to show: the plan of a run or of a pipeline, or one beside what was measured."""
+    """Return the result to show: the plan of a run or of a pipeline, or a plan next to a measurement."""
     from posttrain.config.pipeline import holds_stages
     from posttrain.lab.plan.api import make_plan
 
@@ -161,7 +162,7 @@ def _planned(
 
 
 def _check_probe(pipeline: str | None, gpus: str | None) -> None:
-    """Raise ConfigError for what a probe of this machine cannot be of."""
+    """Raise ConfigError for options that a probe of this machine cannot measure."""
     if gpus is not None:
         raise ConfigError(
             given=f"--probe and --gpus {gpus}",
@@ -172,13 +173,13 @@ def _check_probe(pipeline: str | None, gpus: str | None) -> None:
         raise ConfigError(
             given=f"--probe and {pipeline}, which has stages",
             allowed="--probe with the configuration of a single run",
-            fix="Measure with one of the models, posttrain plan --model 0.5b --algorithm grpo --probe: later plans on "
-            f"this machine use what was found, posttrain plan {pipeline} among them.",
+            fix="Measure with a single model: posttrain plan --model 0.5b --algorithm grpo --probe. Later plans on "
+            f"this machine use the measurement, and so does posttrain plan {pipeline}.",
         )
 
 
 def _options() -> tuple[str, ...]:
-    """All options, as they are written."""
+    """Return all options as the user writes them."""
     names = (name for name in inspect.signature(plan).parameters if name != "arguments")
     return (*(f"--{name.replace('_', '-')}" for name in names), "--help")
 

@@ -1,5 +1,5 @@
-"""Errors of the operating system about a file that the user named, reported as a mistake to correct and not as a fault
-of posttrain."""
+"""Errors of the operating system about a file that the user named. They are reported as mistakes to correct, and not
+as bugs of posttrain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ANOTHER = "name another place"
 FIXES = {
     errno.EACCES: f"Change its permissions, or {_ANOTHER}.",
     errno.EPERM: f"Change its permissions, or {_ANOTHER}.",
-    errno.EROFS: f"Nothing can be written on that disk: {_ANOTHER}.",
+    errno.EROFS: f"That disk is read-only: {_ANOTHER}.",
     errno.ENOTDIR: f"A file is where a folder should be: {_ANOTHER}.",
     errno.EISDIR: "It is a folder: name a file in it.",
     errno.ENAMETOOLONG: "Choose a shorter name.",
@@ -22,13 +22,13 @@ FIXES = {
     errno.ENOENT: f"Its folder is missing or cannot be written to: create it, or {_ANOTHER}.",
     errno.EEXIST: f"A file is where a folder should be: {_ANOTHER}.",
 }
-"""The user's remedy for each kind of error that a user can cause."""
+"""How to correct each kind of error that a user can cause."""
 _OURS_AS_WELL = (errno.ENOENT, errno.EEXIST)
-"""Found as easily by a fault of ours; a user's mistake only at a path that the command line names, or above it."""
+"""Errors that our own bugs cause as easily. They count as the user's only at, or above, a path on the command line."""
 
 
 def refusal(error: OSError, arguments: Sequence[str]) -> PosttrainError | None:
-    """The message for a system error that a user can correct; None for an error that may be a fault of posttrain."""
+    """Return the message for a system error that a user can correct; None if the error may be a bug of posttrain."""
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
     if error.errno in NO_ROOM:
         return DoesNotFit(
@@ -48,7 +48,7 @@ def refusal(error: OSError, arguments: Sequence[str]) -> PosttrainError | None:
 
 
 def _is_named(path: str, arguments: Sequence[str]) -> bool:
-    """Is it an argument, or the value of `output=PATH` or `--out=PATH`, or a folder above one?"""
+    """Is the path an argument, the value of `output=PATH` or `--out=PATH`, or a folder above one of them?"""
     named = [text for argument in arguments for text in (argument, argument.partition("=")[2]) if text]
     above = os.path.join(os.path.abspath(path), "")
     return any(os.path.join(os.path.abspath(text), "").startswith(above) for text in named)

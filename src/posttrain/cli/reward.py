@@ -1,4 +1,4 @@
-"""`posttrain reward test CONFIG|REWARD` and `posttrain reward audit ...`"""
+"""`posttrain reward test CONFIG|REWARD` and `posttrain reward audit CONFIG|REWARD`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
 
-reward_app = typer.Typer(help="Test and audit a reward before it is trained on.", no_args_is_help=True)
+reward_app = typer.Typer(help="Test and audit a reward before you train on it.", no_args_is_help=True)
 
 Subject = Annotated[
     str,
@@ -28,7 +28,7 @@ Settings = Annotated[
 ]
 Data = Annotated[str | None, typer.Option(help="Data for a single reward: file, glob, dataset or task:NAME.")]
 FAILED = 1
-"""Exit code of a test or an audit in which something failed."""
+"""Exit code of a test or an audit that found a failure."""
 
 
 @reward_app.command("test", no_args_is_help=True)
@@ -43,18 +43,20 @@ def try_out(
     answer_column: AnswerColumn = None,
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts that the model answers.")] = 32,
     samples: Annotated[
-        int | None, typer.Option("--samples", "-k", min=2, help="Answers to each prompt; default: sampling.group_size.")
+        int | None,
+        typer.Option("--samples", "-k", min=2, help="Answers sampled for each prompt; default: sampling.group_size."),
     ] = None,
     without_model: Annotated[
-        bool, typer.Option("--no-model", help="Score only completions with a known right score.")
+        bool, typer.Option("--no-model", help="Score only completions whose right score is known.")
     ] = False,
     json: AsJson = False,
 ) -> int:
     """Test whether the rewards tell right from wrong, and whether the model can learn from them.
 
     The command scores gold answers, empty answers and answers of other rows, then answers of the model. The expected
-    share of groups whose rewards differ says whether a run teaches anything. Scripted players first try an environment
-    and tools: do they work, end, repeat, and keep their answers? The exit code is 1 if something speaks against a run.
+    share of groups whose rewards differ says whether the model can learn from them. If there are tools or an
+    environment, scripted players try them first: do they work, end, repeat exactly and keep the answers secret? The
+    exit code is 1 if a finding speaks against a run.
 
     \b
     Examples:
@@ -81,28 +83,30 @@ def audit(
     prompt: PromptColumn = None,
     answer_column: AnswerColumn = None,
     kind: Annotated[
-        str | None, typer.Option(help="What the reward rewards: exact, literal, judge, code, format, length.")
+        str | None, typer.Option(help="What the reward measures: exact, literal, judge, code, format, length.")
     ] = None,
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Allow scores that vary from call to call.")] = False,
-    form: Annotated[str | None, typer.Option(help="How a completion states its answer: '<final>GOLD</final>'.")] = None,
+    form: Annotated[
+        str | None, typer.Option(help="Form in which a completion states its answer: '<final>GOLD</final>'.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="Model whose answers show whether rewards differ within groups.")
     ] = None,
     step_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Seconds of a training step, to compare the scoring time with.")
+        float, typer.Option(min=0.1, help="Seconds of a training step; the scoring time is compared with it.")
     ] = 60.0,
     only: Annotated[list[str] | None, typer.Option(help="Run only this check; repeatable.")] = None,
     seconds: Annotated[
-        float, typer.Option(min=1, help="Most seconds for the checks of one reward; later checks are skipped.")
+        float, typer.Option(min=1, help="Time limit for the checks of one reward, in seconds; the rest are skipped.")
     ] = 120.0,
     json: AsJson = False,
 ) -> int:
-    """Try to game, break and trip a reward before a model does. The exit code is 1 if a check fails.
+    """Try to hack and break a reward before a model does. The exit code is 1 if a check fails.
 
     The audit tries cheats and right answers in many spellings, malformed rows and hostile texts. It repeats calls in
     other processes, threads and orders, and looks for side effects and latency. For graders of programs it also runs
-    attack programs and tests the strength of the tests. In an environment or with tools, players say nothing, say
-    nonsense, or call everything.
+    attack programs and measures the strength of the tests. For tools and environments, scripted players say nothing,
+    say nonsense, or call every tool.
 
     \b
     Examples:
@@ -135,9 +139,9 @@ CONFIG_SUFFIXES = (".yaml", ".yml", ".toml")
 def run_config(
     subject: str, settings: list[str], data: str | None, named: Mapping[str, str | None]
 ) -> tuple[RunConfig, Path]:
-    """The config of a run with these rewards, and its folder: a file, or one reward on `data`.
+    """Return the config of a run with these rewards, and its folder. `subject` is a file, or one reward on `data`.
 
-    `settings` are overrides as on any command line; `named` are texts, taken as they are, of options that were given.
+    `settings` are overrides as on any command line. `named` holds the values of options, as text that is not parsed.
     """
     from posttrain.config import load_config
     from posttrain.config.text import read_value, write_value
@@ -160,15 +164,15 @@ def run_config(
     return load_config(tree, settings).config, Path()
 
 
-# --- what a long task is at ------------------------------------------------------------------------------------------
+# --- progress of a long task -----------------------------------------------------------------------------------------
 
 
 QUIET_SECONDS = 5.0
-"""Before the first line where stderr is no terminal: what is done by then needs none."""
+"""Seconds before the first progress line if stderr is not a terminal. A shorter task needs none."""
 
 
 class Progress:
-    """Called with what begins. On a terminal every part is shown; elsewhere that in which 5 s pass, and later ones."""
+    """Prints what begins. A terminal shows every part; otherwise, the part running after 5 s and all later parts."""
 
     def __init__(self, stream: TextIO | None = None, quiet_seconds: float = QUIET_SECONDS) -> None:
         self._stream = stream or sys.stderr

@@ -1,4 +1,4 @@
-"""`posttrain train`, `resume`, `replay` and `demo`: what starts a run, goes on with one, or trains one again."""
+"""`posttrain train`, `resume`, `replay` and `demo`: verbs that start a run, continue one, or train one again."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _train_run(path: str, overrides: list[str], dry_run: bool, quiet: bool, json
 
 
 def names_are_known(config: RunConfig) -> None:
-    """Raise ConfigError for rewards that there are not."""
+    """Raise ConfigError for rewards and checks that do not exist."""
     from posttrain.rewards.making import check_names
 
     check_names([*config.rewards, *config.check])
@@ -112,7 +112,7 @@ def _train_pipeline(path: str, overrides: list[str], dry_run: bool, quiet: bool,
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The config file, and the overrides as `a.b=c`; `--a.b=c` and `--a.b c` mean the same, in any order.
+    """Return the config file and the overrides as `a.b=c`, in any order. `--a.b=c` and `--a.b c` mean the same.
 
     >>> split_arguments(["my.yaml", "--train.steps", "5", "seed=1"])
     ('my.yaml', ['train.steps=5', 'seed=1'])
@@ -130,7 +130,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
 def sort_arguments(
     arguments: Sequence[str], verb: str = "train", options: Sequence[str] = OPTIONS
 ) -> tuple[list[str], list[str]]:
-    """(what is no setting, the settings as `a.b=c`)."""
+    """Return (arguments that are not settings, settings as `a.b=c`)."""
     configs: list[str] = []
     overrides: list[str] = []
     rest = list(arguments)
@@ -146,7 +146,7 @@ def sort_arguments(
 
 
 def _setting(argument: str, verb: str, options: Sequence[str]) -> str:
-    """The key of `--key`: one with a dot, or one of the top level; anything else is a misspelt option."""
+    """Return the key of `--key`: it has a dot or is a top-level setting. Any other key is a misspelt option."""
     from posttrain.config import RunConfig
     from posttrain.config.pipeline import PipelineSettings
 
@@ -158,7 +158,7 @@ def _setting(argument: str, verb: str, options: Sequence[str]) -> str:
     raise ConfigError(
         given=f"{argument} is neither an option nor a setting",
         allowed=f"{', '.join(options)}, and settings as --section.key VALUE",
-        fix=f"Did you mean {close[0]}?" if close else f"`posttrain {verb} --help` shows what there is, with examples.",
+        fix=f"Did you mean {close[0]}?" if close else f"`posttrain {verb} --help` lists all options, with examples.",
     )
 
 
@@ -167,7 +167,7 @@ def _value(argument: str, rest: list[str]) -> str:
         raise ConfigError(
             given=f"{argument} has no value",
             allowed=f"{argument} VALUE or {argument.removeprefix('--')}=VALUE",
-            fix=f"Write {argument} true for a switch.",
+            fix=f"To switch it on, write {argument} true.",
         )
     return rest.pop(0)
 
@@ -184,13 +184,13 @@ def resume(
         int | None, typer.Option(min=1, help="Continue with this many ranks instead of the configured number.")
     ] = None,
     tensor: Annotated[
-        int | None, typer.Option(min=1, help="Divide matrices among this many of them instead of `train.tensor`.")
+        int | None, typer.Option(min=1, help="Divide matrices among this many devices instead of `train.tensor`.")
     ] = None,
     show_samples: ShowSamples = False,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
-    """Continue a stopped or killed run from its newest checkpoint that verifies, or a pipeline from where it stopped.
+    """Continue a stopped or killed run from its newest intact checkpoint, or a pipeline from where it stopped.
 
     \b
     Examples:
@@ -224,16 +224,16 @@ def replay(
     first: Annotated[
         int | None, typer.Option("--from", min=1, help="First step; default: after the oldest checkpoint.")
     ] = None,
-    last: Annotated[int | None, typer.Option("--to", min=1, help="Last step; default: the last on file.")] = None,
+    last: Annotated[int | None, typer.Option("--to", min=1, help="Last step; default: the last recorded step.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the replay; default: RUN-replay-N.")] = None,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
-    """Train steps of a run again from what it recorded, and show that the weights are the same bits.
+    """Train steps of a run again from its recorded data, and show that the weights are the same bit for bit.
 
-    A replay samples nothing and scores nothing. If a number or a bit differs from what the run recorded, it names the
-    first such step and tensor and exits with code 4. With settings, it is a what-if on the same data and does not claim
-    that anything is equal.
+    A replay samples nothing and scores nothing. If a number or a bit differs from the recorded one, it names the first
+    step and tensor that differ, and exits with code 4. With settings, it is a what-if on the same data and does not
+    claim that anything is equal.
 
     \b
     Examples:
@@ -246,7 +246,7 @@ def replay(
     folders, overrides = sort_arguments([run, *(settings or [])], "replay", REPLAY_OPTIONS)
     if len(folders) != 1:
         raise ConfigError(
-            given=f"{len(folders)} folders: {', '.join(folders)}" if folders else "no folder of a run",
+            given=f"{len(folders)} folders: {', '.join(folders)}" if folders else "no run folder",
             allowed="one run, and settings as section.key=value",
             fix="posttrain replay runs/tiny-sort-grpo-1 --from 51",
         )
@@ -268,11 +268,13 @@ def demo(
     output: Annotated[
         str | None, typer.Option(help="Run folder or URL.", show_default="the next free runs/...")
     ] = None,
-    engine: Annotated[str, typer.Option(help="What samples: local, or vllm (a server that the run starts).")] = "local",
+    engine: Annotated[
+        str, typer.Option(help="Engine that samples: local, or vllm (the run starts a server).")
+    ] = "local",
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> int:
-    """Show the whole story on a CPU in about two minutes: a weak model, a verifiable reward, GRPO, and the proof.
+    """Train a small model on a CPU in about two minutes: a weak model, a verifiable reward, GRPO, and the proof.
 
     \b
     Examples:

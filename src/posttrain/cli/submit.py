@@ -1,4 +1,4 @@
-"""`posttrain submit CONFIG [SECTION.KEY=VALUE ...] --cluster ADDRESS --output FOLDER`"""
+"""`posttrain submit CONFIG [SECTION.KEY=VALUE ...] --cluster ADDRESS --output FOLDER`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = ("--cluster", "--output", "--cpus", "--gpus", "--python", "--resume", 
 
 
 def submit(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML or TOML file, below the present directory.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML or TOML file, below the current directory.")],
     settings: Annotated[
         list[str] | None,
         typer.Argument(
@@ -29,14 +29,14 @@ def submit(
         str | None, typer.Option(help="Run folder: an absolute path on storage that the whole cluster sees, or a URL.")
     ] = None,
     cluster: Annotated[
-        str, typer.Option(help="Dashboard of a Ray cluster: http://HOST:8265; auto: this machine's.")
+        str, typer.Option(help="Dashboard of a Ray cluster: http://HOST:8265, or auto for this machine's.")
     ] = "auto",
     cpus: Annotated[
-        int, typer.Option(min=1, help="Processors of the trainer, or of the process that watches its ranks.")
+        int, typer.Option(min=1, help="CPUs of the trainer, or of the process that watches its ranks.")
     ] = 1,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of the trainer; ranks get their own.")] = 0,
     python: Annotated[
-        str | None, typer.Option(help="Path of Python on the cluster.", show_default="the path of this one")
+        str | None, typer.Option(help="Path of Python on the cluster.", show_default="the path of this Python")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --output with its own settings.")
@@ -46,7 +46,7 @@ def submit(
 ) -> int:
     """Train on a Ray cluster: trainer, engines and reward workers. Exits with the exit code of the run.
 
-    The command sends along the files that the config names by relative paths, the folders of reward functions, and
+    The command also sends the files that the config names by relative paths, the folders of reward functions, and
     posttrain itself.
 
     \b
@@ -80,7 +80,7 @@ def submit(
 
 
 def _read(arguments: list[str]) -> tuple[str, list[str], RunConfig]:
-    """The file, the settings beside it, and what both come to. Raises ConfigError for what is wrong with that."""
+    """Return the config file, the overrides and the resolved config. Raises ConfigError for mistakes in them."""
     from posttrain.bundles import needs_cluster
     from posttrain.config import check, load_config
     from posttrain.config.pipeline import holds_stages
@@ -93,7 +93,7 @@ def _read(arguments: list[str]) -> tuple[str, list[str], RunConfig]:
             fix="posttrain submit my_run.yaml --output /shared/runs/first",
         )
     resolved = load_config(configs[0], overrides, checks=[names_are_known])
-    if needs_cluster(resolved.config):  # as the job is going to train it
+    if needs_cluster(resolved.config):  # resolve it as the job will
         resolved = load_config(configs[0], [*overrides, "cluster=auto"], checks=[names_are_known])
     check(resolved, names_are_known)
     return configs[0], overrides, resolved.config

@@ -1,4 +1,4 @@
-"""`evaluate`: any model on any held-out data with any rewards, or a run folder on its own."""
+"""`evaluate`: any model on any held-out data with any rewards, or a run folder with its own."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ from posttrain.store.fetching import folder_to_read
 from posttrain.types import Prompt
 
 ModelAndTokenizer = tuple[PreTrainedModel, PreTrainedTokenizerBase]
-"""As transformers loads them; the model's weights are float32."""
+"""Model and tokenizer as transformers loads them; the model's weights are float32."""
 RewardArgument = Any
-"""A built-in's name, "path.py:function", a callable, a `Reward` or a mapping of its fields; or a list of them."""
+"""The name of a built-in reward, "path.py:function", a callable, a `Reward` or a mapping of its fields; or a list."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What there is to evaluate, before the arguments of the call."""
+    """A model with its data, rewards and settings, before the arguments of the call replace some of them."""
 
     model: ModelConfig
     data: DataConfig | None = None
@@ -76,7 +76,7 @@ class Subject:
     max_unscored: float = 0.2
     publish_tolerance: float | None = None
     folder: Path | None = None
-    """Where the config lies that the rewards are named in."""
+    """Folder of the config; paths of rewards are relative to it."""
 
 
 def evaluate(
@@ -98,20 +98,20 @@ def evaluate(
     extract: Extract | None = None,
     rollout: RolloutArgument | None = None,
 ) -> Evaluation:
-    """Answer held-out prompts greedily and `k` times sampled, and judge the answers.
+    """Answer held-out prompts once greedily and `k` times sampled, and score the answers.
 
-    `model` is a model folder or name, `(model, tokenizer)` as transformers loads them, or a run or its folder: then its
-    newest checkpoint that verifies is evaluated, and whatever is not given here is as in the run. Otherwise `data` and
-    `rewards` are needed, and the defaults are those of the config (`evaluation.samples` for `k`, and so on).
+    `model` is a model folder or name, `(model, tokenizer)` as transformers loads them, or a run or its folder. For a
+    run, its newest checkpoint is evaluated, and arguments that you leave out come from the run. Otherwise `data` and
+    `rewards` are needed, and the defaults come from the config (`evaluation.samples` for `k`, and so on).
 
-        evaluate("runs/demo")                # beside what the run measured before training
+        evaluate("runs/demo")                # compared with the run's measurement before training
         evaluate("Qwen/Qwen3-0.6B", "gsm8k_test.jsonl", "math", k=8)
         evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], my_reward, rollout={"engine": "vllm"})
 
-    `rollout` says what answers, as that section of a config does: this process, or servers, which prove the weights as
-    in a run. A run that sampled with servers is evaluated with servers.
+    `rollout` selects the engine that answers, like the section `rollout` of a config: this process, or servers. Servers
+    prove their weights as in a run. A run that sampled with servers is evaluated with servers.
 
-    Raises the `ConfigError`, `DataError`, `ModelError` or `EngineError` that says what is missing or wrong.
+    Raises `ConfigError`, `DataError`, `ModelError` or `EngineError`, which say what is missing or wrong.
     """
     model = LoadedModel.of(*model) if isinstance(model, tuple) else model
     own = _subject(model)
@@ -142,7 +142,7 @@ def evaluate(
 
 
 def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
-    """With the choice of the run, where its folder has one that holds on this machine."""
+    """Return the model with the run's choice of how to compute, if its folder has one that works on this machine."""
     saved = None if subject.folder is None else Compute.read(subject.folder / COMPUTE)
     chosen = choose_compute(
         loaded.model, subject.model.precision, saved=saved, decodes=subject.rollout.engine == "local"
@@ -151,17 +151,17 @@ def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
 
 
 def _check(subject: Subject) -> None:
-    """ConfigError before any model is loaded."""
+    """Raise ConfigError if there is no data, before any model is loaded."""
     if subject.data is None or subject.rows is None:
         raise ConfigError(
             given=f"no data to evaluate {subject.model.path} on",
             allowed="data with prompts; only a run folder has its own",
-            fix="Name held-out data: evaluate(model, data, rewards), or --data FILE.",
+            fix="Give held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
 
 
 def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, own_model: bool) -> Evaluation:
-    """`own_model`: it goes on being the caller's, and is left as it is."""
+    """Answer the prompts and score the answers. `own_model`: the model belongs to the caller and is not changed."""
     settings, served = subject.evaluation, subject.rollout.engine != "local"
     sampler = make_sampler(loaded, "shared" if own_model or served else "taken")
     length = settings.max_completion_length or subject.sampling.max_completion_length
@@ -209,7 +209,7 @@ def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, 
 def _served(
     subject: Subject, loaded: LoadedModel, prompts: Sequence[Prompt], longest: int, scene: Scene | None
 ) -> AbstractContextManager[Serving]:
-    """Servers that answer these prompts, in rows of at most `longest` tokens; `scene` is that of several turns."""
+    """Start servers for these prompts. `longest` is the maximum tokens of a row; `scene` is for several turns."""
     return serving(
         subject.rollout,
         subject.sampling.model_copy(update={"temperature": subject.evaluation.temperature}),
@@ -235,7 +235,7 @@ def _subject(model: str | PathLike[str] | ModelConfig | LoadedModel) -> Subject:
 
 
 def _run_subject(folder: Path) -> Subject:
-    """The newest checkpoint of a run and everything that the run measured itself with."""
+    """Return the newest checkpoint of a run, with the data, rewards and settings of the run's own evaluations."""
     config = load_config(folder / "config.yaml").config
     data = where_the_run_is(config.data, folder)
     return Subject(
@@ -260,7 +260,7 @@ def _run_subject(folder: Path) -> Subject:
 def _data_config(
     own: DataConfig | None, data: Data | None, prompt: str | None, answer: str | None, system_prompt: str | None
 ) -> DataConfig | None:
-    """How prompts are rendered. Other data than the run's has other columns; the chat settings stay."""
+    """Return the settings for rendering prompts. Other data has other columns, so only the chat settings are kept."""
     if own is None and data is None:
         return None
     if data is None:
@@ -280,7 +280,7 @@ def _prompts(
         raise DataError(
             given="the run has no held-out prompts",
             allowed="at least one",
-            fix="Name some: evaluate(run, data), or --data FILE.",
+            fix="Give held-out data: evaluate(run, data), or --data FILE.",
         )
     room = (loaded.context_length or sys.maxsize) - max_completion_length
     if room < 1:
@@ -298,7 +298,7 @@ def _reward_set(rewards: Sequence[RewardArgument], folder: Path | None) -> Rewar
         raise ConfigError(
             given="no reward to judge the answers by",
             allowed="at least one; only a run folder has its own",
-            fix='Name one: evaluate(model, data, "exact_match"), or --reward exact_match.',
+            fix='Give one: evaluate(model, data, "exact_match"), or --reward exact_match.',
         )
     return build_rewards([Reward(**r) if isinstance(r, Mapping) else r for r in rewards], folder=folder)
 

@@ -1,4 +1,4 @@
-"""Talking to a model: the same rendering, the same sampler and the same stopping as in training."""
+"""Chat with a model, with the same rendering, sampler and stop conditions as in training."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from posttrain.store.fetching import folder_to_read
 from posttrain.types import Prompt
 
 SERVED_TOKENS = 4096
-"""Tokens of a conversation with a server, which makes room for the longest one when it starts."""
+"""Maximum tokens of a conversation with a server, which reserves memory for it when it starts."""
 
 
 class ChatSession:
-    """A conversation with a model; a context that ends the server, where one answers.
+    """A conversation with a model. As a context manager, it stops the server if one answers.
 
-    With a chat template each question is asked after all the turns before it. Without one, the model goes on writing
-    where the text ends, and every text stands for itself.
+    With a chat template, each question follows all earlier turns. Without one, the model continues each text, and texts
+    are independent.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class ChatSession:
         seed: int = 0,
         rollout: RolloutArgument | None = None,
     ) -> None:
-        """`model_or_run` is a model folder or name, or a run folder: its newest checkpoint that verifies, with the
-        system prompt, the chat template and the stop strings that it was trained with. `system` goes before those.
-        `rollout` says what answers, as for `evaluate`. Of a run with an environment, tools or an agent stderr is told
-        that a chat has none.
+        """`model_or_run` is a model folder or name, or a run folder. For a run, the chat uses its newest checkpoint,
+        with the system prompt, chat template and stop strings of its training. `system` replaces the system prompt.
+        `rollout` selects the engine, as for `evaluate`. For a run with an environment, tools or an agent, a message on
+        stderr says that a chat has none.
 
-        Raises what `run_in`, `trained_model` and `load_model` raise, and ConfigError or ModelError where a server
-        cannot be started.
+        Raises what `run_in`, `trained_model` and `load_model` raise, and ConfigError or ModelError if a server cannot
+        be started.
         """
         model, run = _model_and_run(folder_to_read(model_or_run, checkpoints=True))
         if run is not None and run.has_turns:
@@ -82,7 +82,7 @@ class ChatSession:
         return self._resources.enter_context(serving(rollout, one_row, loaded, model, longest=longest, say=tell))
 
     def close(self) -> None:
-        """End the server that was started for it."""
+        """Stop the server that this session started, if any."""
         self._resources.close()
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class ChatSession:
         self._resources.__exit__(*raised)  # type: ignore[arg-type]
 
     def ask(self, text: str) -> str:
-        """The model's answer, special tokens left out. Raises DataError when there is no room left for one."""
+        """Return the model's answer without special tokens. Raises DataError if the context has no room for one."""
         question = {"role": "user", "content": text}
         asked: Any = [*self.turns, question] if self._renderer.chat else text
         rendered = self._renderer.text(asked)
@@ -103,7 +103,7 @@ class ChatSession:
         return completion.text
 
     def _with_room(self, used: int) -> SamplingConfig:
-        """The sampling settings, with answers no longer than what the context leaves."""
+        """Return the sampling settings, with the answer limited to the remaining context."""
         window = self._sampler.context_length
         if window is None:
             return self._sampling
@@ -119,7 +119,7 @@ class ChatSession:
 
 
 def _model_and_run(place: Path) -> tuple[ModelConfig, RunConfig | None]:
-    """The model to open and, for a run, its settings."""
+    """Return the model to load and, for a run, its config."""
     run = run_in(place)
     if run is None:
         return resolve_model_path(ModelConfig(path=str(place)), seed=0), None

@@ -1,7 +1,7 @@
-"""Trying an environment and its tools before a run: players without a mind say nothing, nonsense, or call everything.
+"""Tries an environment and its tools before a run. Scripted players say nothing, say nonsense, or call every tool.
 
-What such a player gets needs no skill: a reward that it earns is given away, an answer that it is told is leaked, and
-what breaks under it breaks in the first step of the run. `posttrain reward test` and `audit` make these checks.
+Such a player has no skill: a reward that it earns is given away, an answer that it hears is leaked, and an error that
+it causes would also occur in the first step of a run. `posttrain reward test` and `audit` do these checks.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ if TYPE_CHECKING:
     from posttrain.types import Prompt
 
 ROWS, TURNS = 8, 4
-"""Games of each player, and how long each goes on at most."""
+"""Rows that each player plays, and maximum turns of a game."""
 GIVEN_AWAY, LEAKS, SURELY_LEAKS = 0.02, 0.1, 0.5
-"""Shares of games: with a full reward without a right turn; and in which the answer was told, above that of others."""
+"""Limits. The first: share of games with a full reward but no right turn. The others: share of rows whose own answer
+was told, minus the share of other answers that were told by chance; above them the check warns, or fails."""
 WRONG_IN_ITSELF = ("ImportError", "ModuleNotFoundError", "NameError", "AttributeError", "NotImplementedError")
-"""Errors that no argument can cause."""
+"""Errors that are bugs of the tool: no argument can cause them."""
 SHOWN = 3
 
 
 @dataclass
 class Game:
-    """The result of one player's turns in one row."""
+    """The result of one player's game on one row."""
 
     row: Prompt
     heard: list[str] = field(default_factory=list)
     results: list[tuple[str, str, bool]] = field(default_factory=list)
-    """(tool, what came back, whether that is an error)."""
+    """(tool, result text, is it an error?) of each call."""
     reward: float | None = None
-    """The reward of its turns and at the end; None if there was none."""
+    """Sum of the rewards of its turns and at the end; None if there was none."""
     done: bool = False
     failure: str = ""
     seconds: list[float] = field(default_factory=list)
-    """Until each of its turns was answered."""
+    """Seconds until the environment answered, for each turn."""
 
     @property
     def story(self) -> tuple[Any, ...]:
@@ -59,7 +60,7 @@ Calls = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 def play(sessions: Sessions, row: Prompt, turns: Sequence[tuple[str, Calls]], seed: int = 0) -> Game:
-    """One game of a player that says these turns, each with its calls."""
+    """Play one game with these turns, each with its tool calls."""
     game, session = Game(row), sessions.open(seed)
     plain = row.plain if row.plain is not None else [dict(message) for message in row.messages or ()]
     prompt = [dict(message) for message in row.messages or ({"role": "user", "content": row.plain},)]
@@ -113,7 +114,7 @@ def _hear(game: Game, value: Mapping[str, Any] | None, called: Sequence[str] = (
 
 
 def _made_up(schema: Mapping[str, Any], text: str, number: int) -> dict[str, Any]:
-    """Arguments that fit a schema and mean nothing."""
+    """Return meaningless arguments that fit a schema."""
     parameters = schema["function"].get("parameters", {})
     kinds = {
         "string": text,
@@ -132,7 +133,7 @@ def _made_up(schema: Mapping[str, Any], text: str, number: int) -> dict[str, Any
 
 
 def _callers(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[str, Calls]]:
-    """Turns that call each tool in two ways."""
+    """Return turns that call each tool with two sets of arguments."""
     return [
         ("", [(schema["function"]["name"], _made_up(schema, text, number))])
         for schema in schemas
@@ -146,7 +147,7 @@ def _callers(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[str, Calls]]:
 def try_environment(
     sessions: Sessions, rows: Sequence[Prompt], *, max_turns: int, max_unscored: float
 ) -> list[Finding]:
-    """Arguments against a run with this environment and these tools; only the first `rows` are played."""
+    """Check the environment and the tools before a run, on the first `ROWS` rows."""
     rows, turns = rows[:ROWS], min(TURNS, max_turns)
     silent, nonsense = [("", ())] * turns, [("I do not know.", ())] * turns
     has_environment = sessions.setup.environment is not None
@@ -195,7 +196,7 @@ def _ends(games: Sequence[Game], turns: int, max_turns: int) -> Finding:
         "environment ends",
         "skipped" if not played else "warn" if endless else "ok",
         ended / len(played) if played else None,
-        "some game ends by itself",
+        "at least one game ends before the turn limit",
         f"{ended} of {len(played)} games ended within {turns} turns",
         [f"endless games are cut after {max_turns} turns (sampling.max_turns) and count as truncated"],
     )
@@ -230,7 +231,7 @@ def _is_the_same_again(games: Sequence[Game], again: Sequence[Game]) -> Finding:
 
 
 def _tool(name: str, games: Sequence[Game]) -> Finding:
-    """Does any call with made-up arguments bring a result?"""
+    """Does any call with made-up arguments return a result?"""
     results = [(text, wrong) for game in games for called, text, wrong in game.results if called == name]
     errors = [text for text, wrong in results if wrong]
     in_itself = [text for text in errors if text.removeprefix("error: ").startswith(WRONG_IN_ITSELF)]
@@ -240,14 +241,14 @@ def _tool(name: str, games: Sequence[Game]) -> Finding:
         f"tool {name}",
         status,
         len(errors) / len(results) if results else None,
-        "some call brings a result",
+        "at least one call returns a result",
         f"{len(errors)} of {len(results)} calls with made-up arguments had no effect",
         [*dict.fromkeys(map(quote, [*hung, *in_itself, *errors]))],
     )
 
 
 def _answers_in_time(games: Sequence[Game]) -> Finding:
-    """What `posttrain plan` is told with --call-seconds. Players ask one after another here."""
+    """Report the value for `posttrain plan --call-seconds`. Here, the games are played one after another."""
     seconds = [one for game in games for one in game.seconds]
     mean, slowest = statistics.fmean(seconds or [0.0]), max(seconds, default=0.0)
     return _finding(
@@ -261,7 +262,7 @@ def _answers_in_time(games: Sequence[Game]) -> Finding:
 
 
 def _leaks(games: Sequence[Game], rows: Sequence[Prompt]) -> Finding:
-    """Is a player told the answer to its own row more often than that to another?"""
+    """Does a player hear the answer to its own row more often than the answers to other rows?"""
     golds = {id(row): final_of(row.columns.get("answer")).strip() for row in rows}
     known = [game for game in games if golds[id(game.row)] and not _says(_asked(game.row), golds[id(game.row)])]
     others = [gold for gold in golds.values() if gold]
@@ -284,7 +285,7 @@ def _leaks(games: Sequence[Game], rows: Sequence[Prompt]) -> Finding:
         "skipped" if not known else "fail" if share > SURELY_LEAKS else "warn" if share > LEAKS else "ok",
         share if known else None,
         f"in at most {LEAKS:.0%} of the rows, replies give the answer away to a player that did not ask for it",
-        f"{rows_told:.0%} of the rows were told theirs"
+        f"in {rows_told:.0%} of the rows, replies stated the answer"
         if known
         else "no row has an answer that its prompt does not already state",
         examples,
@@ -303,7 +304,7 @@ def _says(text: str, gold: str) -> bool:
 
 
 def audit_environment(config: RunConfig, progress: Callable[[str], None] = lambda what: None) -> AuditReport | None:
-    """The audit of a run's environment and tools, on the first rows; None where each answer has one turn."""
+    """Audit a run's environment and tools on the first rows; None if the run has only single-turn answers."""
     if not config.has_turns:
         return None
     read = read_rows(config.data.train, split=config.data.split, max_rows=ROWS, seed=config.seed)[:ROWS]
@@ -312,7 +313,7 @@ def audit_environment(config: RunConfig, progress: Callable[[str], None] = lambd
     with ExitStack() as stack:
         acting = Acting.of(config, stack)
         assert acting is not None, "the config has turns"
-        progress("the environment and the tools: games of mindless players")
+        progress("the environment and the tools: games of scripted players")
         limits = {"max_turns": config.sampling.max_turns, "max_unscored": config.guards.max_unscored}
         checks = try_environment(acting.sessions, rows, **limits)
         tools = [str(schema["function"]["name"]) for schema in acting.schemas]

@@ -1,4 +1,4 @@
-"""The result of an evaluation: numbers with intervals, and the answers they come from."""
+"""The result of an evaluation: numbers with intervals, and the answers behind them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Write = Callable[[Path, str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One completion and how it was judged."""
+    """One completion and its scores."""
 
     text: str
     ids: tuple[int, ...]
     finish_reason: str
     score: float | None
-    """Total reward; None when no reward could be computed."""
+    """Total reward; None if it could not be computed."""
     parts: Mapping[str, float | None] = field(default_factory=dict)
-    """Each reward by label; None where it was not applicable."""
+    """Each reward by label; None if it does not apply to the answer."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why each reward is what it is, by label, where the reward says so."""
+    """The reason of each reward's verdict by label, for rewards that give one."""
     check: Mapping[str, float | None] = field(default_factory=dict)
-    """The independent check, which training never sees, by label."""
+    """Scores of the independent check, which training never sees, by label."""
     vote: str | None = None
-    """The normalised answer that the majority is counted by; None when none could be read."""
+    """The normalised answer that the majority vote counts; None if no answer could be extracted."""
 
     @property
     def correct(self) -> bool:
@@ -53,7 +53,7 @@ class Record:
     """The answers to one held-out prompt."""
 
     index: int
-    """Row of the dataset: the same number before and after training."""
+    """Index of the row in the dataset, the same before and after training."""
     prompt: str
     greedy: Answer
     samples: tuple[Answer, ...] = ()
@@ -61,14 +61,14 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Held-out results. Every interval is over prompts: `n` is how many of them had what it takes.
+    """Held-out results. Every interval is over prompts; its `n` is the number of prompts with a value.
 
-    Answers without a score are left out and counted in `unscored`; they are never a 0.
+    Answers without a score are left out and counted in `unscored`. They never count as 0.
     """
 
     prompts: int
     samples: int
-    """Sampled answers per prompt, beside the greedy one."""
+    """Sampled answers per prompt, in addition to the greedy one."""
     confidence: float
     temperature: float
     top_p: float
@@ -80,9 +80,9 @@ class Evaluation:
     pass_at_k: Mapping[int, Interval] = field(default_factory=dict)
     majority_at_k: Mapping[int, Interval] = field(default_factory=dict)
     mean_length: float
-    """Tokens of a greedy answer."""
+    """Mean tokens of a greedy answer."""
     truncated: float
-    """Share of greedy answers that ran into `max_completion_length`."""
+    """Share of greedy answers that reached `max_completion_length`."""
     sampled_mean_length: float = math.nan
     sampled_truncated: float = math.nan
     rewards: Mapping[str, Interval] = field(default_factory=dict)
@@ -90,27 +90,27 @@ class Evaluation:
     check: Mapping[str, Interval] = field(default_factory=dict)
     """The independent check by label, over greedy answers."""
     unscored: int = 0
-    """Answers, greedy and sampled, that got no score."""
+    """Number of answers, greedy and sampled, without a score."""
     score_range: tuple[float, float] = (math.nan, math.nan)
-    """Lowest and highest score seen: tells a reader whether `accuracy` means something."""
+    """Lowest and highest score: shows whether `accuracy` is meaningful."""
     errors: tuple[str, ...] = ()
-    """Errors of the rewards, each message once."""
+    """Error messages of the rewards, each once."""
     records: tuple[Record, ...] = field(default=(), repr=False, compare=False)
     """The answers themselves; not part of `to_json`, see `write_answers`."""
     before: Evaluation | None = field(default=None, repr=False, compare=False)
-    """What the run measured before training on these prompts, where a run was evaluated as it measures itself."""
+    """The run's evaluation on these prompts before training, if a run is evaluated with its own settings."""
     lost: str = field(default="", repr=False, compare=False)
-    """Why there is no `before`, where a run has lost it."""
+    """Why a run has no `before`; empty if it has one."""
     judgements: tuple[Judgement, ...] = field(default=(), repr=False, compare=False)
-    """What judges were asked about them and said; not part of `to_json`, see `write_judgements`."""
+    """Questions to judges and their answers; not part of `to_json`, see `write_judgements`."""
 
     @property
     def pass_at_1(self) -> Interval:
-        """Share of correct sampled answers; of greedy ones when nothing was sampled."""
+        """Share of correct sampled answers, or of greedy answers if nothing was sampled."""
         return self.pass_at_k.get(1, self.greedy_accuracy)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts and numbers, ready for `json.dumps`; what is not finite becomes None."""
+        """Return plain dicts and numbers, ready for `json.dumps`. Non-finite numbers become None."""
         sampled = {
             "pass@1": _interval_to_json(self.pass_at_k.get(1)),
             "pass@k": {str(k): _interval_to_json(interval) for k, interval in self.pass_at_k.items()},
@@ -151,7 +151,7 @@ class Evaluation:
 
     @staticmethod
     def from_json(data: Any) -> Evaluation:
-        """The inverse of `to_json`; the answers themselves are not part of it. Raises `Damaged` for anything else."""
+        """Return the Evaluation of a `to_json`, without its answers. Raises `Damaged` for anything else."""
         try:
             return Evaluation._from_json(data)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
@@ -185,13 +185,13 @@ class Evaluation:
         )
 
     def write_answers(self, path: Path | str, write: Write = write_atomically) -> Path:
-        """One JSON line per prompt: the prompt, its greedy answer and its samples with their scores."""
+        """Write one JSON line per prompt: the prompt, its greedy answer and its samples, with their scores."""
         lines = (json.dumps(asdict(record), ensure_ascii=False) for record in self.records)
         write(Path(path), "".join(line + "\n" for line in lines))
         return Path(path)
 
     def write_judgements(self, path: Path | str, write: Write = write_atomically) -> Path | None:
-        """One JSON line per judgement; no file where there was no judge."""
+        """Write one JSON line per judgement; no file, and None, if there are none."""
         if not self.judgements:
             return None
         lines = (json.dumps(judgement.to_json(), ensure_ascii=False) for judgement in self.judgements)
@@ -200,7 +200,7 @@ class Evaluation:
 
     @staticmethod
     def read_answers(path: Path | str) -> tuple[Record, ...]:
-        """The inverse of `write_answers`. Raises `Damaged` for a file that holds anything else."""
+        """Read a file of `write_answers`. Raises `Damaged` for a file that holds anything else."""
         path = Path(path)
         try:
             lines = read_sealed(path.parent, path.name).decode("utf-8").split("\n")  # splitlines() cuts at U+2028
@@ -212,14 +212,14 @@ class Evaluation:
 
     @property
     def has_full_mark(self) -> bool:
-        """Are scores of the kind of which 1 means right? A learned score, say, has no such mark, and its answers are
-        neither right nor wrong. (As `measure_of` of the report decides.)"""
+        """Does a score of 1 mean right? A learned score, for example, has no such mark, and its answers are neither
+        right nor wrong. (`measure_of` of the report decides in the same way.)"""
         low, high = self.score_range
         return math.isnan(high) or (low >= 0 and (abs(high - 1) < 1e-6 or high == 0))
 
     def rows(self) -> list[tuple[str, Interval]]:
-        """Name and interval of what was measured, in reading order; a score that is the accuracy is said once, and
-        shares of right answers are said where answers can be right."""
+        """Return (name, interval) of each measurement, in reading order. A score that equals the accuracy appears once;
+        shares of right answers appear only if answers can be right."""
         found = [("greedy accuracy", self.greedy_accuracy)] if self.has_full_mark else []
         if not found or self.greedy_score != self.greedy_accuracy:
             found.append(("greedy score", self.greedy_score))
@@ -232,13 +232,13 @@ class Evaluation:
         return found + [(f"check: {label}", interval) for label, interval in self.check.items()]
 
     def render(self) -> str:
-        """Plain text, one line per number."""
+        """Return plain text, one line per number."""
         lines = [f"{name:<24} {_show(interval)}" for name, interval in [*self.rows(), *self._change()]]
         lost = [f"the measurement before training is not shown: {self.lost}"] if self.lost else []
         return "\n".join([self._caption(), *lines, *lost])
 
     def _change(self) -> list[tuple[str, Interval]]:
-        """Before training, and the difference prompt by prompt, of the number that tells most."""
+        """Return the main measure before training, and its paired difference over prompts."""
         if self.before is None:
             return []
         name = "accuracy" if self.has_full_mark or self.before.has_full_mark else "score"
@@ -246,7 +246,7 @@ class Evaluation:
         return [(f"  before training: {name}", before), ("  difference", paired_difference(self.before, self)[name])]
 
     def _repr_html_(self) -> str:
-        """A table for notebooks; all text is escaped."""
+        """Return a table for notebooks. All text is escaped."""
         texts = [(name, f"{i.mean:.3f}", f"{i.low:.3f} to {i.high:.3f}", f"{i.n}") for name, i in self.rows()]
         rows = ("".join(f"<td>{html.escape(text)}</td>" for text in row) for row in texts)
         cells = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -278,9 +278,9 @@ def _score(value: Any) -> float | None:
 
 
 def paired_difference(baseline: Evaluation, trained: Evaluation) -> dict[str, Interval]:
-    """Greedy accuracy and score, trained minus baseline, over the prompts that both scored.
+    """Return the differences of greedy accuracy and score, trained minus baseline, over prompts that both scored.
 
-    Narrower than comparing the two intervals, because it is the same prompts that were answered twice.
+    The interval is narrower than a comparison of the two intervals, because the same prompts were answered twice.
     """
     before = {record.index: record.greedy for record in baseline.records}
     pairs = [
@@ -299,7 +299,7 @@ def paired_difference(baseline: Evaluation, trained: Evaluation) -> dict[str, In
 def evaluation_json(
     baseline: Evaluation | None, trained: Evaluation | None = None, forgetting: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    """The content of a run's `evaluation.json`: both evaluations, their paired difference, the check and forgetting."""
+    """Return the content of `evaluation.json`: both evaluations, their paired difference, the check and forgetting."""
     found = {"baseline": baseline, "trained": trained}
     measured = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
     content: dict[str, Any] = {name: evaluation.to_json() for name, evaluation in measured.items()}
@@ -317,7 +317,7 @@ def evaluation_json(
 
 
 def bounds_of(values: Iterable[float]) -> tuple[float, float] | None:
-    """(0, 1) when every value is 0 or 1, so that the mean is a share; None for any other score."""
+    """Return (0, 1) if every value is 0 or 1, so that the mean is a share; else None."""
     return (0.0, 1.0) if all(value in (0.0, 1.0) for value in values) else None
 
 

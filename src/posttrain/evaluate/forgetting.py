@@ -1,4 +1,4 @@
-"""Forgetting: does the model still predict a text that has nothing to do with what it was trained on?"""
+"""Forgetting: does the model still predict a text that is unrelated to its training?"""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ReferenceLoss(NamedTuple):
     """Mean negative log-probability of a reference text."""
 
     loss: float
-    """Nats per token."""
+    """Loss in nats per token."""
     tokens: int
-    """Tokens that were predicted."""
+    """Number of predicted tokens."""
 
 
 def reference_loss(
@@ -41,13 +41,13 @@ def reference_loss(
     compute_dtype: torch.dtype = torch.float32,
     chunk_tokens: int = 1024,
 ) -> ReferenceLoss:
-    """Loss of `model` on a plain text, or on the `text` column of a JSONL, JSON, CSV or Parquet file.
+    """Return the loss of `model` on a plain text, or on the `text` column of a JSONL, JSON, CSV or Parquet file.
 
-    Each document is cut into windows of at most `window` tokens. A window begins with BOS, the token that begins a text
-    for this tokenizer: a model that was trained with one predicts badly without it (minimind2-small 14.9 nats per token
-    in place of 4.6). Where there is no BOS, a window begins with the last token of the one before. So every token is
-    predicted once, but for the first of a document without BOS; the first `max_tokens` predictions count. `window` must
-    fit the context of the model. Raises `DataError` for a file that cannot be read or holds nothing to predict.
+    Each document is cut into windows of at most `window` tokens. A window begins with the tokenizer's BOS token: a
+    model that was trained with BOS predicts badly without it (minimind2-small: 14.9 nats per token instead of 4.6). If
+    there is no BOS, a window begins with the last token of the previous window. So every token is predicted once,
+    except the first token of a document without BOS. Only the first `max_tokens` predictions count. `window` must fit
+    the model's context. Raises `DataError` for a file that cannot be read or has nothing to predict.
     """
     scores = window_losses(
         model,
@@ -60,7 +60,7 @@ def reference_loss(
     )
     count, total = sum(scores.tokens), -math.fsum(scores.logprobs)
     if count == 0:
-        raise DataError(given=f"{path} holds no two tokens in a row", allowed="a text", fix="Name another file.")
+        raise DataError(given=f"{path} has no two tokens in a row", allowed="a text", fix="Use another file.")
     return ReferenceLoss(loss=total / count if math.isfinite(total) else math.inf, tokens=count)
 
 
@@ -74,7 +74,7 @@ def window_losses(
     compute_dtype: torch.dtype,
     chunk_tokens: int,
 ) -> RowScores:
-    """The model's log-probabilities of each window of the texts, cut as `reference_loss` cuts them."""
+    """Return the log-probability of each window of the texts, cut as in `reference_loss`."""
     windows = _limited(_windows(texts, tokenizer, window), max_tokens)
     rows = [(ids[:1], ids[1:]) for ids in windows]
     return row_logprobs(model, rows, compute_dtype=compute_dtype, chunk_tokens=chunk_tokens)
@@ -87,7 +87,7 @@ def row_logprobs(
     compute_dtype: torch.dtype,
     chunk_tokens: int,
 ) -> RowScores:
-    """For each row (given ids, predicted ids): the log-probability of the predicted ids at temperature 1."""
+    """Return, for each row (given ids, predicted ids), the log-probability of the predicted ids at temperature 1."""
     device = computes_on(model)
     narrow, logprobs = compute_dtype != torch.float32, list[float]()
     with torch.no_grad(), evaluating(model), torch.autocast(device.type, dtype=compute_dtype, enabled=narrow):
@@ -99,7 +99,7 @@ def row_logprobs(
 
 
 def read_texts(path: Path | str) -> list[str]:
-    """The documents of a file: a `.txt` or `.md` file is one."""
+    """Read the documents of a file. A `.txt` or `.md` file is one document."""
     path = Path(path)
     if path.suffix in (".txt", ".md"):
         try:
@@ -114,7 +114,7 @@ def read_texts(path: Path | str) -> list[str]:
             raise DataError(
                 given=f"{row.origin} has no text in the column 'text'",
                 allowed="a .txt file, or rows with a column 'text'",
-                fix=f"Rename the column; there are {', '.join(map(repr, row.values))}.",
+                fix=f"Rename a column; the file has {', '.join(map(repr, row.values))}.",
             )
     return [row.values["text"] for row in rows]
 

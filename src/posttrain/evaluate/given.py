@@ -1,6 +1,7 @@
-"""Judging a model by answers that are given: held-out pairs, judged answers, ratings, steps, or answers to imitate.
+"""Measures a model on given answers: held-out pairs, labelled answers, ratings, steps, or demonstrations.
 
-It is what a run that learns from such data measures before and after, for any model and any file, without training.
+A run that learns from such data measures the same before and after training. Here it works for any model and any file,
+without training.
 """
 
 from __future__ import annotations
@@ -49,20 +50,20 @@ from posttrain.rewards.model import load_model_reward
 
 SCORED: tuple[Kind, ...] = ("pairs", "ratings", "steps")
 LIKE: Mapping[Kind, str] = {"pairs": "simpo", "labels": "kto", "examples": "sft"}
-"""A language model is measured as a run with this algorithm would; none of the measures depends on its loss."""
+"""Kind of rows -> the algorithm whose run would measure a language model this way. No measure depends on its loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenEvaluation:
-    """What was measured of `model` on rows of this kind: the numbers that a run calls baseline or trained."""
+    """The measurements of `model` on rows of this kind: the numbers that a run calls baseline or trained."""
 
     model: str
     kind: Kind
     measured: Mapping[str, Any]
     dropped: str = ""
-    """Rows that could not be used and why, in a sentence; "" for none."""
+    """A sentence about the rows that could not be used, and why; "" if there are none."""
     compared: Mapping[str, Any] = field(default_factory=dict)
-    """For a run on its own rows: its `baseline` and the `difference`, or why they are `lost`."""
+    """For a run on its own rows: its `baseline` and the `difference`, or the reason why they are `lost`."""
 
     def to_json(self) -> dict[str, Any]:
         return {"model": self.model, "kind": self.kind, "dropped": self.dropped, **self.measured, **self.compared}
@@ -81,18 +82,18 @@ class GivenEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What is measured, and the run whose settings it keeps: where that held out the rows, the numbers are its own."""
+    """The model and the rows to measure it on, with the settings of its run, if it has one."""
 
     path: str
     kind: Kind
     rows: Sequence[Row]
     own: RunConfig | None
     most: int
-    """Usable rows that are measured, at most."""
+    """Maximum number of usable rows to measure."""
 
     @property
     def data(self) -> dict[str, Any]:
-        """Settings that decide how rows are rendered, and which of them are too long."""
+        """The settings that decide how rows are rendered, and which rows are too long."""
         kept = {"system_prompt", "chat", "train_on", "max_length", "max_dropped"}
         return {} if self.own is None else self.own.data.model_dump(include=kept)
 
@@ -102,19 +103,21 @@ class _Subject:
 
 
 def kind_named(name: str | None) -> Kind | None:
-    """The kind of that name; raises ConfigError."""
+    """Return the kind with this name. Raises ConfigError if there is none."""
     kinds: list[Kind] = list(dict.fromkeys([*LIKE, *SCORED]))
     if name is None:
         return None
     if name not in kinds:
         raise ConfigError(
-            given=f"rows of kind {name!r}", allowed=", ".join(kinds), fix="Name one of these, or a reward for prompts."
+            given=f"rows of kind {name!r}",
+            allowed=", ".join(kinds),
+            fix="Use one of these, or give a reward for prompts.",
         )
     return cast("Kind", name)
 
 
 def learned_from_given(folder: str | PathLike[str]) -> bool:
-    """Is it the folder of a run whose answers were given, not sampled?"""
+    """Is this the folder of a run that learned from given answers, not from sampled ones?"""
     config = _config_of_run(run_in(Path(folder)))
     return config is not None and _kind_of_run(config) != "prompts"
 
@@ -124,9 +127,9 @@ def evaluate_given(
 ) -> GivenEvaluation:
     """Measure a model folder, or the newest checkpoint of a run, on `data` or on the rows that the run held out.
 
-    `kind` says what the rows are where columns leave that open: pairs, labels, examples, ratings or steps. A model with
-    a score head is measured by its scores, a language model by its log-probabilities; the first `max_rows` rows are
-    used. Raises ConfigError, DataError or ModelError.
+    `kind` is the kind of the rows, if the columns fit several: pairs, labels, examples, ratings or steps. A model with
+    a score head is measured by its scores, a language model by its log-probabilities. Only the first `max_rows` rows
+    are used. Raises ConfigError, DataError or ModelError.
     """
     model = os.fspath(model)
     run = run_in(Path(model))
@@ -135,14 +138,14 @@ def evaluate_given(
         raise ConfigError(
             given=f"no data to evaluate {model} on",
             allowed="data with given answers; only a run folder has its own",
-            fix="Name some: evaluate_given(model, data), or --data FILE.",
+            fix="Give some: evaluate_given(model, data), or --data FILE.",
         )
     rows = read_split(own.data, own.seed).heldout if own and data is None else read_rows(str(data), split="eval")
     if not rows:
         raise DataError(
             given="the run held out no rows",
             allowed="at least one",
-            fix="Name some: evaluate_given(run, data), or --data FILE.",
+            fix="Give some: evaluate_given(run, data), or --data FILE.",
         )
     path = model if own is None or run is None else trained_model(run, own).path
     scores = _scores(path)
@@ -170,7 +173,7 @@ def evaluate_given(
 
 
 def _keep_baseline(run: Path, scratch: Path) -> Mapping[str, Any]:
-    """What the run measured before training, with the scores of its rows in `scratch`; empty where that is lost."""
+    """Return the run's measurement before training, and copy the scores of its rows to `scratch`; empty if lost."""
     name = "baseline-scores.json"
     try:
         before = read_measured(run).get("baseline")
@@ -181,7 +184,7 @@ def _keep_baseline(run: Path, scratch: Path) -> Mapping[str, Any]:
 
 
 def _kind_of(rows: Sequence[Row], known: Sequence[Kind], own: RunConfig | None) -> Kind:
-    """What the rows are: what the run was trained on, if they can be that; else the first kind that they can be."""
+    """Return the kind of the rows: the kind that the run was trained on if it fits, else the first kind that fits."""
     likely: list[Kind] = list(known) if own is None else [_kind_of_run(own), *known]
     for kind in likely:
         if kind in known and fits(rows, kind):
@@ -190,7 +193,7 @@ def _kind_of(rows: Sequence[Row], known: Sequence[Kind], own: RunConfig | None) 
 
 
 def _of_policy(subject: _Subject) -> tuple[Measure, Kept]:
-    """By log-probabilities, rendered as the run rendered its data."""
+    """Return the measure of a language model by log-probabilities, with rows rendered as in its run."""
     kind, rows, own = subject.kind, subject.rows, subject.own
     same = {"attention", "precision", "device", "trust_remote_code", "chat_template", "chat_template_kwargs"}
     base = {} if own is None else own.model.model_dump(include=same)
@@ -220,7 +223,7 @@ def _of_policy(subject: _Subject) -> tuple[Measure, Kept]:
 
 
 def _of_scores(subject: _Subject) -> tuple[Measure, Kept]:
-    """By the scores of a reward model, which knows how its rows are rendered."""
+    """Return the measure of a reward model by its scores. The model folder says how rows are rendered."""
     reward = load_model_reward(subject.path, {})
     loaded, facts, rows = reward.loaded, reward.facts, subject.rows
     longest = min(loaded.context_length or sys.maxsize, subject.data.get("max_length") or sys.maxsize)
@@ -247,10 +250,10 @@ def _limits(loaded: LoadedModel, max_length: int, max_dropped: float) -> dict[st
 
 
 def _scores(path: str) -> bool:
-    """Has the model of the folder a score head?"""
+    """Does the model in the folder have a score head?"""
     try:
         declared = json.loads((Path(path) / "config.json").read_text(encoding="utf-8")).get("architectures") or []
-    except (OSError, ValueError):  # no model, or one of the Hub: loading it will say
+    except (OSError, ValueError):  # no model, or one of the Hub: loading it will report errors
         declared = []
     return any(name.endswith(("ForSequenceClassification", "ForTokenClassification")) for name in declared)
 

@@ -1,4 +1,4 @@
-"""A forecast from a model's own answers: the share of groups from which a run could learn."""
+"""A forecast from a model's own answers: the share of groups that a run could learn from."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     from posttrain.rewards import RewardSet, Scores
 
 FEW_USEFUL, NO_USEFUL = 0.2, 0.02
-"""Shares of groups with a signal below which a run is slow, and below which it learns nothing."""
+"""Shares of groups with a signal below which a run learns slowly, and below which it learns nothing."""
 IN_REACH = 0.5
-"""Share of the prompts whose answers should not all get the lowest, or all the highest reward."""
+"""Minimum share of prompts whose answers do not all get the lowest, or all the highest, reward."""
 SHOWN = 3
-"""Answers that are shown."""
+"""Number of answers to show."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAnswers:
-    """What the model's own answers were worth."""
+    """The rewards of the model's own answers, and what they mean for learning."""
 
     prompts: int
     completions: int
-    """Completions of each prompt."""
+    """Completions per prompt."""
     group_size: int
     reward: Interval
     """Mean over prompts of the mean reward."""
     useful: Mapping[int, Interval]
-    """By group size: expected share of groups whose rewards differ."""
+    """Group size -> expected share of groups whose rewards differ."""
     too_hard: float
-    """Share of prompts all of whose answers got the lowest reward that was seen."""
+    """Share of prompts for which every answer got the lowest observed reward."""
     too_easy: float
-    """Share of prompts all of whose answers got the highest."""
+    """Share of prompts for which every answer got the highest observed reward."""
     truncated: float
     reasons: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By reward: share of the answers by the reason of its verdict."""
+    """Reward -> reason of its verdict -> share of the answers."""
     samples: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class ModelAnswers:
         return {**asdict(self), "reward": self.reward._asdict(), "useful": useful}
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """Return the lines to print on a terminal."""
         reward = self.reward
         lines = [
             f"The model: {self.prompts} prompts, {self.completions} answers each, mean reward {reward.mean:.3g} "
@@ -79,7 +79,7 @@ def sample_answers(
     seed: int,
     seen: Sequence[float] = (),
 ) -> tuple[ModelAnswers, Scores]:
-    """Let the model answer and be scored; `seen` are scores that answers of known worth got."""
+    """Sample answers of the model and score them. `seen` are the scores of completions whose right score is known."""
     count = sampling.group_size if samples is None else samples
     if count < sampling.group_size:
         raise ConfigError(
@@ -113,13 +113,13 @@ def sample_answers(
 
 
 def _useful(values_P: Sequence[Sequence[float]], size: int) -> Interval:
-    """Mean over prompts of the probability that a group of this size has two different rewards."""
+    """Return the mean over prompts of the probability that a group of this size has two different rewards."""
     shares = [differ_at_k(row, size) for row in values_P if len(row) >= size]
     return mean_interval(shares, bounds=(0.0, 1.0))
 
 
 def about_unscored(check: str, found: Sequence[Scores], limit: float) -> Finding:
-    """How many completions have no score? A run masks them, and stops where they are too many."""
+    """How many completions have no score? A run masks them, and stops if there are too many."""
     scored = [value for scores in found for row in scores.scored_PG for value in row]
     missing = scored.count(False)
     share = missing / len(scored) if scored else 0.0
@@ -135,7 +135,7 @@ def about_unscored(check: str, found: Sequence[Scores], limit: float) -> Finding
 
 
 def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated: float) -> list[Finding]:
-    """Are they cut, and do the rewards within a group differ often enough?"""
+    """Are too many answers cut off, and do the rewards within a group differ often enough?"""
     size = answers.group_size
     truncated = finding(
         "truncated answers",
@@ -155,9 +155,7 @@ def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated
     status: Status = "ok" if useful.mean >= FEW_USEFUL else "warn" if useful.mean >= NO_USEFUL else "fail"
     limit = f"at least {NO_USEFUL:.0%} of groups of {size} have two different rewards, {FEW_USEFUL:.0%} to learn fast"
     text = f"{useful.mean:.0%} of groups of {size} ({useful.low:.0%} to {useful.high:.0%})"
-    text += (
-        ": nothing will be learned" if status == "fail" else ": most of the work teaches nothing" * (status == "warn")
-    )
+    text += ": nothing will be learned" if status == "fail" else ": most groups teach nothing" * (status == "warn")
     advice = [] if status == "ok" else [_advice(answers)]
     return [truncated, finding("useful groups", status, useful.mean, limit, text, advice), _about_reach(answers)]
 
@@ -177,10 +175,10 @@ def _about_reach(answers: ModelAnswers) -> Finding:
 
 
 def about_right(rewards: RewardSet, prompts: Sequence[Prompt], scores: Scores) -> list[Finding]:
-    """Was any answer right? Where none was, rewards for form, length and the like still make groups differ.
+    """Was any answer right? Even if none was, rewards for form or length can still make groups differ.
 
-    Right is what opens a gate; without gates, what gets more than 0 from the heaviest of the rewards that read a
-    column. Nothing is said of a reward by itself: its groups differ by nothing else.
+    An answer is right if it opens a gate. Without gates, it is right if it gets more than 0 from the reward with the
+    largest weight among those that read a column. A single reward needs no check: groups can differ only by it.
     """
     weighted = [one for one in rewards.components if one.weight]
     if len(weighted) < 2:
@@ -208,10 +206,8 @@ def about_right(rewards: RewardSet, prompts: Sequence[Prompt], scores: Scores) -
 
 
 def _advice(answers: ModelAnswers) -> str:
-    if answers.too_hard + answers.too_easy > 1:  # some prompts are both: the lowest reward is the highest
-        return (
-            "All answers got the same reward: check whether the reward distinguishes anything, and what the model said."
-        )
+    if answers.too_hard + answers.too_easy > 1:  # some prompts are both, because the lowest reward is also the highest
+        return "All answers got the same reward: check whether the reward distinguishes anything, and read the answers."
     if answers.too_hard >= answers.too_easy:
         return (
             f"{answers.too_hard:.0%} of the prompts got the lowest reward for every answer: use easier questions "
@@ -233,7 +229,7 @@ def _reasons(scores: Scores) -> dict[str, dict[str, float]]:
 
 
 def _shown(prompt: Prompt, answer: Completion, scores: Scores, place: int) -> str:
-    """Prompt, gold and answer one below the other, with what the answer got."""
+    """Return prompt, gold answer, model answer and its reward, one per line."""
     value = scores.rewards_PG[place][0]
     got = "unscored" if math.isnan(value) else f"{value:.3g}"
     said = next((row[place][0] for row in scores.verdicts.values() if row[place][0] is not None), None)

@@ -1,4 +1,4 @@
-"""Held-out evaluation: greedy and sampled answers to the same prompts, judged, counted and given intervals."""
+"""Held-out evaluation: greedy and sampled answers to the same prompts, scored and summarised with intervals."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def evaluate_sampler(
     extract: Extract | None = None,
     max_unscored: float = 1.0,
 ) -> Evaluation:
-    """Answer every prompt once greedily and `samples` times at `temperature`, with the sampler's present weights.
+    """Answer every prompt once greedily and `samples` times at `temperature`, with the sampler's current weights.
 
-    `sampling` gives what is not evaluation's own: top-p and its kin for the sampled answers, stop strings, batch rows.
-    `extract` finds the answer that the majority vote counts; without it, the one that goes with the rewards (`votes`).
-    The same seed gives the same answers for the same weights. Answers without a score are counted and left out;
-    `RewardError` when their share is above `max_unscored`.
+    `sampling` gives the other settings: top-p, top-k and min-p for the sampled answers, stop strings, batch rows.
+    `extract` finds the answer that the majority vote counts; the default depends on the rewards (see `votes`). The same
+    seed gives the same answers for the same weights. Answers without a score are counted and left out. Raises
+    `RewardError` if their share is above `max_unscored`.
     """
     max_completion_length = max_completion_length or sampling.max_completion_length
     shared = {"max_completion_length": max_completion_length}
@@ -94,7 +94,7 @@ def summarise(
     errors: Iterable[str] = (),
     judgements: Iterable[Judgement] = (),
 ) -> Evaluation:
-    """Count judged answers. Each problem is averaged first, then the problems (RULE 51)."""
+    """Summarise scored answers. Values are averaged within each problem first, then over problems (RULE 51)."""
     greedy = [record.greedy for record in records]
     sampled = [answer for record in records for answer in record.samples]
     scored = [answer for answer in greedy if answer.score is not None]
@@ -129,9 +129,10 @@ def summarise(
 
 
 def interval_of(values_per_problem: Sequence[Sequence[float]], confidence: float) -> Interval:
-    """Interval of the mean over problems of their mean values; problems without values are left out.
+    """Return the interval of the mean over problems of their mean values. Problems without values are left out.
 
-    Values that are all 0 or 1 are shares: Wilson for one answer per problem, bounded over problems for several.
+    If all values are 0 or 1, the mean is a share. One answer per problem gives the Wilson interval; several answers
+    give an interval over problems with bounds (0, 1).
     """
     answered = [values for values in values_per_problem if values]
     means = [math.fsum(values) / len(values) for values in answered]
@@ -144,7 +145,7 @@ def interval_of(values_per_problem: Sequence[Sequence[float]], confidence: float
 def _answers(
     groups: Sequence[Sequence[Completion]], scores: Scores, check: Scores | None, vote: Vote
 ) -> list[list[Answer]]:
-    """`[P][1 + samples]`: each completion with its judgement; the check judges the first of each group."""
+    """Return `[P][1 + samples]` answers: completions with their scores. The check scores the first of each group."""
 
     def answer(p: int, g: int, completion: Completion) -> Answer:
         verdicts = {label: given[p][g] for label, given in scores.verdicts.items()}
@@ -176,7 +177,7 @@ def _share_interval(
     k: int,
     confidence: float,
 ) -> Interval:
-    """Problems with fewer than k scored answers cannot say anything about k and are left out."""
+    """Return the interval over problems. Problems with fewer than k scored answers are left out."""
     shares = [estimate(answers, k) for answers in per_problem if len(answers) >= k]
     return mean_interval(shares, confidence, bounds=(0.0, 1.0))
 

@@ -1,7 +1,7 @@
 """The measures of a run on preferences: its policy on held-out pairs and on held-out labelled answers.
 
-S(y) is the summed log-probability of an answer and |y| its trained tokens. The model before training is the one whose
-scores the baseline left on file, so that no second model is loaded:
+S(y) is the summed log-probability of an answer and |y| the number of its trained tokens. S_before comes from the scores
+that the baseline evaluation stored, so no second model is loaded:
 
     accuracy            share of pairs with S(chosen) > S(rejected), ties 1/2
     accuracy_per_token  the same with S / |y|
@@ -36,7 +36,7 @@ Record = dict[str, Any]
 class HeldOutPolicyPairs:
     """How often the policy finds the chosen answer of a held-out pair likelier than the rejected one, and by how much.
 
-    `logps_chosen` and `logps_rejected` tell what moved: where both have fallen, likelihood went elsewhere.
+    `logps_chosen` and `logps_rejected` show which side moved. If both fell, probability moved to other answers.
     """
 
     def __init__(self, config: RunConfig, forward: Forward, pairs: Sequence[Pair], pad_id: int) -> None:
@@ -69,17 +69,17 @@ class HeldOutPolicyPairs:
 
 
 class HeldOutLabels:
-    """How well the policy tells desirable held-out answers from undesirable ones.
+    """How well the policy separates desirable held-out answers from undesirable ones.
 
-    `auc` is the probability that a desirable answer has the higher log-probability per token; `implicit` has the same
-    by log-ratio to the model before training.
+    `auc` is the probability that a desirable answer has the higher log-probability per token. `implicit` has the same
+    for the log-ratio to the model before training.
     """
 
     def __init__(self, config: RunConfig, forward: Forward, examples: Sequence[LabelledExample], pad_id: int) -> None:
         self.config, self.forward, self.pad_id = config, forward, pad_id
         chosen = first(examples, config.evaluation.prompts)
         self.rows = sorted(chosen, key=lambda row: not row.label)
-        """The desirable ones first."""
+        """Rows sorted so that the desirable answers come first."""
         self.desirable = sum(row.label for row in chosen)
 
     def __call__(self, folder: Path, name: str) -> Record:
@@ -116,7 +116,7 @@ class HeldOutLabels:
         }
 
     def measures(self, scores: RowScores) -> Record:
-        """The measures of one state of the weights."""
+        """Return the measures for one state of the weights."""
         confidence = self.config.evaluation.confidence
         desirable, undesirable = self._by_label(scores.logprobs)
         return {
@@ -135,7 +135,7 @@ class HeldOutLabels:
 
 
 def pair_measures(chosen: RowScores, rejected: RowScores, confidence: float) -> Record:
-    """The measures of one state of the weights: row i of both sides is pair i."""
+    """Return the measures for one state of the weights. Row i of both sides is pair i."""
     nll = [-total for total in chosen.logprobs]
     return {
         "pairs": len(nll),
@@ -152,7 +152,7 @@ def pair_measures(chosen: RowScores, rejected: RowScores, confidence: float) -> 
 
 
 def pair_changes(before: RowScores, after: RowScores, n: int, confidence: float) -> Record:
-    """Pair by pair, after - before; rows 0..n-1 are the chosen answers."""
+    """Return the paired changes, after - before. Rows 0..n-1 are the chosen answers."""
     old, new, moved = before.split(n), after.split(n), _halves(after - before, n)
 
     def paired(old_wins: list[float], new_wins: list[float]) -> Interval:
@@ -169,7 +169,7 @@ def pair_changes(before: RowScores, after: RowScores, n: int, confidence: float)
 
 
 def wins(better: Sequence[float], worse: Sequence[float]) -> list[float]:
-    """1 where the first scores higher, 1/2 for a tie.
+    """Return 1 for each pair whose first score is higher, 1/2 for a tie, 0 otherwise.
 
     >>> wins([2.0, 1.0, 0.0], [1.0, 1.0, 1.0])
     [1.0, 0.5, 0.0]
@@ -178,7 +178,7 @@ def wins(better: Sequence[float], worse: Sequence[float]) -> list[float]:
 
 
 def share(outcomes: Sequence[float], confidence: float) -> Interval:
-    """Mean of wins: a proportion, unless there are ties."""
+    """Return the interval of the mean of wins: a Wilson interval, unless there are ties."""
     if 0.5 in outcomes:
         return mean_interval(outcomes, confidence, bounds=(0.0, 1.0))
     return wilson(round(sum(outcomes)), len(outcomes), confidence)

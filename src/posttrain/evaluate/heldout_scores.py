@@ -1,10 +1,10 @@
-"""The measures of a run whose model scores, on held-out pairs and rated answers.
+"""The measures of a run that trains a reward model, on held-out pairs and rated answers.
 
     pairs     accuracy   share of pairs with r_w > r_l, a tie is wrong       margin   mean of r_w - r_l
     ratings   rmse, pearson, spearman of score and rating, in the units of the data
 
-Calibration is that of sigmoid(|r_w - r_l|) as the probability that the order is right, and of a rating that is
-predicted: what the found ones are on average, by tenths. Labelled steps: `posttrain.evaluate.heldout_steps`.
+For pairs, calibration is about sigmoid(|r_w - r_l|) as the probability that the order is right. For ratings, it
+compares predicted ratings with the mean given rating, by tenths. Labelled steps: `posttrain.evaluate.heldout_steps`.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from posttrain.types import Batch, Outputs, Pair, RatedExample
 
 Forward = Callable[[Batch], Outputs]
 Scores = dict[str, list[Any]]
-"""The saved tensors of one state of the weights, by name."""
+"""Scores of the held-out rows under one state of the weights, by name."""
 Record = dict[str, Any]
 SHARES = (0.0, 1.0)
 HALF_TO_ONE = even_edges(0.5, 1.0)
 
 
 class Subject(Protocol):
-    """Held-out rows, and what is measured of their scores."""
+    """Held-out rows, and the measures of their scores."""
 
     def __len__(self) -> int: ...
     def scores(self) -> Scores:
-        """Under the present weights."""
+        """Return the scores under the current weights."""
         ...
 
     def measures(self, scores: Scores, confidence: float) -> Record: ...
     def changes(self, before: Scores, after: Scores, confidence: float) -> Record: ...
     def answers(self, scores: Scores) -> list[float]:
-        """The score of each answer, as a reward would give it."""
+        """Return the score of each answer, as the reward model would give it as a reward."""
         ...
 
 
 class HeldOutScores:
-    """A measure of a scoring model: each state of its weights, and the change from first to last."""
+    """A measure of a reward model: for each state of its weights, and the change from baseline to trained."""
 
     def __init__(self, subject: Subject, confidence: float) -> None:
         self.subject, self.confidence = subject, confidence
@@ -80,14 +80,14 @@ class HeldOutScores:
         return {name: measured, "difference": self.subject.changes(before, scores, self.confidence)}
 
     def spread(self) -> tuple[float, float, int] | None:
-        """Mean, standard deviation (n - 1) and number of the scores of held-out answers; None without enough."""
+        """Return mean, standard deviation (n - 1) and number of the held-out scores; None if there are fewer than 2."""
         if not len(self.subject):
             return None
         answers = self.subject.answers(self.subject.scores())
         return (statistics.fmean(answers), statistics.stdev(answers), len(answers)) if len(answers) > 1 else None
 
     def accuracy(self) -> tuple[float, float, float] | None:
-        """Share of the held-out pairs that are ranked right, with the ends of its interval; None for other data."""
+        """Return the share of held-out pairs in the right order and its interval's limits; None for other data."""
         measured = self.subject.measures(self.subject.scores(), self.confidence) if len(self.subject) else {}
         found = measured.get("accuracy") if "pairs" in measured else None
         return None if found is None else (found["mean"], found["low"], found["high"])
@@ -126,7 +126,7 @@ class HeldOutPairs:
 
 
 class HeldOutRatings:
-    """How close the scores of held-out answers come to their ratings."""
+    """How close the scores of held-out answers are to their ratings."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class HeldOutRatings:
         }
 
     def changes(self, before: Scores, after: Scores, confidence: float) -> Record:
-        """Changes of the root mean square: those of the mean square, answer by answer, over the sum of both roots."""
+        """Return the change of the RMSE: the paired change of the mean square, divided by the sum of both roots."""
         old, new = (self._squares(scores) for scores in (before, after))
         roots = math.sqrt(statistics.fmean(old)) + math.sqrt(statistics.fmean(new))
         change = paired_interval(old, new, confidence)
@@ -174,7 +174,7 @@ class HeldOutRatings:
 
 @torch.no_grad()
 def score_rows(forward: Forward, batch: Batch, tokens_per_microbatch: int) -> Tensor:
-    """`[B]` in float64."""
+    """Return the scores `[B]` in float64."""
     scores_B = torch.full((batch.num_rows,), math.nan, dtype=torch.float64)
     for rows, micro in Split(forward, tokens_per_microbatch)(batch):
         found_B = forward(micro).scores_B
@@ -192,7 +192,7 @@ def probability_record(
     edges: Sequence[float],
     clusters: Sequence[int] | None = None,
 ) -> Record:
-    """Brier score and calibration of probabilities; `clusters` are the answers that they belong to."""
+    """Return Brier score and calibration of probabilities. `clusters` are the indices of the answers they belong to."""
     squares: dict[int, list[float]] = {}
     for p, y, owner in zip(believed, found, clusters or range(len(believed)), strict=True):
         squares.setdefault(owner, []).append((p - y) ** 2)
@@ -208,7 +208,7 @@ def probability_record(
 
 
 def in_words(measured: Record) -> str:
-    """The findings about a scoring model, in a line."""
+    """Return the main measure of a reward model in one line."""
     if "ratings" in measured:
         found, n = measured["spearman"], measured["ratings"]
         if found["mean"] is None:
@@ -221,7 +221,7 @@ def in_words(measured: Record) -> str:
 
 
 def sigmoid(x: float) -> float:
-    """The logistic function, for x >= 0."""
+    """Return the logistic function of x >= 0."""
     return 1 / (1 + math.exp(-x))
 
 
@@ -234,5 +234,5 @@ def _bins(bins: Sequence[ReliabilityBin]) -> list[Record]:
 
 
 def finite(interval: Interval) -> Record:
-    """JSON has no infinity and no NaN."""
+    """Return the interval as a mapping for JSON: non-finite numbers become None."""
     return {name: value if name == "n" or math.isfinite(value) else None for name, value in interval._asdict().items()}

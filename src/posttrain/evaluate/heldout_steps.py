@@ -1,10 +1,10 @@
-"""The measures of a run whose model scores steps, on held-out answers in labelled steps.
+"""The measures of a run that trains a process reward model, on held-out answers with labelled steps.
 
     accuracy   share of an answer's labelled steps on the right side of 1/2, mean over the answers
     auc        probability that a right step scores above a wrong one
-    answer_auc the same of whole answers: of those without a wrong step above the others
+    answer_auc probability that an answer without a wrong step scores above another answer
 
-Calibration is that of the score of a step as the probability that it is right.
+Calibration is about the score of a step as the probability that it is right.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 class HeldOutSteps:
-    """How well right steps of held-out answers are told from wrong ones. An answer is the unit of chance: its steps
-    belong together."""
+    """How well the model separates right steps of held-out answers from wrong ones. The unit of the intervals is the
+    answer, because the steps of an answer are not independent."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class HeldOutSteps:
         self.pad_id, self.tokens = pad_id, tokens_per_microbatch
         self.labels = [label for row in rows for label in row.labels]
         self.owners = [place for place, row in enumerate(rows) for _ in row.labels]
-        """To which answer each step belongs."""
+        """Index of the answer that each step belongs to."""
         self.clusters = self._split(self.owners)
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class HeldOutSteps:
         return {"accuracy": accuracy._asdict(), "auc": finite(auc)}
 
     def answers(self, scores: Scores) -> list[float]:
-        """The aggregate of the probabilities of its steps."""
+        """Return the score of each answer: the aggregate of the probabilities of its steps."""
         return [float(self.aggregate(torch.tensor(row))) for row in scores["steps"]]
 
     def _right(self, scores: Scores) -> list[float]:
@@ -92,7 +92,7 @@ class HeldOutSteps:
         return self._split([p for row in scores["steps"] for p in row])
 
     def _split(self, values: Sequence[T]) -> tuple[list[T], list[T]]:
-        """Those of the right steps, and those of the wrong ones."""
+        """Split values of all steps into (right steps, wrong steps)."""
         both = list(zip(values, self.labels, strict=True))
         return [value for value, y in both if y > 0.5], [value for value, y in both if y <= 0.5]
 

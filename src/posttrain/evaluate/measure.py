@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from posttrain.rewards import RewardSet
 
 EVALUATION_SEED = 1_000_000_007
-"""Added to the run's seed, so that evaluations and training never draw the same stream."""
+"""Offset to the run's seed, so that evaluations and training never use the same random stream."""
 
 
 class Measure(Protocol):
-    """`measure(folder, name)` judges the present weights and returns what belongs into evaluation.json.
+    """`measure(folder, name)` measures the current weights and returns entries for evaluation.json.
 
-    The result has the measurement under its name and whatever compares it with the baseline. `folder` keeps the answers
-    behind it, so that a resumed run can still compare. It is empty when there is nothing to measure with.
+    The result has the measurement under its name, and comparisons with the baseline. The answers are stored in
+    `folder`, so that a resumed run can still compare. The result is empty if there is nothing to measure with.
     """
 
     def __call__(self, folder: Path, name: str) -> dict[str, Any]: ...
 
 
 class HeldOutAnswers:
-    """Greedy and sampled answers to the held-out prompts, judged by the rewards and by the independent check.
+    """Greedy and sampled answers to the held-out prompts, scored by the rewards and by the independent check.
 
-    Where training has no reward, the check judges alone; without either there is nothing to measure.
+    If training has no reward, the check takes its place. Without either there is nothing to measure.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class HeldOutAnswers:
         rewards: RewardSet | None,
         check: RewardSet | None,
     ) -> None:
-        """`check` is the independent one, which training never sees."""
+        """`check` is the independent check, which training never sees."""
         self.config, self.sampler, self.prompts = config, sampler, prompts
         self.rewards, self.check = (rewards, check) if rewards is not None else (check, None)
 
@@ -84,7 +84,7 @@ class HeldOutAnswers:
 class HeldOutLoss:
     """Negative log-likelihood of the held-out answers, for supervised training: the mean over the tokens of all rows.
 
-    Intervals are those of a ratio of sums, in which the row is the unit: the tokens of an answer belong together.
+    Intervals are for a ratio of sums with the row as unit, because the tokens of an answer are not independent.
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class HeldOutLoss:
 
 
 def read_measured(run: Path) -> Mapping[str, Any]:
-    """The content of evaluation.json. Raises `Damaged` for one that is not as it was written."""
+    """Read evaluation.json. Raises `Damaged` if its checksum does not match."""
     found = read_sealed_json(run, "evaluation.json")
     if not isinstance(found, dict):
-        raise Damaged("evaluation.json is no JSON object")
+        raise Damaged("evaluation.json is not a JSON object")
     return found
 
 
 def loss_measures(scores: RowScores, confidence: float) -> dict[str, Any]:
-    """Loss and perplexity, its exp, per token; and how often the right token was the most likely one."""
+    """Return the loss per token, its exp (perplexity), and how often the right token was the most likely one."""
     loss = ratio_interval([-total for total in scores.logprobs], scores.tokens, confidence, bounds=(0.0, math.inf))
     measured = {
         "prompts": len(scores.tokens),
@@ -134,12 +134,12 @@ def loss_measures(scores: RowScores, confidence: float) -> dict[str, Any]:
 
 
 def exp(value: float) -> float:
-    """Without an error for what is too large."""
+    """Return e to the power of the value; infinity instead of an OverflowError."""
     return math.exp(value) if value < 700 else math.inf
 
 
 class WithForgetting:
-    """Another measure, and the loss on a reference text before and after: what else has changed?"""
+    """A measure extended by the loss on a reference text before and after training, to detect forgetting."""
 
     def __init__(self, measure: Measure, reference_loss: Callable[[], float]) -> None:
         self.measure, self.reference_loss = measure, reference_loss

@@ -1,15 +1,15 @@
-"""Other prompts: does the model still answer what it was not trained on as it did before?
+"""Other prompts: does the model still answer unrelated prompts as it did before training?
 
 A run that learns one task well can spoil the model for everything else: it says "Yes" to "What is the capital of
-France?". A loss on running text hardly shows that, because the text itself is given. So the model answers prompts that
-have nothing to do with the training, greedily, before and after. What is measured:
+France?". A loss on running text hardly shows this, because the text itself is given. So the model answers prompts that
+are unrelated to the training, greedily, before and after it. The measures:
 
     drift        (log p_before(y) - log p_after(y)) / tokens, y the answer before training: nats per token.
                  An estimate of the KL from the model before to the model after, at its own most likely answers
     unchanged    share of the prompts that are answered word for word as before
     the rest     repetition, same, ended and length of the answers (see `writing`)
 
-Both sets of answers are on file, so that a report can show them side by side.
+Both sets of answers are stored, so that a report can show them side by side.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
 
 PROMPTS = 64
-"""Prompts of the file that the model answers."""
+"""Number of prompts of the file that the model answers."""
 
 Answers = Sequence[Mapping[str, Any]]
-"""Each as {index, prompt, text, ids, ended}."""
+"""Answers, each as {index, prompt, text, ids, ended}."""
 
 
 def read_other_texts(settings: EvaluationConfig) -> None:
-    """See that the texts and prompts for which a run measures what else has changed can be read. Raises `DataError`."""
+    """Check that the texts and prompts for measuring forgetting can be read. Raises `DataError`."""
     if settings.forgetting is not None:
         read_texts(settings.forgetting)
     if settings.other_prompts is not None:
@@ -56,7 +56,7 @@ def read_other_texts(settings: EvaluationConfig) -> None:
 
 
 def other_prompts(config: RunConfig, loaded: LoadedModel) -> Sequence[Prompt]:
-    """The first prompts of `evaluation.other_prompts`, without the run's system prompt. Raises `DataError`."""
+    """Return the first prompts of `evaluation.other_prompts`, without the run's system prompt. Raises `DataError`."""
     assert config.evaluation.other_prompts is not None
     data = DataConfig(train=config.evaluation.other_prompts, chat=config.data.chat)
     rows = read_rows(config.evaluation.other_prompts, max_rows=PROMPTS, seed=config.seed)
@@ -68,7 +68,7 @@ def other_prompts(config: RunConfig, loaded: LoadedModel) -> Sequence[Prompt]:
 
 
 def answer_logprobs(config: RunConfig, loaded: LoadedModel, prompts: Sequence[Prompt], answers: Answers) -> RowScores:
-    """The present weights' log-probabilities of the answers to these prompts, at temperature 1."""
+    """Return the log-probabilities of the answers to these prompts under the current weights, at temperature 1."""
     rows = [(prompt.ids, answer["ids"]) for prompt, answer in zip(prompts, answers, strict=True)]
     with loaded.compute.scope():
         return row_logprobs(
@@ -80,7 +80,7 @@ def answer_logprobs(config: RunConfig, loaded: LoadedModel, prompts: Sequence[Pr
 
 
 class Answered(NamedTuple):
-    """The answers of one state of the weights, and the log-probability that it gives them."""
+    """The answers of one state of the weights, and their log-probabilities under the same weights."""
 
     answers: Answers
     scores: RowScores
@@ -98,7 +98,7 @@ class Answered(NamedTuple):
 
     @staticmethod
     def read(folder: Path, name: str = "baseline") -> Answered:
-        """Raises `Damaged` for a file that is not as it was written."""
+        """Read the answers of `write`. Raises `Damaged` if the file's checksum or content is wrong."""
         found = read_sealed_json(folder, f"{name}-others.json")
         if not isinstance(found, dict) or found.keys() != {"answers", "scores"}:
             raise Damaged(f"{name}-others.json holds no answers")
@@ -106,7 +106,7 @@ class Answered(NamedTuple):
 
 
 class WithOtherPrompts:
-    """Another measure, and how the model answers other prompts, before and after training."""
+    """A measure extended by the model's answers to other prompts, before and after training."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class WithOtherPrompts:
 
 
 def compared(before: Answered, now: Answered, then: RowScores, confidence: float) -> dict[str, Any]:
-    """The state before, and what lies between; `then` is what the weights of now make of the answers of before."""
+    """Compare the answers before and after training. `then` has the new weights' scores of the old answers."""
     lost = [-moved for moved in then - before.scores]
     pairs = zip(before.answers, now.answers, strict=True)
     return {

@@ -1,10 +1,10 @@
 """A model's own answers as examples, for two uses of supervised training:
 
-replay        examples of another kind, beside those of a narrow task: the model is kept as it is elsewhere, because
-              on them it has nothing to learn. (A model that learns "Yes" and "No" from a hundred examples alone says
-              one of them to everything.)
+replay        general examples, mixed with those of a narrow task. They keep the model's other behaviour, because
+              it has nothing to learn from them. (A model that learns only "Yes" and "No" from a hundred examples gives
+              one of the two answers to every prompt.)
 warm start    answers to the questions of an RL run that its reward accepts (rejection sampling): the model learns
-              the form of an answer from what it can do already.
+              the form of an answer from its own right answers.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def own_answers(
     first_sentence: bool = False,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Rows with prompt and completion: of each prompt the best of `samples` answers, where one is good enough.
+    """Return rows with prompt and completion: for each prompt, the best of `samples` answers, if one is good enough.
 
-    Good enough is an answer that ended by itself and has `at_least` this sum of `rewards`; without rewards, any that
-    ended. With `first_sentence` that sentence alone is the completion, and an answer that was cut behind it is good,
-    too: replay that is cheap, of a model that rambles. Without rewards an answer that another prompt got, too, is kept
-    once, because replay should show many answers; with them every prompt keeps its answer. A row has the prompt as the
-    data gives it, after the template `prompt`, and no system turn. Raises what `evaluate` raises, and `DataError` when
-    no answer is good enough.
+    An answer is good enough if it was not cut off and its sum of `rewards` is `at_least` this value; without rewards,
+    if it was not cut off. With `first_sentence`, the completion is only the first sentence, and the answer may be cut
+    off after it: this makes cheap replay from a model that rambles. Without rewards, an answer to several prompts is
+    kept once, because replay should show many answers; with rewards, every prompt keeps its answer. A row has the
+    prompt of the data, after the template `prompt`, and no system turn. Raises what `evaluate` raises, and `DataError`
+    if no answer is good enough.
     """
     data = DataConfig(train=source, prompt=prompt, answer=answer)
     rows = read_rows(source, max_rows=max_rows, seed=seed)
@@ -82,8 +82,8 @@ def own_answers(
 
 
 def _lenient() -> Callable[..., float]:
-    """A reward where none is given: every answer is good. A closure, so that it is called in this process: workers
-    would first import what this module does."""
+    """Return a reward that accepts every answer, for use without rewards. It is a closure, so it is called in this
+    process: workers would first have to import everything that this module imports."""
     return lambda prompt, completion: 1.0
 
 
@@ -97,7 +97,7 @@ def _best(record: Record, at_least: float, first_sentence: bool) -> str | None:
 
 
 def _sentence(text: str, truncated: bool) -> str | None:
-    """The first sentence; of an answer without an end of a sentence, all of it, unless it was cut.
+    """Return the first sentence. If no sentence ends, return the whole answer, or None if it was cut off.
 
     >>> _sentence("It is Paris. And", True), _sentence("Paris", False), _sentence("It is", True)
     ('It is Paris.', 'Paris', None)

@@ -1,8 +1,8 @@
-"""Trying rewards before money is spent: do they know right from wrong, and will the model learn anything from them?
+"""Tries rewards before a run: do they tell right from wrong, and can the model learn from them?
 
-Completions that state the gold answer, say nothing, or state the answer of another row go through the whole set of
-rewards as those of a run do; then the model answers for itself. An algorithm that compares the answers to one prompt
-learns only from groups whose rewards differ: their expected share says whether a run can succeed at all.
+The trial scores completions with the gold answer, empty completions, and completions with the answer of another row, as
+a run would. Then it scores answers of the model. An algorithm that compares the answers to one prompt learns only from
+groups whose rewards differ: their expected share says whether a run can succeed at all.
 """
 
 from __future__ import annotations
@@ -48,36 +48,36 @@ if TYPE_CHECKING:
     from posttrain.engines.sampler import Answers as Answering
 
 GOLD_ACCEPTED, WRONG_ACCEPTED = 0.98, 0.02
-"""Shares of right and of wrong answers that may be accepted: at least and at most."""
+"""Minimum share of right answers, and maximum share of wrong answers, that the rewards accept."""
 MOST_ROWS = 256
-"""Rows whose gold answers are tried."""
+"""Maximum number of rows whose gold answers are tried."""
 SHOWN = 3
-"""Examples of each kind."""
+"""Number of examples of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came of trying a set of rewards."""
+    """The result of trying a set of rewards."""
 
     rewards: tuple[str, ...]
     rows: int
     of_rows: int
-    """The number of rows from which they were drawn at random."""
+    """Number of rows from which `rows` were drawn at random."""
     reads: str | None
-    """The form of an answer in which most gold answers are accepted; None where no row has one."""
+    """The answer form in which most gold answers are accepted; None if no row has a gold answer."""
     findings: tuple[Finding, ...]
     model: ModelAnswers | None
 
     @property
     def ok(self) -> bool:
-        """Nothing failed. Warnings do not count."""
+        """True if nothing failed. Warnings do not count."""
         return all(f.status != "fail" for f in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         return {"ok": self.ok, **asdict(self), "model": None if self.model is None else self.model.to_json()}
 
     def render(self) -> str:
-        """Plain text for a terminal."""
+        """Return plain text for a terminal."""
         drawn = f", drawn at random from {self.of_rows:,}" if self.of_rows > self.rows else ""
         lines = [f"rewards  {', '.join(self.rewards)}", f"rows     {self.rows}{drawn}"]
         if self.reads:
@@ -118,12 +118,12 @@ def try_rewards(
     of_rows: int | None = None,
     before: Sequence[Finding] = (),
 ) -> Trial:
-    """Try the rewards on completions whose worth is known, and, with a sampler, on those of the model.
+    """Try the rewards on completions whose right score is known, and, with a sampler, on answers of the model.
 
-    `sampling.group_size` is the number of completions that are compared in the run; `samples` (default: as many) are
-    drawn for each of the first `sampled_prompts` prompts; a share of `max_truncated` of them may be cut, and one of
-    `max_unscored` of all completions without a score. `of_rows`: from how many rows the prompts
-    were drawn; `before`: what is known already. Raises what the rewards raise when they break their contract.
+    `sampling.group_size` is the number of completions that the run compares. `samples` answers (default: the group
+    size) are drawn for each of the first `sampled_prompts` prompts. A share of `max_truncated` of them may be cut off,
+    and a share of `max_unscored` of all completions may have no score. `of_rows`: number of rows from which the prompts
+    were drawn. `before`: earlier findings. Raises what the rewards raise if they break their contract.
     """
     given = (
         [(prompt, gold) for prompt in prompts if (gold := _gold(prompt))] if _judge_answers(rewards, prompts) else []
@@ -147,17 +147,17 @@ def try_rewards(
     )
 
 
-# --- completions whose worth is known --------------------------------------------------------------------------------
+# --- completions whose right score is known --------------------------------------------------------------------------
 
 
 def _judge_answers(rewards: RewardSet, prompts: Sequence[Prompt]) -> bool:
-    """Whether any of the rewards can tell a right answer from a wrong one: a model, or one that takes a column."""
+    """Can any reward tell a right answer from a wrong one? A model or judge can, and a reward that reads a column."""
     available = columns_known(prompts)
     return any(one.model or one.judge or one.columns(available) for one in rewards.components)
 
 
 def _gold(prompt: Prompt) -> str:
-    """The answer that has to be accepted: a final answer, a program or an expression; empty when the row has none."""
+    """Return the answer that must be accepted: a final answer, a program or an expression; "" if the row has none."""
     answer = prompt.columns.get("answer")
     return reference_of(prompt) or solution(prompt.columns) if answer is None else final_of(answer)
 
@@ -165,9 +165,9 @@ def _gold(prompt: Prompt) -> str:
 def _known(
     rewards: RewardSet, given: Sequence[tuple[Prompt, str]], max_unscored: float
 ) -> tuple[str | None, list[Finding], list[float]]:
-    """The form that the rewards read, what they say to right, empty and wrong answers, and all scores.
+    """Return the form that the rewards read, the findings for right, empty and wrong answers, and all scores.
 
-    A completion without a score says nothing about right and wrong: it is counted by itself.
+    A completion without a score says nothing about right and wrong; it is counted separately.
     """
     if not given:
         text = "no row has a gold answer, or no reward reads it: right and wrong answers are unknown"
@@ -196,10 +196,10 @@ def _known(
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Completions whose worth is known, one of each prompt, and what they got."""
+    """Completions whose right score is known, one for each prompt, and their rewards."""
 
     texts: tuple[str, ...]
-    """Those that have a score."""
+    """Texts of the completions that have a score."""
     values: tuple[float, ...]
     scores: Scores
 
@@ -210,7 +210,7 @@ class Answers:
         return Answers(texts=tuple(text for text, _ in found), values=tuple(value for _, value in found), scores=scores)
 
     def mean_with(self, value: float) -> float:
-        """The mean, where those without a score count as this."""
+        """Return the mean, with this value for completions without a score."""
         missing = len(self.scores.rewards_PG) - len(self.values)
         return statistics.fmean([*self.values, *[value] * missing])
 
@@ -218,12 +218,12 @@ class Answers:
         return [text for text, value in zip(self.texts, self.values, strict=True) if value >= accept]
 
     def share(self, accept: float) -> float:
-        """Accepted, of those that have a score; 0 without any."""
+        """Return the accepted share of the completions that have a score; 0 if none has one."""
         return len(self.accepted(accept)) / max(1, len(self.values))
 
 
 def _gold_finding(right: Answers, accept: float, reward: float) -> Finding:
-    """Of right answers, how many are accepted?"""
+    """How many right answers are accepted?"""
     share, missed = (
         right.share(accept),
         [t for t, value in zip(right.texts, right.values, strict=True) if value < accept],
@@ -242,7 +242,7 @@ def _gold_finding(right: Answers, accept: float, reward: float) -> Finding:
 
 
 def _few(check: str, answers: Answers, accept: float, limit: float) -> Finding:
-    """Of answers that earn nothing, how many are accepted?"""
+    """How many answers that deserve no reward are accepted?"""
     share, taken = answers.share(accept), answers.accepted(accept)
     mean = f", mean reward {statistics.fmean(answers.values):g}" if answers.values else ""
     return finding(
@@ -256,7 +256,7 @@ def _few(check: str, answers: Answers, accept: float, limit: float) -> Finding:
 
 
 def _others(golds: Sequence[str]) -> list[str]:
-    """For each gold the next one that differs from it; a text of no row where all are the same."""
+    """Return, for each gold answer, the next one that differs from it; if all are the same, a text of no row."""
     around = [*golds, *golds]
     return [
         next((other for other in around[place + 1 : place + len(golds)] if other != gold), "1234567")
@@ -270,10 +270,10 @@ def _others(golds: Sequence[str]) -> list[str]:
 def try_config(
     config: RunConfig, *, folder: Path, with_model: bool = True, prompts: int = 32, samples: int | None = None
 ) -> Trial:
-    """Try the rewards of a run on its training data, and on the answers of its model before training.
+    """Try the rewards of a run on its training data, and on answers of its model before training.
 
-    `folder` is where the config lies. Of at most `prompts` prompts the model gives `samples` answers each, by default
-    as many as a group has. Raises what a run with this config would raise before its first step.
+    `folder` is the folder of the config. The model gives `samples` answers (default: the group size) to each of at most
+    `prompts` prompts. Raises what a run with this config would raise before its first step.
     """
     train = read_split(config.data, config.seed).train
     rows = drawn_rows(train, config.seed)
@@ -317,6 +317,6 @@ def try_config(
 
 
 def drawn_rows(rows: Sequence[Row], seed: int) -> list[Row]:
-    """MOST_ROWS of them at random, in random order: the first rows of a file may be its easiest."""
+    """Draw at most MOST_ROWS rows at random, in random order: the first rows of a file may be its easiest."""
     chosen = random.Random(f"reward test {seed}").sample(range(len(rows)), min(MOST_ROWS, len(rows)))
     return [rows[place] for place in chosen]

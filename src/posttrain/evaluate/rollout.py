@@ -11,14 +11,14 @@ from posttrain.config.rules import misnamed_servers
 from posttrain.errors import ConfigError
 
 RolloutArgument = RolloutConfig | Mapping[str, Any]
-"""The section `rollout` of a config, or some of its settings."""
+"""The section `rollout` of a config, or a mapping with some of its settings."""
 
 
 def rollout_of(run: RolloutConfig | None, given: RolloutArgument | None = None) -> RolloutConfig:
-    """The settings that are `given`, beside those of the run where there is one: what a run sampled with answers later.
+    """Combine the settings in `given` with those of the run, if any: the run's engine answers later, too.
 
-    Engines of a run in processes share the machine with its trainer; where nobody trains, one process has all of it.
-    Raises ConfigError for settings that do not go together, or would do nothing.
+    A run's local engines in processes share the machine with its trainer. Without training, one process uses all of it.
+    Raises ConfigError for settings that conflict or have no effect.
     """
     own = RolloutConfig() if run is None or run.engine == "local" else run
     if isinstance(given, RolloutConfig):
@@ -41,5 +41,5 @@ def rollout_of(run: RolloutConfig | None, given: RolloutArgument | None = None) 
 
 
 def tell(text: str) -> None:
-    """Reports losses and repairs; stdout carries the result."""
+    """Print a message about servers to stderr, because stdout carries the result."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The scores of held-out rows under the present weights: a sum of log-probabilities and a count of tokens per row."""
+"""The scores of held-out rows under the current weights: a sum of log-probabilities and a token count per row."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class RowScores(NamedTuple):
     """The scores of each row, over its trained tokens."""
 
     logprobs: list[float]
-    """Sum of the log-probabilities."""
+    """Sum of the log-probabilities of each row."""
     tokens: list[int]
     top1: list[int] | None = None
-    """How many of the tokens were the most likely ones at their places, where the forward pass says so."""
+    """Number of tokens in each row that were the most likely ones; None if the forward pass does not say."""
 
     @property
     def per_token(self) -> list[float]:
         return [total / max(1, tokens) for total, tokens in zip(self.logprobs, self.tokens, strict=True)]
 
     def __sub__(self, before: RowScores) -> list[float]:
-        """Log-ratio of each row to other weights. Raises DataError where those have scored other rows."""
+        """Return the log-ratio of each row to other weights. Raises DataError if they scored other rows."""
         if self.tokens != before.tokens:
             raise DataError(
                 given=f"{len(self.tokens)} held-out answers with {sum(self.tokens)} tokens, but the baseline of the "
@@ -48,7 +48,7 @@ class RowScores(NamedTuple):
         return [b - a for a, b in zip(before.logprobs, self.logprobs, strict=True)]
 
     def split(self, rows: int) -> tuple[RowScores, RowScores]:
-        """The first `rows` rows, and the others."""
+        """Return the first `rows` rows, and the rest."""
         return (
             RowScores(self.logprobs[:rows], self.tokens[:rows]),
             RowScores(self.logprobs[rows:], self.tokens[rows:]),
@@ -59,7 +59,7 @@ class RowScores(NamedTuple):
 
     @staticmethod
     def read(folder: Path, name: str = "baseline") -> RowScores:
-        """Raises `Damaged` for a file that is not as it was written."""
+        """Read the scores of `write`. Raises `Damaged` if the file's checksum or content is wrong."""
         found = read_numbers(folder, f"{name}-scores.json")
         if found.keys() != set(RowScores._fields) or len(found["logprobs"]) != len(found["tokens"]):
             raise Damaged(f"{name}-scores.json holds no scores of rows")
@@ -67,7 +67,7 @@ class RowScores(NamedTuple):
 
 
 def read_numbers(folder: Path, name: str, like: Mapping[str, list[Any]] | None = None) -> dict[str, list[Any]]:
-    """Named lists of finite numbers, or of lists of them; of the same names and lengths as in `like`.
+    """Read named (nested) lists of finite numbers. If `like` is given, names and lengths must be the same.
 
     Raises `Damaged` for a file that holds anything else.
     """
@@ -88,7 +88,7 @@ def read_numbers(folder: Path, name: str, like: Mapping[str, list[Any]] | None =
 
 
 def of_baseline(read: Callable[[], T]) -> tuple[T | None, dict[str, str]]:
-    """What is on file of the time before training; or None, and what a run says in evaluation.json about its loss."""
+    """Return (the stored data from before training, {}), or (None, {"lost": reason}) if it is lost."""
     try:
         return read(), {}
     except KeyError as error:
@@ -98,12 +98,12 @@ def of_baseline(read: Callable[[], T]) -> tuple[T | None, dict[str, str]]:
 
 
 def first(rows: Sequence[Row], limit: int) -> list[Row]:
-    """The first rows of what has a length and can be indexed: a set in memory, or one that is read from a file."""
+    """Return the first rows of a sequence, in memory or read from a file."""
     return [rows[number] for number in range(min(limit, len(rows)))]
 
 
 def refuse_non_finite(values_B: Tensor, what: str) -> None:
-    """A model that gives no numbers is no result: raises NonFiniteError, so that no run ends well with it."""
+    """Raise NonFiniteError for values that are not finite, so that a run with a broken model does not end well."""
     if values_B.isfinite().all():
         return
     bad = (~values_B.isfinite()).nonzero()[:, 0]
@@ -116,7 +116,7 @@ def refuse_non_finite(values_B: Tensor, what: str) -> None:
 
 @torch.no_grad()
 def score_rows(forward: Score, examples: Sequence[Example], *, pad_id: int, tokens_per_microbatch: int) -> RowScores:
-    """Under the present weights; a row that trains nothing has a sum of 0."""
+    """Score the rows under the current weights. A row without trained tokens has a sum of 0."""
     batch = examples_batch(examples, pad_id)
     counts_B = batch.completion_mask_BT.sum(dim=-1)
     sums_B = torch.zeros(batch.num_rows, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Whether a folder is that of a run or of a pipeline of runs, and what was trained there so far."""
+"""Finds the run in a folder of a run or of a pipeline, and its trained model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posttrain.store.folders import is_pipeline, last_stage
 
 
 def run_in(folder: Path) -> Path | None:
-    """The run in this folder: itself, or the last stage of a pipeline; None for whatever holds no run.
+    """Return the folder of the run: this folder, or the last stage of a pipeline; None if it holds no run.
 
     Raises ModelError for a pipeline that is not finished, and ConfigError for links in it (see `require_plain`).
     """
@@ -32,9 +32,9 @@ def run_in(folder: Path) -> Path | None:
 
 
 def trained_model(run: Path, config: RunConfig) -> ModelConfig:
-    """The model of the newest checkpoint, read as the run reads its model.
+    """Return the model of the newest checkpoint, with the run's settings for loading its model.
 
-    Raises ModelError when the run has no checkpoint, CheckpointError when the newest is not as it was written.
+    Raises ModelError if the run has no checkpoint, and CheckpointError if the newest one is damaged.
     """
     newest = Checkpoints(run / "checkpoints", config.checkpoint.keep).last()
     if newest is None:
@@ -47,7 +47,7 @@ def trained_model(run: Path, config: RunConfig) -> ModelConfig:
 
 
 def baseline_of_run(run: Path, evaluation: Evaluation) -> Evaluation:
-    """The evaluation beside what the run measured before training; only answers to the same prompts are compared."""
+    """Add the run's measurement before training to an evaluation, restricted to answers to the same prompts."""
     before, lost = of_baseline(lambda: Evaluation.from_json(read_measured(run)["baseline"]))
     answers, lost_answers = of_baseline(lambda: Evaluation.read_answers(run / "evaluations" / "baseline.jsonl"))
     if before is None or answers is None:

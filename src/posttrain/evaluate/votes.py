@@ -1,4 +1,4 @@
-"""By what a majority is counted: the answer inside a completion, in a form in which equal answers are equal texts."""
+"""The votes of a majority vote: the answer inside a completion, normalised so that equal answers are equal texts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from posttrain.verify.verdict import Verdict
 
 Extract = Callable[[str], str | None]
-"""Text of a completion -> its answer, or None when it has none."""
+"""Text of a completion -> its answer, or None if it has none."""
 Vote = Callable[[str, "Mapping[str, Verdict | None]"], str | None]
-"""The same, from the text and from what the rewards said about it, by their labels."""
+"""(text of a completion, verdicts of the rewards by label) -> its answer, or None if it has none."""
 
 
 def vote_for(rewards: RewardSet) -> Vote:
-    """The reading of answers that goes with the first built-in verifier of the rewards.
+    """Return the way to read answers that fits the first built-in verifier of the rewards.
 
-    Verifiers of numbers read the one number, `math` and its like the one answer, `multiple_choice` a letter. What
-    `exact_match` extracts by a pattern is taken from its verdict, its first 500 characters: a user's pattern can search
-    for ever, and meets the model's text only where a worker can be stopped. Without a verifier that reads an answer the
-    whole completion is the answer.
+    Verifiers of numbers read the single number, the `math` verifiers the single answer, `multiple_choice` a letter. For
+    `exact_match` with a pattern, the answer comes from its verdict (the first 500 characters): a user's pattern can
+    search for ever, so it only runs in a worker that can be stopped. Without a verifier that reads an answer, the whole
+    completion is the answer.
     """
     for component in rewards.components:
         name = next((name for name, builtin in BUILTINS.items() if builtin is component.builtin), None)
@@ -40,12 +40,12 @@ def vote_for(rewards: RewardSet) -> Vote:
 
 
 def by_text(extract: Extract) -> Vote:
-    """A reading of answers that looks at nothing but the text."""
+    """Return a way to read answers from the text only."""
     return lambda text, verdicts: extract(text)
 
 
 def numeric_answer(text: str) -> str | None:
-    """The one number: `1,234`, `1234.0` and `2468/2` are the same vote.
+    """Return the single number in the text: `1,234`, `1234.0` and `2468/2` are the same vote.
 
     >>> numeric_answer("that makes $1,234.0")
     '1234'
@@ -55,7 +55,7 @@ def numeric_answer(text: str) -> str | None:
 
 
 def math_answer(text: str) -> str | None:
-    r"""The one answer: as a number where it is one, else as it was written.
+    r"""Return the single answer in the text: normalised if it is a number, else as written.
 
     >>> math_answer(r"so \boxed{\frac{2}{4}}"), math_answer(r"so \boxed{x^2}")
     ('1/2', 'x^2')
@@ -76,12 +76,12 @@ def _spelled(number: Number) -> str:
 
 
 def _spelled_alike(one: str, other: str) -> bool:
-    """In the place of algebra, which a count of votes does not pay for."""
+    """Compare two answers without spaces. Comparing by algebra would be too slow for counting votes."""
     return "".join(one.split()) == "".join(other.split())
 
 
 def normalise(answer: str | None) -> str | None:
-    """Surrounding space, case and runs of space do not make a different answer; an empty one is none.
+    """Normalise an answer: ignore case, surrounding space and repeated space. An empty answer becomes None.
 
     >>> normalise("  Forty  Two ")
     'forty two'

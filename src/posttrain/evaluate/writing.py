@@ -1,16 +1,16 @@
-"""How a model writes, before and after training: greedy answers to a few prompts, and how it predicts plain English.
+"""How a model writes, before and after training: greedy answers to a few prompts, and the loss on plain English.
 
 A run that learns from given answers can rank them better and lose the ability to write: only its own answers show
-that. What is measured of each answer to the same prompts, before and after:
+that. The measures of each answer to the same prompts, before and after:
 
-    repetition   1 - different sequences of four tokens / all
-    same         is it word for word the answer to another of the prompts, too?
-    ended        did it end before it was cut?
+    repetition   1 - distinct sequences of four tokens / all sequences
+    same         is it word for word also the answer to another prompt?
+    ended        did it end before the length limit?
     length       in tokens
 
-and of the text in plain_english.txt, a few hundred tokens: the negative log-likelihood per token. A run whose held-out
-answers are sampled anyway draws no others. Costs a batch of short answers and one forward pass, twice. A run that
-learns from given answers may have an independent check: it scores these answers.
+and for the text in plain_english.txt, a few hundred tokens: the negative log-likelihood per token. A run that samples
+held-out answers anyway uses those and draws no others. The cost is a batch of short answers and one forward pass,
+twice. If a run that learns from given answers has an independent check, the check scores these answers.
 """
 
 from __future__ import annotations
@@ -44,36 +44,36 @@ if TYPE_CHECKING:
     from posttrain.rewards import RewardSet
 
 MOST_TOKENS = 64
-"""Most tokens of an answer that is drawn for this measure."""
+"""Maximum tokens of an answer that is drawn for this measure."""
 MOST_PROMPT_TOKENS = 1024
-"""Prompts that are longer are passed over: to read them would cost more than to answer them."""
+"""Maximum tokens of a prompt. Longer prompts are skipped: reading them would cost more than answering them."""
 OPENING = 16
-"""Tokens of a text without a prompt that stand in its place."""
+"""First tokens of a text without a prompt that serve as its prompt."""
 LOOKED_AT = 16
-"""Rows for each prompt that is wanted: prompts that stand in several rows are asked once."""
+"""Maximum number of rows to read for each wanted prompt, because a prompt that is in several rows is used once."""
 UNKNOWN = 0.1
-"""Share of unknown tokens from which on a tokenizer cannot write English."""
+"""Share of unknown tokens above which a tokenizer cannot write English."""
 TEXT = Path(__file__).with_name("plain_english.txt")
 
 
 class Given(NamedTuple):
-    """An answer of the data, as far as an answer to it would be drawn."""
+    """An answer of the data, with its ids cut to the length of a drawn answer."""
 
     text: str
     ids: Sequence[int]
 
 
 class Asked(NamedTuple):
-    """What a run lets its model answer."""
+    """The prompts that the model answers for this measure."""
 
     prompts: Sequence[Prompt] = ()
     given: Sequence[Given] = ()
-    """The answers that the data gives to some of them: what repeats itself there may do so."""
+    """The answers in the data to some of the prompts: repetition in them is no fault of the model."""
     of: str = "held-out prompts"
 
     @staticmethod
     def of_rows(config: RunConfig, loaded: LoadedModel, heldout: Sequence[Any], train: Sequence[Any]) -> Asked:
-        """The first prompts of the held-out rows, or of the training rows where none are held out."""
+        """Return the first prompts of the held-out rows, or of the training rows if none are held out."""
         rows, of = (heldout, "held-out prompts") if len(heldout) else (train, "training prompts")
         count, tokenizer = config.evaluation.writing, loaded.tokenizer
         longest = min(MOST_PROMPT_TOKENS, (loaded.context_length or 2 * MOST_PROMPT_TOKENS) - longest_answer(loaded))
@@ -88,14 +88,14 @@ class Asked(NamedTuple):
 
 
 def longest_answer(model: LoadedModel | Sampler) -> int:
-    """In tokens: it leaves room for a prompt."""
+    """Return the maximum tokens of an answer, which leave room for a prompt in the context."""
     return min(MOST_TOKENS, (model.context_length or 2 * MOST_TOKENS) // 2)
 
 
 def question_of(
     row: Prompt | Pair | LabelledExample | Example, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Prompt, Given | None]:
-    """The prompt of a row, and the answer that it gives where that is one to learn."""
+    """Return the prompt of a row, and its answer if the row has an answer that should be learned."""
     if isinstance(row, Prompt):
         gold = row.columns.get("answer")
         if gold is None:
@@ -104,7 +104,7 @@ def question_of(
         return row, Given(str(gold), list(ids)[:MOST_TOKENS])
     example = row.chosen if isinstance(row, Pair) else row.example if isinstance(row, LabelledExample) else row
     begin = example.completion_mask.index(True) if True in example.completion_mask else len(example.input_ids)
-    if begin <= 1:  # a text, of which all is learned
+    if begin <= 1:  # a text without a prompt: all of it is learned
         begin = min(OPENING, len(example.input_ids) // 2)
     prompt, answer = example.input_ids[:begin], example.input_ids[begin:]
     text = tokenizer.decode(list(prompt))
@@ -115,11 +115,11 @@ def question_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Answers of one state of the weights, each as {index, prompt, text, ids, ended}, and their score of the text."""
+    """Answers of one state of the weights, each as {index, prompt, text, ids, ended}, and its scores of the text."""
 
     answers: Sequence[Mapping[str, Any]]
     text: RowScores | None
-    """By stretch of the text; None where the tokenizer cannot write it."""
+    """Scores of each window of the text; None if the tokenizer cannot write it."""
     text_bytes: int
 
     def write(self, folder: Path, name: str) -> None:
@@ -129,7 +129,7 @@ class Written:
 
     @staticmethod
     def read(folder: Path, name: str = "baseline") -> Written:
-        """Raises `Damaged` for a file that is not as it was written."""
+        """Read the answers and scores of `write`. Raises `Damaged` if the file's checksum or content is wrong."""
         found = read_sealed_json(folder, f"{name}-writing.json")
         if not isinstance(found, dict) or found.keys() != {"answers", "text", "text_bytes"}:
             raise Damaged(f"{name}-writing.json holds no answers")
@@ -138,7 +138,7 @@ class Written:
 
 
 class WithWriting:
-    """Another measure, and how the model writes, before and after training."""
+    """A measure extended by how the model writes, before and after training."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ def repetition(ids: Sequence[int]) -> float:
 
 
 def same(texts: Sequence[str]) -> list[float]:
-    """1 for each text that stands there more than once.
+    """Return 1 for each text that occurs more than once, else 0.
 
     >>> same(["yes", "no", " yes"]), same(["a", "b"])
     ([1.0, 0.0, 1.0], [0.0, 0.0])
@@ -194,7 +194,7 @@ def same(texts: Sequence[str]) -> list[float]:
 
 
 def given_measures(answers: Sequence[Given]) -> dict[str, float]:
-    """The same of the answers of the data: an answer like them is no bad one."""
+    """Return the measures of the answers in the data: a model that answers like them does not write badly."""
     if not answers:
         return {}
     return {
@@ -204,7 +204,7 @@ def given_measures(answers: Sequence[Given]) -> dict[str, float]:
 
 
 def writing_measures(written: Written, confidence: float) -> dict[str, Any]:
-    """The measures of one state of the weights: means with intervals, over prompts and over stretches of the text."""
+    """Return the measures for one state of the weights: means with intervals, over prompts and over text windows."""
     columns, found = columns_of(written.answers), dict[str, Any]()
     if written.answers:
         for name, values in columns.items():
@@ -218,7 +218,7 @@ def writing_measures(written: Written, confidence: float) -> dict[str, Any]:
 
 
 def writing_changes(before: Written, now: Written, confidence: float) -> dict[str, Any]:
-    """After minus before, prompt by prompt, and stretch by stretch of the text."""
+    """Return the paired changes, after minus before, over prompts and over windows of the text."""
     found: dict[str, Interval] = {}
     asked = [(answer["index"], answer["prompt"]) for answer in now.answers]
     if asked and asked == [(answer["index"], answer["prompt"]) for answer in before.answers]:
@@ -233,7 +233,7 @@ def writing_changes(before: Written, now: Written, confidence: float) -> dict[st
 
 
 def checks_of(sides: Mapping[str, Written | None], confidence: float) -> dict[str, Any]:
-    """`check` of evaluation.json: by label, what it says of the answers of each side; empty where nothing was asked."""
+    """Return the entry `check` of evaluation.json: label -> side -> interval; empty if there is no check."""
     measured = {side: written.answers for side, written in sides.items() if written is not None}
     labels = dict.fromkeys(label for answers in measured.values() for answer in answers for label in said_of(answer))
 
@@ -246,7 +246,7 @@ def checks_of(sides: Mapping[str, Written | None], confidence: float) -> dict[st
 
 
 def said_of(answer: Mapping[str, Any]) -> Mapping[str, float | None]:
-    """What the independent check said of an answer, by label."""
+    """Return the scores of the independent check for an answer, by label."""
     return answer.get("check", {})
 
 
@@ -259,11 +259,11 @@ def columns_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     }
 
 
-# --- where it comes from ---------------------------------------------------------------------------------------------
+# --- answers and scores ----------------------------------------------------------------------------------------------
 
 
 def answers_on_file(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The greedy answers that another measure has drawn and kept."""
+    """Return the greedy answers that another measure has drawn and stored."""
     return [
         answer_record(record.index, record.prompt, record.greedy.text, record.greedy.ids, record.greedy.truncated)
         for record in Evaluation.read_answers(folder / f"{name}.jsonl")
@@ -273,7 +273,7 @@ def answers_on_file(folder: Path, name: str) -> list[dict[str, Any]]:
 def draw_answers(
     sampler: Sampler, config: RunConfig, prompts: Sequence[Prompt], *, check: RewardSet | None = None
 ) -> list[dict[str, Any]]:
-    """Greedy answers of the present weights, cut at 64 tokens, and what `check` says of each."""
+    """Return greedy answers of the current weights, cut at 64 tokens, with the scores of `check`."""
     whole = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     greedy = config.sampling.model_copy(update={**whole, "max_completion_length": longest_answer(sampler)})
     answers = sampler.generate(prompts, greedy, group_size=1, seed=config.seed) if prompts else []
@@ -300,7 +300,7 @@ def answer_record(index: int, prompt: str, text: str, ids: Iterable[int], trunca
 
 
 def score_plain_english(config: RunConfig, loaded: LoadedModel) -> tuple[RowScores | None, int]:
-    """The present weights' log-probability of the text, and the number of its bytes."""
+    """Return the log-probability of the text under the current weights, and its number of bytes."""
     text = TEXT.read_text(encoding="utf-8")
     ids = list(loaded.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
     unknown = ids.count(loaded.tokenizer.unk_token_id) if loaded.tokenizer.unk_token_id is not None else 0

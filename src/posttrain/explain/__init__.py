@@ -1,7 +1,7 @@
 """The facts about an algorithm, read from its class: for `posttrain explain`, and for its page in docs/.
 
-Nothing is written down twice: the formula is the docstring of the algorithm's file, settings come from its fields, and
-what a setting makes it need is found by trying.
+Nothing is written down twice. The formula is the docstring of the algorithm's file. The settings are its fields. The
+needs of each setting are found by trying its values.
 
 `page.py` writes the pages.
 """
@@ -44,12 +44,12 @@ OTHER_MODELS: dict[Need, str] = {
     "reference": "reference, frozen (under LoRA the base model itself, no second copy)",
     "teacher": "teacher, frozen",
 }
-"""The models that a need brings into memory beside the policy, in the order in which they are listed."""
+"""Need -> the model that it adds to the policy in memory, in display order."""
 NUMBERS_TO_TRY = (0, 0.5, 2)
-"""Off, and one value within and one beyond the unit interval: enough to see what a setting switches on."""
+"""Values to try: off, one inside and one outside the unit interval. They show what a setting switches on."""
 WIDTH = 100
 SHOWN_SETTINGS = 6
-"""In the summary."""
+"""Maximum number of settings in the summary."""
 DECOUPLED_KEY = "decoupled_ppo"
 
 
@@ -62,18 +62,18 @@ class Setting:
     default: Any
     doc: str
     source: str
-    """Where the default comes from."""
+    """Source of the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeedFact:
-    """Something the machinery has to compute for the algorithm."""
+    """A quantity that the trainer must compute for the algorithm."""
 
     name: Need
     meaning: str
     by_default: bool
     decided_by: tuple[str, ...]
-    """Settings that switch it on, or off where it is on by default; `a and b` only work together."""
+    """Settings that switch it on (or off, if it is on by default). `a and b`: only both together do."""
 
     @property
     def when(self) -> str:
@@ -89,7 +89,7 @@ class Explanation:
 
     key: str
     config: str
-    """How a config asks for it."""
+    """The line of a config that selects the algorithm."""
     title: str
     paper: str
     summary: str
@@ -97,7 +97,7 @@ class Explanation:
     settings: tuple[Setting, ...]
     data_kind: DataKind
     min_group_size: int
-    """Fewest completions per prompt; of no meaning where nothing is sampled."""
+    """Minimum number of completions per prompt; meaningless if nothing is sampled."""
     needs: tuple[NeedFact, ...]
     models: tuple[str, ...]
     choices: dict[str, str]
@@ -106,9 +106,9 @@ class Explanation:
     differs: tuple[str, ...]
     metrics: dict[str, str]
     options: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Choice -> name that it takes -> what that is; only where the choices are settings."""
+    """Choice -> name of an option -> its meaning; only if the choices are settings."""
     package: str = ""
-    """Name and version of the package that publishes it; empty for ours."""
+    """Name and version of the package that publishes the algorithm; empty for built-in ones."""
 
     @property
     def data(self) -> list[str]:
@@ -143,7 +143,7 @@ class Explanation:
         return head + "\n" + "\n\n".join(bodies) + "\n"
 
     def _in_short(self) -> str:
-        """What one asks first, a line each."""
+        """Return the summary: one line for each of the most common questions."""
         when: dict[str, str] = {
             n.name: f" ({' or '.join(n.decided_by)} decides)" if n.decided_by else "" for n in self.needs
         }
@@ -186,7 +186,7 @@ class Explanation:
             settings if self.settings else "None of its own.",
             "## Data, needs and models",
             "Data:\n\n" + _bullets(self.data),
-            needs if self.needs else "Needs nothing beside the policy's own log-probabilities.",
+            needs if self.needs else "Needs only the policy's own log-probabilities.",
             "Models in memory:\n\n" + _bullets(self.models),
             "## Choices",
             table(("choice", "here"), list(self.choices.items())),
@@ -194,15 +194,15 @@ class Explanation:
             "## How it differs from the paper and from other implementations",
             _bullets(self.differs) if self.differs else "It does not.",
             "## Metrics",
-            "Beside the loss and what every run logs. A metric is logged when what it is computed from is there: those "
-            "of a clip with the clip, `kl` with a reference.",
+            "In addition to the loss and the metrics of every run. A metric is logged if its inputs exist: clip "
+            "metrics with a clip, `kl` with a reference.",
             metrics,
         ]
         return "\n\n".join(parts) + "\n"
 
 
 def explain(name: str) -> Explanation:
-    """Everything about the algorithm of that name; keys, class names, titles and file names are all understood.
+    """Return the facts about an algorithm, given by its key, class name, title or file name.
 
     >>> explain("Dr. GRPO").key, explain("algorithms/dr_grpo.py").key, explain("REINFORCE Leave-One-Out").key
     ('dr_grpo', 'dr_grpo', 'rloo')
@@ -213,7 +213,7 @@ def explain(name: str) -> Explanation:
 
 
 def explain_class(cls: type[Algorithm]) -> Explanation:
-    """Everything about an algorithm, whether or not it is known by a key."""
+    """Return the facts about an algorithm class, whether or not it is registered under a key."""
     card, key = cls.card, cls.key
     return Explanation(
         key=cls.key,
@@ -238,12 +238,13 @@ def explain_class(cls: type[Algorithm]) -> Explanation:
 
 
 def options_of_choices() -> dict[str, dict[str, str]]:
-    """Choice of `policy_gradient` -> option -> what it computes."""
+    """Return choice of `policy_gradient` -> option -> what the option computes."""
     return {choice: options for choice, options in told_in("options").items() if choice != "correction"}
 
 
 def decoupled_ppo() -> Explanation:
-    """Decoupled PPO is a correction that each algorithm takes: told like one, because people look for it by name."""
+    """Return the facts about decoupled PPO. It is a correction for any algorithm, shown like an algorithm because
+    people search for it by name."""
     correction, metrics = NAMED["decoupled"], clip_formulas() | RATIO_METRICS | CORRECTION_METRICS
     told = card(DECOUPLED_KEY, metrics)
     settings = tuple(
@@ -262,7 +263,7 @@ def decoupled_ppo() -> Explanation:
         data_kind="prompts",
         min_group_size=1,
         needs=needs,
-        models=("policy, trained", "what the algorithm beside it needs"),
+        models=("policy, trained", "the models that its algorithm needs"),
         choices=told.choices,
         use_when=told.use_when,
         avoid_when=told.avoid_when,
@@ -272,7 +273,7 @@ def decoupled_ppo() -> Explanation:
 
 
 def find(name: str) -> str:
-    """The key of the algorithm that `name` means."""
+    """Return the key of the algorithm that `name` means."""
     if name in ALGORITHMS:
         return name
     known = {_plain(alias): key for key, cls in ALGORITHMS.that_load() for alias in _aliases(key, cls)}
@@ -294,14 +295,14 @@ def _aliases(key: str, cls: type[Algorithm]) -> list[str]:
 
 
 def _formula(cls: type[Algorithm]) -> str:
-    """The docstring of the algorithm, or of its file where it has one of its own, without the title line."""
+    """Return the docstring of the class, or of its file if the class has only one line, without the title line."""
     own = cls.__doc__ or ""
     written = own if "\n" in own else sys.modules[cls.__module__].__doc__ or ""
     return inspect.cleandoc(written).partition("\n")[2].strip("\n")
 
 
 def _schema(cls: type[Algorithm]) -> dict[str, dict[str, Any]]:
-    """Setting -> its JSON schema; the algorithm's own settings first, those it shares with others last."""
+    """Return setting -> JSON schema, the algorithm's own settings first, the inherited ones last."""
     schema = TypeAdapter(cls).json_schema()
     records = {f"#/$defs/{name}": list(record["properties"]) for name, record in schema.get("$defs", {}).items()}
     properties = {name: _with_records(node, records) for name, node in schema["properties"].items()}
@@ -309,7 +310,7 @@ def _schema(cls: type[Algorithm]) -> dict[str, dict[str, Any]]:
 
 
 def _with_records(schema: dict[str, Any], records: dict[str, list[str]]) -> dict[str, Any]:
-    """The schema with its alternatives under `anyOf`, and with the settings of a record in place of a reference."""
+    """Return the schema with its alternatives under `anyOf`, and references replaced by the settings of a record."""
     if options := schema.get("oneOf") or schema.get("anyOf"):
         return schema | {"anyOf": [_with_records(option, records) for option in options]}
     return {"type": "record", "settings": records[schema["$ref"]]} if "$ref" in schema else schema
@@ -332,7 +333,7 @@ def _settings(cls: type[Algorithm]) -> Iterator[Setting]:
 
 
 def _doc(cls: type[Algorithm], name: str) -> str:
-    """The string under the field; pydantic keeps it only on the class that declares the field."""
+    """Return the string under the field. pydantic keeps it only on the class that declares the field."""
     attribute = attributes(cls)[name]
     owners = (parent for parent in cls.__mro__ if attribute in getattr(parent, "__annotations__", {}))
     fields: dict[str, Any] = next(owners).__pydantic_fields__  # type: ignore[attr-defined]
@@ -340,7 +341,7 @@ def _doc(cls: type[Algorithm], name: str) -> str:
 
 
 def _type_name(cls: type[Algorithm], name: str, schema: dict[str, Any]) -> str:
-    """A JSON schema in words: `number >= 0, or none`."""
+    """Return a JSON schema in words, such as `number >= 0, or none`."""
     if "anyOf" in schema:
         return ", or ".join(_type_name(cls, name, option) for option in schema["anyOf"])
     if "enum" in schema:
@@ -367,7 +368,7 @@ def _built(cls: type[Algorithm], given: dict[str, Any]) -> Algorithm | None:
 
 
 def _needs(cls: type[Algorithm]) -> Iterator[NeedFact]:
-    """Each need of the default settings, or of settings that differ from them in one place."""
+    """Yield each need of the default settings, or of settings that differ from them in one place."""
     default = cls().needs
     changed = [(names, variant.needs) for names, variant in _variants(cls)]
     for need, meaning in NEEDS.items():
@@ -377,7 +378,7 @@ def _needs(cls: type[Algorithm]) -> Iterator[NeedFact]:
 
 
 def _variants(cls: type[Algorithm]) -> Iterator[tuple[str, Algorithm]]:
-    """The algorithm with one setting changed; with two where the class refuses each alone, as half a clip."""
+    """Yield the algorithm with one setting changed, or two if the class refuses each alone, such as half a clip."""
     values = values_to_try(cls)
     refused_alone = []
     for name, tried in values.items():
@@ -392,7 +393,7 @@ def _variants(cls: type[Algorithm]) -> Iterator[tuple[str, Algorithm]]:
 
 
 def values_to_try(cls: type[Algorithm]) -> dict[str, list[Any]]:
-    """Setting -> other values than its default, enough to see what it switches."""
+    """Return setting -> values other than its default, enough to see what the setting switches."""
     return {name: _values_to_try(schema) for name, schema in _schema(cls).items()}
 
 
@@ -411,21 +412,21 @@ def _models(cls: type[Algorithm], needs: tuple[NeedFact, ...]) -> Iterator[str]:
     when = {need.name: need.when for need in needs}
     for need, model in OTHER_MODELS.items():
         if need == "reference" and need in when and cls.data_kind != "prompts":
-            yield "no reference: what it says about given answers is computed before the first step and kept on disk"
+            yield "no reference: its log-probabilities are computed before the first step and kept on disk"
         elif need in when:
             yield f"{model}: {when[need]}"
     if cls.data_kind == "prompts":
-        yield "reward model: only where the reward is one"
+        yield "reward model: only if the reward is one"
 
 
 def _value(value: Any) -> str:
     if isinstance(value, str) and not value.strip():
-        return repr(value)  # a line break, which would be none on a page
+        return repr(value)  # a line break would be invisible on a page
     return "none" if value is None else str(value)
 
 
 def _as_clause(sentence: str) -> str:
-    """The sentence as it goes on after `Use it when`; a name in capitals stays one."""
+    """Return the sentence with a small first letter, for use after `Use it when`. A name in capitals keeps them."""
     return sentence if sentence[1].isupper() else sentence[0].lower() + sentence[1:]
 
 

@@ -1,6 +1,6 @@
-"""The pages of docs/algorithms, written from the classes: `python -m posttrain.explain.page docs/algorithms`.
+"""Generator of the pages of docs/algorithms from the classes: `python -m posttrain.explain.page docs/algorithms`.
 
-With keys behind the folder the pages of these alone, as for algorithms of your own:
+With keys after the folder, it writes only the pages of these algorithms, for example of your own:
 `python -m posttrain.explain.page docs spo`.
 """
 
@@ -16,7 +16,7 @@ from posttrain.explain.correction import correction_page
 
 
 def write_docs(folder: str | Path, keys: Sequence[str] = ()) -> list[Path]:
-    """Write one page per algorithm of ours and an index into `folder`, or the pages of `keys`; returns the files."""
+    """Write a page per built-in algorithm and an index into `folder`, or the pages of `keys`. Returns the files."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     explanations = [explain(key) for key in keys or ALGORITHMS.places]
@@ -47,7 +47,7 @@ def _index(explanations: list[Explanation]) -> str:
 
 
 def _matrix(explanations: list[Explanation], choices: Sequence[str]) -> str:
-    """The algorithms that are made of these choices, with what each has chosen."""
+    """Return a table of the algorithms that have these choices, with the option of each."""
     those = [e for e in explanations if set(choices) <= set(e.choices)]
     return table(
         ("algorithm", *choices), [(f"[`{e.key}`]({e.key}.md)", *(e.choices[name] for name in choices)) for e in those]
@@ -55,14 +55,14 @@ def _matrix(explanations: list[Explanation], choices: Sequence[str]) -> str:
 
 
 def _policy_gradients(explanations: list[Explanation]) -> str:
-    """The policy-gradient family as what it is: points in a product of choices."""
+    """Return the section about the policy-gradient family: its members are points in a product of choices."""
     named = ["baseline", "normalisation", "ratio", "trust_region", "kl", "aggregation", "filter", "shaping"]
     return (
         "## One family\n\n"
-        "Every policy-gradient method is one point in a product of nine choices. These are the names that\n"
-        "`policy_gradient` takes, so that any other point can be had from a config; the ninth,\n"
-        "[correction](correction.md), any of them takes (off-policy weights and masks, "
-        "[decoupled PPO](decoupled_ppo.md)).\nA test holds each algorithm to its row.\n\n"
+        "Every policy-gradient method is one point in a product of nine choices. The table has the names of eight.\n"
+        "`policy_gradient` takes these names, so a config can select any other point. The ninth choice,\n"
+        "[correction](correction.md), works with all of them (off-policy weights and masks, "
+        "[decoupled PPO](decoupled_ppo.md)).\nA test checks each row against the algorithm.\n\n"
         + _matrix(explanations, named)
     )
 
@@ -70,8 +70,8 @@ def _policy_gradients(explanations: list[Explanation]) -> str:
 def _preference_losses(explanations: list[Explanation]) -> str:
     return (
         "## Preference losses\n\n"
-        "Each is a score of an answer, a margin made of scores, a link that makes a loss of the margin, and what is\n"
-        "added to it. What the reference says is computed once, before the first step.\n\n"
+        "Each loss has a score of an answer, a margin of scores, a link that turns the margin into a loss, and extra\n"
+        "terms. The reference's log-probabilities are computed once, before the first step.\n\n"
         + _matrix(explanations, ["score", "reference", "margin", "link", "extra"])
     )
 

@@ -1,4 +1,4 @@
-"""Export: a trained model as a folder that others open, replayed before it is called finished."""
+"""Export: writes a trained model to a folder that other programs can open, and replays prompts to prove it."""
 
 from posttrain.export.api import Exported, export
 

@@ -1,4 +1,4 @@
-"""`export`: what was trained, as a folder that others open, once it has shown that it says the same."""
+"""`export`: writes a trained model to a folder that other programs can open, if a replay gives the same outputs."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import ScoringFacts
 
 DTYPES = {"hf": ("float32", "bfloat16", "float16"), "gguf": ("float32", "bfloat16", "float16", "q8_0")}
-"""Form -> precisions of its weights."""
+"""Export format -> allowed precisions of the weights."""
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "q8_0": 34 / 32}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A folder that was replayed and is the model that was trained."""
+    """A finished export, and the replay that proves that it is the trained model."""
 
     folder: Path
     file: Path | None
-    """The GGUF file; None for a Hugging Face folder."""
+    """Path of the GGUF file; None for a Hugging Face folder."""
     to: str
     dtype: str
     parameters: int
     bytes: int
-    """The bytes of all files."""
+    """Total size of all files in bytes."""
     step: int | None
-    """The step of the run's checkpoint."""
+    """Step of the run's checkpoint; None for a model without a run."""
     replay: Replay
     notes: tuple[str, ...] = ()
 
@@ -53,7 +53,7 @@ class Exported:
         return {**asdict(self), "folder": str(self.folder), "file": None if self.file is None else str(self.file)}
 
     def render(self) -> str:
-        """The result as text for people."""
+        """Return the result as text for people."""
         lines = [
             f"exported   {self.file or self.folder}",
             f"model      {self.parameters:,} parameters, {self.dtype}, {self.bytes / 1e6:.1f} MB",
@@ -81,13 +81,14 @@ def export(
 ) -> Exported:
     """Write the model of a run, a model folder or LoRA adapters to a new folder, and replay prompts through it.
 
-    `to` is "hf" (safetensors, tokenizer, generation config) or "gguf" (one file for llama.cpp); `dtype` defaults to
-    that of the source. Of a run the newest checkpoint that verifies is taken, or that of `step`. `output` defaults to
-    export/<to> in the run, or to <model>-<to> here; one that is not empty is replaced only with `force`.
+    `to` is "hf" (safetensors, tokenizer, generation config) or "gguf" (one file for llama.cpp). `dtype` defaults to the
+    precision of the source. For a run, the newest checkpoint is exported, or the checkpoint of `step`. `output`
+    defaults to export/<to> in the run, or to <model>-<to> in this directory. A folder that is not empty is replaced
+    only with `force`.
 
-    Prompts are held-out rows of the run, rows of the file `prompts`, or built-in ones. Raises ExportError, with nothing
-    left behind, when the exported model says anything else than the trained one (see compare.py), DoesNotFit for a full
-    disk, and the ConfigError, DataError or ModelError that says what is wrong with the arguments.
+    The prompts are held-out rows of the run, rows of the file `prompts`, or built-in ones. Raises ExportError, and
+    leaves nothing behind, if the exported model answers differently from the trained one (see compare.py), DoesNotFit
+    for a full disk, and ConfigError, DataError or ModelError for wrong arguments.
     """
     _check_arguments(to, dtype, num_prompts, max_new_tokens)
     _check_is_folder(output)
@@ -104,7 +105,7 @@ def export(
     size = int(sum(p.numel() for p in loaded.model.parameters()) * BYTES[dtype]) + SPARE
     with written_whole(folder, size=size) as aside:
         written = write(loaded, aside, dtype)
-        del loaded  # the replay needs the room
+        del loaded  # the replay needs the memory
         _free()
         reply = replay(aside, origin, expected, written, device=place, max_new_tokens=max_new_tokens)
         compared = compare(
@@ -138,7 +139,7 @@ def _check_arguments(to: str, dtype: str | None, num_prompts: int, max_new_token
 
 
 def _check_is_folder(output: str | Path | None) -> None:
-    """The name of a file would become that of a folder, in whatever form the model is."""
+    """Raise ConfigError if `output` looks like the name of a file: an export always writes a folder."""
     suffix = Path(output or "").suffix
     if suffix in (".gguf", ".safetensors", ".bin", ".pt", ".zip"):
         folder = Path(output or "").with_suffix("")
@@ -146,7 +147,7 @@ def _check_is_folder(output: str | Path | None) -> None:
         raise ConfigError(
             given=f"output = {output}, which names a file",
             allowed="the name of a folder: an export is the model with its card",
-            fix=f"Name a folder: posttrain export RUN {folder} --to {to}.",
+            fix=f"Give a folder: posttrain export RUN {folder} --to {to}.",
         )
 
 
@@ -155,7 +156,7 @@ def _default_folder(origin: Origin, to: str) -> Path:
 
 
 def _dtype_of(origin: Origin) -> str:
-    """What plain transformers would open the source in."""
+    """Return the precision in which plain transformers would load the source."""
     if origin.model.gguf_file is not None:
         return "float32"
     config = AutoConfig.from_pretrained(origin.model.path, trust_remote_code=origin.model.trust_remote_code)
@@ -164,7 +165,7 @@ def _dtype_of(origin: Origin) -> str:
 
 
 def _writer(to: str, origin: Origin) -> Callable[[LoadedModel, Path, str], Written]:
-    """How the folder is filled. Raises what is wrong with the form before anything is computed."""
+    """Return the function that fills the folder. Raises errors about the format before anything is computed."""
     if to == "gguf":
         _require_gguf(origin)
         from posttrain.export.gguf.writer import write_gguf
@@ -175,7 +176,7 @@ def _writer(to: str, origin: Origin) -> Callable[[LoadedModel, Path, str], Writt
 
 
 def _require_gguf(origin: Origin) -> None:
-    """Raises ModelError without the package gguf, and ConfigError for a model that scores."""
+    """Raise ModelError if the package gguf is missing, and ConfigError for a reward model."""
     if importlib.util.find_spec("gguf") is None:
         raise ModelError(
             given="--to gguf needs the package gguf, which is not installed",
@@ -183,7 +184,7 @@ def _require_gguf(origin: Origin) -> None:
         )
     if origin.head != "tokens":
         raise ConfigError(
-            given=f"{origin.name} scores rows, and --to gguf writes language models",
+            given=f"{origin.name} is a reward model, but --to gguf writes only language models",
             allowed="hf",
             fix="Export with --to hf.",
         )
@@ -204,9 +205,9 @@ def replay(
     device: str,
     max_new_tokens: int,
 ) -> dict[str, Any]:
-    """The outputs of the exported model, from a process that imports transformers and nothing of this library.
+    """Return the outputs of the exported model, from a process that imports transformers and nothing of this library.
 
-    Raises ExportError with the last lines of a process that failed, DoesNotFit for one that was killed for memory.
+    Raises ExportError with the last lines of the process if it failed, and DoesNotFit if it was killed for memory.
     """
     request = {
         "folder": str(folder),

@@ -1,4 +1,4 @@
-"""README.md of an exported model, as the Hub wants it: what it is, how it was trained and measured, how to load it."""
+"""The model card (README.md) of an export, in the Hub's format: model, training, measurements and how to load it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CLASSES: Mapping[Head, str] = {
 
 
 def write_card(folder: Path, origin: Origin, written: Written, replay: Replay, *, to: str) -> None:
-    """Write `README.md`, and the pictures that it shows."""
+    """Write `README.md` and its pictures."""
     run = read_run(origin.run) if origin.run is not None else None
     behind = lineage(origin)
     parts = [
@@ -53,7 +53,7 @@ def write_card(folder: Path, origin: Origin, written: Written, replay: Replay, *
 
 
 def front_matter(origin: Origin, behind: Sequence[Trained], to: str) -> dict[str, Any]:
-    """The metadata that the Hub reads: only what names something on the Hub is named."""
+    """Return the metadata that the Hub reads. Models and datasets are listed only if they are on the Hub."""
     base = first_model(origin, behind)
     algorithms = dict.fromkeys(trained.config.algorithm.name for trained in behind)
     found: dict[str, Any] = {"library_name": "gguf" if to == "gguf" else "transformers"}
@@ -84,12 +84,12 @@ def _card(trained: Trained) -> Card:
 
 
 def _stages(behind: Sequence[Trained]) -> str:
-    """Each run behind the model, in their order."""
+    """Return the section about the runs that led to the model, in order."""
     lines = [
         f"{number}. **{_card(trained).title}**, {trained.step} steps on {_named(trained.data)}"
         for number, trained in enumerate(behind, 1)
     ]
-    return "## Stages\n\n" + "\n".join(lines) + "\n\nWhat follows is about the last of them."
+    return "## Stages\n\n" + "\n".join(lines) + "\n\nThe rest of this card is about the last stage."
 
 
 def _named(data: Sequence[str]) -> str:
@@ -97,7 +97,7 @@ def _named(data: Sequence[str]) -> str:
 
 
 def _of_run(run: RunRecord, origin: Origin, trained: Trained, folder: Path) -> Iterator[str]:
-    """What was trained on what, and what came of it."""
+    """Yield the sections about a run: training, data, results and curves."""
     config, card = trained.config, _card(trained)
     lines = [f"**{card.title}** ({_paper(card.paper)}): {card.summary}"]
     if config.algorithm.settings:
@@ -131,7 +131,7 @@ def _heldout(data: DataConfig) -> str:
 
 
 def _reward(entry: Any) -> str:
-    """What the entry of the config names: a built-in, a function, a model."""
+    """Return the name of a reward in the config: a built-in, a function or a model."""
     entry = entry if isinstance(entry, Mapping) else {"name": entry}
     for key in ("label", "name", "function", "model"):
         if isinstance(entry.get(key), str):
@@ -163,31 +163,31 @@ def _loading(origin: Origin, written: Written) -> str:
 
 
 def _stopping(written: Written) -> str:
-    """What ends an answer beside EOS, and what whoever samples has to do for it; empty without stop strings."""
+    """Explain the stop strings and how to use them when sampling; empty if there are none."""
     if not written.stop_strings:
         return ""
     named = ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in written.stop_strings)
     use = (
-        "the GGUF file has no place for them, so name them to whatever samples: "
-        "`model.generate(..., stop_strings=[...], tokenizer=tokenizer)` in transformers."
+        "a GGUF file cannot hold them, so give them to the program that samples, in transformers by "
+        "`model.generate(..., stop_strings=[...], tokenizer=tokenizer)`."
         if written.file
-        else "`generate` needs `tokenizer=tokenizer` for them, without which it raises a ValueError, and leaves the "
-        "text that ended an answer at its end."
+        else "`generate` needs `tokenizer=tokenizer` for them, or it raises a ValueError. It keeps the stop string at "
+        "the end of the answer."
     )
     return f"\n\nAnswers also end at these texts: {named}. They are `stop_strings` in `generation_config.json`; {use}"
 
 
 def _checked(replay: Replay) -> str:
-    ties = "".join(f"\n- a tie that rounding has turned: {tie}" for tie in replay.ties)
+    ties = "".join(f"\n- a tie that rounding decided differently: {tie}" for tie in replay.ties)
     return (
         f"{replay.prompts} prompts ({shown_text(replay.source)}) were replayed through this export by plain "
-        "transformers, in a process of its own, and compared with the trained model: "
+        "transformers, in a separate process, and compared with the trained model: "
         f"{', '.join(replay.facts())}.{ties}"
     )
 
 
 def _configuration(run: RunRecord) -> str:
-    """Every setting; whoever reads it learns nothing of the machine."""
+    """Return every setting, without paths, addresses and secrets of the machine."""
     text = yaml.safe_dump(shown(run.config), sort_keys=False, allow_unicode=True)
     return f"<details><summary>Configuration, with all defaults</summary>\n\n```yaml\n{text}```\n\n</details>"
 
@@ -196,11 +196,11 @@ def _configuration(run: RunRecord) -> str:
 
 
 def results(run: RunRecord, step: int | None) -> str:
-    """The verdict in words and a table of all intervals before and after."""
+    """Return the verdict in words, and a table of all intervals before and after training."""
     sides = [dict(_intervals(run.evaluation.get(side))) for side in ("baseline", "trained")]
     names = list(dict.fromkeys(name for side in sides for name in side))
     if not names:
-        return "Nothing was held out, so the effect of training was not measured."
+        return "No data was held out, so the effect of training was not measured."
     found = verdict(run)
     rows = [
         f"| {name} | {_shown(sides[0].get(name))} | {_shown(sides[1].get(name))} | {_count(sides, name)} |"
@@ -213,7 +213,7 @@ def results(run: RunRecord, step: int | None) -> str:
 
 
 def _intervals(value: Any, name: str = "") -> Iterator[tuple[str, Span]]:
-    """(name, interval) of everything that has a mean, in the order of the file."""
+    """Yield (name, interval) for every entry with an interval, in the order of the file."""
     found = span(value)
     if found is not None and "low" in mapping(value):
         yield name or "result", found
@@ -234,7 +234,7 @@ def _count(sides: Sequence[Mapping[str, Span]], name: str) -> str:
 
 
 MOST = 6
-"""Pictures in a card; the report of the run has them all."""
+"""Maximum number of pictures in a card; the report of the run has all of them."""
 _HEAD = 48
 _COLOURS = ("#1f5fa8", "#c2651a", "#2f8a5b", "#7d55a6", "#b4467a", "#9aa1ab")
 _STYLE = (
@@ -251,7 +251,7 @@ _STYLE = (
 
 
 def write_plots(run: RunRecord, folder: Path) -> list[tuple[str, str]]:
-    """Write the run's first curves that move into `folder/plots`; returns (file, title) of each."""
+    """Write the run's first curves that are not constant into `folder/plots`, and return (file, title) of each."""
     charts = [chart for chart in learning_charts(run) if not chart.flat][:MOST]
     if charts:
         (folder / "plots").mkdir()
@@ -264,7 +264,7 @@ def write_plots(run: RunRecord, folder: Path) -> list[tuple[str, str]]:
 
 
 def picture(chart: Chart) -> str:
-    """The chart with its title, its legend and its colours, on white paper."""
+    """Return the chart as an SVG file with title, legend and colours, on a white background."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + _HEAD}" width="{WIDTH}" '
         f'height="{HEIGHT + _HEAD}"><style>{_STYLE}</style><rect class="paper" width="100%" height="100%"/>'

@@ -1,13 +1,13 @@
-"""Whether the exported model says what the trained one said, and the one that says otherwise named to the token.
+"""Compares the outputs of the exported model with the trained one's, and names the first token that differs.
 
-The rule, at a tolerance of t nats (TOLERANCES, by the precision of what was written):
+The rules, at a tolerance of t nats (TOLERANCES, by the precision of the written weights):
 
-- every weight that plain transformers has loaded equals, bit for bit, the one that was to be written;
+- every weight that plain transformers has loaded equals the intended one bit for bit;
 - the log-probability of each token that the trained model chose differs by at most t, a score by at most t;
-- greedy tokens are equal. At the first that is not, the lead of the trained model's best token over its second decides:
-  up to t rounding may turn it, which is a tie and is reported; beyond t it is a mismatch;
+- greedy tokens are equal. At the first different token, the lead of the trained model's best token over its second
+  decides: up to t, rounding may swap the two, which is reported as a tie; above t, it is a mismatch;
 - the tokenizer reads each prompt as the same ids, and the chat template renders it as the same text;
-- the stop strings that were read are those that were to be written; answers are compared beyond them.
+- the stop strings are the intended ones; generation does not stop at them, so answers are compared beyond them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from posttrain.errors import ExportError
 from posttrain.export.probes import Expected
 
 TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.5, "q8_0": 0.5}
-"""Nats. Largest differences measured on minimind2-small, stories15M and SmolLM2-135M: see docs/export.md."""
+"""Precision -> tolerance in nats. docs/export.md has the largest measured differences: minimind2-small, stories15M,
+SmolLM2-135M."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tie:
-    """A greedy token that rounding has turned."""
+    """A greedy token that differs because of rounding."""
 
     prompt: str
     token: int
-    """Place in the answer, from 0."""
+    """Position in the answer, from 0."""
     trained: int
     exported: int
     gap: float
-    """Nats by which the trained model preferred its token."""
+    """Lead of the trained model's token over its second best, in nats."""
 
     def __str__(self) -> str:
         return f"{self.prompt}, token {self.token}: {self.exported} for {self.trained}, a lead of {self.gap:.3g} nats"
@@ -41,26 +42,26 @@ class Tie:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What was compared, and how close it is."""
+    """The result of the comparison."""
 
     prompts: int
     source: str
     tokens: int
-    """Greedy tokens of the trained model whose log-probabilities were compared; 0 for a model that scores."""
+    """Number of greedy tokens of the trained model whose log-probabilities were compared; 0 for a reward model."""
     identical: int
-    """Prompts whose greedy tokens are all the same."""
+    """Number of prompts whose greedy tokens are all the same."""
     ties: tuple[Tie, ...]
     largest_difference: float
-    """In nats of a log-probability, or of a score."""
+    """Largest difference of a log-probability, in nats, or of a score."""
     tolerance: float
     weights: int
-    """Tensors compared bit for bit."""
+    """Number of tensors that were compared bit for bit."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def facts(self) -> list[str]:
-        """In words."""
+        """Return the result in words."""
         same = [f"{self.identical} of {self.prompts} give the same greedy tokens"] if self.tokens else []
         what = f"log-probabilities of {self.tokens} tokens" if self.tokens else f"scores of {self.prompts} rows"
         return [
@@ -79,7 +80,7 @@ def compare(
     source: str,
     stop_strings: Sequence[str] = (),
 ) -> Replay:
-    """Raises ExportError that names the prompt and the token, the weight, or the tokenizer's text."""
+    """Compare the outputs. Raises ExportError that names the prompt and token, the weight, or the tokenizer's text."""
     tolerance, answers = TOLERANCES[dtype], reply["answers"]
     odd = _odd_weights(digests, reply["digests"])
     ties: list[Tie] = []
@@ -87,7 +88,7 @@ def compare(
     for one, answer in zip(expected, answers, strict=True):
         for difference, token in _differences(one, answer):
             largest = max(largest, difference)
-            if not difference <= tolerance:  # a nan is none
+            if not difference <= tolerance:  # also true for NaN
                 raise _mismatch(one, token, answer, tolerance, odd)
         if (tie := _first_other_token(one, answer)) is not None:
             if not tie.gap <= tolerance:
@@ -114,13 +115,13 @@ def compare(
 
 
 def _odd_weights(meant: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """The names of what differs, in words; empty for nothing."""
+    """Return the names of the weights that differ, in words; empty if none does."""
     odd = sorted({name for name in meant.keys() | found.keys() if meant.get(name) != found.get(name)})
     return ", ".join(odd[:3]) + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
 
 
 def _differences(one: Expected, answer: Mapping[str, Any]) -> Iterator[tuple[float, int]]:
-    """(difference, token) of each log-probability, or of the score."""
+    """Yield (difference, token) of each log-probability, or of the score."""
     if "score" in answer:
         yield abs(answer["score"] - one.score), 0
         return
@@ -135,7 +136,7 @@ def _first_other_token(one: Expected, answer: Mapping[str, Any]) -> Tie | None:
         if found != meant:
             gap = one.gaps[place] if place < len(generated) else float("inf")
             return Tie(prompt=one.probe.name, token=place, trained=meant, exported=found, gap=gap)
-    if len(generated) > len(one.ids):  # it goes on where the trained model has ended
+    if len(generated) > len(one.ids):  # it continues although the trained model has ended
         place = len(one.ids)
         return Tie(prompt=one.probe.name, token=place, trained=-1, exported=generated[place], gap=float("inf"))
     return None
@@ -163,7 +164,7 @@ def _other_token(tie: Tie, odd: str) -> ExportError:
     return ExportError(
         given=f"{tie.prompt}, token {tie.token} of its answer: the exported model says {found}, the trained one {meant}"
         + _weights(odd),
-        allowed="the same greedy tokens, but for ties within the tolerance",
+        allowed="the same greedy tokens, except for ties within the tolerance",
         fix=_FIX,
     )
 
@@ -172,7 +173,7 @@ def _weights(odd: str) -> str:
     return f"; its weights differ, too: {odd}" if odd else ""
 
 
-_FIX = "Nothing was left behind. Export again; if it happens again, with another --to or --dtype, and report it."
+_FIX = "Nothing was left behind. Export again. If it happens again, use another --to or --dtype, and report it."
 
 
 def _same_reading(one: Expected, answer: Mapping[str, Any]) -> None:

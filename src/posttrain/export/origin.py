@@ -24,7 +24,7 @@ from posttrain.models.reward_head import load_reward_model, load_step_model
 from posttrain.store.checkpoint import Checkpoint, require_intact, verify
 
 Head = Literal["tokens", "score", "steps"]
-"""The output of the model: the next token, a score of the whole row, a score of each step."""
+"""The kind of output of a model: next token, a score of the whole row, or a score of each step."""
 
 _HEADS: Mapping[str, Head] = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
 ADAPTER = "adapter_config.json"
@@ -32,32 +32,32 @@ ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where the model lies, and which run it is of."""
+    """The model to export, and the run that trained it, if any."""
 
     name: str
-    """What the exported model is called."""
+    """Name of the exported model."""
     model: ModelConfig
     head: Head
     adapter: Path | None = None
-    """LoRA adapters that are merged into `model`."""
+    """Folder of LoRA adapters to merge into `model`."""
     run: Path | None = None
     config: RunConfig | None = None
-    """The config of the run."""
+    """Config of the run."""
     step: int | None = None
-    """The step of the run's checkpoint."""
+    """Step of the run's checkpoint."""
 
 
 def find_origin(source: str | PathLike[str], *, step: int | None = None, base: str | None = None) -> Origin:
-    """A run folder gives its newest checkpoint that verifies, or that of `step`; a folder of adapters, its base.
+    """Find the model of a source. A run folder gives its newest checkpoint, or the checkpoint of `step`.
 
-    Raises ConfigError for arguments that do not fit the source, ModelError and CheckpointError for what is wrong
-    with it.
+    A folder of adapters gives its base model. Raises ConfigError for arguments that do not fit the source, and
+    ModelError or CheckpointError for a broken source.
     """
     source = os.fspath(source)
     folder = Path(source)
     run = run_in(folder)
     if step is not None and run is None:
-        raise ConfigError(given=f"step = {step}, but {source} is no run", allowed="a run folder", fix="Remove it.")
+        raise ConfigError(given=f"step = {step}, but {source} is not a run", allowed="a run folder", fix="Remove it.")
     if base is not None and not (folder / ADAPTER).is_file():
         raise ConfigError(
             given=f"base = {base!r}, but {source} holds no {ADAPTER}",
@@ -104,7 +104,7 @@ def _checkpoint(run: Path, step: int) -> Checkpoint:
     raise CheckpointError(
         given="; ".join(map(str, found)),
         allowed="a checkpoint whose files are exactly as they were written",
-        fix="Leave step out for the newest checkpoint that is intact.",
+        fix="Leave step out to export the newest intact checkpoint.",
     )
 
 
@@ -134,7 +134,7 @@ def _adapter_config(folder: Path) -> Mapping[str, Any]:
 def _head(folder: Path) -> Head:
     try:
         declared = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or []
-    except (OSError, ValueError, AttributeError):  # whatever is wrong with it is said where it is loaded
+    except (OSError, ValueError, AttributeError):  # loading the model will report errors
         return "tokens"
     for suffix, head in _HEADS.items():
         if any(str(name).endswith(suffix) for name in declared):
@@ -153,10 +153,10 @@ def _name(source: str) -> str:
 
 
 def load(origin: Origin, device: str) -> LoadedModel:
-    """The trained model, computing in float32; adapters work beside their base, unmerged.
+    """Load the trained model in float32. Adapters stay separate from their base, unmerged.
 
-    Its generation config has the stop strings of the run, or those that came with a model without a run.
-    Raises as `load_model` does, and ModelError for adapters that do not fit.
+    Its generation config has the stop strings of the run; for a model without a run, its own. Raises what `load_model`
+    raises, and ModelError for adapters that do not fit.
     """
     config = origin.model.model_copy(update={"precision": "float32"})
     if origin.head == "score":
@@ -172,7 +172,7 @@ def load(origin: Origin, device: str) -> LoadedModel:
 
 
 def _set_stop_strings(loaded: LoadedModel, origin: Origin) -> None:
-    """As a list, or None without any. A run does not heed those of the model that it started from: they go."""
+    """Set the stop strings: a list, or None. A run ignores the stop strings of its initial model: they are dropped."""
     settings: Any = loaded.model.generation_config
     own = settings.stop_strings or []
     found = [own] if isinstance(own, str) else list(own)
@@ -198,7 +198,7 @@ def _with_adapters(model: nn.Module, origin: Origin) -> PeftModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One run, up to the checkpoint that was gone on with."""
+    """One run, up to the checkpoint that the next run or the export used."""
 
     run: Path
     config: RunConfig
@@ -211,7 +211,7 @@ class Trained:
 
 
 def lineage(origin: Origin) -> list[Trained]:
-    """The first run first, that of the origin last; none for a model without a run."""
+    """Return the runs that led to the model, first to last; empty for a model without a run."""
     if origin.run is None or origin.config is None or origin.step is None:
         return []
     found = [Trained(run=origin.run, config=origin.config, step=origin.step)]
@@ -221,12 +221,12 @@ def lineage(origin: Origin) -> list[Trained]:
 
 
 def first_model(origin: Origin, runs: Sequence[Trained]) -> str:
-    """The model that the first of the runs started with."""
+    """Return the model that the first run started from."""
     return runs[0].config.model.path if runs else origin.model.path
 
 
 def _before(trained: Trained) -> Trained | None:
-    """The run whose checkpoint this one started with: where it was, or beside it in a pipeline that was moved."""
+    """Return the run whose checkpoint this run started from: at its path, or next to this run in a moved pipeline."""
     *_, folder, _, step, last = ("", "", "", *Path(trained.config.model.path).parts)
     if last != "model" or not step.removeprefix("step-").isdecimal():
         return None
@@ -234,7 +234,7 @@ def _before(trained: Trained) -> Trained | None:
         if is_inside(run, "config.yaml"):
             try:
                 config = load_config(run / "config.yaml").config
-            except ConfigError:  # of another version: what cannot be read is not told
+            except ConfigError:  # a config of another version cannot be read: leave the run out
                 return None
             return Trained(run=run, config=config, step=int(step.removeprefix("step-")))
     return None

@@ -35,7 +35,7 @@ BUILT_IN = (
     "def add(a, b):",
     "My favourite place is",
 )
-"""Prompts for a model without a run, whose own prompts are unknown."""
+"""Prompts for a model without a run, because its training prompts are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,15 @@ class Probe:
     """One prompt, or one row to score, as the model was trained to read it."""
 
     name: str
-    """What an error calls it."""
+    """Name for error messages."""
     ids: tuple[int, ...]
     text: str | None = None
-    """The text behind the ids; None for a part of a text."""
+    """Text of the ids; None if they are only part of a text."""
     add_special_tokens: bool = True
     tokens: tuple[int, ...] | None = None
-    """All that the tokenizer makes of `text`; a closing EOS is no part of `ids`."""
+    """All ids of `text` from the tokenizer. They may end with an EOS that is not in `ids`."""
     messages: tuple[Mapping[str, Any], ...] | None = None
-    """Of which the chat template makes `text`."""
+    """Messages that the chat template renders as `text`."""
     template_kwargs: Mapping[str, Any]
 
 
@@ -65,7 +65,7 @@ class Probes:
 
 
 def find_probes(origin: Origin, loaded: LoadedModel, *, file: str | None, count: int, max_new_tokens: int) -> Probes:
-    """The first `count` prompts that leave room for an answer. Raises DataError when `file` has none."""
+    """Return the first `count` prompts that leave room for an answer. Raises DataError if there are none."""
     data = origin.config.data if origin.config else DataConfig(train=file or "built-in")
     renderer = Renderer.of(data, loaded.tokenizer, origin.model.chat_template_kwargs)
     room = (loaded.context_length or sys.maxsize) - (max_new_tokens if origin.head == "tokens" else 0)
@@ -92,14 +92,14 @@ def find_probes(origin: Origin, loaded: LoadedModel, *, file: str | None, count:
         raise DataError(
             given="none of the built-in prompts can be replayed",
             allowed=f"prompts of words that the vocabulary knows, with 1 to {room} tokens",
-            fix="Give some that do: --prompts FILE.",
+            fix="Give suitable prompts: --prompts FILE.",
         )
     return Probes(rows=found, source="built-in prompts", notes=(note,) if note else ())
 
 
 @dataclass(frozen=True)
 class _Maker:
-    """Rows of any kind of data into probes."""
+    """Turns rows of any kind of data into probes."""
 
     renderer: Renderer
     data: DataConfig
@@ -109,7 +109,7 @@ class _Maker:
     def first(
         self, rows: Sequence[Row], count: int, *, kind: str | None = None, known_only: bool = False
     ) -> tuple[Probe, ...]:
-        """`known_only`: none with the token for unknown words, which says nothing."""
+        """Return the first `count` probes that fit. `known_only`: skip rows with the token for unknown words."""
         if not rows:
             return ()
         kind = kind or self._kind(rows)
@@ -120,7 +120,7 @@ class _Maker:
         return tuple(replace(probe, name=f"prompt {number} ({probe.name})") for number, probe in first)
 
     def _kind(self, rows: Sequence[Row]) -> str:
-        """Of the run's data, or whatever a file looks like."""
+        """Return the kind of the run's data if it fits the rows, else the first kind that fits."""
         config = self.origin.config
         declared = ALGORITHMS[config.algorithm.name].data_kind if config else "prompts"
         kinds = dict.fromkeys([declared, "prompts", "pairs", "labels", "ratings", "examples", "steps"])
@@ -150,7 +150,7 @@ class _Maker:
             return
 
     def _prompt(self, name: str, values: Mapping[str, Any]) -> Iterator[Probe]:
-        """What stands before the answer; of a text, its first half."""
+        """Yield the prompt of a row; for a plain text, its first half."""
         prompt = values.get("prompt")
         if prompt is None and "messages" in values:
             turns = values["messages"]
@@ -163,7 +163,7 @@ class _Maker:
             yield Probe(name=name, ids=ids[: max(1, len(ids) // 2)], template_kwargs={})
 
     def _answered(self, name: str, values: Mapping[str, Any]) -> Iterator[Probe]:
-        """Each answer of the row behind its prompt."""
+        """Yield the prompt followed by an answer, for each answer of the row."""
         prompt = values.get("prompt") or ""
         given = [values[key] for key in ("chosen", "rejected", "completion") if values.get(key)]
         given += ["\n".join(map(str, values["steps"]))] if values.get("steps") else []
@@ -189,24 +189,24 @@ class _Maker:
         )
 
 
-# --- what the trained model says to them -----------------------------------------------------------------------------
+# --- outputs of the trained model ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """One probe and what the exported model has to say to it."""
+    """One probe and the output that the exported model must give."""
 
     probe: Probe
     ids: tuple[int, ...] = ()
     """Greedy tokens of the trained model, EOS included."""
     logprobs: tuple[float, ...] = ()
     gaps: tuple[float, ...] = ()
-    """At each token, by how many nats the best token leads the second."""
+    """Lead of the best token over the second best at each position, in nats."""
     score: float = 0.0
 
 
 def answers(loaded: LoadedModel, head: Head, probes: Sequence[Probe], *, max_new_tokens: int) -> list[Expected]:
-    """The model's outputs, through the code that trained and sampled it."""
+    """Return the model's outputs, computed by the code of training and sampling."""
     if head == "tokens":
         return _continued(loaded, probes, max_new_tokens)
     return [Expected(probe=probe, score=_score(loaded, head, probe)) for probe in probes]
@@ -233,7 +233,7 @@ def _gaps(loaded: LoadedModel, prompt: Sequence[int], completion: Sequence[int])
 
 @torch.no_grad()
 def _score(loaded: LoadedModel, head: Head, probe: Probe) -> float:
-    """Of the row, read at its last token."""
+    """Return the score of the row, read at its last token."""
     ids_1T = torch.tensor([probe.ids], device=loaded.device)
     tokens = Tokens(input_ids_BT=ids_1T, lengths_B=torch.tensor([len(probe.ids)]))
     if head == "score":

@@ -1,4 +1,4 @@
-"""A run's settings as they may be shown to anyone: folders of a machine become names, secrets go."""
+"""Removes private data from a run's settings, so that they can be published: paths become names, secrets go."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _OF_TEXT = re.compile(r"(^|_)(bos|eos|pad|unk|sep|cls|mask|stop|end|start|begin|special)_tokens?$", re.IGNORECASE)
-"""Tokens that stand in texts, and open no door."""
+"""Settings about tokens of text, which are not secrets although their names end in "token"."""
 _SENT = ("request", "headers")
-"""What is sent to a server along with a question: whatever it is, it is between the two."""
+"""Settings that are sent to a server with each request. All their values are removed."""
 _LOCAL = re.compile(
     r"(?<![\w:/.])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\":,;]+[/\\])+(?:[^/\\'\":,;.\n]+[/\\])*([^\s/\\'\",;]*)"
 )
-"""An absolute path inside of a text, of which the last part is kept; folders without a dot may have spaces."""
+"""An absolute path inside a text. Only its last part is kept. Names of folders without a dot may have spaces."""
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _FILE = re.compile(r"\.(jsonl?|csv|parquet|gz|txt|py|yaml|yml|toml|jinja|gguf|safetensors)(:|$)")
 
 
 def shown(value: Any, key: str = "") -> Any:
-    """The value without what is nobody's business.
+    """Return the value without private data.
 
     >>> shown({"train": "/home/me/data/train.jsonl", "api_key": "sk-1", "model": "Qwen/Qwen3-0.6B"})
     {'train': 'train.jsonl', 'api_key': '(removed)', 'model': 'Qwen/Qwen3-0.6B'}
@@ -52,7 +52,7 @@ def _is_secret(key: str) -> bool:
 
 
 def shown_text(text: str) -> str:
-    """Paths as their last part, addresses as their scheme; other text but for absolute paths as it is.
+    """Return a path as its last part, a URL as its scheme, and any other text without the absolute paths in it.
 
     >>> shown_text("../rewards.py:brevity"), shown_text("http://10.0.0.1:8000/v1"), shown_text("and/or not")
     ('rewards.py:brevity', 'http://(removed)', 'and/or not')
@@ -65,7 +65,7 @@ def shown_text(text: str) -> str:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text names something on this machine, rather than on the Hub."""
+    """Does a text name something on this machine, and not on the Hub?"""
     if "\n" in text or not re.search(r"[/\\]", text):
         return False
     if any(letter.isspace() for letter in text):  # a folder with a space in its name, or a sentence

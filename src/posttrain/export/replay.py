@@ -1,10 +1,10 @@
-"""The code that a user of an exported folder would run: plain transformers, in a process that never sees this library.
+"""The code that a user of an exported folder would run: plain transformers, in a process without this library.
 
     python replay.py REQUEST.json REPLY.json
 
-Run as a file, so that nothing of posttrain is imported: what opens here opens anywhere. Greedy tokens come from
-`generate`, log-probabilities from one forward pass without cache over the tokens that the trained model chose.
-Answers go on behind stop strings, of which the reply says what was read.
+It runs as a file, so that nothing of posttrain is imported: a model that opens here opens anywhere. Greedy tokens come
+from `generate`, log-probabilities from one forward pass without cache over the tokens that the trained model chose.
+Generation does not stop at stop strings; the reply lists those that the folder has.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ HEADS: dict[str, Any] = {
     "score": AutoModelForSequenceClassification,
     "steps": AutoModelForTokenClassification,
 }
-"""The model's output for a row -> the class that opens the model."""
+"""Kind of output -> class that loads the model."""
 
 
 def digest(tensor: Tensor) -> str:
-    """A hash over every bit of a tensor, its type and its shape."""
+    """Return a hash of every bit of a tensor, its dtype and its shape."""
     found = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
@@ -47,7 +47,7 @@ def digests(weights: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
 
 
 def open_model(request: Mapping[str, Any]) -> tuple[nn.Module, Any]:
-    """Model and tokenizer as the page of the model says that they are opened."""
+    """Load model and tokenizer in the way that the model card describes."""
     folder, more = request["folder"], {}
     if request["gguf_file"]:
         more = {"gguf_file": request["gguf_file"]}
@@ -60,14 +60,14 @@ def open_model(request: Mapping[str, Any]) -> tuple[nn.Module, Any]:
 
 
 def stop_strings(request: Mapping[str, Any]) -> list[str]:
-    """Of the folder; a GGUF file has no place for them, so they are read beside it."""
+    """Return the stop strings of the folder. A GGUF file cannot hold them, so the generation config next to it does."""
     if request["head"] != "tokens":
         return []
     return GenerationConfig.from_pretrained(request["folder"]).stop_strings or []
 
 
 def continued(model: Any, probe: Mapping[str, Any]) -> dict[str, Any]:
-    """Greedy tokens after the prompt, and the log-probability of each token that the trained model chose."""
+    """Return greedy tokens after the prompt, and the log-probability of each token that the trained model chose."""
     prompt, given = probe["ids"], probe["completion_ids"]
     ids_1T = torch.tensor([prompt], device=model.device)
     generated_1T = model.generate(
@@ -85,14 +85,14 @@ def continued(model: Any, probe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scored(model: Any, probe: Mapping[str, Any]) -> dict[str, Any]:
-    """The score of the whole row, or of the step that ends it."""
+    """Return the score of the whole row, or of its last step."""
     ids_1T = torch.tensor([probe["ids"]], device=model.device)
     logits = model(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T)).logits
     return {"score": logits.float().flatten()[-1].item()}
 
 
 def read(tokenizer: Any, probe: Mapping[str, Any]) -> dict[str, Any]:
-    """How the tokenizer of the folder reads the text of a prompt, and what the chat template makes of its messages."""
+    """Return the ids that the folder's tokenizer gives for a prompt, and the text that its chat template renders."""
     found: dict[str, Any] = {"tokens": None, "rendered": None, "decoded": tokenizer.decode(probe["ids"])}
     if probe["text"] is not None:
         found["tokens"] = tokenizer(probe["text"], add_special_tokens=probe["add_special_tokens"]).input_ids

@@ -1,4 +1,4 @@
-"""The folder of an export: it appears whole or not at all, written beside its place and renamed at the end."""
+"""Writes the folder of an export atomically: to a temporary folder next to its place, renamed at the end."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ from posttrain.models.reward_head import ScoringFacts, save_reward_model
 from posttrain.models.save import save_model
 
 SPARE = 1_000_000
-"""Bytes beside the weights: tokenizer, card, plots."""
+"""Bytes to reserve in addition to the weights, for tokenizer, card and plots."""
 
 
 def check_place(folder: Path, source: Path, *, force: bool) -> None:
-    """Refuse, before anything is computed, a place where something else would be lost. Raises ConfigError."""
+    """Raise ConfigError, before anything is computed, if writing to this place would lose something else."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not folder.is_dir():
-        raise ConfigError(given=f"{folder} is a file", allowed="a new folder", fix="Name another one.")
+        raise ConfigError(given=f"{folder} is a file", allowed="a new folder", fix="Use another folder.")
     if source.exists() and source.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
-            given=f"{folder} holds the very model that is exported",
+            given=f"{folder} holds the model that you export",
             allowed="another folder",
-            fix="Name another one.",
+            fix="Use another folder.",
         )
     if not force:
         raise ConfigError(
-            given=f"{folder} is there already and not empty",
+            given=f"{folder} exists already and is not empty",
             allowed="a new or an empty folder",
-            fix="Name another one, or add --force to replace it.",
+            fix="Use another folder, or add --force to replace it.",
         )
     if not (folder / "config.json").is_file() and not any(folder.glob("*.gguf")):
         raise ConfigError(
             given=f"{folder} holds no exported model, so --force does not replace it",
             allowed="a folder that an export has written",
-            fix="Name another one.",
+            fix="Use another folder.",
         )
 
 
 @contextmanager
 def written_whole(folder: Path, *, size: int) -> Iterator[Path]:
-    """A folder beside `folder` to write into, which takes its place when the block ends well and is gone otherwise.
+    """Yield a temporary folder to write into. It replaces `folder` if the block ends well, and is removed otherwise.
 
-    Raises DoesNotFit where fewer than `size` bytes are free, and ExportError for what the system refuses.
+    Raises DoesNotFit if fewer than `size` bytes are free, and ExportError for errors of the operating system.
     """
     aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     try:
@@ -93,7 +93,7 @@ def _put_in_place(aside: Path, folder: Path) -> None:
 
 
 def clean(folder: Path) -> None:
-    """Remove what an export that was killed has left; put back the earlier one that it was about to replace."""
+    """Remove the leftovers of killed exports, and restore a folder that a killed export was about to replace."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.tmp-*"):
         owner = re.search(r"\.tmp-(\d+)(-old)?$", path.name)
         if owner is None or _is_writing(int(owner[1]), path):
@@ -105,8 +105,8 @@ def clean(folder: Path) -> None:
 
 
 def _is_writing(pid: int, path: Path) -> bool:
-    """Whether the process that made or moved the folder lives. A later one may have its number: in a container, every
-    run has the same."""
+    """Is the process that made or moved the folder still alive? A later process can have the same pid: in a container,
+    every run has the same one."""
     try:
         return psutil.Process(pid).create_time() <= path.stat().st_ctime
     except psutil.NoSuchProcess:
@@ -119,7 +119,7 @@ def _require_space(folder: Path, size: int) -> None:
         raise DoesNotFit(
             given=f"{folder} needs {size / 1e9:.2f} GB, but {folder.parent} has {free / 1e9:.2f} GB free",
             allowed="a disk with room for the model",
-            fix="Free some space, name a folder on another disk, or export with --dtype bfloat16.",
+            fix="Free some space, use a folder on another disk, or export with --dtype bfloat16.",
         )
 
 
@@ -128,36 +128,36 @@ def _explained(folder: Path, error: Exception) -> ExportError | DoesNotFit:
     return kind(
         given=f"{folder} could not be written: {error}",
         allowed="a folder on a disk with room for the model",
-        fix="Free some space or name another folder; no files were left behind.",
+        fix="Free some space or use another folder. No files were left behind.",
     )
 
 
-# --- what is written into it -----------------------------------------------------------------------------------------
+# --- content ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The written files, and what any reader must find in them."""
+    """The facts about the written files that a reader must reproduce."""
 
     dtype: str
     digests: dict[str, str]
-    """The digest of each weight, under its name in transformers."""
+    """Name of each weight in transformers -> its digest."""
     parameters: int
     file: str | None = None
-    """The one file that is the model, where it is one."""
+    """Name of the GGUF file; None for a Hugging Face folder."""
     stop_strings: tuple[str, ...] = ()
-    """The stop strings in `generation_config.json`."""
+    """Stop strings in `generation_config.json`."""
 
 
 def merged(loaded: LoadedModel) -> LoadedModel:
-    """The same model without adapters: theirs is added to the weights that they sit on."""
+    """Return the model with its LoRA adapters merged into the weights."""
     if not isinstance(loaded.model, PeftModel):
         return loaded
     return replace(loaded, model=loaded.model.merge_and_unload())  # type: ignore[arg-type]
 
 
 def write_hf(loaded: LoadedModel, head: Head, folder: Path, *, dtype: str, facts: ScoringFacts | None) -> Written:
-    """Fill `folder`; the model in memory is cast to `dtype`. Raises CheckpointError when it cannot be read back."""
+    """Write the model, cast to `dtype` in memory, to `folder`. Raises CheckpointError if it cannot be read back."""
     model = loaded.model.to(getattr(torch, dtype))  # type: ignore[arg-type]
     cast = replace(loaded, model=model)
     if head == "tokens":
@@ -175,6 +175,6 @@ def write_hf(loaded: LoadedModel, head: Head, folder: Path, *, dtype: str, facts
 
 
 def stop_strings(model: PreTrainedModel) -> tuple[str, ...]:
-    """Those of the model's generation config, which a model that scores need not have."""
+    """Return the stop strings of the model's generation config; empty if it has none, as a reward model may."""
     settings: Any = getattr(model, "generation_config", None)
     return tuple(getattr(settings, "stop_strings", None) or ())

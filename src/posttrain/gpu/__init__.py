@@ -1,9 +1,9 @@
-"""Faster code for an NVIDIA GPU: attention of packed rows without grids, padding and masks.
+"""Faster code for an NVIDIA GPU: attention over packed rows without grids, padding and masks.
 
-Fills the hook of `posttrain.models.acceleration` for tensors on "cuda". Nothing but the root knows this package, and
-everything computes the same without it, but for rounding.
+It fills the hook of `posttrain.models.acceleration` for tensors on "cuda". Only the root package imports this package.
+Without it, all results are the same up to rounding.
 
-    varlen.py     attention of packed rows by `torch.nn.attention.varlen`
+    varlen.py     attention over packed rows with `torch.nn.attention.varlen`
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Attention of packed rows by a kernel for sequences of different lengths: no grid, no padding, no mask.
+"""Attention over packed rows with a kernel for sequences of different lengths: no grid, no padding, no mask.
 
-Each segment of a packing (models/packing.py) is a sequence of the kernel. Its queries are the segment's own tokens; its
-keys are those and, before them, what the segment has in common with the trunk of its family. So there are as many keys
-as queries, or more, and causality is aligned at the end: the last query sees every key. The keys of a prefix are
-gathered once per segment that sees them, and their gradients are added up in float32.
+Each segment of a packing (models/packing.py) is a sequence for the kernel. Its queries are the segment's own tokens.
+Its keys are the prefix that the segment shares with the trunk of its family, followed by its own tokens. So there are
+at least as many keys as queries, and the causal mask is aligned at the end: the last query sees every key. The keys of
+a prefix are gathered once for each segment that sees them, and their gradients are summed in float32.
 
 The kernel is `torch.nn.attention.varlen.varlen_attn`, which calls FlashAttention (arXiv:2307.08691). It computes in
-bfloat16 and float16. Whether it does so here is tried when a model is first run (models/forward_path.py); where it does
-not, or where attention is more than causal, grids are computed as everywhere else.
+bfloat16 and float16. The first run of a model tries whether it works here (models/forward_path.py). If it does not, or
+if attention is not plain causal attention, grids are computed as on other devices.
 
 L packed tokens, M gathered keys, S segments, H query heads, K key-value heads, D width of a head.
 """
@@ -29,25 +29,26 @@ from posttrain.models.packing import Segment
 from posttrain.models.transfer import to_device
 
 Kernel = Callable[..., Tensor]
-"""Called as `varlen_attn` is: queries `[L, H, D]`, keys and values `[M, K, D]`, where the sequences of both begin and
-end (`[S + 1]`, int32), the longest of both; by name the scale, the window and whether heads are grouped."""
+"""A function with the signature of `varlen_attn`: queries `[L, H, D]`, keys and values `[M, K, D]`, the boundaries of
+the sequences in both (`[S + 1]`, int32) and the longest of both; by name the scale, the window and whether heads are
+grouped."""
 DTYPES = (torch.bfloat16, torch.float16)
 WIDEST, WIDTH_STEP = 256, 8
-"""Widths of a head that FlashAttention takes: up to the first, in multiples of the second."""
+"""Head dimensions that FlashAttention supports: up to the first number, in multiples of the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """A packing as the kernel reads it; all tensors are on the device of the model."""
+    """A packing in the form that the kernel reads. All tensors are on the device of the model."""
 
     query_ends: Tensor
-    """`[S + 1]` where each segment begins, and where the last one ends."""
+    """`[S + 1]` boundaries of the segments: where each begins, and where the last one ends."""
     key_ends: Tensor
-    """The same among the gathered keys."""
+    """`[S + 1]` boundaries of the segments among the gathered keys."""
     most_queries: int
     most_keys: int
     gathered_M: Tensor | None
-    """Packed place of each key; None where no segment has a prefix: then keys are the packed tokens."""
+    """Packed position of each key; None if no segment has a prefix, so that the keys are the packed tokens."""
     tokens: int
 
     @staticmethod
@@ -70,7 +71,7 @@ def _ends(lengths: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _places(segments: Sequence[Segment]) -> Tensor:
-    """`[M]` packed place of each key, segment by segment, the prefix first."""
+    """Return the packed position of each key (`[M]`), segment by segment, the prefix first."""
     parts = []
     for start, length, prefix_start, prefix_length in segments:
         parts += [torch.arange(prefix_start, prefix_start + prefix_length), torch.arange(start, start + length)]
@@ -78,7 +79,7 @@ def _places(segments: Sequence[Segment]) -> Tensor:
 
 
 def row_attention(segments: Sequence[Segment], device: torch.device) -> RowAttention:
-    """See `Acceleration`."""
+    """Return the attention function for these segments; see `Acceleration`."""
     return partial(attend, Sequences.of(segments, device), _varlen_attn)
 
 
@@ -93,7 +94,7 @@ def attend(
     *,
     dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> Tensor | None:
-    """`[L, H, D]` of causal attention within segments; None where there is more to it, or where the kernel ends."""
+    """Return causal attention within segments (`[L, H, D]`); None if the attention or its sizes are not supported."""
     if not attends_alone(module, settings) or settings.get("sliding_window") is not None:
         return None
     heads, width = query_LHD.shape[1:]
@@ -115,7 +116,7 @@ def attend(
         sequences.most_queries,
         sequences.most_keys,
         scale=settings.get("scaling"),
-        window_size=(-1, 0),  # everything before a query, nothing after it
+        window_size=(-1, 0),  # all keys before the query, none after it
         enable_gqa=heads != key_LKD.shape[1],
     )
 
@@ -127,9 +128,9 @@ def _varlen_attn(*args: Any, **settings: Any) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """`[L, K, D]` -> `[M, K, D]`, where a packed token may be there several times.
+    """Gathers `[L, K, D]` to `[M, K, D]`, where a packed token may occur several times.
 
-    Its gradient is the sum of all of these, in float32: as many small numbers as a prompt has completions.
+    The gradient of a token is the sum over its copies, in float32: one small number for each completion of a prompt.
     """
 
     @staticmethod

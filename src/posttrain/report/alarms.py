@@ -1,4 +1,4 @@
-"""Whether the reward was gamed: what the alarms of a run said, and the numbers that they watch."""
+"""The report's section on reward hacking: the alarms of a run, and the metrics that they watch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from posttrain.report.svg import Series, compact, percent
 from posttrain.report.text import cut, escaped
 
 SHOWN = 6
-"""Answers of an alarm on the page; the file has more."""
+"""Maximum number of answers that the page shows for an alarm; the file has more."""
 LONGEST = 600
-"""Characters of such an answer."""
+"""Maximum number of characters of such an answer."""
 UNCHECKED = "Nobody checks the reward independently"
 NAMES = {
     "disagreement": "the check rejects what the reward accepts",
@@ -40,14 +40,14 @@ NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class FiredAlarm:
-    """An alarm as its event tells it."""
+    """An alarm, as read from its event."""
 
     kind: str
     step: int
     change_point: int
     message: str
     answers: str
-    """Name of the file with its answers, within the run folder."""
+    """Path of the file with its answers, relative to the run folder."""
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class FiredAlarm:
 
 
 def alarms_of(run: RunRecord) -> list[FiredAlarm]:
-    """In the order in which they fired."""
+    """Return the alarms of a run in the order in which they fired."""
     found = []
     for event in run.events:
         step, change = number(event.get("step")), number(event.get("change_point"))
@@ -68,12 +68,12 @@ def alarms_of(run: RunRecord) -> list[FiredAlarm]:
 
 
 def is_watched(run: RunRecord) -> bool:
-    """Does it learn from rewards, with alarms on?"""
+    """Does the run learn from rewards, with alarms enabled?"""
     return bool(run.series("reward")) and run.setting("alarms.enabled") is True
 
 
 def alarms_html(run: RunRecord) -> str:
-    """The alarms' messages, with answers; "" for a run that is not watched."""
+    """Return the messages of the alarms, with answers; "" for a run without alarms."""
     alarms = alarms_of(run)
     of_engines = "".join(_alarm_html(run, alarm) for alarm in alarms if alarm.kind == "mismatch")
     if of_engines:
@@ -89,14 +89,14 @@ def alarms_html(run: RunRecord) -> str:
     if not run.setting("check"):
         lead = "These alarms fire if a run shows signs of a reward that pays for the wrong thing."
         told += (
-            f'<p class="hint">{UNCHECKED}: the alarms look at lengths and texts alone, and cannot see an answer that '
-            "the reward takes for right and that is wrong. Give the run a check (docs/alarms.md).</p>"
+            f'<p class="hint">{UNCHECKED}: the alarms look only at lengths and texts, and cannot see a wrong answer '
+            "that the reward accepts. Give the run a check (docs/alarms.md).</p>"
         )
     return f'{of_engines}<h2>Is the reward gamed?</h2><p class="lead">{lead}</p>{told}'
 
 
 def watch_charts(run: RunRecord) -> list[Chart]:
-    """The numbers that the alarms watch; those of length and entropy are drawn beside the learning."""
+    """Return charts of the metrics that the alarms watch, except length and entropy, which `learning_charts` draws."""
     if not is_watched(run):
         return []
     found = [_against_check(run), _cusum(run), *_texts(run)]
@@ -135,7 +135,7 @@ def _mark(value: Any) -> str:
 
 
 def read_answers(run: RunRecord, alarm: FiredAlarm) -> list[dict[str, Any]]:
-    """The stored answers of an alarm; none where the file is missing or damaged."""
+    """Return the stored answers of an alarm; an empty list if the file is missing or damaged."""
     name = f"alarms/{alarm.answers.rpartition('/')[2]}"
     try:
         lines = read_inside(run.folder, name).decode("utf-8").split("\n") if alarm.answers else []
@@ -149,8 +149,8 @@ def read_answers(run: RunRecord, alarm: FiredAlarm) -> list[dict[str, Any]]:
 
 
 def _against_check(run: RunRecord) -> Chart | None:
-    """Training reward, what the check says of accepted answers, and what it says of held-out ones. A reward that is no
-    share has another scale, and its own plot."""
+    """Draw the training reward, and the check's score of accepted and of held-out answers. A reward outside [0, 1] has
+    another scale and is left out; it has its own plot."""
     agreed = [(step, 1 - value) for step, value in run.series("check/disagreement")]
     heldout = _heldout_check(run)
     if not agreed and not heldout:
@@ -178,7 +178,7 @@ def _against_check(run: RunRecord) -> Chart | None:
 
 
 def _heldout_check(run: RunRecord) -> list[tuple[float, Span]]:
-    """(step, interval) of the check that gives least, wherever the run evaluated."""
+    """Return (step, interval) of the check with the lowest mean, for each evaluation of the run."""
     found: dict[float, Mapping[str, Any]] = {}
     for event in run.events:
         step = number(event.get("step"))

@@ -1,8 +1,8 @@
-"""Whether the scores of a reward model mean what they say: the reliability plot, and sentences about it.
+"""Calibration of a reward model: the reliability plot, and sentences about it.
 
-A point is a bin of held-out answers, pairs or steps: what was predicted of them against what was found, with an
-interval. On the diagonal both agree. Of pairs it is the probability sigmoid(|margin|) that their order is right; below
-the diagonal the model is surer than it should be.
+A point is a bin of held-out answers, pairs or steps. It shows the mean prediction (x) and the observed value (y), with
+an interval. On the diagonal both agree. For pairs, the prediction is sigmoid(|margin|), the probability that their
+order is right. Below the diagonal the model is overconfident.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from posttrain.report.svg import Series, agreement_chart, compact, percent
 from posttrain.report.text import escaped
 
 SIDES = (("before training", "baseline", 6), ("after", "trained", 1))
-"""Name, key in evaluation.json, colour."""
+"""(name, key in evaluation.json, colour) of the two measurements."""
 PLOTTED = {
-    "pairs": ("Of the pairs about which the model is this sure, the share in the right order.", percent, (0.5, 1.0)),
+    "pairs": ("Share of pairs in the right order, by the model's confidence in their order.", percent, (0.5, 1.0)),
     "steps": (
-        "Of the steps that the model thinks right with this probability, the share that is right.",
+        "Share of steps that are right, by the predicted probability that they are.",
         percent,
         (0.0, 1.0),
     ),
-    "ratings": ("Of the answers with this predicted rating, the mean of their given ratings.", compact, None),
+    "ratings": ("Mean given rating of the answers, by their predicted rating.", compact, None),
 }
-"""By what was counted: how to read the plot, how its numbers are written, and between what shares predictions lie."""
+"""Unit that is counted -> (how to read the plot, format of its numbers, range of the predictions)."""
 
 
 def calibration_section(run: RunRecord) -> str:
-    """The section of the report; "" where nothing of the kind was measured."""
+    """Return the section of the report as HTML; "" if the run did not measure calibration."""
     sides = {key: mapping(run.evaluation.get(key)) for _, key, _ in SIDES}
     counted = next((kind for kind in PLOTTED if any(kind in side for side in sides.values())), None)
     series = [
@@ -53,7 +53,7 @@ def calibration_section(run: RunRecord) -> str:
 
 
 def calibration_sentences(measured: Mapping[str, Any]) -> list[str]:
-    """Further numbers from evaluation.json about a model that scores, beyond the headline."""
+    """Return sentences about a reward model from evaluation.json: the numbers besides the headline."""
     sentences = []
     pearson, spearman, auc = (span(measured.get(name)) for name in ("pearson", "spearman", "auc"))
     if pearson is not None and spearman is not None:
@@ -87,6 +87,6 @@ def _series(name: str, calibration: Mapping[str, Any], colour: int) -> Series:
 
 
 def _spoken(hint: str, series: list[Series], form: Callable[[float], str]) -> str:
-    """The plot for those who do not see it."""
+    """Return the plot in words, for screen readers."""
     lines = (f"{line.name}: " + ", ".join(f"{form(x)} {form(y)}" for x, y in line.points) for line in series)
     return f"{hint} {'; '.join(lines)}"

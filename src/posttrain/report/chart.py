@@ -1,4 +1,4 @@
-"""The curated plots, and a plot itself: its lines, as a script draws them, as a picture, in words and in a table."""
+"""The curated plots, and one plot in all its forms: data for the page's script, SVG picture, words and table."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from posttrain.report.text import visible
 
 Form = Callable[[float], str]
 FORMS: Mapping[Form, str] = {percent: "percent", compact: "compact", seconds: "seconds"}
-"""How values are written, and what the page's script calls it (assets/plot.js has the same three)."""
+"""Format of values -> its name in the page's script (assets/plot.js has the same three)."""
 MOST_POINTS = 1000
-"""Most points of a line on a page. For longer lines the script gets the extremes of each stretch; metrics.jsonl has all
-points."""
+"""Maximum points of a line on a page. For a longer line, the script gets the minimum and maximum of each stretch;
+metrics.jsonl has all points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +36,21 @@ class Plot:
     high: float | None = None
     log: bool = False
     side_by_side: bool = False
-    """Only of runs whose engines sample while they train: in the others these numbers say nothing."""
+    """Draw only for asynchronous runs, whose engines sample during training: for others, the metrics mean nothing."""
     invert: bool = False
-    """Draw 1 - value: the share with signal from the share without."""
+    """Draw 1 - value, such as the share of groups with signal from the share without."""
 
 
 @functools.cache
 def plots() -> tuple[Plot, ...]:
-    """Those of plots.yaml: the curated ones of a report."""
+    """Return the curated plots of a report, from plots.yaml."""
     told = yaml.safe_load((importlib.resources.files("posttrain.report") / "plots.yaml").read_text(encoding="utf-8"))
     forms = {"percent": percent, "compact": compact}
     return tuple(Plot(**{**entry, "form": forms[entry.get("form", "compact")]}) for entry in told)
 
 
 class Values(NamedTuple):
-    """A row of a table about one line, written for people."""
+    """A row of the table of values: one line of a plot, formatted for people."""
 
     name: str
     first: str
@@ -61,43 +61,43 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Lines with what surrounds them."""
+    """A plot: its lines, title, axes and legend."""
 
     title: str
     key: str
-    """Ties the figure on a page to its `data`."""
+    """Key that links the figure on a page to its `data`."""
     lines: Sequence[Series]
     form: Form = compact
     hint: str = ""
     y_range: tuple[float | None, float | None] = (0.0, None)
-    """The least extent of the y axis; None: as large as the values need."""
+    """Minimum range of the y axis; None: as large as the values need."""
     log: bool = False
     mark: tuple[float, str] | None = None
-    """A limit with its name."""
+    """A limit to draw: (y value, name)."""
     names: Sequence[str] = ()
-    """The metrics drawn here; the rest is drawn under "more metrics"."""
+    """Metrics that this plot draws. The report draws all others under "more metrics"."""
     x_name: str = "step"
-    """The unit of x. The page can turn steps into tokens and seconds."""
+    """Unit of x. The page can turn steps into tokens and seconds."""
     x_form: Form = "{:g}".format
     stacked: bool = False
-    """Lines are parts of a whole, drawn on top of each other; all have the same x."""
+    """True: the lines are parts of a whole, stacked on each other. All have the same x values."""
 
     @property
     def flat(self) -> bool:
-        """Every line is constant: a number says as much as a plot."""
+        """Is every line constant? Then a number says as much as a plot."""
         return not self.stacked and all(
             len({y for _, y in line.points}) == 1 and len(line.points) > 1 for line in self.lines
         )
 
     @property
     def legend(self) -> list[tuple[int, str, str]]:
-        """(colour, name, last value), or the share of the whole where lines are parts of it."""
+        """(colour, name, last value) of each line; for a stacked plot, its share of the whole instead."""
         said = self._shares() if self.stacked else [self.form(line.points[-1][1]) for line in self.lines]
         return [(line.colour, line.name, value) for line, value in zip(self.lines, said, strict=True)]
 
     @property
     def svg(self) -> str:
-        """The picture for a page without script."""
+        """The plot as an SVG picture, for a page without scripts."""
         if self.stacked:
             rows = [(x, [line.points[i][1] for line in self.lines]) for i, (x, _) in enumerate(self.lines[0].points)]
             return stacked_chart([line.name for line in self.lines], rows, label=self.words, form=self.form)
@@ -113,7 +113,7 @@ class Chart:
 
     @property
     def words(self) -> str:
-        """The plot for those who do not see it."""
+        """The plot in words, for screen readers."""
         if self.stacked:
             shares = (f"{line.name} {share}" for line, share in zip(self.lines, self._shares(), strict=True))
             return f"{self.title}. {self.hint} {', '.join(shares)}"
@@ -124,7 +124,7 @@ class Chart:
         return ". ".join([self.title, *parts])
 
     def values(self) -> list[Values]:
-        """`0.25 at step 40`: where each line begins and ends, and its extremes."""
+        """Return the first, last, lowest and highest point of each line, such as `0.25 at step 40`."""
         found = []
         for line in self.lines:
             low, high = min(line.points, key=lambda p: p[1]), max(line.points, key=lambda p: p[1])
@@ -132,7 +132,7 @@ class Chart:
         return found
 
     def data(self) -> dict[str, Any]:
-        """The numbers that the script of a page draws, with six digits."""
+        """Return the data that the script of a page draws, with six significant digits."""
         found = {
             "title": visible(self.title),
             "x": self.x_name,
@@ -179,7 +179,7 @@ def draw(
     x_form: Form = "{:g}".format,
     x_name: str = "step",
 ) -> Chart:
-    """A plot of lines that is called by its title."""
+    """Return a plot of lines. Its key comes from its title."""
     return Chart(
         title=title,
         key=key_of(title),
@@ -196,7 +196,7 @@ def draw(
 
 
 def key_of(title: str) -> str:
-    """A name for a file and an attribute, another one for every title that is no sentence of ours.
+    """Return a key for a file name and an attribute. A title that is not one of ours gets a checksum, to be unique.
 
     >>> key_of("Held-out score"), key_of("rewards/a/mean")
     ('held-out-score', 'rewards-a-mean-3172486c')
@@ -208,5 +208,5 @@ def key_of(title: str) -> str:
 
 
 def _short(value: float) -> float:
-    """Six digits; whole numbers as they are."""
+    """Return the value with six significant digits; a whole number unchanged."""
     return int(value) if value == int(value) else float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""The plots of the report: which metrics are drawn together, and the sentence that says how to read them."""
+"""The plots of the report: which metrics share a plot, and the sentence that says how to read it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from posttrain.report.verdict import check_spans
 
 
 def learning_charts(run: RunRecord) -> list[Chart]:
-    """The curated dozen, in reading order; plots without data are left out. Those that never change have `flat` set."""
+    """Return the curated plots in reading order, without those that have no data. Constant plots have `flat` set."""
     supervised = not run.series("reward")
     charts = [reward_chart(run), _heldout_chart(run), parts_chart(run)]
     curated = [plot for plot in plots() if not plot.side_by_side]
@@ -39,7 +39,7 @@ def learning_charts(run: RunRecord) -> list[Chart]:
 
 
 def other_charts(run: RunRecord, drawn: Sequence[Chart]) -> list[Chart]:
-    """One small plot for every recorded metric that the curated plots leave out."""
+    """Return one small plot for every recorded metric that is not in `drawn`."""
     known = {"step", "num_tokens", *(name for chart in drawn for name in chart.names)}
     charts = (
         plot_chart(run, Plot(title=name, metrics={name: name}, low=None)) for name in run.names() if name not in known
@@ -48,7 +48,7 @@ def other_charts(run: RunRecord, drawn: Sequence[Chart]) -> list[Chart]:
 
 
 def heldout_bars(run: RunRecord) -> str:
-    """Greedy, pass@k and majority@k, baseline above trained, with their intervals."""
+    """Draw greedy, pass@k and majority@k with their intervals; the baseline is above the trained model."""
     sides = {name: mapping(run.evaluation.get(name)) for name in ("baseline", "trained")}
     measure = measure_of(*sides.values())
     rows = [
@@ -59,7 +59,7 @@ def heldout_bars(run: RunRecord) -> str:
 
 
 def check_bars(run: RunRecord) -> str:
-    """The independent check, baseline above trained."""
+    """Draw the independent check; the baseline is above the trained model."""
     found = check_spans(run.evaluation)
     rows = [_interval_row(label, {"baseline": before, "trained": after}) for label, before, after in found]
     shares = all(0 <= side.mean <= 1 for _, *sides in found for side in sides if side)
@@ -67,7 +67,7 @@ def check_bars(run: RunRecord) -> str:
 
 
 def heldout_points(run: RunRecord) -> tuple[str, list[tuple[float, Span]]]:
-    """(measure, [(step, span)]): evaluations during the run, from its events, and the two of `evaluation.json`."""
+    """Return (measure, [(step, span)]) for the evaluations in the run's events and the two in `evaluation.json`."""
     found: dict[float, Mapping[str, Any]] = {}
     for event in run.events:
         step = number(event.get("step"))
@@ -86,7 +86,7 @@ def heldout_points(run: RunRecord) -> tuple[str, list[tuple[float, Span]]]:
 def _measures(
     sides: Mapping[str, Mapping[str, Any]], measure: str
 ) -> list[tuple[str, Callable[[Mapping[str, Any]], Span | None]]]:
-    """(label, how to read it) of the bars: what both evaluations offer for this measure."""
+    """Return (label, function that reads the interval) for each bar of this measure."""
     readers: list[tuple[str, Callable[[Mapping[str, Any]], Span | None]]] = [
         (WORDS[kind_of(*sides.values())].short, lambda side: headline_span(side, measure))
     ]
@@ -173,7 +173,7 @@ def plot_chart(run: RunRecord, plot: Plot, supervised: bool = False) -> Chart | 
         plot.title,
         lines,
         plot.form,
-        "What is minimised." if supervised and plot.title == "Loss" else plot.hint,
+        "The loss that training minimises." if supervised and plot.title == "Loss" else plot.hint,
         y_range=(plot.low, plot.high),
         log=plot.log,
         mark=_mark(run, plot.title),
@@ -231,11 +231,11 @@ def _time_chart(run: RunRecord) -> Chart | None:
     )
 
 
-# --- what answers were worth -----------------------------------------------------------------------------------------
+# --- rewards of the answers ------------------------------------------------------------------------------------------
 
 
 COLOURS = 6
-"""Of lines; a reward with more reasons has its rarest ones under "more metrics"."""
+"""Number of colours for lines. If a reward has more reasons, the rarest are under "more metrics"."""
 
 
 def reward_chart(run: RunRecord) -> Chart | None:
@@ -272,7 +272,7 @@ def parts_chart(run: RunRecord) -> Chart | None:
 
 
 def reason_charts(run: RunRecord) -> list[Chart]:
-    """For each reward that gives reasons: the share of the answers with each reason, step by step."""
+    """Return a chart for each reward that gives reasons: the share of the answers with each reason at each step."""
     names: dict[str, list[str]] = {}
     for name in run.names("rewards/"):
         label, found, _ = name.removeprefix("rewards/").partition("/reason/")
@@ -282,7 +282,7 @@ def reason_charts(run: RunRecord) -> list[Chart]:
 
 
 def _reason_chart(run: RunRecord, label: str, names: Sequence[str]) -> Chart:
-    """A reason that a step does not name was that of no answer in it."""
+    """Draw the reasons of one reward. A reason without a value at a step counts as 0 there: no answer had it."""
     shares = {name: dict(run.series(name)) for name in names}
     steps = sorted({step for share in shares.values() for step in share})
     drawn = sorted(names, key=lambda name: -sum(shares[name].values()))[:COLOURS]

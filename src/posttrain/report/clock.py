@@ -1,4 +1,4 @@
-"""The tokens and the seconds of each step: the two other x axes for plots of a run."""
+"""Tokens and seconds up to each step: the two other x axes for plots of a run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from posttrain.report.store import RunRecord, number
 from posttrain.report.svg import spread
 
 Clock = Mapping[str, Sequence[tuple[float, float]]]
-"""By `tokens` and `seconds`: (step, how many of them until its end), both ascending."""
+"""`tokens` or `seconds` -> [(step, their total at the end of the step)], both ascending."""
 MOST_TIMES = 500
-"""Between which the script of a page draws straight lines."""
+"""Maximum number of points of a clock. The script of a page interpolates linearly between them."""
 
 
 def clock_of(run: RunRecord) -> Clock:
-    """Tokens of all prompts and completions, and seconds spent in steps: evaluations and pauses do not count."""
+    """Return the tokens of all prompts and completions, and the seconds of all steps without evaluations and pauses."""
     spent = [(row["step"], number(row.get("time/step"), 0.0)) for row in run.metrics]
     known = {
         "tokens": run.series("num_tokens"),
@@ -25,7 +25,7 @@ def clock_of(run: RunRecord) -> Clock:
 
 
 def _from_the_start(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Before the first step there was nothing; what a damaged file takes back is left out."""
+    """Add (0, 0) before the first step, and drop points at which a damaged file goes backwards."""
     kept = [(0.0, 0.0)]
     for step, total in points:
         if step > kept[-1][0] and total >= kept[-1][1]:

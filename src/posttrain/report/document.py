@@ -1,10 +1,10 @@
-"""A page that needs no network, no server and no script to be read: its frame, and cards with plots.
+"""The frame of a page and its cards with plots. The page is readable without network, server or scripts.
 
-With a script, uPlot (assets/uplot, MIT) draws the plots in place of their pictures: they can be zoomed, smoothed and
+If scripts are allowed, uPlot (assets/uplot, MIT) replaces the pictures by plots that can be zoomed, smoothed and
 saved.
 
-Everything that a model, a dataset or an error wrote passes through `escaped`; the page's policy allows no source but
-its own style and script, named by their hashes, so that even a mistake there could not act.
+All text from a model, a dataset or an error passes through `escaped`. In addition, the page's content security policy
+allows only its own style and script, by their hashes, so text that is not escaped by mistake still cannot act.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from posttrain.report.clock import Clock
 from posttrain.report.text import escaped, script_json
 
 Section = tuple[str, str, str]
-"""(id, title, HTML); one without HTML is left out."""
+"""(id, title, HTML). A section without HTML is left out."""
 
 
 def document(
@@ -36,9 +36,10 @@ def document(
     frames: bool = False,
     live: Live | None = None,
 ) -> str:
-    """The page: `title` is HTML, `name` and `footer` are text; `clocks` are what the lines of `charts` name by place.
+    """Return the page as HTML. `title` is HTML; `name` and `footer` are text. Lines of `charts` refer to `clocks` by
+    index.
 
-    `asks`: it has forms, which may go to where the page came from; `frames`: it shows another page from there.
+    `asks`: the page has forms that send to its own origin. `frames`: it shows another page of its origin in a frame.
     """
     present = [section for section in sections if section[2]]
     nav = "".join(f'<a href="#{key}">{heading}</a>' for key, heading, _ in present)
@@ -68,12 +69,12 @@ def document(
 
 
 class Live(NamedTuple):
-    """A page that is brought up to date while somebody looks at it."""
+    """The live-update settings of a page."""
 
     address: str
-    """Where news of changes comes from (server-sent events); of the same origin."""
+    """Address of the server-sent events, of the same origin."""
     seen: str
-    """The state of the files that the page shows, as the news name it."""
+    """Name of the state of the files that the page shows; events carry the names of newer states."""
 
 
 def _styles(plots: bool) -> list[str]:
@@ -90,7 +91,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def heading(name: str, facts: str, *, status: str, words: str) -> str:
-    """The title of a page: whose it is, how that stands (a class of the style; words) and what else is known."""
+    """Return the title of a page: the name, its status (`status` is a CSS class, `words` the text) and more facts."""
     return (
         f'<header class="title"><h1><span dir="auto">{escaped(name)}</span><span class="status {status}">{words}</span>'
         f"</h1><p>{escaped(facts)}</p></header>"
@@ -98,7 +99,7 @@ def heading(name: str, facts: str, *, status: str, words: str) -> str:
 
 
 def cards(charts: Sequence[Chart]) -> str:
-    """Plots side by side; one whose lines are all constant is said as a number."""
+    """Return plots side by side. A plot whose lines are all constant is given as a number instead."""
     moving = "".join(_card(chart) for chart in charts if not chart.flat)
     flat = [chart for chart in charts if chart.flat]
     values = "".join(f"<li>{escaped(chart.title)}: {_flat_values(chart)}</li>" for chart in flat)
@@ -134,7 +135,7 @@ def _asset(name: str) -> str:
 
 
 def hash_of(source: str) -> str:
-    """As the policy of a page names its own style and script."""
+    """Return the hash by which a page's policy names its own style or script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()
 
 
@@ -142,14 +143,14 @@ def hash_of(source: str) -> str:
 
 
 class Link(NamedTuple):
-    """A cell that leads somewhere."""
+    """A table cell with a link."""
 
     text: str
     target: str
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str | Link]]) -> str:
-    """Everything in it is text."""
+    """Return a table whose titles and cells are text, escaped here."""
     body = (
         f"<tr>{''.join(cell(_shown(value), title) for title, value in zip(head, row, strict=True))}</tr>"
         for row in rows
@@ -158,8 +159,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str | Link]]) -> str:
 
 
 def table_of(head: Sequence[str], rows: str) -> str:
-    """Around rows of `cell`: titles are those of their columns for a screen reader, too, and on a phone, where each row
-    is a block, they stand before their cells."""
+    """Return a table around rows made of `cell`. Screen readers read the column titles with the cells. On a phone, each
+    row is a block, and each cell follows its title."""
     titles = "".join(f'<th scope="col">{escaped(title)}</th>' if title else "<td></td>" for title in head)
     return (
         f'<div class="scroll"><table class="stacks"><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table></div>'
@@ -167,7 +168,7 @@ def table_of(head: Sequence[str], rows: str) -> str:
 
 
 def cell(html: str, title: str = "", kind: str = "") -> str:
-    """A cell of a table whose rows become blocks on a phone: HTML with the title of its column."""
+    """Return a table cell from HTML, with the title of its column for the layout on a phone."""
     named = f' data-title="{escaped(title)}"' if title else ""
     styled = f' class="{kind}"' if kind else ""
     return f"<td{styled}{named}>{html}</td>"

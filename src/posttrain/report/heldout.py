@@ -1,7 +1,7 @@
-"""The measurements on held-out data and their wording: by the names in `evaluation.json`, not by the algorithm's.
+"""Measurements on held-out data and their wording, chosen by the keys of `evaluation.json` and not by the algorithm.
 
 answers   sampled and scored            pairs     ranked by a policy (`ranked_by`) or by a reward model
-loss      of given answers              labels    desirable answers told from undesirable ones
+loss      on given answers              labels    desirable answers separated from undesirable ones
 ratings   predicted by a reward model   steps     judged by a process reward model
 """
 
@@ -20,14 +20,14 @@ LOWER_IS_BETTER = ("loss", "rmse")
 
 
 class Words(NamedTuple):
-    """How a kind of measurement is called."""
+    """The words for a kind of measurement."""
 
     what: str
     unit: str
     count: str
-    """The key that holds how many there were."""
+    """Key in `evaluation.json` of the number of units."""
     short: str
-    """On a plot and on a line of the terminal."""
+    """Short name, for plots and terminal lines."""
 
 
 WORDS: dict[Kind, Words] = {
@@ -55,7 +55,7 @@ _TOLD_BY: tuple[tuple[str, Kind], ...] = (
 
 
 def kind_of(*evaluations: Mapping[str, Any]) -> Kind:
-    """The kind of measurement; `answers` by default."""
+    """Return the kind of measurement; `answers` by default."""
     for key, kind in _TOLD_BY:
         if any(key in found for found in evaluations):
             return kind
@@ -63,9 +63,9 @@ def kind_of(*evaluations: Mapping[str, Any]) -> Kind:
 
 
 def measure_of(*evaluations: Mapping[str, Any]) -> str:
-    """Which number tells most: `loss` for supervised runs, `accuracy` for rewards of that scale, else `score`.
+    """Return the main measure: `loss`, `auc` or `rmse` by kind, `accuracy` for rewards on its scale, else `score`.
 
-    Of that scale are totals from 0 to 1 of which some reached 1, or none was above 0.
+    Total rewards are on the scale of an accuracy if none is below 0, and the largest is 1 or 0.
     """
     own = {"loss": "loss", "labels": "auc", "ratings": "rmse"}
     if (kind := kind_of(*evaluations)) in own:
@@ -78,13 +78,13 @@ def measure_of(*evaluations: Mapping[str, Any]) -> str:
 
 
 def headline_span(evaluation: Mapping[str, Any], measure: str) -> Span | None:
-    """The interval of one evaluation that the verdict is about."""
+    """Return the interval of an evaluation that the verdict is based on."""
     of_answers = mapping(evaluation.get("greedy"))
     return span(of_answers.get(measure) if of_answers else evaluation.get(measure))
 
 
 def only_class(evaluation: Mapping[str, Any]) -> str:
-    """Of labelled answers: what all of them are, "desirable" or "undesirable", so that there is no AUC; or ""."""
+    """Return the class of all labelled answers ("desirable" or "undesirable") if there is only one: no AUC; else ""."""
     present = [kind for kind in ("desirable", "undesirable") if number(evaluation.get(kind))]
     return present[0] if kind_of(evaluation) == "labels" and len(present) == 1 else ""
 
@@ -96,7 +96,7 @@ def confidence_of(evaluation: Mapping[str, Any]) -> str:
 def comparison(
     measure: str, after: Mapping[str, Any], baseline: Span, trained: Span, difference: Span | None
 ) -> list[str]:
-    """Before against after, in sentences."""
+    """Compare the measurements before and after training, in sentences."""
     kind, level = kind_of(after), confidence_of(after)
     if kind == "answers":
         return [_of_answers(measure, baseline, trained, difference, level)]
@@ -123,7 +123,7 @@ def _of_answers(measure: str, baseline: Span, trained: Span, difference: Span | 
     return text
 
 
-# --- what else is known of a kind -------------------------------------------------------------------------------------
+# --- more sentences for some kinds ------------------------------------------------------------------------------------
 
 
 def _more(kind: Kind, after: Mapping[str, Any]) -> list[str]:
@@ -140,7 +140,7 @@ def _of_pairs(after: Mapping[str, Any]) -> list[str]:
             f"{show_span('accuracy', implicit)} of the pairs are in the right order; 50% is chance."
         )
     if per_token is not None:
-        sentences.append(f"Ranked per token, so that length does not decide, it is {show_span('accuracy', per_token)}.")
+        sentences.append(f"Ranked per token, so that length does not matter, it is {show_span('accuracy', per_token)}.")
     return sentences
 
 
@@ -156,5 +156,5 @@ def _of_loss(after: Mapping[str, Any]) -> list[str]:
     sentences = [f"Perplexity after training: {show_span('perplexity', perplexity)}."] if perplexity else []
     if accuracy is not None:
         shown = show_span("accuracy", accuracy)
-        sentences.append(f"The right token is the most likely one at {shown} of the trained places.")
+        sentences.append(f"The right token is the most likely one at {shown} of the trained positions.")
     return sentences

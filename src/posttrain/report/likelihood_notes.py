@@ -1,4 +1,4 @@
-"""Notes of a careful reader about a run that learns from given answers, compared or imitated."""
+"""Notes for the reader about a run that learns from given answers: preference pairs, labels or demonstrations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.report.svg import compact, percent
 ALL_IN_ORDER = 0.99
 GROWN = 1.5
 MEMORISED = 0.1
-"""Share of pairs by which training data is ranked better than held-out data before that is called memorising."""
+"""Gap between the training and the held-out share of pairs in order above which the note says memorising."""
 CURES = (
     "Losses that prevent this: dpop (a penalty for the fall), rpo and cpo (a likelihood term on the chosen "
     "answers). A larger beta and a lower train.learning_rate reduce it."
@@ -21,7 +21,8 @@ CURES = (
 
 
 def fallen(evaluation: Mapping[str, Any]) -> tuple[Span, Span | None] | None:
-    """Change of the summed log-probability of chosen (or desirable) held-out answers, and of the others, if it fell."""
+    """Return the change in summed log-probability of chosen (or desirable) held-out answers, and of the others, if the
+    first fell; else None."""
     difference = mapping(evaluation.get("difference"))
     for better, worse in (("chosen", "rejected"), ("desirable", "undesirable")):
         changed = span(difference.get(f"logps_{better}"))
@@ -31,7 +32,7 @@ def fallen(evaluation: Mapping[str, Any]) -> tuple[Span, Span | None] | None:
 
 
 def displacement(run: RunRecord) -> Note | None:
-    """The answers that were meant to become likelier became less likely."""
+    """Note if the chosen answers became less likely (likelihood displacement)."""
     found = fallen(run.evaluation)
     if found is not None:
         chosen, rejected = found
@@ -48,13 +49,13 @@ def displacement(run: RunRecord) -> Note | None:
     return Note(
         "warn",
         "The chosen answers became less likely",
-        f"{text}. The loss only asks for a difference, and achieved it by lowering both: the probability went to "
-        f"answers that were not in the comparison. {CURES}",
+        f"{text}. The loss only asks for a difference, and reached it by lowering both: the probability moved to "
+        f"answers that are in no pair. {CURES}",
     )
 
 
 def memorising(run: RunRecord) -> Note | None:
-    """Every training pair is in order, and margins go on growing."""
+    """Note if (nearly) all training pairs are in order and the margins keep growing."""
     accuracies, margins = run.series("rewards/accuracies"), run.series("rewards/margins")
     if len(accuracies) < 10 or len(margins) < 10:
         return None
@@ -66,7 +67,7 @@ def memorising(run: RunRecord) -> Note | None:
     held_out = span(mapping(after.get("implicit")).get("accuracy")) or span(after.get("accuracy"))
     text = (
         f"{percent(in_order)} in the last fifth, while the margins still grew from {compact(middle)} to "
-        f"{compact(last)}: the order has nothing left to teach, but the model keeps moving"
+        f"{compact(last)}: the model can learn nothing more from the order, but its weights keep moving"
     )
     if held_out is not None and held_out.mean < in_order - MEMORISED:
         text += f". On held-out pairs it is {percent(held_out.mean)}: the model is memorising the pairs"
@@ -74,11 +75,11 @@ def memorising(run: RunRecord) -> Note | None:
         "Stop earlier with fewer steps, a larger beta or a lower train.learning_rate; ipo and cdpo aim at a "
         "finite margin."
     )
-    return Note("warn", "All training pairs are in order and the margins grow on", f"{text}. {advice}")
+    return Note("warn", "All training pairs are in order and the margins keep growing", f"{text}. {advice}")
 
 
 def overfitting(run: RunRecord) -> Note | None:
-    """The loss fell on what was trained and rose on what was not."""
+    """Note if the training loss fell and the held-out loss rose."""
     losses, change = run.series("sft/nll"), span(mapping(run.evaluation.get("difference")).get("loss"))
     if len(losses) < 5 or change is None or change.low <= 0:
         return None

@@ -1,4 +1,4 @@
-"""A held-out result on one line."""
+"""Text of a held-out result on one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posttrain.report.svg import compact, percent
 
 
 def short_line(evaluation: Mapping[str, Any], *others: Mapping[str, Any]) -> str:
-    """The measure is the one that this result and the others have in common: it keeps its name through a run."""
+    """Return the main measure of a result. `others` help to choose it, so that its name is the same through a run."""
     measure = measure_of(evaluation, *others)
     found = headline_span(evaluation, measure)
     if found is None:
@@ -39,7 +39,7 @@ def evaluation_line(evaluation: Mapping[str, Any], *others: Mapping[str, Any]) -
 
 
 def _also(evaluation: Mapping[str, Any]) -> list[str]:
-    """Beside the headline, of runs on given answers."""
+    """Return further numbers of a run on given answers."""
     implicit = mapping(evaluation.get("implicit"))
     shown = [
         ("margin", "score", span(evaluation.get("margin"))),

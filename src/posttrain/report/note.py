@@ -1,4 +1,4 @@
-"""The record of an observation, and values that several observations read."""
+"""The record of an observation, and a helper that several observations share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 
 class Note(NamedTuple):
-    """One observation: a title that states it, a text that explains it and says what to change."""
+    """One observation: the title states it, and the text explains it and says what to change."""
 
     level: Literal["ok", "info", "warn"]
     title: str
@@ -16,7 +16,7 @@ class Note(NamedTuple):
 
 
 def fifths(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Mean of the first and of the last fifth."""
+    """Return the mean of the first fifth and the mean of the last fifth of the points."""
     size = max(1, len(points) // 5)
     values = [value for _, value in points]
     return statistics.fmean(values[:size]), statistics.fmean(values[-size:])

@@ -1,4 +1,4 @@
-"""A run in a notebook: its verdict, its folder and its first plots, without a script."""
+"""The view of a run in a notebook: its verdict, its folder and its first plots, without scripts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from posttrain.report.store import RunRecord
 from posttrain.report.verdict import verdict
 
 PLOTS = 3
-"""The first of the report's that change."""
+"""Number of the report's plots to show: the first ones that are not constant."""
 
 
 def run_html(run: RunRecord) -> str:
-    """The cell that shows a run; all text is escaped."""
+    """Return the HTML of the cell that shows a run. All text is escaped."""
     found = verdict(run)
     plots = [("Held-out", heldout_bars(run))] + [
         (chart.title, chart.svg) for chart in learning_charts(run) if not chart.flat
@@ -31,8 +31,8 @@ def run_html(run: RunRecord) -> str:
 
 
 def _style() -> str:
-    """The report's style of plots and its light colours, for this cell alone. The cell has a light background of its
-    own, as a notebook does not tell whether it is dark."""
+    """Return the report's plot style and its light colours, limited to this cell. The cell sets a light background,
+    because a notebook does not say whether its theme is dark."""
     css = (files("posttrain.report") / "assets" / "report.css").read_text(encoding="utf-8")
     colours = css.partition("{")[2].partition("}")[0].replace("color-scheme: light;", "")
     charts = [

@@ -1,4 +1,4 @@
-"""Notes of a careful reader about the metrics of a run, in sentences that say what to change."""
+"""Notes for the reader about the metrics of a run: what stands out, and what to change."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from posttrain.report.svg import compact, percent
 from posttrain.report.verdict import verdict
 
 FEW_TOKENS = 8
-"""Tokens by which the mean length has to change before it is worth a note."""
+"""Minimum change of the mean length, in tokens, that is worth a note."""
 LOSS_IS_SMALL = 0.05
 MISMATCH_IS_LARGE = 0.05
-"""Nats per token. bfloat16 against float32 gives about 0.01; different weights or templates give far more."""
+"""Mean mismatch above which the note warns, in nats per token. bfloat16 against float32 gives about 0.01; different
+weights or templates give far more."""
 
 
 def observations(run: RunRecord) -> list[Note]:
-    """The notes, most serious first."""
+    """Return the notes, most serious first."""
     finders = (
         _reward, _signal, _truncation, _unscored, _entropy, _mismatch, _clipping, _spikes, _length, _loss,
         displacement, memorising, overfitting, staleness_note, waiting_note,
@@ -40,7 +41,7 @@ def _reward(run: RunRecord) -> Note | None:
         return Note(
             "warn",
             f"Every answer in all {len(values)} steps got reward 0",
-            "There was nothing to learn from. Read the samples: do the answers have the form that the reward "
+            "There was nothing to learn from. Read the samples: do the answers have the format that the reward "
             "expects? If they do, use easier prompts, a short supervised warm-up, or a reward with partial "
             "credit.",
         )
@@ -71,7 +72,7 @@ def _signal(run: RunRecord) -> Note | None:
     if dead > 0.7 and last > 0.7:
         rewards = run.series("reward")
         level = fifths(rewards)[1] if rewards else 0.5
-        reason = "its answers to one prompt are too alike"
+        reason = "its answers to a prompt are too similar"
         if level < 0.3:
             reason = "the prompts are too hard for this model"
         elif level > 0.8:
@@ -134,7 +135,7 @@ def _entropy(run: RunRecord) -> Note | None:
         return Note(
             "info",
             "The entropy collapsed",
-            f"{course}. Answers to one prompt become alike, {groups}and pass@k for large k usually "
+            f"{course}. Answers to a prompt become similar, {groups}and pass@k for large k usually "
             "falls. A higher clip_high or a small entropy_coef keeps some variety.",
         )
     if last > 2 * first and last > 0.5:
@@ -144,8 +145,8 @@ def _entropy(run: RunRecord) -> Note | None:
 
 
 def mismatch(run: RunRecord) -> Sequence[tuple[float, float]]:
-    """(step, mean difference of sampler and trainer) of the tokens that the weights of the step drew; of all tokens in
-    runs that did not tell them apart."""
+    """Return (step, mean log-probability difference of sampler and trainer). It covers the tokens that the step's own
+    weights sampled; in runs that do not record those separately, all tokens."""
     return run.series("mismatch/fresh_mean") or run.series("sampling/sampling_logp_difference/mean")
 
 
@@ -220,7 +221,7 @@ def _loss(run: RunRecord) -> Note | None:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Standard error of the difference between the first and the last fifth."""
+    """Return the standard error of the difference between the means of the first and the last fifth."""
     size = max(1, len(values) // 5)
     if size == 1:
         return statistics.stdev(values)

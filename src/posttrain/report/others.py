@@ -1,4 +1,4 @@
-"""The model's answers to other prompts before and after a run, in words, and whether it forgot."""
+"""Forgetting in words: the model's answers to unrelated prompts before and after a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from posttrain.report.writing import MORE_ALIKE
 
 
 def forgot(evaluation: Mapping[str, Any]) -> list[str]:
-    """How the model has clearly become another one on prompts that it was not trained on; empty where it has not.
+    """Return how the model has clearly changed on prompts that it was not trained on; empty if it has not.
 
     drift    more than evaluation.max_drift, in nats per token of its former answers
-    same     grew by 0.3 beyond chance: it gives different prompts the same answer
+    same     grew by 0.3, with an interval above 0: it gives different prompts the same answer
     """
     others = mapping(evaluation.get("others"))
     drift, bound = span(others.get("drift")), number(others.get("max_drift"))
@@ -39,7 +39,7 @@ def kept(evaluation: Mapping[str, Any]) -> bool:
 
 
 def others_sentences(evaluation: Mapping[str, Any]) -> list[str]:
-    """Before against after; empty where it was not measured twice."""
+    """Compare the answers before and after training; empty if they were not measured both times."""
     others = mapping(evaluation.get("others"))
     drift, bound, unchanged = (
         span(others.get("drift")),

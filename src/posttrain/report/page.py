@@ -1,7 +1,7 @@
-"""`report.html`: the whole run on one page that needs no network, no server and no script to be read.
+"""`report.html`: the whole run on one page that is readable without network, server or scripts.
 
-Everything that a model, a dataset or an error wrote passes through `escaped`; the page's policy allows no source but
-its own style and script, named by their hashes, so that even a mistake there could not act.
+All text from a model, a dataset or an error passes through `escaped`. In addition, the page's content security policy
+allows only its own style and script, by their hashes, so text that is not escaped by mistake still cannot act.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ from posttrain.report.verdict import Verdict, verdict
 from posttrain.report.writing import before_and_after_html, writing_samples_html
 
 _EVENT_KINDS = ("warning", "guard", "alarm", "error", "resume", "start", "end", "evaluation", "compute", "data")
-"""Shown in full; the others, publishes and checkpoints, are counted."""
+"""Kinds of events that are shown in full. The others, publishes and checkpoints, are only counted."""
 _MAX_EVENTS = 200
 
 
 def write_report(folder: str | PathLike[str]) -> Path:
-    """Read the run in `folder` and write its `report.html`; whatever is missing is left out and named.
+    """Read the run in `folder` and write its `report.html`. Missing parts are left out, and the page names them.
 
-    The only exceptions that can leave this function are those of a page that cannot be written: `DoesNotFit` or an
-    OSError.
+    Raises `DoesNotFit` or OSError if the page cannot be written, and nothing else.
     """
     folder = Path(folder)
     path = folder / "report.html"
@@ -50,7 +49,7 @@ def write_report(folder: str | PathLike[str]) -> Path:
 
 
 def render(run: RunRecord, above: str = "", live: Live | None = None) -> str:
-    """The page as text; `above` is HTML that stands over its title. What was learned comes first, alarms after it."""
+    """Return the page as HTML. `above` is HTML to put above its title. The learning comes before the alarms."""
     charts = learning_charts(run)
     watched = watch_charts(run)
     beside = side_by_side_charts(run)
@@ -187,9 +186,9 @@ def _side_by_side(charts: Sequence[Chart]) -> str:
     if not charts:
         return ""
     lead = (
-        "Engines sample while the model trains: this section shows how old their tokens are when they are "
-        "trained, and who waits for whom. Perfetto and chrome://tracing open timeline.json of the run, which has "
-        "it second by second."
+        "Engines sample while the model trains. This section shows how old tokens are when they are trained, and "
+        "how long trainer and engines wait. For a detailed timeline, open timeline.json of the run in Perfetto or "
+        "chrome://tracing."
     )
     return f'<h2>Side by side</h2><p class="lead">{lead}</p>{cards(charts)}'
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and which side waits for the other."""
+"""The time of a run by phase, and which side waits for the other."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PHASES = {
     "publish": "publishing",
     "check": "checking",
 }
-"""Metric `time/<key>` and what people call it."""
+"""Key of the metric `time/<key>` -> its name for people."""
 
 
 class Waits(NamedTuple):
-    """Shares of a synchronous step."""
+    """Waiting times in a synchronous step, as shares of the step."""
 
     samples: float
-    """In which the trainer waits for samples."""
+    """Share in which the trainer waits for samples."""
     rewards: float
-    """In which trainer and sampler wait for rewards."""
+    """Share in which trainer and sampler wait for rewards."""
     update: float
-    """In which the sampler waits for the update, and the check after it."""
+    """Share in which the sampler waits for the update and for the check after it."""
 
     @property
     def trainer(self) -> float:
@@ -35,9 +35,9 @@ class Waits(NamedTuple):
 
 
 def phase_seconds(record: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of the phases that a step has on file.
+    """Return the recorded seconds of each phase of a step.
 
-    Steps of earlier versions were scored after they were sampled, and waited for all of that.
+    Runs of earlier versions scored a step after sampling it; all of `time/score` counts as waiting for rewards.
     """
     found = {name: number(record.get(f"time/{name}")) for name in PHASES}
     if found["wait_for_rewards"] is None:
@@ -46,7 +46,7 @@ def phase_seconds(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def phase_rows(run: RunRecord) -> list[tuple[float, list[float]]]:
-    """(step, seconds of each phase, and the rest of the step last) where timings were recorded."""
+    """Return (step, [seconds of each phase, rest of the step]) for the steps with recorded timings."""
     rows = []
     for record in run.metrics:
         whole = number(record.get("time/step"))
@@ -58,7 +58,7 @@ def phase_rows(run: RunRecord) -> list[tuple[float, list[float]]]:
 
 
 def who_waits(times: Mapping[str, float]) -> Waits | None:
-    """Who waits for whom in a synchronous step, from seconds by phase; None without sampling.
+    """Return who waits for whom in a synchronous step, from seconds by phase; None if nothing is sampled.
 
     >>> who_waits({"sample": 6.0, "wait_for_rewards": 1.0, "train": 2.5, "publish": 0.5})
     Waits(samples=0.6, rewards=0.1, update=0.3)
@@ -71,14 +71,14 @@ def who_waits(times: Mapping[str, float]) -> Waits | None:
 
 
 ENGINES_IDLE = "queue/engines_idle"
-"""Only runs whose engines sample meanwhile have this metric."""
+"""Metric that only asynchronous runs have, whose engines sample during training."""
 
 
 def who_waited(record: Mapping[str, Any]) -> str:
-    """Who waited in a step, in a few words; empty if nothing is sampled.
+    """Return who waited in a step, in a few words; empty if nothing is sampled.
 
-    In turns the sampler waits while the trainer works. Side by side, engines wait only where they have nothing to draw:
-    the share of their time since the step before is on file.
+    In a synchronous run, the sampler waits while the trainer works. In an asynchronous run, engines wait only if they
+    have nothing to sample: their idle share since the previous step is recorded.
 
     >>> who_waited({"time/sample": 6.0, "time/train": 4.0})
     'trainer 60%, sampler 40%'
@@ -93,12 +93,12 @@ def who_waited(record: Mapping[str, Any]) -> str:
 
 
 def waited_for_groups(record: Mapping[str, Any]) -> float:
-    """Share of a step in which the trainer stood still, as its groups were not there."""
+    """Return the share of a step in which the trainer waited for groups."""
     waited, whole = number(record.get("time/wait_for_groups"), 0.0), number(record.get("time/step"), 0.0)
     return waited / whole if whole > 0 else 0.0
 
 
 def phase_sums(run: RunRecord) -> dict[str, float]:
-    """Seconds of the whole run by phase."""
+    """Return the seconds of the whole run by phase."""
     rows = phase_rows(run)
     return {name: math.fsum(values[i] for _, values in rows) for i, name in enumerate(PHASES)}

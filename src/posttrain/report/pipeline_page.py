@@ -1,6 +1,6 @@
 """The stages of a pipeline side by side: a table for the terminal, and `report.html` of the pipeline's folder.
 
-Reads files only: pipeline.json, and what each stage's run left in its folder.
+It reads only files: pipeline.json, and the run folder of each stage.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ _TONES = {1: "better", 0: "no change is shown", -1: "worse"}
 
 @dataclass(frozen=True, kw_only=True)
 class StageRow:
-    """One stage, as it is shown."""
+    """The row of one stage in the table."""
 
     name: str
     algorithm: str
     folder: str
     status: str
     measure: str
-    """The measurements on held-out data; empty if there are none."""
+    """Name of the measure on held-out data; empty if nothing was measured."""
     baseline: str
-    """With its interval, as is `trained`."""
+    """Value before training with its interval; `trained` is the value after it."""
     trained: str
     change: str
     model: str
-    """Folder of the model, within that of the pipeline."""
+    """Folder of the model, relative to the pipeline's folder."""
     received: str
-    """The proofs about the models that it received."""
+    """Proofs that the stage received the right models."""
     warnings: tuple[str, ...] = ()
 
 
 def stage_rows(folder: Path | str) -> list[StageRow]:
-    """The content of pipeline.json and of the runs; empty if there is no such file."""
+    """Return the rows from pipeline.json and the runs; empty if there is no pipeline.json."""
     folder = Path(folder)
     stages = _progress(folder).get("stages")
     return [_row(folder, mapping(entry)) for entry in (stages if isinstance(stages, list) else [])]
 
 
 def table_text(rows: Sequence[StageRow]) -> str:
-    """The stages as a table of plain text: what each measured before and after, and where its model is."""
+    """Return the stages as a plain-text table: held-out values before and after, and the folder of the model."""
     cells = [
         (row.name, row.algorithm, row.measure or "-", row.baseline or "-", row.trained or "-", row.change, row.model)
         for row in rows
@@ -63,14 +63,14 @@ def table_text(rows: Sequence[StageRow]) -> str:
 
 
 def write_pipeline_report(folder: Path | str) -> Path:
-    """Write `report.html` of a pipeline: its table, what was proven between the stages, and links to their reports."""
+    """Write `report.html` of a pipeline: the table, the proofs of the hand-overs, and links to the stages' reports."""
     path = Path(folder) / "report.html"
     write_atomically(path, render(path.parent))
     return path
 
 
 def render(folder: Path) -> str:
-    """The page as text."""
+    """Return the page as HTML."""
     progress, rows = _progress(folder), stage_rows(folder)
     state = str(progress.get("status", "unfinished"))
     known = state if state in ("finished", "failed") else "unfinished"
@@ -155,6 +155,6 @@ def _progress(folder: Path) -> Any:
 
 
 def _place(entry: Mapping[str, Any]) -> str:
-    """The folder of a stage, right below that of the pipeline; whatever else the file names is none of it."""
+    """Return the name of a stage's folder in the pipeline's folder; "" if the entry names any other path."""
     name = str(entry.get("folder", ""))
     return name if re.fullmatch(r"\d+-[^/\x00]+", name) else ""

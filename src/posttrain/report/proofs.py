@@ -15,7 +15,7 @@ from posttrain.report.verdict import check_spans, verdict
 
 
 class Proof(NamedTuple):
-    """One promise of the library, and what this run has to show for it."""
+    """One claim of the library, and the evidence of this run for it."""
 
     claim: str
     state: Literal["yes", "no", "unknown"]
@@ -23,7 +23,7 @@ class Proof(NamedTuple):
 
 
 def proofs(run: RunRecord) -> list[Proof]:
-    """The proofs that a run's files can bear witness to, in the order of a run."""
+    """Return the proofs for which a run's files have evidence, in the order of a run."""
     sides = [mapping(run.evaluation.get(side)) for side in ("baseline", "trained")]
     of_samples = (_checked, _published, _agreed, _scored) if kind_of(*sides) == "answers" else ()
     finders = (_measured, *of_samples, _finite, _saved, _resumed)
@@ -43,7 +43,8 @@ def _measured(run: RunRecord) -> Iterator[Proof]:
 
 
 def _checked(run: RunRecord) -> Iterator[Proof]:
-    """The check agrees when it moved as the trained score did, contradicts when it moved the other way."""
+    """The check agrees if it moved in the same direction as the trained score, and contradicts if it moved the other
+    way."""
     claim = "An independent check agrees with the reward"
     change = verdict(run).change
     for label, before, after in check_spans(run.evaluation):

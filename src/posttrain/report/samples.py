@@ -1,4 +1,4 @@
-"""Completions as the report shows them: by prompt group, every token coloured by its advantage."""
+"""The samples in the report: completions by prompt group, with every token coloured by its advantage."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from posttrain.report.svg import compact
 from posttrain.report.text import cut, escaped
 
 MAX_GROUPS, MAX_ROWS, MAX_TOKENS, MAX_CHARACTERS = 6, 8, 500, 4000
-"""Shown per step, per group, per completion; the parquet files hold everything."""
+"""Maximum groups per step, rows per group, tokens and characters per completion. The parquet files hold everything."""
 MAX_SAID = 300
-"""Characters of a reason, and of an extracted or a gold answer."""
+"""Maximum characters of a reason, an extracted answer or a gold answer."""
 _LEVELS = 4
 _ENDS = {"length": "cut off", "stop": "stop string"}
-"""How an answer ended, where that is worth a word."""
+"""Finish reason -> its words, for the reasons that are worth mentioning."""
 
 Decode = Callable[[Sequence[int]], list[str]]
 """Token ids -> one piece of text per id; the pieces joined are the decoded text."""
@@ -44,15 +44,15 @@ class Group:
 
     @property
     def found(self) -> list[tuple[str, int]]:
-        """The extracted answers and how often each was given, the most frequent first; empty where no reward extracts.
+        """The extracted answers with their counts, most frequent first; empty if no reward extracts answers.
 
-        Answers from which none could be read count as "none".
+        Completions from which no answer could be extracted count as "none".
         """
         given = [next((text for _, name, text in _said(row) if name == "extracted"), "none") for row in self.rows]
         return Counter(given).most_common() if set(given) != {"none"} else []
 
     def unlike(self) -> list[tuple[dict[str, Any], int]]:
-        """The best first: answers that differ, each with how often it was given."""
+        """Return the distinct answers, each with its count, the best first."""
         ranked = sorted(self.rows, key=lambda row: -(number(row.get("reward")) or 0.0))
         alike: dict[Any, list[dict[str, Any]]] = {}
         for row in ranked:
@@ -62,7 +62,7 @@ class Group:
 
 
 def samples_html(run: RunRecord) -> str:
-    """The first, the middle and the last recorded step; empty when there is none that can be read."""
+    """Return the samples of the first, the middle and the last recorded step; empty if none can be read."""
     decode = token_pieces(run)
     steps = chosen_steps(run.rollout_steps)
     shown = [(step, read_rollouts(run.folder, step, run.notes)) for step in steps]
@@ -75,7 +75,7 @@ def samples_html(run: RunRecord) -> str:
 
 
 def chosen_steps(steps: Sequence[int]) -> list[int]:
-    """First, middle and last.
+    """Return the first, the middle and the last step.
 
     >>> chosen_steps([1, 2, 3, 4, 9])
     [1, 3, 9]
@@ -84,7 +84,7 @@ def chosen_steps(steps: Sequence[int]) -> list[int]:
 
 
 def groups_of(rows: Sequence[dict[str, Any]]) -> list[Group]:
-    """Rows by group, in the order of the file."""
+    """Return the rows by group, in the order of the file."""
     by_group: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         by_group.setdefault(row.get("group", row.get("prompt_index")), []).append(row)
@@ -92,7 +92,7 @@ def groups_of(rows: Sequence[dict[str, Any]]) -> list[Group]:
 
 
 def token_pieces(run: RunRecord) -> Decode | None:
-    """A decoder from the tokenizer.json of the newest checkpoint; None where there is none that opens."""
+    """Return a decoder from the tokenizer.json of the newest checkpoint; None if it is missing or cannot be read."""
     if run.last_model is None:
         return None
     try:
@@ -103,11 +103,11 @@ def token_pieces(run: RunRecord) -> Decode | None:
         tokenizer = Tokenizer.from_str(content.decode("utf-8"))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # no library, no file, a damaged one (a panic of Rust is no Exception): ids are shown
+    except BaseException:  # no library, no file or a damaged one: show ids (a panic in Rust is not an Exception)
         return None
 
     def decode(ids: Sequence[int]) -> list[str]:
-        """A character of several tokens appears with the last of them."""
+        """Decode each token. A character of several tokens appears with its last token."""
         stream = DecodeStream(skip_special_tokens=False)
         return [stream.step(tokenizer, token) or "" for token in ids]
 
@@ -130,14 +130,14 @@ def _step_html(step: int, rows: Sequence[dict[str, Any]], decode: Decode | None,
 
 
 def largest_advantage(groups: Sequence[Group]) -> float:
-    """The largest advantage of any of their tokens, which the deepest colour stands for."""
+    """Return the largest absolute advantage of any token in the groups. It gets the deepest colour."""
     return max((abs(a) for group in groups for row in group.rows for a in _advantages(row)), default=0.0)
 
 
 def legend(scale: float) -> str:
-    """What the colours of tokens mean."""
+    """Return the legend of the token colours."""
     if scale == 0:
-        return '<p class="legend">All advantages of this step are 0: nothing here moved a weight.</p>'
+        return '<p class="legend">All advantages of this step are 0: these answers changed no weight.</p>'
     shades = [f"n{i}" for i in range(_LEVELS, 0, -1)] + ["z"] + [f"p{i}" for i in range(1, _LEVELS + 1)]
     swatches = "".join(f'<i class="{shade}"></i>' for shade in shades)
     return (
@@ -147,7 +147,7 @@ def legend(scale: float) -> str:
 
 
 def group_html(group: Group, scale: float, decode: Decode | None, most_rows: int = MAX_ROWS) -> str:
-    """A prompt and its answers, the best first."""
+    """Return a prompt and its answers, the best first, as HTML."""
     prompt, note = cut(group.prompt, MAX_CHARACTERS)
     rewards = group.rewards
     unjudged = "no reward" if group.rows[0].get("scored", True) is None else "no reward could be computed"
@@ -167,7 +167,7 @@ def group_html(group: Group, scale: float, decode: Decode | None, most_rows: int
 
 
 def _answers_html(group: Group) -> str:
-    """The gold answer, and which ones were given."""
+    """Return the gold answer, and the extracted answers with their counts, as HTML."""
     gold = group.rows[0].get("answer")
     parts = [] if gold is None else [f"gold answer {_quoted(gold)}"]
     if found := group.found:
@@ -180,7 +180,7 @@ def _quoted(text: Any) -> str:
 
 
 def _said(row: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(reward, "reason" or "extracted", text) of whatever its rewards say about an answer."""
+    """Yield (reward, "reason" or "extracted", text) for everything that the rewards say about an answer."""
     for key, value in row.items():
         label, _, name = key.removeprefix("reward/").rpartition("/")
         if key.startswith("reward/") and label and name in ("reason", "extracted") and isinstance(value, str) and value:
@@ -215,12 +215,12 @@ def _row_html(row: Mapping[str, Any], times: int, scale: float, decode: Decode |
 
 
 def _labels(row: Mapping[str, Any]) -> set[str]:
-    """Of the rewards that say why: `reward/math` beside `reward/math/reason`."""
+    """Return the names of rewards that give reasons: `math` if the row has `reward/math` and `reward/math/reason`."""
     return {key.removeprefix("reward/") for key in row if key.startswith("reward/") and f"{key}/reason" in row}
 
 
 def _tokens_html(row: Mapping[str, Any], scale: float, decode: Decode | None) -> tuple[str, str]:
-    """Spans of the completion's tokens and the note about what was cut."""
+    """Return the completion's tokens as HTML spans, and a note if some were cut."""
     ids = _ids(row)
     if not ids:
         text, note = cut(str(row.get("completion") or ""), MAX_CHARACTERS)
@@ -247,7 +247,7 @@ def _tokens_html(row: Mapping[str, Any], scale: float, decode: Decode | None) ->
 
 
 def _turn_begins(place: int, earned: float | None) -> str:
-    """What stands before a turn of the model: what it earned, and who speaks unless nobody has spoken before."""
+    """Return the label before a turn of the model: its reward, and "model" unless it is the first turn."""
     who = "model" if place else ""
     reward = "" if earned is None else f"reward {earned:+.3g}"
     said = " · ".join(filter(None, (who, reward)))
@@ -255,7 +255,7 @@ def _turn_begins(place: int, earned: float | None) -> str:
 
 
 def _turn_rewards(row: Mapping[str, Any]) -> list[float | None]:
-    """What the environment gave for each turn."""
+    """Return the environment's reward for each turn."""
     try:
         given = json.loads(row.get("episode") or "null")["turn_rewards"]
         return [float(reward) if is_number(reward) else None for reward in given]
@@ -264,7 +264,7 @@ def _turn_rewards(row: Mapping[str, Any]) -> list[float | None]:
 
 
 def _given(row: Mapping[str, Any], length: int) -> list[bool]:
-    """For each id whether an environment wrote it."""
+    """Return a flag for each id: did the environment write it?"""
     found = [False] * length
     for stretch in row.get("given") or []:
         if isinstance(stretch, list) and len(stretch) == 2 and all(isinstance(edge, int) for edge in stretch):
@@ -274,7 +274,7 @@ def _given(row: Mapping[str, Any], length: int) -> list[bool]:
 
 
 def _turns(row: Mapping[str, Any]) -> list[str]:
-    """Of a trajectory: its turns, its calls and how it ended."""
+    """Return the facts about a trajectory: its turns, its tool calls and how it ended."""
     try:
         episode = json.loads(row.get("episode") or "null")
         calls = Counter(map(str, episode["calls"]))
@@ -284,7 +284,7 @@ def _turns(row: Mapping[str, Any]) -> list[str]:
     except (ValueError, LookupError, TypeError, RecursionError):
         return []
     named = [f"{escaped(cut(name, MAX_SAID)[0])} × {times}" for name, times in calls.most_common(MAX_ROWS)]
-    return [turns, *named, f"{wrong} calls in vain" if wrong else "", escaped(ended)]
+    return [turns, *named, f"{wrong} failed calls" if wrong else "", escaped(ended)]
 
 
 def shade(advantage: float, scale: float) -> str:
@@ -303,7 +303,7 @@ def _pieces(ids: Sequence[int], decode: Decode | None) -> list[str]:
     if decode is not None:
         try:
             return decode(ids)
-        except Exception:  # ids that this tokenizer does not know: a model folder of another run
+        except Exception:  # the tokenizer does not know these ids: the model folder is another run's
             pass
     return [f"{token} " for token in ids]
 

@@ -1,7 +1,7 @@
-"""Points as SVG text: what was tried and what came of it; what something costs against how good it is.
+"""Scatter plots as SVG text: results against a setting, and quality against cost.
 
-Shapes say what colours say: a dot that ended well, a faint dot that was stopped early, a cross that collapsed, a ring
-around the best.
+Shapes repeat the meaning of the colours: a dot for a run that ended well, a faint dot for one that was stopped early, a
+cross for one that collapsed, a ring around the best.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ Shape = Literal["dot", "faint", "cross", "best"]
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """One point."""
+    """One point of a scatter plot."""
 
     x: float
     y: float | None
-    """None: nothing was measured; drawn at the foot."""
+    """None if nothing was measured; the point is then drawn at the bottom."""
     shape: Shape
     title: str
-    """Shown by a browser under the pointer, and read out."""
+    """Text that the browser shows under the pointer, and that screen readers read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Across:
-    """The x axis: numbers, also whole or logarithmic, or names side by side."""
+    """The x axis: linear, whole or logarithmic numbers, or names."""
 
     low: float
     high: float
     log: bool = False
     names: Sequence[str] = ()
     whole: bool = False
-    """Whole numbers."""
+    """True if the values are whole numbers."""
 
     def axis(self) -> Axis:
         start, end = LEFT, WIDTH - RIGHT
@@ -77,7 +77,7 @@ def scatter_chart(
     region: tuple[float, float] | None = None,
     line: tuple[float, str] | None = None,
 ) -> str:
-    """Points; `region` is a shaded stretch of the x axis, `line` a named place on it."""
+    """Draw points. `region` is a shaded range of the x axis, `line` a named position on it."""
     values = [mark.y for mark in marks if mark.y is not None]
     if not values:
         return ""
@@ -117,25 +117,25 @@ def _drawn(mark: Mark, x_axis: Axis, y_axis: Axis) -> str:
 
 
 ROOM = 90
-"""Right of the plot, for the name of the dearest."""
+"""Space to the right of the plot, in pixels, for the name of the most expensive spot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """One thing compared: dearer to the right, better to the top (or to the bottom, where less is better)."""
+    """One compared item: more expensive to the right, better to the top (to the bottom if lower is better)."""
 
     name: str
     x: float
     y: float
     interval: tuple[float, float]
-    """The interval of y."""
+    """Interval of y: (low, high)."""
     colour: int = 1
     steady: bool = True
-    """Drawn full; hollow where something about it went wrong."""
+    """True: drawn filled. False: drawn hollow, because something about it went wrong."""
 
 
 def frontier(spots: Sequence[Spot], *, lower: bool = False) -> list[Spot]:
-    """Those that none of the others beats in both cost and quality, the cheapest first.
+    """Return the Pareto frontier, the cheapest first: spots that no other spot beats in both cost and quality.
 
     >>> known = {"a": (1, 1), "b": (2, 3), "c": (3, 2)}
     >>> spots = [Spot(name=name, x=x, y=y, interval=(y, y)) for name, (x, y) in known.items()]
@@ -160,7 +160,7 @@ def frontier_chart(
     lower: bool = False,
     y_range: tuple[float, float] | None = None,
 ) -> str:
-    """Spots with their intervals; a dashed line joins the frontier. What is hollow is not to be relied on."""
+    """Draw spots with their intervals. A dashed line joins the frontier. Do not rely on hollow spots."""
     if not spots:
         return ""
     ends = [edge for spot in spots for edge in (*spot.interval, spot.y)]

@@ -1,4 +1,4 @@
-"""The report of a run whose engines sample while it trains: how old tokens are, and who waits for whom."""
+"""The report of an asynchronous run, whose engines sample during training: staleness of tokens and waiting times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.report.svg import Series, percent
 
 MUCH_MASKED = 0.01
 MUCH_WAITING = 0.05
-"""Shares above which a setting is worth a change."""
+"""Shares above which the notes advise to change a setting."""
 
 
 def samples_beside(run: RunRecord) -> bool:
@@ -26,7 +26,7 @@ def _steps(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def side_by_side_charts(run: RunRecord) -> list[Chart]:
-    """None of a run that samples and trains in turns."""
+    """Return the charts of an asynchronous run; an empty list for a synchronous run."""
     if not samples_beside(run):
         return []
     drawn = (plot_chart(run, plot) for plot in plots() if plot.side_by_side)
@@ -37,14 +37,14 @@ def _waits_chart(run: RunRecord) -> Chart:
     trainer = [(row["step"], waited_for_groups(row)) for row in _steps(run)]
     lines = [
         Series(name="trainer, for groups", points=trainer, colour=1),
-        Series(name="engines, for something to draw", points=run.series(ENGINES_IDLE), colour=2),
+        Series(name="engines, for something to sample", points=run.series(ENGINES_IDLE), colour=2),
     ]
-    hint = "Shares of their time. Engines that load weights or start up draw nothing either."
+    hint = "Shares of their time. Engines also wait while they load weights or start up."
     return draw("Who waits", lines, percent, hint, y_range=(0.0, 1.0), names=[ENGINES_IDLE])
 
 
 def staleness_note(run: RunRecord) -> Note | None:
-    """How old the tokens are, and what to change where that costs."""
+    """Note the age of the tokens, and what to change if too many were masked."""
     if not samples_beside(run):
         return None
     shares, means, oldest = ([y for _, y in run.series(f"staleness/{name}")] for name in ("masked", "mean", "max"))
@@ -54,13 +54,13 @@ def staleness_note(run: RunRecord) -> Note | None:
     age = f"{statistics.fmean(means):.1f} versions old on average, {max(oldest):.0f} at most"
     if masked > MUCH_MASKED:
         text = f"Tokens were {age}. Raise train.max_staleness, or lower train.run_ahead."
-        return Note("warn", f"{percent(masked)} of the tokens were too old to be trained", text)
+        return Note("warn", f"{percent(masked)} of the tokens were too old to train on", text)
     text = f"Tokens were {age}; {percent(masked)} of them were masked."
-    return Note("ok", "Next to no token was too old to be trained", text)
+    return Note("ok", "Almost no token was too old to train on", text)
 
 
 def waiting_note(run: RunRecord) -> Note | None:
-    """Who waited, and what to change; the first steps, in which everything starts, do not count."""
+    """Note who waited, and what to change. The first three steps do not count, because everything starts up."""
     rows = _steps(run)[3:]
     if not rows:
         return None
@@ -72,5 +72,5 @@ def waiting_note(run: RunRecord) -> Note | None:
         advice = "Both wait, so more groups should be in progress: raise train.run_ahead."
     else:
         advice = "The engines have no time left: raise rollout.engines, or sample fewer or shorter answers."
-    text = f"Engines drew nothing in {percent(engines)} of their time. {advice}"
+    text = f"Engines sampled nothing in {percent(engines)} of their time. {advice}"
     return Note("info", f"The trainer waited {percent(trainer)} of the time for groups", text)

@@ -1,4 +1,4 @@
-"""Intervals as they stand in `evaluation.json`, and how they are written."""
+"""Intervals from `evaluation.json`, and their text form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from posttrain.report.svg import compact, percent
 
 
 class Span(NamedTuple):
-    """An interval as it stands in `evaluation.json`; limits that were not finite are infinite again."""
+    """An interval from `evaluation.json`. Limits that JSON could not hold are infinite again."""
 
     mean: float
     low: float
@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 
 def span(value: Any) -> Span | None:
-    """`{"mean", "low", "high", "n"}` -> Span; None when there is no mean."""
+    """Turn `{"mean", "low", "high", "n"}` into a Span; None if there is no mean."""
     found = mapping(value)
     mean = number(found.get("mean"))
     if mean is None:
@@ -36,19 +36,19 @@ def span(value: Any) -> Span | None:
 
 
 def show_value(measure: str, value: float) -> str:
-    """Accuracies in percent, scores as plain numbers."""
+    """Return an accuracy in percent, any other measure as a plain number."""
     return percent(value) if measure == "accuracy" else compact(value)
 
 
 def show_span(measure: str, found: Span) -> str:
-    """`95% (91% to 98%)`"""
+    """Return text such as `95% (91% to 98%)`."""
     if not found.finite:
         return f"{show_value(measure, found.mean)} (no interval: {found.n} prompt{'' if found.n == 1 else 's'})"
     return f"{show_value(measure, found.mean)} ({show_value(measure, found.low)} to {show_value(measure, found.high)})"
 
 
 def signed(measure: str, value: float) -> str:
-    """Percentage points of an accuracy, without their name.
+    """Return a change with its sign; for an accuracy, in percentage points without the unit.
 
     >>> signed("accuracy", 0.19), signed("loss", -0.25)
     ('+19', '−0.25')
@@ -58,6 +58,6 @@ def signed(measure: str, value: float) -> str:
 
 
 def show_change(measure: str, found: Span) -> str:
-    """`+19 points, interval +13 to +25`"""
+    """Return text such as `+19 points, interval +13 to +25`."""
     mean, low, high = (signed(measure, edge) for edge in found[:3])
     return f"{mean}{' points' if measure == 'accuracy' else ''}, interval {low} to {high}"

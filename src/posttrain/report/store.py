@@ -1,7 +1,7 @@
-"""Reading a run folder: whatever is there, in whatever state the run left it.
+"""Reads a run folder in any state in which a run may have left it.
 
-Nothing here raises because of a strange run. A file that is missing, cut, damaged, too large or a link to somewhere
-else becomes a note in `RunRecord.notes`, so that the report can say what it could not read.
+No run folder makes these functions raise. If a file is missing, truncated, damaged, too large or a link out of the
+folder, a note in `RunRecord.notes` says so, and the report can name it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from posttrain.files import MOST_BYTES, Damaged, Missing, names_inside, open_ins
 Status = Literal["finished", "failed", "unfinished"]
 
 LARGEST = 1e100
-"""The largest number that is shown: squares and sums of larger ones are infinite."""
+"""Largest number that is shown: the squares and sums of larger numbers overflow."""
 MOST_CONFIG, MOST_ROWS, MOST_ROLLOUTS = 300_000, 20_000, 128_000_000
-"""Bytes of config.yaml, and rows and bytes of one rollouts file, that are read."""
+"""Maximum bytes of config.yaml, and maximum rows and bytes of one rollouts file, that are read."""
 MOST_NESTED = 50
-"""Values within values of config.yaml."""
+"""Maximum nesting depth of config.yaml."""
 _BATCH = 16
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -44,21 +44,21 @@ _ROLLOUT_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What a run folder says about its run."""
+    """The content of a run folder."""
 
     folder: Path
     status: Status
     config_text: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    """One dict per step, ascending; of a step that was repeated after a resume the last one."""
+    """One dict per step, ascending. If a step was repeated after a resume, the last dict counts."""
     events: list[dict[str, Any]] = field(default_factory=list)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     error: Mapping[str, Any] | None = None
     rollout_steps: list[int] = field(default_factory=list)
     checkpoint_steps: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What could not be read, and why."""
+    """Parts that could not be read, with the reason."""
 
     @property
     def name(self) -> str:
@@ -66,14 +66,14 @@ class RunRecord:
 
     @property
     def last_model(self) -> Path | None:
-        """The model folder of the newest checkpoint."""
+        """The model folder in the newest checkpoint; None if there is no checkpoint."""
         return self.checkpoint(self.checkpoint_steps[-1]) / "model" if self.checkpoint_steps else None
 
     def checkpoint(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:06d}"
 
     def setting(self, path: str, default: Any = None) -> Any:
-        """The value of a config key such as `train.steps`."""
+        """Return the value of a config key such as `train.steps`."""
         value: Any = self.config
         for part in path.split("."):
             if not isinstance(value, Mapping) or part not in value:
@@ -83,26 +83,26 @@ class RunRecord:
 
     @property
     def compares_groups(self) -> bool:
-        """Does the algorithm compare answers to one prompt with each other? True where the run does not say."""
+        """Does the algorithm compare answers to one prompt with each other? True if the run does not say."""
         return next((bool(e["compares_groups"]) for e in self.events if "compares_groups" in e), True)
 
     @property
     def answers_are_given(self) -> bool:
-        """Does it learn from answers of its data and samples none?"""
+        """Does the run learn from answers in its data, without sampling?"""
         return bool(self.series("sft/nll") or self.series("logps/chosen")) and not self.series("reward")
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of one metric, finite numbers only."""
+        """Return (step, value) of one metric, only finite numbers."""
         found = ((row["step"], number(row.get(name))) for row in self.metrics)
         return [(step, value) for step, value in found if value is not None]
 
     def names(self, prefix: str = "") -> list[str]:
-        """Names of the recorded metrics that start with `prefix`, in order of first appearance."""
+        """Return the names of recorded metrics that start with `prefix`, in order of first appearance."""
         return list(dict.fromkeys(name for row in self.metrics for name in row if name.startswith(prefix)))
 
 
 def read_run(folder: str | PathLike[str]) -> RunRecord:
-    """Read a run folder as far as it can be read."""
+    """Read everything in a run folder that can be read."""
     folder = Path(folder)
     notes: list[str] = []
     if not folder.is_dir():
@@ -132,7 +132,7 @@ def read_run(folder: str | PathLike[str]) -> RunRecord:
 
 
 def read_rollouts(folder: str | PathLike[str], step: int, notes: list[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of `rollouts/step-NNNNNN.parquet`; empty, with a note, when it cannot be read or holds too much."""
+    """Read the rows of `rollouts/step-NNNNNN.parquet`; empty, with a note, if it cannot be read or is too large."""
     name = f"rollouts/step-{step:06d}.parquet"
     try:
         import pyarrow.parquet as parquet
@@ -155,7 +155,7 @@ def read_rollouts(folder: str | PathLike[str], step: int, notes: list[str] | Non
 
 
 def _require_modest(metadata: Any) -> None:
-    """Rows that repeat one value take no room in the file, whatever they take in memory."""
+    """Raise ValueError for too many rows or bytes. A small file can be huge in memory, if its rows repeat one value."""
     groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
     size = sum(group.column(place).total_uncompressed_size for group in groups for place in range(group.num_columns))
     if metadata.num_rows > MOST_ROWS or size > MOST_ROLLOUTS:
@@ -163,14 +163,14 @@ def _require_modest(metadata: Any) -> None:
 
 
 def config_lines(text: str) -> Iterator[tuple[str, str]]:
-    """(line, origin) for each line of the saved config; the origin is the comment behind the value."""
+    """Yield (line, origin) for each line of the saved config. The origin is the comment after the value."""
     for line in text.rstrip("\n").split("\n") if text else []:
         match = _ORIGIN.match(line)
         yield (match["line"], match["origin"]) if match else (line, "")
 
 
 def is_number(value: Any) -> bool:
-    """A finite int or float; True and False are not numbers."""
+    """Is the value a finite int or float? True and False are not numbers."""
     return number(value) is not None
 
 
@@ -179,7 +179,7 @@ def number(value: Any) -> float | None: ...
 @overload
 def number(value: Any, default: float) -> float: ...
 def number(value: Any, default: float | None = None) -> float | None:
-    """The value as a finite float, else `default`."""
+    """Return the value as a finite float, else `default`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return default
     try:
@@ -189,7 +189,7 @@ def number(value: Any, default: float | None = None) -> float | None:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null, as in the files of a run."""
+    """Replace NaN and infinities, which JSON does not have, by None (null), as in the files of a run."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -198,12 +198,12 @@ def finite(value: Any) -> Any:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """The value if it is a mapping, else an empty one: for walking through files of unknown state."""
+    """Return the value if it is a mapping, else an empty mapping: for reading files that may be damaged."""
     return value if isinstance(value, Mapping) else {}
 
 
 def _status(events: list[dict[str, Any]], error: Mapping[str, Any] | None) -> Status:
-    """A resumed run may have ended well although an earlier attempt left an `error.json`."""
+    """Return the status of a run. A resumed run may have ended well although an earlier attempt left `error.json`."""
     last = next(
         (event.get("kind") for event in reversed(events) if event.get("kind") in ("end", "error", "resume")), None
     )
@@ -225,7 +225,7 @@ def _read_text(folder: Path, name: str, notes: list[str], most: int = MOST_BYTES
 
 
 def _read_lines(folder: Path, name: str, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """JSON objects, one per line. A last line that was cut by a kill is normal; any other bad line is a note."""
+    """Yield the JSON objects, one per line. Every bad line becomes a note; the last one may be cut off by a kill."""
     lines = _read_text(folder, name, notes).rstrip("\n").split("\n")
     for place, line in enumerate(lines, start=1):
         if not line.strip():
@@ -249,7 +249,7 @@ def _read_object(folder: Path, name: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """The value of a JSON text; None where it is none, or holds an integer or a nesting that Python refuses."""
+    """Return the value of a JSON text; None if it is invalid, or if Python refuses its integers or its nesting."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -257,7 +257,7 @@ def _parsed(text: str) -> Any:
 
 
 def _read_evaluation(folder: Path, notes: list[str]) -> Mapping[str, Any]:
-    """Exactly as it was written, or not at all: a digit that changed on the disk would be a wrong result."""
+    """Read evaluation.json only if its checksum is right: a digit that changed on disk would give a wrong result."""
     try:
         found = read_sealed_json(folder, "evaluation.json")
     except Missing:
@@ -272,8 +272,8 @@ def _read_evaluation(folder: Path, notes: list[str]) -> Mapping[str, Any]:
 
 
 def _plain(text: str) -> Any:
-    """What the YAML text says, without aliases, by which a few lines can stand for more values than any memory holds,
-    and without deep nesting, which could take more of the stack than there is; runs write neither."""
+    """Load a YAML text, but refuse aliases and deep nesting. With aliases, a few lines can expand beyond any memory;
+    deep nesting can overflow the stack. Runs write neither."""
     depth = 0
     for event in yaml.parse(text, _YAML):
         opens, closes = isinstance(event, yaml.CollectionStartEvent), isinstance(event, yaml.CollectionEndEvent)
@@ -313,20 +313,21 @@ def _is_too_large(value: Any) -> bool:
     return type(value) in (int, float) and LARGEST < abs(value) < math.inf
 
 
-# --- is somebody writing it? -----------------------------------------------------------------------------------------
+# --- is the run alive? -----------------------------------------------------------------------------------------------
 
 
 State = Literal["running", "finished", "failed", "stopped", "silent"]
-"""`stopped`: by somebody, or its process is gone; `silent`: unfinished, and its process is of another machine."""
+"""`stopped`: a person stopped it, or its process is gone. `silent`: unfinished, and its process is not on this machine
+or unknown."""
 
 CLOCK_SECONDS = 60.0
-"""By which the start of a process and the time of a file may be apart though they are not."""
+"""Tolerance in seconds when comparing the start of a process with the time of a file: the two clocks may differ."""
 
 _OWNER = re.compile(r"pid (\d+) on (\S+)")
 
 
 def state_of(folder: Path, status: Status) -> State:
-    """How a run stands whose files say `status`."""
+    """Return the state of a run whose files say `status`."""
     if status != "unfinished":
         return status
     alive = _owner_lives(folder)
@@ -334,9 +335,9 @@ def state_of(folder: Path, status: Status) -> State:
 
 
 def _owner_lives(folder: Path) -> bool | None:
-    """Whether the process that writes the run is there; None where its machine is another one, or nobody says.
+    """Is the process that writes the run alive? None if it is on another machine, or not recorded.
 
-    The lock is read and never taken: a run that is about to start must not find it held.
+    The lock file is read but never locked: a run that is about to start must not find it held.
     """
     try:
         owner = _OWNER.search(read_inside(folder, ".lock", most=1000).decode(errors="replace"))
@@ -347,9 +348,9 @@ def _owner_lives(folder: Path) -> bool | None:
         return None
     try:
         process = psutil.Process(int(owner[1]))
-        if process.status() == psutil.STATUS_ZOMBIE:  # it has ended, and nobody has asked how
+        if process.status() == psutil.STATUS_ZOMBIE:  # it has ended, but its parent has not collected its exit status
             return False
-        return process.create_time() <= locked + CLOCK_SECONDS  # else the number is another process's by now
+        return process.create_time() <= locked + CLOCK_SECONDS  # otherwise another process has this pid now
     except (psutil.NoSuchProcess, OverflowError, ValueError):
         return False
     except psutil.AccessDenied:

@@ -1,9 +1,9 @@
 """Small charts as SVG text: lines with bands, stacked areas, bars with intervals. No dependency, no style attributes.
 
-They stand where no script runs: in model cards, on paper, in frames, and on a page until its script draws the lines.
+They are used where no script runs: in model cards, on paper, in frames, and on a page until its script draws the lines.
 
-Colours come from CSS classes (`s1` ... `s6` for series), so the page decides about light and dark, and a strict content
-security policy holds. Every chart carries a sentence that says what it shows, for those who do not see it.
+Colours come from CSS classes (`s1` ... `s6` for series), so the page chooses light or dark, and a strict content
+security policy works. Every chart has a sentence that says what it shows, for screen readers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from posttrain.report.text import escaped
 WIDTH, HEIGHT = 560, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 28
 MOST_POINTS = 400
-"""More points than pixels only make the file large; longer series are thinned, keeping the extremes."""
+"""Maximum points of a line. More points than pixels only make the file large. Thinning keeps the extremes."""
 
 Point = tuple[float, float]
 Format = Callable[[float], str]
@@ -25,7 +25,7 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line: points with ascending x, and what it is called."""
+    """One line of a plot: its name, its points with ascending x, and its style."""
 
     name: str
     points: Sequence[Point]
@@ -33,11 +33,11 @@ class Series:
     band: Sequence[tuple[float, float, float]] = ()
     """(x, low, high), drawn as a faint area."""
     dots: bool = False
-    """Draw points with their band as whiskers instead of a line: for a few measurements."""
+    """True: draw points with the band as whiskers instead of a line. For a few measurements."""
     derived: bool = False
-    """A mean of another line: it is not smoothed again."""
+    """True if the line is a mean of another line; the page then does not smooth it again."""
     clock: int = 0
-    """Whose tokens and seconds its steps are: a place among the clocks of the page."""
+    """Index of the page's clock that turns the steps of this line into tokens and seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +60,18 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalRow:
-    """One measured quantity: a bar from 0 (or the axis' low end) with whiskers, for each of up to two states."""
+    """One measured quantity with up to two states. Each state is a bar from 0 (or from the axis' low end) with
+    whiskers."""
 
     label: str
     bars: Sequence[tuple[str, float, float, float]]
     """(class, mean, low, high) from top to bottom; the class is `baseline` or `trained`."""
     dots: Sequence[float] = ()
-    """Single values in place of bar and whiskers: too few for an interval to say much."""
+    """Single values to draw instead of bar and whiskers, if there are too few for a meaningful interval."""
 
 
 def linear_axis(low: float, high: float, start: float, end: float, ticks: int = 4) -> Axis:
-    """An axis whose ends are round numbers around [low, high].
+    """Return an axis whose ends are round numbers around [low, high].
 
     >>> linear_axis(0.03, 0.94, 0, 100).ticks
     [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -85,7 +86,7 @@ def linear_axis(low: float, high: float, start: float, end: float, ticks: int = 
 
 
 def log_axis(low: float, high: float, start: float, end: float) -> Axis:
-    """An axis of whole powers of ten around positive [low, high]."""
+    """Return an axis from power of ten to power of ten around [low, high], which are positive."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     last = max(last, first + 1)
     every = math.ceil((last - first) / 5)
@@ -103,7 +104,7 @@ def line_chart(
     mark: tuple[float, str] | None = None,
     x_form: Format = "{:g}".format,
 ) -> str:
-    """Lines over steps, or what else x is. `y_range` fixes an end of the y axis, `mark` is a named horizontal line."""
+    """Draw lines over x (steps by default). `y_range` extends the y axis; `mark` is a named horizontal line."""
     drawn = [s for s in series if s.points]
     if not drawn:
         return ""
@@ -128,7 +129,7 @@ def stacked_chart(
     label: str,
     form: Format | None = None,
 ) -> str:
-    """Areas on top of each other: `rows` are (x, one value per name)."""
+    """Draw stacked areas. `rows` are (x, one value per name)."""
     if not rows or not names:
         return ""
     rows = spread(rows, MOST_POINTS)
@@ -147,7 +148,7 @@ def stacked_chart(
 def agreement_chart(
     series: Sequence[Series], *, label: str, form: Format, across: tuple[float, float], up: tuple[float, float]
 ) -> str:
-    """A plot of found against predicted values, with named axes and the diagonal on which both agree."""
+    """Draw observed against predicted values, with named axes and the diagonal on which both agree."""
     x_axis = linear_axis(*across, LEFT, WIDTH - RIGHT, ticks=5)
     y_axis = linear_axis(*up, HEIGHT - BOTTOM, TOP)
     low, high = max(x_axis.low, y_axis.low), min(x_axis.high, y_axis.high)
@@ -164,7 +165,7 @@ def agreement_chart(
 
 
 def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low: float, high: float) -> str:
-    """Horizontal bars with whiskers, values written beside them: readable without colour."""
+    """Draw horizontal bars with whiskers and their values as text, so that they are readable without colour."""
     bar, gap, left, right = 16, 16, 150, 64
     axis = linear_axis(low, high, left, WIDTH - right, ticks=4)
     y, body = 8.0, []
@@ -200,7 +201,7 @@ def interval_bars(rows: Sequence[IntervalRow], *, label: str, form: Format, low:
 
 
 def linear_axis_exact(low: float, high: float) -> Axis:
-    """The x axis: ends at the data, ticks at round whole steps."""
+    """Return an x axis that ends exactly at the data, with ticks at round whole numbers."""
     if not low < high:
         return Axis(low=low - 0.5, high=low + 0.5, start=LEFT, end=WIDTH - RIGHT, ticks=[low])
     step = max(1.0, _round_step((high - low) / 6, whole=True))
@@ -210,7 +211,7 @@ def linear_axis_exact(low: float, high: float) -> Axis:
 
 
 def compact(value: float) -> str:
-    """A number in at most about six characters.
+    """Return a number in at most about six characters.
 
     >>> [compact(v) for v in (0, 0.25, 1234.5, 12_500_000, 3.2e-7, -0.0001)]
     ['0', '0.25', '1,234', '12.5M', '3.2e-7', '-1e-4']
@@ -232,7 +233,7 @@ def compact(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share in percent, with a decimal only where it says something.
+    """Return a share in percent, with one decimal below 10% and between 99% and 100%.
 
     >>> [percent(v) for v in (0, 0.954, 0.5, 0.025, 0.0012, 0.9961)]
     ['0%', '95%', '50%', '2.5%', '0.1%', '99.6%']
@@ -243,7 +244,7 @@ def percent(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration for people.
+    """Return a duration as text for people.
 
     >>> [seconds(v) for v in (0.034, 4.2, 95, 7320)]
     ['34 ms', '4.2 s', '1 min 35 s', '2 h 02 min']
@@ -259,9 +260,9 @@ def seconds(value: float) -> str:
 
 
 def smooth(points: Sequence[Point], window: int) -> list[Point]:
-    """Mean over the last `window` points: what was known at that step, without looking ahead.
+    """Return the mean over the last `window` points (a trailing mean, which does not look ahead).
 
-    Of many points, at about `MOST_POINTS` of them, the last included: a line through more would look the same.
+    A long series gives the mean at about `MOST_POINTS` points, including the last: more points would look the same.
     """
     every = max(1, len(points) // MOST_POINTS)
     return [
@@ -272,7 +273,7 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
 
 
 def thin(points: Sequence[Point], limit: int = MOST_POINTS) -> list[Point]:
-    """At most about `limit` points: of each stretch its lowest and highest, in their order."""
+    """Keep at most about `limit` points: the lowest and the highest of each stretch, in their order."""
     if len(points) <= limit:
         return list(points)
     size = math.ceil(len(points) / (limit // 2))
@@ -304,7 +305,7 @@ def _round_step(rough: float, *, whole: bool = False) -> float:
 
 
 def grid(x_axis: Axis, y_axis: Axis, form: Format, x_form: Format = "{:g}".format) -> str:
-    """Lines at the ticks of y, and the names of the ticks of both."""
+    """Draw horizontal lines at the y ticks, and the labels of the ticks of both axes."""
     parts = []
     for tick in y_axis.ticks:
         y = y_axis(tick)
@@ -347,18 +348,18 @@ def _path(points: Sequence[Point], x_axis: Axis, y_axis: Axis) -> str:
 
 
 def _doubled(points: list[Point]) -> list[Point]:
-    """A single step still needs an area: half a step to each side."""
+    """Extend a single point by half a step to each side, so that it has an area."""
     return points if len(points) > 1 else [(points[0][0] - 0.5, points[0][1]), (points[0][0] + 0.5, points[0][1])]
 
 
 def spread(rows: Sequence, limit: int) -> list:
-    """At most `limit` rows, evenly spaced, the first and the last among them."""
+    """Keep at most `limit` rows, evenly spaced, including the first and the last."""
     if len(rows) <= limit:
         return list(rows)
     return [rows[round(i * (len(rows) - 1) / (limit - 1))] for i in range(limit)]
 
 
 def picture(body: str, label: str, height: float = HEIGHT) -> str:
-    """The element around a plot, with the sentence for those who do not see it."""
+    """Return the SVG element around a plot, with a sentence for screen readers."""
     size = f'viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
     return f'<svg class="chart" {size} role="img" aria-label="{escaped(label)}">\n{body}\n</svg>'

@@ -1,7 +1,7 @@
-"""The view of a run in progress: one quiet block on a terminal, one complete line per step anywhere else.
+"""The view of a run in progress: a block that updates in place on a terminal, else one complete line per step.
 
-A pure consumer: it reads what it is told and can stop nothing. The first exception in here ends the display with one
-warning, and the run goes on. Text of models and errors is made visible first, so no escape sequence reaches a terminal.
+The view only displays and cannot stop a run. The first exception in here ends the display with one warning, and the run
+continues. Control characters in texts of models and errors are made visible, so no escape sequence reaches a terminal.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import cut, visible
 
 LOG_WIDTH = 120
-"""Characters of a line where no terminal says how wide it is."""
+"""Width of a line, in characters, if the output is not a terminal."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 24
 _SHOWN = 600
-"""Characters of a stretch of a row."""
+"""Maximum characters that are shown of one part of a row."""
 _RECENT = 20
-"""Steps whose median time gives the estimate of the time left."""
+"""Number of recent steps whose median time gives the estimate of the time left."""
 _STYLES = {"warning": "yellow", "guard": "yellow", "alarm": "bold red"}
-"""Messages that even a quiet run prints, and their form."""
+"""Kinds of messages that even a quiet run prints -> their style."""
 _GIVEN_ANSWERS: list[tuple[str, str, Callable[[float], str]]] = [
     ("loss", "loss", compact),
     ("margin", "rewards/margins", compact),
@@ -50,12 +50,12 @@ _GIVEN_ANSWERS: list[tuple[str, str, Callable[[float], str]]] = [
     ("grad", "grad_norm", compact),
     ("tokens", "num_tokens", compact),
 ]
-"""The numbers shown for a step that learns from given answers: label, metric, form."""
+"""Numbers that are shown for a step that learns from given answers: (label, metric, format)."""
 _SIDE_BY_SIDE: list[tuple[str, str, Callable[[float], str]]] = [
     ("age", "staleness/mean", lambda value: f"{value:.1f}"),
     ("masked", "staleness/masked", percent),
 ]
-"""Further numbers if engines sample while the run trains."""
+"""Further numbers for asynchronous runs, whose engines sample during training."""
 _NOT_WORTH_A_WORD = (("unscored", "0%"), ("masked", "0%"))
 
 
@@ -66,7 +66,7 @@ def _never_stops_a_run(method: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             method(self, *args, **kwargs)
-        except Exception as reason:  # whatever it is: a display has no say in whether a run goes on
+        except Exception as reason:  # any error: a display must not stop a run
             self.broken = True
             self._stop_live()
             message = f"the terminal output stopped ({type(reason).__name__}: {reason}); the run continues"
@@ -78,9 +78,8 @@ def _never_stops_a_run(method: Callable[..., None]) -> Callable[..., None]:
 class TerminalView:
     """Live output of a run.
 
-    On a terminal: a block that is redrawn in place, with what happened once (warnings, evaluations) above it. Without
-    one: plain lines without control characters. With `quiet`: warnings only. The estimate of the time left is the only
-    thing here that depends on the clock.
+    On a terminal: a block that is redrawn in place, with single messages (warnings, evaluations) above it. Otherwise:
+    plain lines without control characters. With `quiet`: only warnings, guards and alarms.
     """
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False, show_samples: bool = False) -> None:
@@ -99,7 +98,7 @@ class TerminalView:
 
     @_never_stops_a_run
     def started(self, summary: str | Mapping[str, Any]) -> None:
-        """The announcement of a run: a text, or names and values."""
+        """Announce a run: print a text, or names and values."""
         lines = [summary] if isinstance(summary, str) else [f"{name:<10} {value}" for name, value in summary.items()]
         self._say("\n".join(lines))
         if not self.quiet and self._is_terminal():
@@ -110,12 +109,12 @@ class TerminalView:
 
     @_never_stops_a_run
     def begins(self, what: str) -> None:
-        """Something that takes a while begins: said with the time since the start, so that silence is no riddle."""
+        """Print that something slow begins, with the time since the start, to explain the silence that follows."""
         self._say(f"{seconds(time.monotonic() - self._opened):>7}  {what}")
 
     @_never_stops_a_run
     def step(self, metrics: Mapping[str, Any], total: int) -> None:
-        """One finished step: its record of metrics.jsonl, and how many steps there will be."""
+        """Show a finished step, from its record in metrics.jsonl. `total` is the number of steps of the run."""
         self._metrics, self._total = dict(metrics), total
         if (reward := number(metrics.get("reward"))) is not None:
             self._rewards.append(reward)
@@ -127,13 +126,13 @@ class TerminalView:
 
     @_never_stops_a_run
     def evaluation(self, name: str, evaluation: Mapping[str, Any]) -> None:
-        """A held-out result (`Evaluation.to_json`), called "baseline", "step 30" or "trained"."""
+        """Show a held-out result (`Evaluation.to_json`) named "baseline", "step 30" or "trained"."""
         self._heldout[name] = evaluation
         self._say(f"held-out {name}: {evaluation_line(evaluation, *self._heldout.values())}{self._change(evaluation)}")
 
     @_never_stops_a_run
     def event(self, kind: str, message: str) -> None:
-        """A warning, a guard, or news. An error travels as an exception and is told by whoever catches it."""
+        """Show a warning, a guard or news. An error only ends the display: whoever catches its exception reports it."""
         if kind == "error":
             self._stop_live()
         else:
@@ -141,16 +140,16 @@ class TerminalView:
 
     @_never_stops_a_run
     def rows(self, shown: Sequence[tuple[str, Sequence[tuple[str, bool]]]]) -> None:
-        """Rows of the data as the model reads them: a name, and stretches of text that are trained or not."""
+        """Show rows of the data as the model reads them: a name, and parts of (text, is it trained on?)."""
         for name, parts in shown:
             text = Text.assemble((f"{name}: ", "dim"), *map(_stretch, parts))
             self._say(text.plain, rendered=text)
         if any(trained for _, parts in shown for _, trained in parts):
-            self._say("⟦…⟧ is trained; samples.txt has these rows")
+            self._say("⟦…⟧ is trained on; samples.txt has these rows")
 
     @_never_stops_a_run
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Completions of a step (rows as in its rollouts file), when `show_samples` asks for them."""
+        """Show completions of a step (rows as in its rollouts file), if `show_samples` is set."""
         if not self.show_samples:
             return
         if self._live is not None:
@@ -160,7 +159,7 @@ class TerminalView:
 
     @_never_stops_a_run
     def finished(self, summary: Mapping[str, Any]) -> None:
-        """The run ended well: baseline against trained, in one line, and the verdict of the report."""
+        """Show the end of a successful run: baseline against trained in one line, and the verdict of the report."""
         self._stop_live()
         before, after = (mapping(mapping(summary.get("evaluation")).get(side)) for side in ("baseline", "trained"))
         measure = measure_of(before, after)
@@ -181,13 +180,13 @@ class TerminalView:
             self.event("warning", f"held-out chosen answers became less likely: {show_change('logps', fell[0])} nats")
 
     def close(self) -> None:
-        """Give the terminal back; may be called at any time, and twice."""
+        """Release the terminal. Can be called at any time and repeatedly."""
         self._stop_live()
 
     # --- what is shown ---------------------------------------------------------------------------------------------
 
     def _step_line(self) -> str:
-        """What the block shows, on one line: as much as the terminal is wide, and the rest is in metrics.jsonl."""
+        """Return the content of the block on one line, as much as fits. metrics.jsonl has the rest."""
         step, took, left = (
             f"step {self._metrics.get('step', '?')}/{self._total}",
             seconds(self._seconds[-1]),
@@ -239,7 +238,7 @@ class TerminalView:
         return f"  {seconds(remaining * statistics.median(self._seconds[-_RECENT:]))} left"
 
     def _block(self) -> RenderableType:
-        """The block, drawn anew several times a second."""
+        """Return the block. It is redrawn several times a second."""
         if not self._metrics:
             return Text(f"working, {seconds(time.monotonic() - self._step_ended)}", style="dim")
         done = int(number(self._metrics.get("step"), 0))
@@ -267,7 +266,7 @@ class TerminalView:
         return Group(head, body)
 
     def _change(self, evaluation: Mapping[str, Any]) -> str:
-        """`, 22% before training`"""
+        """Return text such as `, 22% before training`."""
         first = self._heldout.get("baseline")
         if first is None or first is evaluation:
             return ""
@@ -278,7 +277,7 @@ class TerminalView:
     # --- where it is shown -----------------------------------------------------------------------------------------
 
     def _say(self, text: str, *, style: str = "", loud: bool = False, rendered: Text | None = None) -> None:
-        """A line that stays; `rendered` is the same with colours, for a terminal."""
+        """Print a permanent line. `rendered` is the same line with colours, for a terminal."""
         if self.quiet and not loud:
             return
         if self._live is not None:
@@ -295,12 +294,12 @@ class TerminalView:
         if live is not None:
             try:
                 live.stop()
-            except Exception:  # a terminal that went away
+            except Exception:  # the terminal is gone
                 self.broken = True
 
 
 def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
-    """The course of a number in one row of characters, from its lowest to its highest.
+    """Return the course of a number as one row of bar characters, scaled from its lowest to its highest value.
 
     >>> sparkline([0, 1, 2, 3], 4)
     '▁▃▆█'
@@ -312,7 +311,8 @@ def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
 
 
 def _stretch(part: tuple[str, bool]) -> tuple[str, str]:
-    """With its marks, so that it can be copied; long texts by their beginning and their end."""
+    """Return (text, style) of a part of a row. Marks show trained text even if it is copied. Long texts are cut in the
+    middle."""
     text, trained = visible(part[0]), part[1]
     text = text if len(text) <= _SHOWN else f"{text[: 3 * _SHOWN // 4]} […] {text[-_SHOWN // 4 :]}"
     return (f"⟦{text}⟧", "green") if trained else (text, "")

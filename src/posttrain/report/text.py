@@ -1,4 +1,4 @@
-"""Model text made safe to look at: nothing in it can act on a page or a terminal, and nothing is silently left out."""
+"""Makes text of models safe to show: it cannot act on a page or a terminal, and nothing is silently left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INVISIBLE = re.compile(
 
 
 def visible(text: str) -> str:
-    """Every character that could act instead of being seen is written as its code point.
+    """Replace every control, invisible or direction character by its code point in brackets.
 
     >>> visible("a\\x1b[31mb\\u202ec")
     'a⟨U+001B⟩[31mb⟨U+202E⟩c'
@@ -25,12 +25,12 @@ def visible(text: str) -> str:
 
 
 def escaped(text: Any) -> str:
-    """Text for an HTML page, in element content and in quoted attributes."""
+    """Escape text for HTML: safe in element content and in quoted attributes."""
     return html.escape(visible(str(text)), quote=True)
 
 
 def cut(text: str, limit: int) -> tuple[str, str]:
-    """The start of a long text, and a note that says how long it was; the note is empty when nothing was cut.
+    """Return the start of a long text, and a note with its length. The note is empty if nothing was cut.
 
     >>> cut("abcdef", 3)
     ('abc', 'cut here: 3 of 6 characters shown')
@@ -41,7 +41,7 @@ def cut(text: str, limit: int) -> tuple[str, str]:
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> str:
-    """A table of plain text; `right`: all columns but the first are aligned at their right side."""
+    """Return a plain-text table. `right`: right-align all columns except the first."""
     lines = [head, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     sides = [str.ljust, *[str.rjust if right else str.ljust] * (len(widths) - 1)]
@@ -50,6 +50,6 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool =
 
 
 def script_json(value: Any) -> str:
-    """JSON that cannot end, or comment out, the script element around it."""
+    """Return JSON that cannot close or comment out the script element around it."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""The headline of a report: whether the run improved what it was meant to improve, in words and numbers."""
+"""The verdict of a report: did the run improve its target? In words and numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.report.writing import writes_worse, writing_sentences
 
 Tone = Literal["good", "bad", "plain"]
 NOTICEABLE = 0.02
-"""Relative change of the loss on the reference text that is worth calling one."""
+"""Minimum relative change of the loss on the reference text that the report calls a change."""
 MEASURED_BY: dict[Kind, str] = {
     "answers": "its reward",
     "loss": "the held-out loss",
@@ -27,29 +27,29 @@ MEASURED_BY: dict[Kind, str] = {
     "ratings": "the error of its ratings",
     "steps": "its accuracy on held-out steps",
 }
-"""What says whether the model improved, by kind of measurement."""
+"""Kind of measurement -> the words for the measure that decides whether the model improved."""
 OF_GIVEN = ("loss", "policy pairs", "labels")
-"""Kinds that are measured on given answers, where checks may judge the model's own ones beside it."""
+"""Kinds measured on given answers. For them, checks may judge the model's own answers in addition."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether the run improved what it was meant to improve."""
+    """The verdict about a run: did it improve its target?"""
 
     headline: str
     tone: Tone
     measure: str = ""
-    """Which number the verdict is about, such as accuracy or loss; empty when none was measured."""
+    """Name of the measure, such as accuracy or loss; empty if nothing was measured."""
     change: int = 0
-    """1: better, -1: worse, 0: not shown, not measured, or better in one way and worse in another."""
+    """1: better. -1: worse. 0: not shown, not measured, or better in one way and worse in another."""
     baseline: Span | None = None
     trained: Span | None = None
     sentences: list[str] = field(default_factory=list)
 
 
 def in_brief(run: RunRecord) -> dict[str, Any]:
-    """For programs and the last line of a run: the headline; 1, 0 or -1 for a measure that is better, not shown to have
-    changed, or worse, whatever checks say; how the model writes worse or what it forgot; which alarms fired.
+    """Return the verdict for programs and for the last line of a run: the headline; the change of the measure (1
+    better, 0 not shown, -1 worse), regardless of checks; how the model writes worse; what it forgot; the alarms.
     """
     found = verdict(run)
     measured = found.baseline is not None and found.trained is not None
@@ -64,8 +64,8 @@ def in_brief(run: RunRecord) -> dict[str, Any]:
 
 
 def verdict(run: RunRecord) -> Verdict:
-    """The headline of the report: baseline against trained on held-out prompts, with intervals; alarms go before, and
-    then it is said by what the model improved."""
+    """Return the verdict: baseline against trained on held-out prompts, with intervals. If alarms fired, the headline
+    begins with them, and names the measure by which the model improved."""
     found, alarms = measured_verdict(run), alarms_of(run)
     if not alarms:
         return found
@@ -78,7 +78,7 @@ def verdict(run: RunRecord) -> Verdict:
 
 
 def measured_verdict(run: RunRecord) -> Verdict:
-    """The verdict of the held-out measurements alone, then how the model writes and answers other prompts."""
+    """Return the verdict without alarms: held-out measurements, then the model's writing and its other answers."""
     found = _with_checked_answers(held_out_verdict(run), run.evaluation)
     more = [*writing_sentences(run.evaluation), *others_sentences(run.evaluation)]
     found = replace(found, sentences=[*found.sentences, *more])
@@ -94,7 +94,7 @@ def _with_writing(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
         return found
     if found.change == 0:
         return replace(found, headline=f"{found.headline} The model writes worse: {' and '.join(worse)}.", tone="bad")
-    if kind_of(mapping(evaluation.get("trained"))) == "answers":  # which were judged as they are
+    if kind_of(mapping(evaluation.get("trained"))) == "answers":  # the answers themselves were scored
         return found
     does = "predicts" if found.measure == "loss" else "ranks"
     return replace(
@@ -103,11 +103,11 @@ def _with_writing(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
 
 
 def _with_checked_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
-    """Beside a measure of given answers that hardly moved: what independent checks say of the model's own answers.
+    """If the measure on given answers hardly moved, let the independent checks of the model's own answers decide.
 
-    DPO with a likelihood term hardly changes which answer of a pair is likelier, as the longer one nearly always is the
-    less likely; what the model writes can change much. Told where all checks rose, or all fell; `change` stays that of
-    the measure.
+    DPO with a likelihood term hardly changes which answer of a pair is likelier, because the longer answer is nearly
+    always less likely. The model's own answers can still change much. The headline says so if all checks rose or all
+    fell; `change` remains the change of the measure.
     """
     kind, before, after = kind_of(mapping(evaluation.get("trained"))), found.baseline, found.trained
     if kind not in OF_GIVEN or before is None or after is None or before.disjoint(after) or found.tone == "bad":
@@ -126,7 +126,7 @@ def _with_checked_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verd
 
 def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
     said = found.headline.rstrip(".")
-    of_model = said.startswith("The model")  # then the sentence goes on, else one of its own follows
+    of_model = said.startswith("The model")  # then extend this sentence, else add another one
     if lost := " and ".join(forgot(evaluation)):
         has = f"{said}, and it has forgotten: {lost}." if of_model else f"{said}. The model has forgotten: {lost}."
         return replace(found, headline=has, tone="bad", change=0)
@@ -137,7 +137,8 @@ def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
 
 
 def _with_alike_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
-    """A score that is neither right nor wrong, as of a reward model, may like answers that are written worse."""
+    """Add that the model writes worse, if answers have a score that is not an accuracy: a reward model, for example,
+    may prefer answers that are written worse."""
     worse = writes_worse(evaluation)
     scored = found.measure == "score" and kind_of(mapping(evaluation.get("trained"))) == "answers"
     if not worse or not scored or "writes worse" in found.headline:
@@ -146,7 +147,7 @@ def _with_alike_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verdic
 
 
 def held_out_verdict(run: RunRecord) -> Verdict:
-    """The verdict of the held-out measurements alone."""
+    """Return the verdict of the held-out measurements only."""
     before, after = mapping(run.evaluation.get("baseline")), mapping(run.evaluation.get("trained"))
     measure = measure_of(before, after)
     baseline, trained = headline_span(before, measure), headline_span(after, measure)
@@ -187,7 +188,7 @@ def _measured_by(evaluation: Mapping[str, Any]) -> str:
 
 
 def check_spans(evaluation: Mapping[str, Any]) -> list[tuple[str, Span | None, Span | None]]:
-    """(label, baseline, trained) of the independent check, wherever the file holds it."""
+    """Return (label, baseline, trained) of each independent check, from either place in the file."""
     top = mapping(evaluation.get("check"))
     sides = [mapping(mapping(evaluation.get(side)).get("check")) for side in ("baseline", "trained")]
     labels = dict.fromkeys([*top, *sides[0], *sides[1]])
@@ -204,7 +205,7 @@ def check_spans(evaluation: Mapping[str, Any]) -> list[tuple[str, Span | None, S
 
 
 def _direction(baseline: Span, trained: Span, difference: Span | None) -> int:
-    """1 for a rise, -1 for a fall, 0 when neither the two intervals nor the paired one tells them apart."""
+    """Return 1 for a rise, -1 for a fall, and 0 if neither the two intervals nor the paired one shows a difference."""
     if baseline.disjoint(trained):
         return 1 if trained.mean > baseline.mean else -1
     if difference is not None and (difference.low > 0 or difference.high < 0):
@@ -222,7 +223,7 @@ def _check_sentences(evaluation: Mapping[str, Any], change: int) -> list[str]:
 
 
 def _reward_model_sentence(evaluation: Mapping[str, Any]) -> list[str]:
-    """How far the learned reward can be trusted, where the run trained it."""
+    """Say how accurate the learned reward is, if the run has one."""
     trained = mapping(mapping(evaluation.get("reward_model")).get("trained"))
     accuracy, ranks = span(trained.get("accuracy")), span(trained.get("spearman"))
     if ranks is not None:
@@ -235,13 +236,13 @@ def _reward_model_sentence(evaluation: Mapping[str, Any]) -> list[str]:
     else:
         return []
     return [
-        f"The reward is a learned model: it {does}, which says nothing yet about answers that training finds. The "
-        "check decides."
+        f"The reward is a learned model: it {does}. That does not show how it scores the answers that training "
+        "finds. The check decides."
     ]
 
 
 def _agreement(before: Span, after: Span, change: int) -> str:
-    """How a check relates to the change (1, 0 or -1) of what was trained."""
+    """Say how a check relates to the change (1, 0 or -1) of the trained measure."""
     found = _direction(before, after, None)
     if found == 0:
         return "; its intervals overlap."
@@ -271,7 +272,7 @@ def _forgetting_sentence(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def _one_class_sentences(evaluation: Mapping[str, Any], only: str) -> list[str]:
-    """What labelled answers of one kind do show."""
+    """Say what held-out answers show if all have the same label."""
     count = number(mapping(evaluation.get("trained")).get("answers"), 0)
     text = (
         f"All {count:.0f} held-out answers are {only}: how well the model distinguishes the two kinds is not measured."

@@ -1,4 +1,4 @@
-"""How the model writes before and after a run, in words, and whether its writing got worse."""
+"""Quality of the model's writing before and after a run, in words, and whether it got worse."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from posttrain.report.svg import percent
 from posttrain.report.text import cut, escaped
 
 MORE_REPETITION, MORE_ALIKE = 0.2, 0.3
-"""By how much the share of repeated sequences, and that of prompts with the answer of another one, has to grow."""
+"""Minimum growth of the share of repeated sequences, and of the share of prompts with another prompt's answer."""
 DOUBLED = 0.693
-"""Nats per token: the perplexity on plain English has doubled."""
+"""Growth of the loss on plain English, in nats per token, that doubles its perplexity."""
 KNOWS_ENGLISH = 3.0
-"""Bits per byte on plain English; the frequencies of letters alone give more than 4."""
+"""Bits per byte on plain English up to which a model knows English; letter frequencies alone give more than 4."""
 SHOWN, LONGEST = 4, 600
-"""Prompts of which both answers are shown, and characters of each."""
+"""Number of prompts whose answers are shown, and maximum characters of each answer."""
 
 
 def writes_worse(evaluation: Mapping[str, Any]) -> list[str]:
-    """In what the model writes clearly worse than before training; empty where it does not.
+    """Return how the model writes clearly worse than before training; empty if it does not.
 
-    Compared are answers to the same prompts and the same stretches of text. Each of these is clear where the interval
-    of the difference lies above 0 and the mean
+    The comparison uses answers to the same prompts and the same stretches of text. A change is clear if the interval of
+    the difference is above 0 and the mean
 
-        repetition grew by 0.2          to 0.2 more than the answers have that the data gives
-        same       grew by 0.3          to 0.3 more than the answers have that the data gives: few answers to everything
-        text_loss  grew by log 2        nats per token; only of a model that knew English, at most 3 bits per byte
+        repetition grew by 0.2          and is at least 0.2 above the given answers of the data
+        same       grew by 0.3          and is at least 0.3 above the given answers of the data: few distinct answers
+        text_loss  grew by log 2        nats per token; only if the model knew English, at most 3 bits per byte
 
-    Longer answers, and answers that are cut more often, are none of these: good ones can be longer.
+    Longer answers and more truncated answers do not count: good answers can be longer.
     """
     writing = mapping(evaluation.get("writing"))
     before, after, given, moved = (
@@ -53,7 +53,7 @@ def writes_worse(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def writing_sentences(evaluation: Mapping[str, Any]) -> list[str]:
-    """Before against after; empty where it was not measured twice."""
+    """Compare the writing before and after training; empty if it was not measured both times."""
     writing = mapping(evaluation.get("writing"))
     before, after = mapping(writing.get("baseline")), mapping(writing.get("trained"))
     parts = [
@@ -82,12 +82,12 @@ def _shown(name: str, found: Span) -> str:
 
 
 def writing_samples_html(run: RunRecord) -> str:
-    """Answers before and after training to the same prompts, of a run that samples none; "" where there are none."""
+    """Return answers to the same prompts before and after training, if the run has no rollouts; "" if none exist."""
     return "" if run.rollout_steps else before_and_after_html(run, "writing")
 
 
 def before_and_after_html(run: RunRecord, kind: str) -> str:
-    """The answers of evaluations/baseline-KIND.json and trained-KIND.json, prompt by prompt."""
+    """Return the answers in evaluations/baseline-KIND.json and trained-KIND.json, prompt by prompt, as HTML."""
     old, new = (_answers(run, f"evaluations/{side}-{kind}.json") for side in ("baseline", "trained"))
     items = []
     for place, before in enumerate(old[:SHOWN]):

@@ -1,1 +1,1 @@
-"""The folder of a run: what is written into it, and how it is read back."""
+"""The run folder: writing it, and reading it back."""

@@ -1,11 +1,12 @@
-"""Carries the files of a run folder to the URL of the run while it goes on, and all that is left at its end.
+"""Uploads the files of a run folder to the URL of the run during the run, and the rest at its end.
 
-    a checkpoint   its files, then all other files of the run, then its manifest
-    pruned         its manifest goes first
-    other files    as they are now, every few seconds
+    a checkpoint   its files first, then all other files of the run, then its manifest
+    a pruned one   its manifest is removed first
+    other files    in their current state, every few seconds
 
-So a checkpoint with a manifest is whole behind the URL, too, and whoever goes on from there finds what the run wrote
-before. A thread does it: a step waits for nothing. What fails is said once and tried again; the files stay here.
+So a checkpoint with a manifest is complete behind the URL, too, and a run that resumes from it finds everything that
+the run wrote before it. A thread uploads, so no step waits. A failure is reported once and retried; the files stay on
+this machine.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ from posttrain.store.remote import RemoteFolder, cause_of
 EVERY = 5.0
 """Seconds between two looks at the folder."""
 LONGEST = 60.0
-"""Seconds between two attempts while storage does not answer."""
+"""Maximum seconds between two attempts while the storage does not answer."""
 PATIENCE = 300.0
-"""Seconds that the end of a run waits for storage that does not answer, unless POSTTRAIN_STORAGE_PATIENCE says."""
+"""Seconds that the end of a run waits for storage that does not answer; POSTTRAIN_STORAGE_PATIENCE overrides it."""
 RATE = 1e6
-"""Bytes a second at which a file that grows is sent again and again."""
+"""Maximum rate, in bytes per second, at which a growing file is uploaded again and again."""
 SENDS = 3
-"""How often a file is sent that is written meanwhile, before it is left to the next round."""
+"""Attempts to send a file that changes during the upload, before it waits for the next round."""
 
 _CHECKPOINT = re.compile(r"(?P<folder>(?:.+/)?checkpoints)/step-(?P<step>\d{6,})/(?P<file>.+)")
 _OWN = re.compile(
     r"\.lock|\.launcher|.*\.tmp|\.carried\.json|tracking/wandb/.*|\.job-.*|\.writers/.*|(.*/)?step-\d+\.tmp-.*|(.*/)?\.lock"
 )
-"""Files that belong to this machine, or that are not complete yet."""
+"""Files that belong to this machine or are not complete yet; they are never uploaded."""
 
 
 class Changing(StorageError):
-    """A file was written each time while it was sent: what is behind the URL may be neither the old nor the new."""
+    """A file changed during every attempt to send it: the copy behind the URL may be neither the old nor the new."""
 
 
 class Carrier:
-    """Does nothing before it is opened."""
+    """The uploader of a run folder. It does nothing until `open` is called."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,17 +60,17 @@ class Carrier:
         self._claim: Claim | None = None
 
     def open(self, url: str, say: Callable[[str], None], *, keep: int, new: bool) -> None:
-        """Claim the URL, and carry from now on. `say` shows a warning; `keep` is the number of checkpoints behind the
-        URL that are left there. `new`: nothing may be there yet.
+        """Claim the URL and start to upload. `say` shows a warning. `keep` is the number of checkpoints to keep behind
+        the URL. `new`: the URL must be empty.
 
-        Raises ConfigError where it may not be written to, or was written from elsewhere.
+        Raises ConfigError if the URL cannot be written, or if another folder has written it since.
         """
         self.remote, self._say, self.keep, self._patience = RemoteFolder(url), say, keep, _patience()
         kept = read_ledger(self.folder)
         writer = kept.writer if kept is not None and kept.url == self.remote.url else secrets.token_hex(8)
         wanted = Claim(self.remote, writer)
         try:
-            if new or not self.remote.sizes():  # killed before anything was carried
+            if new or not self.remote.sizes():  # empty if the run was killed before it uploaded anything
                 wanted.begin()
             else:
                 self._require_newest(writer)
@@ -89,7 +90,7 @@ class Carrier:
         self.url, self._claim, self._new = self.remote.url, wanted, new
         known = {} if kept is None or kept.url != self.url else kept.files
         self._there: dict[str, Stamp | None] = {name: known.get(name) for name in there if not claim.is_of_claims(name)}
-        """The content of the URL; None if it may have changed."""
+        """Files behind the URL -> their local stamp when sent; None if the remote file may differ."""
         self._sent: dict[str, float] = {}
         self._num_put = 0
         self._carrying: int | None = None
@@ -105,23 +106,24 @@ class Carrier:
         return self._claim is not None
 
     def wake(self) -> None:
-        """Something is worth carrying now. Raises ConfigError where another process has taken the run over."""
+        """Start a round of uploads now. Raises ConfigError if another process has taken the run over."""
         self.require()
         if self.is_open:
             self._wake.set()
 
     def require(self) -> None:
-        """Raise ConfigError where another process was found to have taken the run over. Asks nobody."""
+        """Raise ConfigError if the thread found that another process has taken the run over. Makes no request."""
         if self.is_open and self._lost is not None:
             raise self._lost
 
     def needs(self) -> set[int]:
-        """Steps of the checkpoints that are on their way."""
+        """Return the steps of the checkpoints that are being uploaded."""
         return {self._carrying} if self.is_open and self._carrying is not None else set()
 
     def finish(self, *, interrupted: bool = False) -> None:
-        """Return once everything is there. Raises StorageError after some patience, with the cause; at once where a
-        Ctrl-C has ended a wait before. `interrupted`: a Ctrl-C has ended the run, and is told what another would do.
+        """Upload everything, then return. Raises StorageError with the cause if the storage does not answer for too
+        long, and immediately if Ctrl-C has ended an earlier wait. `interrupted`: Ctrl-C has ended the run, so say what
+        another Ctrl-C would do.
         """
         if not self.is_open:
             return
@@ -157,7 +159,7 @@ class Carrier:
     def incomplete(
         self, cause: str = "Ctrl-C ended the wait", allowed: str = "a wait until everything is there"
     ) -> StorageError:
-        """What `finish` raises, or would have."""
+        """Return the error that `finish` raises if not everything could be sent."""
         return StorageError(
             given=f"not everything could be sent to {self.url}: {cause}",
             allowed=allowed,
@@ -166,9 +168,9 @@ class Carrier:
         )
 
     def close(self, *, begun: bool) -> None:
-        """Carry nothing more, and let go of the URL. What a new run has left there that has not `begun` is removed.
+        """Stop uploading and release the URL. If a new run has not `begun`, remove its files there.
 
-        After a Ctrl-C has ended the wait for storage nothing is asked of it any more.
+        If Ctrl-C has ended the wait for the storage, make no more requests.
         """
         if not self.is_open:
             return
@@ -179,7 +181,7 @@ class Carrier:
             self._claim.abandon()
             self._claim = None
             return
-        with self._lock:  # what is being carried now is finished first
+        with self._lock:  # wait for the upload in progress
             if empty and self._lost is None:
                 with suppress(StorageError, ConfigError):
                     self._remove(list(self._there))
@@ -202,7 +204,7 @@ class Carrier:
                 self._lost = error
                 self._say(str(error))
                 return
-            except (PosttrainError, OSError) as error:  # of the storage, or of the disk here
+            except (PosttrainError, OSError) as error:  # from the storage or the local disk
                 pause = min(2 * pause, LONGEST)
                 cause = error.given if isinstance(error, PosttrainError) else cause_of(error)
                 if not failed:
@@ -214,7 +216,7 @@ class Carrier:
                 failed, pause = "", EVERY
 
     def _carry(self, *, all_of_it: bool = False) -> None:
-        """One round. Raises StorageError, and ConfigError where the claim is lost."""
+        """Do one round of uploads. Raises StorageError, or ConfigError if the claim is lost."""
         with self._lock:
             self.require()
             files = dict(self._files())
@@ -231,7 +233,7 @@ class Carrier:
                 self._keep_ledger()
 
     def _carry_checkpoint(self, checkpoint: str, files: dict[str, Stamp]) -> None:
-        """Unless it is there: all of it, and its manifest last."""
+        """Upload a whole checkpoint, its manifest last, unless it is there already."""
         manifest = f"{checkpoint}/{MANIFEST}"
         if self._there.get(manifest) == files[manifest]:
             return
@@ -243,15 +245,15 @@ class Carrier:
                     self._put(name, files[name])
             self._carry_records(all_of_it=True)
             self._put(manifest, files[manifest])
-        except FileNotFoundError:  # pruned here meanwhile: a newer one is on its way
+        except FileNotFoundError:  # it was pruned during the upload: a newer one comes next
             return
         finally:
             self._carrying = None
         self._keep_ledger()
 
     def _carry_records(self, *, all_of_it: bool) -> Changing | None:
-        """Whatever else has changed. A large file that grows waits for its turn, unless `all_of_it`. One that never
-        stays the same while it is sent goes again in the next round; returned is what can be said of it."""
+        """Upload all other files that have changed. A large growing file waits for its turn, unless `all_of_it`. A file
+        that changes during every attempt is sent again in the next round; returns the error for it, or None."""
         changing: Changing | None = None
         for name, stamp in self._files():
             if _CHECKPOINT.fullmatch(name) or self._there.get(name) == stamp or _is_seal(name):
@@ -268,11 +270,11 @@ class Carrier:
         return changing
 
     def _put_sealed(self, name: str, stamp: Stamp) -> None:
-        """The seal first: it names what was there, and what comes."""
+        """Upload a sealed file after its seal, which holds the checksums of the previous and the new content."""
         seal = self._seal(name).relative_to(self.folder).as_posix()
         content, sums = (self.folder / name).read_bytes(), (self.folder / seal).read_bytes()
         if hashlib.sha256(content).hexdigest().encode() not in sums:
-            return  # it is being written: the next round has it
+            return  # the run is writing it now: the next round sends it
         self._claim_is_ours()
         self.remote.write(seal, sums)
         self._claim_is_ours()
@@ -280,7 +282,7 @@ class Carrier:
         self._there[seal] = self._there[name] = stamp
 
     def _put(self, name: str, stamp: Stamp) -> None:
-        """Again where the file was written meanwhile. Raises Changing where it always is."""
+        """Upload a file, again if it changed meanwhile. Raises Changing if it changes during every attempt."""
         self._there[name] = None
         for _ in range(SENDS):
             self._claim_is_ours()
@@ -296,7 +298,7 @@ class Carrier:
         )
 
     def _remove_pruned(self) -> None:
-        """What is not here any more; of checkpoints that were never here, the newest stay."""
+        """Remove remote files that no longer exist locally, except the newest checkpoints behind the URL."""
         here = {name for name, _ in self._files()}
         held = {name.rpartition("/")[0] for name in self._there if name.endswith(f"/{MANIFEST}")}
         newest = set[str]()
@@ -320,7 +322,7 @@ class Carrier:
     # --- the folder --------------------------------------------------------------------------------------------------
 
     def _files(self) -> Iterator[tuple[str, Stamp]]:
-        """Regular files and when they changed: nothing behind a link."""
+        """Yield the regular files to upload and their stamps. Links are not followed."""
         for parent, folders, names in os.walk(self.folder):
             folders.sort()
             for name in sorted(names):
@@ -335,19 +337,19 @@ class Carrier:
         return path.with_name(f".{path.name}.sha256")
 
     def _claim_is_ours(self) -> None:
-        """Asked before each change: a process that was stopped for a while has no right to any."""
+        """Check the claim before each change: a process that was suspended for a while may have lost it."""
         assert self._claim is not None
         self._claim.require()
 
     def _require_newest(self, writer: str) -> None:
-        """Raise ConfigError for a working folder whose run went on elsewhere."""
+        """Raise ConfigError if another folder has continued the run."""
         last = claim.newest(self.remote)
         if last is None or last.writer != writer:
             by = "something else" if last is None else last.by
             raise ConfigError(
                 given=f"{self.folder} is not the newest state of its run: {self.remote.url} has been written by "
                 f"{by} since",
-                allowed="the folder that has written last, or the URL",
+                allowed="the folder that wrote last, or the URL",
                 fix=f"`posttrain resume {self.remote.url}`",
             )
 

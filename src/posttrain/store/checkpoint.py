@@ -1,12 +1,12 @@
-"""Checkpoints that are whole or absent: written aside, checksummed, put in place by one rename.
+"""Checkpoints that are complete or absent: written to a temporary folder, checksummed, put in place by one rename.
 
     step-000010.tmp-4711/     the caller writes model/ and state/ into it
     manifest.json             file -> bytes and sha256, versions, step, facts
     manifest.sha256           protects the manifest; `sha256sum -c manifest.sha256` reads it
     -> fsync of every file and folder -> rename to step-000010/ -> fsync of the parent -> pruning
 
-The checksums are there because no weight format has one: torch 2.13 (`torch.save`, DCP) and safetensors 0.8 all load a
-flipped bit without a word. Tensors are safetensors, everything else is JSON; nothing here unpickles.
+The checksums are needed because no weight format has one: torch 2.13 (`torch.save`, DCP) and safetensors 0.8 all load a
+flipped bit silently. Tensors are stored as safetensors, everything else as JSON; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _ASIDE = re.compile(r"step-\d{6,}\.tmp-\d+(-old)?")
 
 
 class DiskFull(DoesNotFit, CheckpointError):
-    """There is no room for a checkpoint; nothing is wrong with those that there are."""
+    """There is no space for a checkpoint. The existing checkpoints are intact."""
 
 
 class Damage(NamedTuple):
-    """One thing that is wrong with a checkpoint."""
+    """One defect of a checkpoint."""
 
     path: Path
-    """The checkpoint."""
+    """Folder of the checkpoint."""
     file: str
-    """Name inside it; "." is the folder itself."""
+    """Name of the damaged file in the folder; "." is the folder itself."""
     what: str
 
     def __str__(self) -> str:
@@ -57,16 +57,16 @@ class Damage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that verified."""
+    """A verified checkpoint."""
 
     path: Path
     step: int
     facts: Mapping[str, Any]
     """Facts about this step that the caller can read without opening a tensor."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """The versions of posttrain, torch and transformers when it was written."""
+    """Versions of posttrain, torch and transformers that wrote it."""
     skipped: tuple[Damage, ...] = ()
-    """The damage of newer checkpoints that were skipped."""
+    """Defects of newer checkpoints that were skipped."""
 
     @property
     def model(self) -> Path:
@@ -88,7 +88,7 @@ class Checkpoints:
         assert keep >= 1, "at least the newest checkpoint is kept"
         self.folder, self.keep = folder, keep
         self.pinned: set[int] = set()
-        """Steps whose checkpoints stay, however old they are; `keep` does not count them."""
+        """Steps whose checkpoints are never pruned; `keep` does not count them."""
 
     def save(
         self,
@@ -101,11 +101,11 @@ class Checkpoints:
     ) -> Checkpoint:
         """Let `write` fill a folder, put it in place as the checkpoint of `step`, and remove the oldest beyond `keep`.
 
-        `size` is the number of bytes that will be needed, as far as known (see `size_of`): a disk with less is refused
-        before anything is written. A step that is there already and intact is left as it is, because the same step of
-        the same run is the same bytes; a damaged one is replaced. With `wait` a full disk is waited for a while.
+        `size` is the expected number of bytes (see `size_of`): if the disk has less space, nothing is written. An
+        intact checkpoint of the same step is kept, because the same step of the same run has the same bytes; a damaged
+        one is replaced. With `wait`, wait a while for space on a full disk.
 
-        Raises `CheckpointError` when it cannot be written, with the older checkpoints intact and nothing left behind.
+        Raises `CheckpointError` if it cannot be written; older checkpoints are then intact and nothing is left behind.
         """
         facts = dict(facts or {})
         _require_json(facts, "facts")
@@ -136,9 +136,9 @@ class Checkpoints:
         return _checkpoint(final, manifest)
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint whose every byte verifies, with the damage of those passed over; None if there is none.
+        """Return the newest checkpoint whose every byte verifies, with the defects of skipped ones; None if none exist.
 
-        Changes nothing, so that a reader may call it while the run goes on. Raises `CheckpointError` if there are
+        It changes nothing, so a reader can call it while the run trains. Raises `CheckpointError` if there are
         checkpoints, but all of them are damaged.
         """
         skipped: list[Damage] = []
@@ -156,7 +156,7 @@ class Checkpoints:
         )
 
     def last(self) -> Checkpoint | None:
-        """The newest checkpoint and no other: for whoever uses the model as what the run has trained.
+        """Return the newest checkpoint, never an older one: for using its model as the result of the run.
 
         Raises `CheckpointError` with the names of its damaged files.
         """
@@ -165,20 +165,20 @@ class Checkpoints:
             raise CheckpointError(
                 given="; ".join(map(str, newest.skipped)),
                 allowed="the newest checkpoint exactly as it was written",
-                fix=f"Restore the named files from a copy; or name an earlier model: {newest.model} is intact.",
+                fix=f"Restore the named files from a copy, or use an earlier model: {newest.model} is intact.",
             )
         return newest
 
     def before(self, step: int) -> int | None:
-        """The step of the newest checkpoint from before `step`, by its name; None without one."""
+        """Return the step of the newest checkpoint before `step`, by folder names only; None if there is none."""
         return max((number for number, _ in self._steps() if number < step), default=None)
 
     def steps(self) -> list[int]:
-        """The steps of all existing checkpoints, by their names, oldest first."""
+        """Return the steps of all checkpoints, by folder names only, oldest first."""
         return [step for step, _ in self._steps()]
 
     def of(self, step: int) -> Checkpoint:
-        """That of a step. Raises `CheckpointError` with the names of its damaged files, or where it is not there."""
+        """Return the checkpoint of a step. Raises `CheckpointError` with its damaged files, or if it is missing."""
         found = verify(self.folder / f"step-{step:06d}")
         if isinstance(found, Checkpoint):
             return found
@@ -189,26 +189,26 @@ class Checkpoints:
         )
 
     def clean(self) -> None:
-        """Remove what a save that was killed has left behind. For the process that writes the run."""
+        """Remove the leftovers of killed saves. Only the process that writes the run may call it."""
         for path in self.folder.glob("step-*.tmp-*"):
             if _ASIDE.fullmatch(path.name):
                 _delete(path)
 
     def _steps(self) -> list[tuple[int, Path]]:
-        """Everything that is named like a checkpoint, oldest first."""
+        """Return (step, path) of everything named like a checkpoint, oldest first."""
         paths = self.folder.glob("step-*")
         named = [(int(match[1]), path) for path in paths if (match := _STEP.fullmatch(path.name))]
         return sorted((step, path) for step, path in named if path.name == f"step-{step:06d}")
 
     def _prune(self, step: int) -> None:
-        """Keep the newest `keep` up to `step`, and those that are pinned. A later one can only be damaged: it waits for
-        the run to replace it."""
+        """Keep the newest `keep` checkpoints up to `step`, and all pinned ones. A later checkpoint can only be damaged;
+        the run will replace it."""
         past = [path for number, path in self._steps() if number <= step and number not in self.pinned]
         for path in past[: -self.keep]:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Under another name first, so that a kill in the middle does not leave half a checkpoint."""
+        """Remove a checkpoint. It is renamed first, so that a kill in the middle does not leave half a checkpoint."""
         if os.path.lexists(path):
             aside = path.with_name(f"{path.name}.tmp-{os.getpid()}-old")
             os.rename(path, aside)
@@ -237,7 +237,7 @@ class Checkpoints:
 
 @dataclass
 class SavePolicy:
-    """How a run lives with saves that fail: it goes on, and gives up at the `allowed`-th in a row."""
+    """Policy for failed saves: the run continues, and gives up at the `allowed`-th failure in a row."""
 
     allowed: int = 3
     misses: int = 0
@@ -246,8 +246,8 @@ class SavePolicy:
         self.misses = 0
 
     def missed(self, error: CheckpointError, *, required: bool = False) -> str:
-        """The warning to show. Raises `CheckpointError` at the last miss, and for a save that is `required`: without
-        that of its last step a run has no result."""
+        """Count a failed save, and return the warning to show. Raises `CheckpointError` at the last allowed failure,
+        and for a `required` save: without the checkpoint of its last step, a run has no result."""
         self.misses += 1
         if required:
             raise error
@@ -261,9 +261,9 @@ class SavePolicy:
 
 
 def verify(path: Path) -> Checkpoint | list[Damage]:
-    """The checkpoint if every byte is as it was written, otherwise what is wrong with it.
+    """Return the checkpoint if every byte is as written, otherwise its defects.
 
-    Opens only regular files inside of `path`, whatever the manifest names, and follows no link.
+    Only regular files inside `path` are opened, even if the manifest names others, and no link is followed.
     """
     try:
         files, damages = _files_in(path)
@@ -280,9 +280,9 @@ def verify(path: Path) -> Checkpoint | list[Damage]:
 
 
 def require_intact(model: Path) -> None:
-    """Raise `CheckpointError` for the `model` or `adapter` folder of a checkpoint that is not as it was written.
+    """Raise `CheckpointError` if the `model` or `adapter` folder of a checkpoint is damaged.
 
-    Only a checkpoint has a manifest; any other folder passes.
+    Only a checkpoint has a manifest. Any other folder passes.
     """
     model = model.absolute()
     path = model.parent
@@ -309,10 +309,10 @@ def require_intact(model: Path) -> None:
 
 
 def save_state(folder: Path, tensors: Mapping[str, Any], plain: Any) -> None:
-    """Write a tree of named tensors (nested dicts of `Tensor`) and a JSON value, exactly: dtypes, shapes, every bit.
+    """Write a tree of named tensors (nested dicts of `Tensor`) and a JSON value, with exact dtypes, shapes and bits.
 
-    Raises `TypeError` for a value that JSON would change (a tuple, a key that is not a string), because a resumed run
-    would not be the same run.
+    Raises `TypeError` for a value that JSON would change (a tuple, or a key that is not a string): a resumed run would
+    then not be the same run.
     """
     flat: dict[str, Tensor] = {}
     names = _flatten(tensors, "", flat)
@@ -323,10 +323,10 @@ def save_state(folder: Path, tensors: Mapping[str, Any], plain: Any) -> None:
 
 
 def load_state(folder: Path) -> tuple[dict[str, Any], Any]:
-    """Reads the file of `save_state` to the CPU: (tree of tensors, plain).
+    """Read the files of `save_state` to the CPU: (tree of tensors, plain value).
 
-    The tensors are copies: those that safetensors maps from the file start at any multiple of 4 bytes, and the order in
-    which a matrix product adds up, hence its last bit, may depend on the alignment.
+    The tensors are copies. Tensors that safetensors maps from the file can start at any multiple of 4 bytes, and the
+    summation order of a matrix product, hence its last bit, can depend on the alignment.
     """
     try:
         saved = json.loads((folder / PLAIN).read_text(encoding="utf-8"))
@@ -341,7 +341,7 @@ def load_state(folder: Path) -> tuple[dict[str, Any], Any]:
 
 
 def size_of(*trees: Mapping[str, Any]) -> int:
-    """Bytes of all tensors in nested dicts; what a checkpoint of them needs, up to a few kilobytes."""
+    """Return the bytes of all tensors in nested dicts: the size of their checkpoint, up to a few kilobytes."""
     return sum(
         value.numel() * value.element_size() if isinstance(value, Tensor) else size_of(value)
         for tree in trees
@@ -351,7 +351,7 @@ def size_of(*trees: Mapping[str, Any]) -> int:
 
 
 def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the manifest of everything in the folder, and make all of it durable."""
+    """Write the manifest of all files in the folder, and sync all of them to disk."""
     files, strange = _files_in(folder)
     if strange:
         raise OSError("; ".join(map(str, strange)))
@@ -374,9 +374,9 @@ def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _files_in(folder: Path) -> tuple[dict[str, Path], list[Damage]]:
-    """The regular files below a folder, by relative name with "/", and whatever else is there."""
+    """Return the regular files below a folder, by relative name with "/", and a defect for everything else."""
     if folder.is_symlink() or not folder.is_dir():
-        return {}, [Damage(folder, ".", "is not a folder of its own, but a link or a file")]
+        return {}, [Damage(folder, ".", "is not a real folder, but a link or a file")]
     files, strange = {}, []
     for parent, folders, names in os.walk(folder, onerror=_raise):
         for entry in (Path(parent, name) for name in (*folders, *names)):
@@ -391,7 +391,7 @@ def _files_in(folder: Path) -> tuple[dict[str, Path], list[Damage]]:
 
 
 def _read_manifest(path: Path, files: Mapping[str, Path], *, named: bool = True) -> dict[str, Any] | Damage:
-    """`named`: has the folder to be called after its step?"""
+    """Read and check the manifest. `named`: must the name of the folder match the step?"""
     for name in (MANIFEST, SEAL):
         if name not in files:
             return Damage(path, name, "is missing: the checkpoint was never finished, or a file was removed")
@@ -405,7 +405,7 @@ def _read_manifest(path: Path, files: Mapping[str, Path], *, named: bool = True)
 
 
 def _compare(path: Path, files: Mapping[str, Path], listed: Mapping[str, Any]) -> list[Damage]:
-    """Damage of the files against the manifest; listed names are looked up among `files`, never opened."""
+    """Compare the files with the manifest. Names in the manifest are only looked up in `files`, never opened."""
     found = set(files) - {MANIFEST, SEAL}
     damages = [Damage(path, name, "was not written by the run") for name in sorted(found - set(listed))]
     for name, written in listed.items():
@@ -423,7 +423,7 @@ def _checkpoint(path: Path, manifest: Mapping[str, Any]) -> Checkpoint:
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str, flat: dict[str, Tensor]) -> dict[str, Any]:
-    """Put the tensors of a tree into `flat` under joined names; returns the tree with those names as leaves."""
+    """Put the tensors of a tree into `flat` under joined names, and return the tree with those names as leaves."""
     names: dict[str, Any] = {}
     for key, value in tree.items():
         if not isinstance(key, str) or "/" in key:
@@ -439,7 +439,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str, flat: dict[str, Tensor]) -> d
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, each with memory of its own: safetensors refuses tied weights."""
+    """Return the tensors on the CPU, contiguous, each with its own memory, because safetensors refuses tied weights."""
     apart: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, tensor in tensors.items():
@@ -486,7 +486,7 @@ def _version(name: str) -> str:
 
 def _delete(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)  # network file systems keep open files a little longer
+        shutil.rmtree(path, ignore_errors=True)  # network file systems keep open files for a little longer
     else:
         path.unlink(missing_ok=True)
 

@@ -1,18 +1,19 @@
-"""Who writes the run behind a URL. No lock of the kernel reaches there, so whoever writes it says so again and again.
+"""The claim of a process to write the run behind a URL. Kernel locks do not work there, so the writer sends heartbeats.
 
     .writers/000002.json   {"writer": a working folder, "by": "pid 4711 on HOST (12ab34cd)", "beat": 17}
 
-beat: null once it has ended.
+`beat` is null once the writer has ended.
 
-The file with the highest number says who may write. Each claim makes the next number, and only where there is no such
-file yet: of several who begin or take over in the same instant one gets it, and the others are refused. Nobody else
-writes into it, so a process that was stopped for a while cannot undo a claim that came after its own.
+The file with the highest number names the process that may write. A claim creates the file with the next number, on the
+condition that it does not exist yet. If several processes start or take over in the same instant, one succeeds and the
+others are refused. Only its owner writes a file, so a process that was suspended cannot undo a later claim.
 
-A writer that died leaves its beat where it was: after `WATCHED` seconds without another one it is taken over. It asks
-before each file that it writes or removes, and then changes nothing more. No clocks are compared.
+If a writer dies, its beat stops; after `WATCHED` seconds without a new beat, another process can take over. A writer
+checks its claim before it writes or removes a file. If it has lost the claim, it changes nothing more. No clocks are
+compared.
 
-Storage that ignores the condition lets two make the same number. The later content stays, and whoever finds another
-name in its file, which it reads with each beat and before each change, has lost.
+Some storage ignores the condition, and two processes can create the same number. Then the later content stays. Each
+writer reads its file at each beat and before each change. If the file names another process, the writer has lost.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from posttrain.store.remote import Gone, RemoteFolder, Taken
 
 FOLDER = ".writers"
 BEAT = 15.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 WATCHED = 3 * BEAT
 _ATTEMPTS = 3
-"""At the newest claim: what was listed may be given back before it is read."""
+"""Attempts to read the newest claim: a listed claim may be given back before it is read."""
 
 
 class Writer(NamedTuple):
-    """What a file says."""
+    """The content of a claim file."""
 
     number: int
     writer: str
@@ -51,44 +52,44 @@ class Writer(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Has it ended properly, or died on this machine?"""
+        """Has the writer ended properly, or died on this machine?"""
         return self.beat is None or _has_died(self.by)
 
 
 class Claim:
-    """The right to write a run, as long as its beats go on."""
+    """The right to write a run, as long as its heartbeats continue."""
 
     def __init__(self, remote: RemoteFolder, writer: str) -> None:
-        """`writer` names the working folder; a process that goes on with it takes its own claim over at once."""
+        """`writer` names the working folder. The next process with this folder takes the claim over immediately."""
         self.remote, self.writer = remote, writer
         self._number, self._beat, self._by = 0, 0, f"pid {os.getpid()} on {_machine()}"
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Claims the URL for a new run. Raises ConfigError if it is not empty."""
+        """Claim the URL for a new run. Raises ConfigError if it is not empty."""
         self._refuse_used()
         self.take()
         try:
-            self._refuse_used()  # by whoever had it until now
+            self._refuse_used()  # again: the previous writer may have written in between
         except BaseException:
             self.give_back()
             raise
 
     def take(self) -> None:
-        """Claims the URL for a resumed run. Raises ConfigError if another process writes to it."""
+        """Claim the URL for a resumed run. Raises ConfigError if another process writes to it."""
         before = newest(self.remote)
         if before is not None and before.writer != self.writer:
             _await_end(self.remote, before)
         self._number = (0 if before is None else before.number) + 1
-        with suppress(Taken):  # which the client that tried again may have done itself: `require` looks into the file
+        with suppress(Taken):  # perhaps by a retry of our own client: `require` reads the file to find out
             self.remote.create(_name(self._number), self._content())
         self.require()
         self._thread = threading.Thread(target=self._beats, name="claim", daemon=True)
         self._thread.start()
 
     def require(self) -> None:
-        """Raise ConfigError where another process has taken it."""
+        """Raise ConfigError if another process has taken the claim."""
         found: Writer | None = read(self.remote, self._number)
         if found is not None and (found.writer, found.by) == (self.writer, self._by):
             last = max(_numbers(self.remote), default=0)
@@ -102,7 +103,8 @@ class Claim:
         )
 
     def end(self, *, remove: bool = False) -> None:
-        """Let go of it: whoever goes on need not wait. Earlier claims are removed, and this one as well if `remove`."""
+        """Release the claim, so that the next writer need not wait. Earlier claims are removed; with `remove`, so is
+        this one."""
         if not self._stop():
             return
         with suppress(StorageError, ConfigError):
@@ -113,7 +115,7 @@ class Claim:
             self.remote.remove([_name(number) for number in past])
 
     def give_back(self) -> None:
-        """As if it had never been taken: whoever had written last still has."""
+        """Undo the claim: the previous writer is again the newest."""
         if not self._stop():
             return
         with suppress(StorageError, ConfigError):
@@ -121,12 +123,12 @@ class Claim:
             self.remote.remove([_name(self._number)])
 
     def abandon(self) -> None:
-        """Say nothing more, and ask nobody: it is taken over as that of a process that died."""
+        """Stop the heartbeats without any request: others can then take over as from a dead process."""
         self._ended.set()
 
     def _stop(self) -> bool:
-        """No beat comes any more. False where one is under way for so long that the claim may be taken over as that of
-        a process that died: it would come after whatever is said now."""
+        """Stop the heartbeats. Returns false if one has been in flight for so long that others may take over: it could
+        then arrive after anything that is written now."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(timeout=WATCHED)
@@ -155,12 +157,12 @@ class Claim:
 
 
 def is_of_claims(name: str) -> bool:
-    """Does a file behind the URL belong to those who write the run, and not to the run?"""
+    """Is a file behind the URL a claim, and not a part of the run?"""
     return name.startswith(f"{FOLDER}/")
 
 
 def newest(remote: RemoteFolder) -> Writer | None:
-    """Who has the run, or had it last; None where nobody ever wrote."""
+    """Return the current or last writer of the run; None if there never was one."""
     for _ in range(_ATTEMPTS):
         numbers = _numbers(remote)
         if not numbers:
@@ -171,7 +173,7 @@ def newest(remote: RemoteFolder) -> Writer | None:
 
 
 def read(remote: RemoteFolder, number: int) -> Writer | None:
-    """What the file of this number says; None where there is none. What cannot be understood was written by nobody."""
+    """Read the claim file of this number; None if it is missing. An invalid file counts as written by nobody."""
     try:
         found = json.loads(remote.read(_name(number)))
         return Writer(number, str(found["writer"]), str(found["by"]), found["beat"])
@@ -191,7 +193,7 @@ def _name(number: int) -> str:
 
 
 def _await_end(remote: RemoteFolder, before: Writer) -> None:
-    """Return once this writer is silent. Raises ConfigError where a beat comes, or somebody else takes it over."""
+    """Wait until this writer is silent. Raises ConfigError if it sends a heartbeat or another process takes over."""
     until = time.monotonic() + WATCHED
     while not before.is_silent and time.monotonic() <= until:
         time.sleep(WATCHED / 30)
@@ -202,23 +204,23 @@ def _await_end(remote: RemoteFolder, before: Writer) -> None:
             raise ConfigError(
                 given=f"{remote.url} is being written by another process ({now.by})",
                 allowed="one process per run",
-                fix="Wait until it has ended, or end it; to run beside it, set output to another URL.",
+                fix="Wait until it has ended, or end it. To run at the same time, set output to another URL.",
             )
         before = now  # a lower number: the claim was given back
 
 
 def _machine() -> str:
-    """Its name, and what tells containers of one name apart: the kernel's start, and the name space of pids."""
+    """Return the host name with a hash of boot id and pid namespace, which distinguishes containers of one name."""
     try:
         start = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
         known = hashlib.sha256((start + os.readlink("/proc/self/ns/pid")).encode()).hexdigest()[:8]
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         known = "unknown"
     return f"{socket.gethostname()} ({known})"
 
 
 def _has_died(by: str) -> bool:
-    """Whether `pid 4711 on HOST (12ab34cd)` names a process of this machine that has ended."""
+    """Does `pid 4711 on HOST (12ab34cd)` name a process of this machine that has ended?"""
     match = re.fullmatch(r"pid (\d+) on (.+)", by)
     if match is None or match[2] != _machine():
         return False

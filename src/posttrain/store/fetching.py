@@ -1,4 +1,4 @@
-"""Brings the run behind a URL onto this machine: to go on with it, or to read it."""
+"""Downloads the run behind a URL to this machine, to resume it or to read it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from posttrain.store.run_store import holds_run, require_run
 
 _OF_CHECKPOINT = re.compile(r"(checkpoints/step-(\d{6,}))/.+")
 ATTEMPTS = 3
-"""At a run that goes on: what was listed may be pruned before it is read."""
+"""Attempts to download a live run: a listed file may be pruned before it is read."""
 Say = Callable[[str], None]
 
 
 def folder_to_resume(run: str | PathLike[str], say: Say = lambda text: None) -> Path:
-    """The folder in which a run goes on: of a URL its working folder, filled with what is there and the newest
-    checkpoint that verifies, unless this machine has written last.
+    """Return the folder in which a run can be resumed. For a URL, this is its working folder. Unless this machine wrote
+    last, the folder is filled from the URL, with the newest intact checkpoint.
 
-    Raises ConfigError where nothing can be resumed, or another process writes it; StorageError where it cannot be read.
+    Raises ConfigError if nothing can be resumed or another process writes the run, and StorageError if the URL cannot
+    be read.
     """
     if not is_url(run):
         return Path(run)
@@ -44,7 +45,7 @@ def folder_to_resume(run: str | PathLike[str], say: Say = lambda text: None) -> 
     _require_run(remote, names)
     writer = secrets.token_hex(8)
     mine = Claim(remote, writer)
-    mine.take()  # before anything is read: nobody else writes meanwhile
+    mine.take()  # before reading, so that nobody else writes in the meantime
     try:
         say(f"fetching {remote.url} into {folder}")
         with _filled(remote, folder, say, checkpoints=True) as part:
@@ -61,8 +62,8 @@ def folder_to_resume(run: str | PathLike[str], say: Say = lambda text: None) -> 
 
 
 def folder_to_read(run: str | PathLike[str], *, checkpoints: bool = False) -> Path:
-    """A folder that shows a run: of a URL its working folder, where this machine has written last, else a copy. That is
-    made anew each time, since the run may go on; with its newest checkpoint that verifies, if `checkpoints`."""
+    """Return a folder with the files of a run. For a URL, this is its working folder if this machine wrote last, else a
+    fresh copy, because the run may still train. With `checkpoints`, the copy has the newest intact checkpoint."""
     if not is_url(run):
         return Path(run)
     remote, folder = _open(run)
@@ -83,7 +84,7 @@ def _open(run: str | PathLike[str]) -> tuple[RemoteFolder, Path]:
 
 
 def _is_newest(folder: Path, remote: RemoteFolder) -> bool:
-    """Has this machine written last?"""
+    """Was this folder the last to write the run?"""
     kept, last = read_ledger(folder), claim.newest(remote)
     return kept is not None and last is not None and last.writer == kept.writer
 
@@ -93,15 +94,15 @@ def _require_run(remote: RemoteFolder, names: Iterable[str]) -> None:
         raise ConfigError(
             given=f"{remote.url} holds no run (it has no config.yaml)",
             allowed="the URL of a run that was started before",
-            fix="Name the URL that its `output` says, or start a run with `posttrain train CONFIG`.",
+            fix="Use the URL in the run's `output`, or start a run with `posttrain train CONFIG`.",
         )
 
 
 @contextmanager
 def _filled(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool) -> Iterator[Path]:
-    """What is behind the URL, in a folder that takes the place of `folder` as a whole, or not at all."""
+    """Download the URL into a temporary folder, and rename it to `folder` at the end: all or nothing."""
     for left in folder.parent.glob(f".{folder.name}.part-*"):
-        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):  # killed
+        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):  # its process was killed
             shutil.rmtree(left, ignore_errors=True)
     part = folder.with_name(f".{folder.name}.part-{os.getpid()}")
     try:
@@ -140,7 +141,7 @@ def _fetch(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool) -
 
 
 def _is_plain(name: str) -> bool:
-    """A name leads downwards, whoever has chosen it."""
+    """Is the name a relative path inside the folder? Anyone may have chosen the names behind a URL."""
     parts = PurePosixPath(name).parts
     return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
 

@@ -1,6 +1,6 @@
-"""The folder to name instead, if a user names the folder of a run or of a pipeline where a model's is needed.
+"""Finds the model folder to suggest, if a user gives the folder of a run or of a pipeline where a model is needed.
 
-Reads names and pipeline.json only; whether a checkpoint is intact is found where it is read.
+It reads only names and pipeline.json. The code that reads a checkpoint checks whether it is intact.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def is_pipeline(folder: Path) -> bool:
 
 
 def pipeline_around(run: Path) -> Path | None:
-    """The folder of the pipeline of which the run in this folder is a stage."""
+    """Return the folder of the pipeline that has this run as a stage; None if it belongs to none."""
     parent = run.resolve().parent
     return parent if (parent / SETTINGS).is_file() else None
 
 
 def finished_stages(pipeline: Path) -> list[Path]:
-    """The folders of their runs, in order: those that are there, if any is. Empty where no stage has finished, or where
-    pipeline.json cannot be read."""
+    """Return the run folders of the finished stages, in order: the existing ones, or all of them if none exists. Empty
+    if no stage has finished, or if pipeline.json cannot be read."""
     try:
         stages = json.loads((pipeline / PROGRESS).read_text(encoding="utf-8"))["stages"]
         finished = [pipeline / stage["folder"] for stage in stages if stage["status"] == "finished"]
@@ -36,7 +36,7 @@ def finished_stages(pipeline: Path) -> list[Path]:
 
 
 def last_stage(pipeline: Path) -> Path:
-    """The run of its last stage. Raises ModelError while that is not finished, naming those that are."""
+    """Return the run folder of the last stage. Raises ModelError if it is not finished, and names the finished ones."""
     try:
         entries = json.loads((pipeline / PROGRESS).read_text(encoding="utf-8"))["stages"]
         last, is_done = pipeline / entries[-1]["folder"], entries[-1]["status"] == "finished"
@@ -49,21 +49,21 @@ def last_stage(pipeline: Path) -> Path:
     raise ModelError(
         given=f"{pipeline} is the folder of a pipeline, and {which} has {'not ' if stages else ''}finished yet",
         allowed="a model folder, or the folder of a run or of a finished pipeline",
-        fix=f"Give that of a finished stage: {' or '.join(stages)}; or `posttrain resume {pipeline}`."
+        fix=f"Give the folder of a finished stage: {' or '.join(stages)}; or run `posttrain resume {pipeline}`."
         if stages
         else f"`posttrain resume {pipeline}` continues it.",
     )
 
 
 def newest_model(run: Path) -> Path | None:
-    """The model folder of the newest checkpoint, by its name; None without one."""
+    """Return the model folder of the newest checkpoint, by folder names only; None if there is none."""
     models = [file.parent for file in run.glob("checkpoints/step-*/model/config.json")]
     steps = {int(name): model for model in models if (name := model.parent.name.removeprefix("step-")).isdecimal()}
     return steps[max(steps)] if steps else None
 
 
 def model_to_give(folder: Path) -> str:
-    """Which model the run or the pipeline in this folder has trained, in a sentence; "" for any other folder.
+    """Return a sentence that names the trained model of the run or pipeline in this folder; "" for any other folder.
 
     >>> model_to_give(Path("runs/none"))
     ''

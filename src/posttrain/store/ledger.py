@@ -1,4 +1,4 @@
-"""A working folder's knowledge of its run's URL: who owns it, and which of its files equal the local ones."""
+"""The ledger of a working folder: the run's URL, its writer, and which remote files equal the local ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from posttrain.files import write_atomically
 
 LEDGER = ".carried.json"
 Stamp = tuple[int, int]
-"""Bytes of a file, and when it changed (ns)."""
+"""Size of a file in bytes, and its modification time in nanoseconds."""
 
 
 class Kept(NamedTuple):
-    """What `LEDGER` says."""
+    """The content of the ledger."""
 
     url: str
     writer: str
@@ -22,13 +22,13 @@ class Kept(NamedTuple):
 
 
 def stamp_of(file: Path) -> Stamp:
-    """Raises FileNotFoundError where it has gone."""
+    """Return the stamp of a file. Raises FileNotFoundError if the file is gone."""
     status = file.lstat()
     return status.st_size, status.st_mtime_ns
 
 
 def read_ledger(folder: Path) -> Kept | None:
-    """None where there is none, or none that can be understood: then everything is carried again."""
+    """Read the ledger; None if it is missing or invalid. Everything is then uploaded again."""
     try:
         found = json.loads((folder / LEDGER).read_text(encoding="utf-8"))
         files = {str(name): (int(size), int(time)) for name, (size, time) in found["files"].items()}

@@ -1,7 +1,7 @@
-"""A folder behind a URL, as fsspec opens it: whole files that are put, read and removed, and nothing else.
+"""A folder behind a URL, opened with fsspec. It only writes, reads and removes whole files.
 
-Object stores put a file at once, and have no rename. Where there are folders (file://), a file is put beside its place
-and renamed.
+Object stores write a file atomically and have no rename. With real folders (file://), a file is written under a
+temporary name next to its place and then renamed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from posttrain.errors import ConfigError, StorageError
 
 T = TypeVar("T")
 PART = ".part-"
-"""In the names of files that are not whole yet, where there are folders."""
+"""Part of the temporary name of an incomplete file (file:// only)."""
 
 
 class Gone(StorageError):
-    """It is not there, or not there any more."""
+    """The file does not exist, or no longer exists."""
 
 
 class Taken(StorageError):
-    """It is there already."""
+    """The file exists already."""
 
 
 class RemoteFolder:
-    """Every method raises `StorageError` with the cause, without secrets."""
+    """A folder behind a URL. Every method raises `StorageError` with the cause, without secrets."""
 
     def __init__(self, url: str) -> None:
-        """Connects with nothing yet. Raises ConfigError where the package for the protocol is not installed."""
+        """Does not connect yet. Raises ConfigError if the package for the protocol is not installed."""
         self.url = url.rstrip("/")
         self.protocol = url.partition("://")[0]
         self.has_folders = self.protocol == "file"
@@ -52,7 +52,7 @@ class RemoteFolder:
             ) from error
 
     def put(self, file: Path, name: str) -> None:
-        """A file of this machine, in place of what is there. Raises FileNotFoundError where the file has gone."""
+        """Upload a local file, replacing the remote one. Raises FileNotFoundError if the local file is gone."""
         self._do(
             name, lambda: self._at_once(name, lambda path: self._files.put_file(str(file), path), os.replace), file
         )
@@ -61,12 +61,12 @@ class RemoteFolder:
         self._do(name, lambda: self._at_once(name, lambda path: self._files.pipe_file(path, content), os.replace))
 
     def create(self, name: str, content: bytes) -> None:
-        """Only where there is no file of this name; of several who try at once, one succeeds. Raises `Taken`."""
+        """Create a file. Raises `Taken` if it exists. If several processes try at the same time, one succeeds."""
         how = {} if self.has_folders else {"mode": "create"}
         self._do(name, lambda: self._at_once(name, lambda path: self._files.pipe_file(path, content, **how), os.link))
 
     def _at_once(self, name: str, write: Callable[[str], None], settle: Callable[[str, str], None]) -> None:
-        """An object store does so by itself; where there are folders, beside its place, which it takes by `settle`."""
+        """Write atomically. Object stores do so themselves; with folders, write a temporary file, then `settle` it."""
         if not self.has_folders:
             write(self._path(name))
             return
@@ -82,12 +82,12 @@ class RemoteFolder:
         return self._do(name, lambda: self._files.cat_file(self._path(name)))
 
     def get(self, name: str, file: Path) -> None:
-        """Copy it into a new file of this machine."""
+        """Download a file into a new local file."""
         file.parent.mkdir(parents=True, exist_ok=True)
         self._do(name, lambda: self._files.get_file(self._path(name), str(file)))
 
     def sizes(self, below: str = "") -> dict[str, int]:
-        """Bytes of each file in the folder `below`, by its name there; empty where nothing is."""
+        """Return the size in bytes of each file in the folder `below`, by its name there; empty if there are none."""
         place = self._path(below)
         found = self._do(below, lambda: self._files.find(place, detail=True))
         start = self._files._strip_protocol(place).rstrip("/") + "/"
@@ -95,7 +95,7 @@ class RemoteFolder:
         return {name: size for name, size in sizes.items() if name}
 
     def remove(self, names: Iterable[str]) -> None:
-        """Files; one that is not there is removed already. Folders that become empty go with them."""
+        """Remove files and the folders that become empty. A missing file is ignored."""
         for name in names:
             try:
                 self._do(name, lambda name=name: self._files.rm_file(self._path(name)))
@@ -104,7 +104,7 @@ class RemoteFolder:
             for above in list(PurePosixPath(name).parents)[:-1] if self.has_folders else ():
                 try:
                     self._files.rmdir(self._path(str(above)))
-                except OSError:  # it holds something else
+                except OSError:  # the folder is not empty
                     break
 
     def _path(self, name: str) -> str:
@@ -112,7 +112,7 @@ class RemoteFolder:
         return f"{self._root.rstrip('/')}/{name}" if name else self._root
 
     def _do(self, name: str, call: Callable[[], T], file: Path | None = None) -> T:
-        """Packages for fsspec raise whatever their clients raise: here it becomes one kind of error."""
+        """Call, and turn every exception into StorageError: packages for fsspec raise the errors of their clients."""
         try:
             return call()
         except Exception as error:
@@ -130,7 +130,7 @@ class RemoteFolder:
 
 
 def cause_of(error: BaseException) -> str:
-    """In one line, without secrets. An error of the system alone has a number, and one of a client its own words."""
+    """Return the message of an error in one line, without secrets, with its type if the message does not name it."""
     words: Any = " ".join(str(error).split()) or type(error).__name__
     named = words if type(error).__name__ in words else f"{words} ({type(error).__name__})"
     return str(redact(named))[:400]

@@ -1,24 +1,24 @@
-"""Writing the run folder, so that a kill at any moment leaves something that can be read and resumed.
+"""Writes the run folder, so that after a kill at any moment it can still be read and resumed.
 
-    config.yaml                   as resolved
-    metrics.jsonl, events.jsonl   one line per step or event, each written by one call; only the last can be cut
+    config.yaml                   the resolved config
+    metrics.jsonl, events.jsonl   one line per step or event, each written by one call; only the last can be cut off
     rollouts/step-000010.parquet  every completion of the step, see `rollout_table`
-    judgements/step-000010.jsonl  what judges were asked about it and said, where there is a judge
+    judgements/step-000010.jsonl  questions to judges about the step and their answers, if there is a judge
     checkpoints/                  see checkpoint.py
-    evaluation.json, error.json   replaced as a whole
-    timeline.json                 what engines, rewards and the trainer did when, see timeline.py
-    plan.json                     what the run was expected to need, see planning.py
-    compute.json                  how products run, see computing.py
-    data.json                     what the given rows were at the start, see same_data.py
-    start.json                    what the model was at the start, see same_model.py
-    rewards.json                  what the rewards were at the start, see same_rewards.py
-    settings.json                 the settings, and from which step on they held, see same_settings.py
-    references/                   what the reference says about them, see references.py
+    evaluation.json, error.json   always replaced as a whole
+    timeline.json                 activities of engines, rewards and the trainer over time, see timeline.py
+    plan.json                     expected memory and time of the run, see planning.py
+    compute.json                  how matrix products run, see computing.py
+    data.json                     fingerprint of the given rows at the start, see same_data.py
+    start.json                    fingerprint of the model at the start, see same_model.py
+    rewards.json                  fingerprint of the rewards at the start, see same_rewards.py
+    settings.json                 the settings, and the step from which they held, see same_settings.py
+    references/                   outputs of the reference model for the given rows, see references.py
     evidence/step-000010.json     the rows that made a loss or a gradient non-finite
     alarms/step-000010-KIND.jsonl the answers that an alarm points to, see alarms/respond.py
-    .lock                         held by the process that writes
-    .launcher                     held by the process that has started ranks on a cluster, see job_folder.py
-    .carried.json                 which files are behind the URL of the run, see carrier.py
+    .lock                         locked by the process that writes the run
+    .launcher                     locked by the process that has started ranks on a cluster, see job_folder.py
+    .carried.json                 the files that are behind the URL of the run, see carrier.py
 
 JSON has no NaN and no infinity: a number that is not finite is written as null.
 """
@@ -73,11 +73,11 @@ EVALUATION = "evaluation.json"
 
 _MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "checkpoints")
 _LASTING = ("error", "guard", "resume")
-"""Events that a resume keeps, whatever their step: they happened, and the repeated steps will not tell of them."""
+"""Kinds of events that a resume keeps for every step: they happened, and the repeated steps do not record them."""
 
 
 class Recorded(Protocol):
-    """Something that is kept as a line of JSON."""
+    """A record that is stored as a line of JSON."""
 
     def to_json(self) -> dict[str, Any]: ...
 
@@ -85,22 +85,22 @@ class Recorded(Protocol):
 class RunStore:
     """The writer of one run folder; a context manager that holds the folder's lock.
 
-    Make it with `RunStore.create` or `RunStore.open`. Every method raises `DoesNotFit` when the disk is full and
-    `ConfigError` when the folder cannot be written.
+    Make it with `RunStore.create` or `RunStore.open`. Every method raises `DoesNotFit` if the disk is full and
+    `ConfigError` if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, lock: RunLock) -> None:
         self.folder, self._lock = folder, lock
         self.timeline = Timeline()
-        """The timeline of a run whose engines are processes; other runs never open it."""
+        """Timeline of a run whose engines are processes; other runs never open it."""
         self.carrier = Carrier(folder)
-        """The carrier of a run whose output is a URL; other runs never open it."""
+        """Uploader of a run whose output is a URL; other runs never open it."""
 
     @classmethod
     def create(cls, folder: Path, config: str) -> RunStore:
-        """Start a run in a folder that holds none, with the text of its config.
+        """Start a run in a folder without a run. `config` is the text of its config.
 
-        A run that failed before it began (its data could not be read, say) leaves a folder that can be used again.
+        If a run failed before it began (for example, because of unreadable data), its folder can be used again.
         """
         with _explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ class RunStore:
             if never_began(folder):
                 for name in ("error.json", "events.jsonl", "config.yaml", "compute.json", "plan.json", "timeline.json"):
                     (folder / name).unlink(missing_ok=True)
-                for name in ("tracking", "tensorboard"):  # to a tracker the next attempt is another run
+                for name in ("tracking", "tensorboard"):  # for a tracker, the next attempt is a new run
                     shutil.rmtree(folder / name, ignore_errors=True)
             for name in ("rollouts", "checkpoints"):
                 (folder / name).mkdir(exist_ok=True)
@@ -124,9 +124,9 @@ class RunStore:
 
     @classmethod
     def open(cls, folder: Path, patience: float = 0.0) -> RunStore:
-        """Go on writing the run that a folder holds; call `truncate_after` with the step of the checkpoint next.
+        """Continue to write the run in a folder. Next, call `truncate_after` with the step of the checkpoint.
 
-        `patience`: seconds in which another process that writes it may end.
+        `patience`: seconds to wait for another process that writes it to end.
         """
         require_run(folder)
         with _explained(folder):
@@ -138,7 +138,7 @@ class RunStore:
 
     @classmethod
     def aside(cls, folder: Path) -> RunStore:
-        """Results computed beside a run go into a folder of their own. It is not a run: it has no config.yaml."""
+        """Open an empty folder for results that are computed separately. It is not a run: it has no config.yaml."""
         with _explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
@@ -156,7 +156,7 @@ class RunStore:
         self.close()
 
     def close(self) -> None:
-        """End the timeline, and let go of the URL and the lock."""
+        """End the timeline, and release the URL and the lock."""
         self.timeline.close()
         self.carrier.close(begun=self.has_begun)
         self._lock.release()
@@ -171,31 +171,31 @@ class RunStore:
         return _has_begun(self.folder)
 
     def config(self, text: str) -> Path:
-        """config.yaml."""
+        """Write config.yaml."""
         return self._replace("config.yaml", text.encode())
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl: `{"step": step, **values}`. ConfigError where the run was taken over elsewhere."""
+        """Append `{"step": step, **values}` to metrics.jsonl. Raises ConfigError if another process took over."""
         self.carrier.require()
         self._append("metrics.jsonl", {"step": step, **values})
 
     def event(self, kind: EventKind, message: str, *, step: int | None = None, **details: Any) -> None:
-        """One line of events.jsonl, with the time (UTC) and whatever details there are."""
+        """Append an event to events.jsonl, with the time (UTC) and the details."""
         at = {} if step is None else {"step": step}
         self._append("events.jsonl", {"time": _now(), **at, "kind": kind, "message": message, **details})
 
     def samples(self, text: str) -> Path:
-        """samples.txt."""
+        """Write samples.txt."""
         return self._replace("samples.txt", text.encode())
 
     def rollouts(self, step: int, table: pa.Table) -> Path:
-        """`rollouts/step-NNNNNN.parquet`: there as a whole, or not at all."""
+        """Write `rollouts/step-NNNNNN.parquet` atomically."""
         buffer = io.BytesIO()
         parquet.write_table(table, buffer, compression="zstd")
         return self._replace(f"rollouts/step-{step:06d}.parquet", buffer.getvalue())
 
     def judgements(self, step: int, judgements: Sequence[Recorded]) -> None:
-        """`judgements/step-NNNNNN.jsonl`, one line per judgement; no file without any."""
+        """Write `judgements/step-NNNNNN.jsonl`, one line per judgement; no file if there are none."""
         if not judgements:
             return
         with _explained(self.folder):
@@ -204,14 +204,14 @@ class RunStore:
         self._replace(f"judgements/step-{step:06d}.jsonl", lines)
 
     def record(self, name: str, content: Mapping[str, Any]) -> Path:
-        """A file of facts that a resumed run relies on, such as evaluation.json: sealed, see `write_sealed`."""
+        """Write a file of facts that a resumed run relies on, such as evaluation.json, with a seal: `write_sealed`."""
         with _explained(self.folder):
             write_sealed(self.folder / name, _dump(content, indent=1))
         return self.folder / name
 
     def read_record(self, name: str) -> dict[str, Any] | None:
-        """Reads the file of `record`; None if there is none, as in a run of an earlier version. A damaged file is a
-        warning."""
+        """Read a file of `record`; None if it is missing, as in a run of an earlier version. A damaged file gives a
+        warning and None."""
         try:
             found = read_sealed_json(self.folder, name)
         except Missing:
@@ -219,32 +219,32 @@ class RunStore:
         except Damaged as damage:
             found, fault = None, str(damage)
         else:
-            fault = f"{name} is no JSON object"
+            fault = f"{name} is not a JSON object"
         if isinstance(found, dict):
             return found
-        self.event("warning", f"{fault}: it cannot be checked whether it is still the same as at the start", about=name)
+        self.event("warning", f"{fault}: cannot check whether it is still the same as at the start", about=name)
         return None
 
     def plan(self, content: Mapping[str, Any]) -> Path:
-        """plan.json, which nothing depends on: no time is spent on making it survive a loss of power."""
+        """Write plan.json, without syncing it to disk: nothing depends on it."""
         with _explained(self.folder):
             write_atomically(self.folder / "plan.json", _dump(content, indent=1))
         return self.folder / "plan.json"
 
     def evidence(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
-        """`evidence/step-NNNNNN.json`: the rows that stopped the run. Numbers that are not finite are texts here."""
+        """Write `evidence/step-NNNNNN.json`: the rows that stopped the run. Non-finite numbers are written as text."""
         with _explained(self.folder):
             (self.folder / "evidence").mkdir(exist_ok=True)
         return self._replace(f"evidence/step-{step:06d}.json", _dump(list(rows), indent=1, unfinite=str))
 
     def suspicious(self, step: int, alarm: str, rows: Sequence[Mapping[str, Any]]) -> Path:
-        """`alarms/step-NNNNNN-ALARM.jsonl`: the answers that an alarm points to, the most suspicious first."""
+        """Write `alarms/step-NNNNNN-ALARM.jsonl`: the answers that an alarm points to, most suspicious first."""
         with _explained(self.folder):
             (self.folder / "alarms").mkdir(exist_ok=True)
         return self._replace(f"alarms/step-{step:06d}-{alarm}.jsonl", b"".join(_dump(row) + b"\n" for row in rows))
 
     def error(self, error: BaseException, step: int | None = None) -> Path:
-        """error.json, and the event that goes with it."""
+        """Write error.json and the event for it."""
         exit_code = getattr(error, "exit_code", 1)
         kind = type(error).__name__
         self.event("error", f"{kind}: {error}", step=step, exit_code=exit_code)
@@ -258,43 +258,43 @@ class RunStore:
         return self._replace("error.json", _dump(content, indent=1))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl so far; a line that was cut by a kill is left out."""
+        """Return the rows of metrics.jsonl so far, without a line that a kill has cut off."""
         rows = (_parse(line) for line in self._lines("metrics.jsonl"))
         return [row for row in rows if row is not None]
 
     def read_evaluation(self) -> tuple[dict[str, Any], str]:
-        """The content of evaluation.json, empty before the first evaluation, and what is wrong with the file.
+        """Return the content of evaluation.json (empty before the first evaluation), and the fault of the file or "".
 
-        Of a file that is lost or damaged the baseline is known all the same where events.jsonl tells of it.
+        If the file is missing or damaged, the baseline comes from events.jsonl, if it is there.
         """
         baseline = self.read_evaluation_of("baseline")
         try:
             found = read_sealed_json(self.folder, EVALUATION)
             if isinstance(found, dict):
                 return found, ""
-            fault = f"{EVALUATION} is no JSON object"
-        except Missing as missing:  # as in a run that measures nothing
+            fault = f"{EVALUATION} is not a JSON object"
+        except Missing as missing:  # no fault if the run measures nothing
             fault = "" if baseline is None else str(missing)
         except Damaged as damage:
             fault = str(damage)
         return ({} if baseline is None else {"baseline": baseline}), fault
 
     def read_evaluation_of(self, name: str) -> dict[str, Any] | None:
-        """The last event about the evaluation of this name; None if there was none yet."""
+        """Return the evaluation in the last event with this name; None if there is none yet."""
         about = [event for event in self.read_events("evaluation") if event.get("message") == name]
         found = about[-1].get("evaluation") if about else None
         return found if isinstance(found, dict) else None
 
     def read_events(self, kind: EventKind) -> list[dict[str, Any]]:
-        """The events of a kind so far; a line that was cut by a kill is left out."""
+        """Return the events of a kind so far, without a line that a kill has cut off."""
         events = (_parse(line) for line in self._lines("events.jsonl"))
         return [event for event in events if event is not None and event.get("kind") == kind]
 
     def truncate_after(self, step: int) -> None:
-        """Make the folder that of a run which has just finished `step`, and record what went.
+        """Reset the folder to the state after `step`, and record what was removed.
 
-        Later metrics, events, rollouts, judgements and evidence are removed, and error.json with them, because the
-        resumed run writes them again. So is a line that was cut by a kill. Errors, guards and resumes stay on record.
+        Metrics, events, rollouts, judgements, evidence and alarms of later steps are removed, and error.json, because
+        the resumed run writes them again. So is a line that a kill has cut off. Errors, guards and resumes are kept.
         """
         with _explained(self.folder):
             rows, cut_rows = self._keep_lines("metrics.jsonl", lambda row: row.get("step", 0) <= step)
@@ -310,7 +310,7 @@ class RunStore:
         self.event("resume", message, step=step, dropped=dropped)
 
     def _step_files(self) -> Iterator[tuple[int, Path]]:
-        """(step, file) of all that one step has left in files of its own."""
+        """Yield (step, file) for all files that belong to one step."""
         kinds = {"rollouts": "parquet", "judgements": "jsonl", "evidence": "json", "alarms": "jsonl"}
         for name, suffix in kinds.items():
             for file in names_inside(self.folder, name):
@@ -318,7 +318,7 @@ class RunStore:
                     yield int(match[1]), self.folder / name / file
 
     def _keep_lines(self, name: str, keep: Callable[[dict[str, Any]], bool]) -> tuple[int, int]:
-        """Rewrite a file of JSON lines; returns how many lines were not kept, and how many could not be read."""
+        """Rewrite a file of JSON lines. Returns how many lines were dropped, and how many could not be read."""
         lines = self._lines(name)
         rows = [(line, _parse(line)) for line in lines]
         kept = [line for line, row in rows if row is not None and keep(row)]
@@ -346,14 +346,14 @@ class RunStore:
 
 
 ASKED_EVERY = 1.0
-"""Seconds between two looks at a lock that another process holds."""
+"""Seconds between two attempts to get a lock that another process holds."""
 
 
 class RunLock:
-    """Keeps two processes from writing the same run.
+    """A lock that keeps two processes from writing the same run.
 
-    The kernel holds the lock (flock) and lets go of it when the process dies, so a kill leaves nothing to tidy up. A
-    child that outlives it, such as a reward worker, may still hold the lock: that of a dead process is taken over.
+    The kernel releases the lock (flock) when the process dies, so a kill leaves nothing to clean up. A child that
+    outlives the process, such as a reward worker, may still hold it: the lock of a dead process is taken over.
     """
 
     def __init__(self, folder: Path, patience: float = 0.0, *, name: str = ".lock") -> None:
@@ -369,7 +369,7 @@ class RunLock:
             self._descriptor = None
 
     def _acquire(self, wait: bool) -> int | None:
-        """The descriptor that holds the lock; None where another process does, and may still let go of it."""
+        """Return the descriptor that holds the lock; None if another process holds it and there is time to wait."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -382,7 +382,7 @@ class RunLock:
                 raise ConfigError(
                     given=f"{self.path.parent} is being written by another process ({owner or 'unknown'})",
                     allowed="one process per run folder",
-                    fix="Wait until it has ended, or end it; to run beside it, set output to another folder.",
+                    fix="Wait until it has ended, or end it. To run at the same time, set output to another folder.",
                 ) from None
             self.path.unlink(missing_ok=True)
             return self._acquire(wait)
@@ -393,7 +393,7 @@ class RunLock:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Turn an `OSError` into the error that says what to do about it."""
+    """Turn an `OSError` into an error that says how to fix it."""
     try:
         yield
     except OSError as error:
@@ -415,7 +415,7 @@ def _dump(value: Any, indent: int | None = None, unfinite: Callable[[float], Any
 
 
 def _plain(value: Any, unfinite: Callable[[float], Any]) -> Any:
-    """What JSON can hold: tensors and numpy scalars as numbers, paths as text, no NaN."""
+    """Convert a value to what JSON can hold: tensors and numpy scalars as numbers, paths as text, no NaN."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item, unfinite) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -428,7 +428,7 @@ def _plain(value: Any, unfinite: Callable[[float], Any]) -> Any:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The object on a line; None where there is none, or where its end is missing."""
+    """Return the JSON object on a line; None if there is none, or if the line is cut off."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
@@ -437,7 +437,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def holds_run(folder: Path) -> bool:
-    """Is there a run that can be resumed? One that failed before it began is started anew."""
+    """Is there a run that can be resumed? A run that failed before it began is started again instead."""
     return (folder / "config.yaml").is_file() and not never_began(folder)
 
 
@@ -447,12 +447,12 @@ def require_run(folder: Path) -> None:
         raise ConfigError(
             given=f"{folder} holds no run (it has no config.yaml)",
             allowed="the folder of a run that was started before",
-            fix="Name the folder that the run printed when it started, or start one with `posttrain train CONFIG`.",
+            fix="Use the folder that the run printed when it started, or start a run with `posttrain train CONFIG`.",
         )
 
 
 def require_unused(folder: Path) -> None:
-    """Raise ConfigError for a folder that holds a run; one that never began is none."""
+    """Raise ConfigError for a folder that holds a run. A run that never began does not count."""
     if not never_began(folder) and any((folder / mark).exists() for mark in _MARKS):
         raise ConfigError(
             given=f"output = {folder}, which already holds a run",
@@ -462,7 +462,7 @@ def require_unused(folder: Path) -> None:
 
 
 def never_began(folder: Path) -> bool:
-    """Is there what a run has left that failed before it measured, trained or saved anything?"""
+    """Does the folder belong to a run that failed before it measured, trained or saved anything?"""
     return (folder / "error.json").exists() and not _has_begun(folder)
 
 
@@ -480,7 +480,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _is_dead(owner: str) -> bool:
-    """Whether `pid 4711 on HOST` names a process that has ended; of another machine nothing can be said."""
+    """Does `pid 4711 on HOST` name a process that has ended? False for another machine, where nothing is known."""
     match = re.fullmatch(r"pid (\d+) on (\S+)", owner)
     return match is not None and match[2] == socket.gethostname() and not psutil.pid_exists(int(match[1]))
 

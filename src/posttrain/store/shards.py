@@ -1,10 +1,11 @@
-"""The training state of a job of several ranks: each writes its part of every tensor, and any number of ranks reads it.
+"""The training state of a job of several ranks. Each rank writes its part of every tensor; any number of ranks can
+read it.
 
     state/rank-00000.safetensors   parts of tensors: consecutive rows, or a block of rows and columns
     state/rank-00001.safetensors
-    state/shards.json              of each tensor its shape, and which file has which part of it; and the plain state
+    state/shards.json              shape of each tensor, the file of each of its parts, and the plain state
 
-Nothing is pickled, and the checkpoint's manifest has the SHA-256 of each file. A tensor is read whole, one at a time.
+Nothing is pickled, and the checkpoint's manifest has the SHA-256 of each file. Readers load one whole tensor at a time.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ INDEX = "shards.json"
 
 
 class Part(NamedTuple):
-    """What one rank holds of a tensor."""
+    """One rank's part of a tensor."""
 
     values: Tensor
     corner: tuple[int, ...]
-    """Number of its first row, of its first column and so on; () for a tensor without a dimension."""
+    """Offset of the part in each dimension: first row, first column and so on; () for a scalar."""
     shape: list[int]
-    """The shape of the whole tensor."""
+    """Shape of the whole tensor."""
 
 
 def file_of(rank: int) -> str:
@@ -41,7 +42,7 @@ def file_of(rank: int) -> str:
 
 
 def save_parts(folder: Path, rank: int, parts: Mapping[str, Part]) -> dict[str, Any]:
-    """Write what a rank holds; returns what the index has to know of it."""
+    """Write the parts of a rank, and return their entries for the index."""
     folder.mkdir(parents=True, exist_ok=True)
     held = {name: part for name, part in parts.items() if part.values.numel()}
     save_file({name: part.values.detach().cpu().contiguous() for name, part in held.items()}, folder / file_of(rank))
@@ -49,9 +50,9 @@ def save_parts(folder: Path, rank: int, parts: Mapping[str, Part]) -> dict[str, 
 
 
 def write_index(folder: Path, of_ranks: Iterable[Mapping[str, Any]], trees: Iterable[str], plain: Any) -> None:
-    """After all ranks have written theirs. `trees` are the names at the top, of which some may hold nothing yet.
+    """Write the index after all ranks have written their parts. `trees` are the top-level names; some may be empty.
 
-    Raises CheckpointError where a tensor has other shapes on two ranks.
+    Raises CheckpointError if a tensor has different shapes on two ranks.
     """
     tensors: dict[str, Any] = {}
     for found in of_ranks:
@@ -74,7 +75,7 @@ def is_sharded(folder: Path) -> bool:
 
 
 class Shards(Mapping[str, Tensor]):
-    """The tensors of a state folder by name; each is read when it is asked for."""
+    """The tensors of a state folder by name. Each is read on access."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -108,7 +109,7 @@ class Shards(Mapping[str, Tensor]):
 
 
 def read_state(folder: Path) -> tuple[Mapping[str, Any], Any]:
-    """(tree of tensors, plain), whoever wrote it; of what lies in parts a tensor is read when it is asked for."""
+    """Return (tree of tensors, plain value), sharded or not. In a sharded state, a tensor is read on access."""
     if not is_sharded(folder):
         return load_state(folder)
     shards = Shards(folder)
@@ -116,13 +117,13 @@ def read_state(folder: Path) -> tuple[Mapping[str, Any], Any]:
 
 
 class _Tree(Mapping[str, Any]):
-    """Names with "/" as a tree."""
+    """A view of names with "/" as a tree."""
 
     def __init__(self, shards: Shards, prefix: str) -> None:
         self.shards, self.prefix = shards, prefix
 
     def _names(self) -> dict[str, bool]:
-        """Each name below, and whether it is a tensor."""
+        """Return each name at this level, and whether it is a tensor."""
         below = (name.removeprefix(self.prefix) for name in self.shards if name.startswith(self.prefix))
         empty = {} if self.prefix else dict.fromkeys(self.shards.trees, False)
         return empty | {name.partition("/")[0]: "/" not in name for name in below}
@@ -141,23 +142,23 @@ class _Tree(Mapping[str, Any]):
 
 
 def _joined(parts: list[tuple[list[int], Tensor]], shape: list[int]) -> Tensor:
-    """The whole tensor in memory of its own; raises ValueError where a part is missing or two overlap."""
+    """Return the whole tensor in new memory. Raises ValueError if a part is missing or two parts overlap."""
     whole = parts[0][1].new_empty(shape)
     boxes = [_box(corner, values, shape) for corner, values in parts]
     if sum(values.numel() for _, values in parts) != whole.numel() or any(starmap(_meet, combinations(boxes, 2))):
-        raise ValueError(f"of its {shape} numbers, some are in no file or in two")
+        raise ValueError(f"some of its {shape} numbers are in no file or in two")
     for box, (_, values) in zip(boxes, parts, strict=True):
         whole[box] = values
     return whole
 
 
 def _corner(where: int | list[int]) -> list[int]:
-    """Where every part was of whole rows, the number of the first one was written."""
+    """Return the corner of a part. Earlier versions wrote only the first row, because parts were whole rows."""
     return [where] if isinstance(where, int) else where
 
 
 def _box(corner: list[int], values: Tensor, shape: list[int]) -> tuple[slice, ...]:
-    """As an index of the whole tensor; raises ValueError for one that is not inside of it."""
+    """Return the part as an index of the whole tensor. Raises ValueError if it is not inside the tensor."""
     starts = [*corner, *[0] * len(shape)][: len(shape)]
     ends = [start + size for start, size in zip(starts, values.shape, strict=True)]
     if any(not 0 <= start <= end <= most for start, end, most in zip(starts, ends, shape, strict=True)):

@@ -1,12 +1,12 @@
-"""timeline.json of a run: what engines, rewards and the trainer did when. Perfetto and chrome://tracing open it.
+"""timeline.json of a run: activities of engines, rewards and the trainer over time, for Perfetto and chrome://tracing.
 
-Trace Event Format, array form: one event a line, written as it happens. Readers do not need the closing bracket, so the
-file of a run that was killed opens too.
+It has the Trace Event Format, array form: one event per line, written as it happens. Readers do not need the closing
+bracket, so they can also open the file of a killed run.
 
     B, E   a span begins, ends       i   something happened       C   a counter changed       M   the name of a track
 
 After MOST_EVENTS, and when a run is resumed, the file becomes timeline.previous.json and a new one begins. So at most
-twice as many events are kept: always the newest.
+2 × MOST_EVENTS events are kept, always the newest.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from typing import Any
 
 FILE, PREVIOUS = "timeline.json", "timeline.previous.json"
 MOST_EVENTS = 100_000
-"""Most events of a file: some 10 MB, which viewers open in seconds."""
+"""Maximum events of a file: about 10 MB, which viewers open in seconds."""
 
 
 class Timeline:
-    """Writes nothing before it is opened. Threads may share it; spans of a track lie one inside another."""
+    """The writer of a timeline. It writes nothing until it is opened. Threads can share it; spans of a track nest."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._file: int | None = None
 
     def open(self, folder: Path, most: int = MOST_EVENTS) -> None:
-        """Write into a folder from now on."""
+        """Start to write into a folder."""
         with self._lock:
             self._path, self._most = folder / FILE, most
             self._since = time.time_ns() - time.monotonic_ns()
             self._tracks: dict[str, list[dict[str, Any]]] = {}
-            """Their spans that have begun and not ended."""
+            """Track -> its open spans."""
             self._counters: dict[str, dict[str, Any]] = {}
             self._begin_file()
 
     def close(self) -> None:
-        """End what is still open, and the file."""
+        """End all open spans and the file."""
         with self._lock:
             for track in self._tracks if self._file is not None else ():
                 while self._tracks[track]:
@@ -51,15 +51,15 @@ class Timeline:
             self._end_file()
 
     def begin(self, track: str, name: str, **args: Any) -> None:
-        """A span begins; `args` are shown with it."""
+        """Begin a span. Viewers show `args` with it."""
         self._put("B", track, name=name, args=args)
 
     def end(self, track: str) -> None:
-        """The span of a track that began last ends, if there is one."""
+        """End the innermost open span of a track, if there is one."""
         self._put("E", track)
 
     def switch(self, track: str, name: str = "", **args: Any) -> None:
-        """Begins a new activity on a track and ends the earlier one; without a name the track is idle."""
+        """End the current activity of a track and begin a new one. Without a name, the track is then idle."""
         with self._lock:
             self.end(track)
             if name:
@@ -67,7 +67,7 @@ class Timeline:
 
     @contextmanager
     def span(self, track: str, name: str, **args: Any) -> Iterator[None]:
-        """Around whatever takes a while."""
+        """Context manager for a span around a block of code."""
         self.begin(track, name, **args)
         try:
             yield
@@ -75,11 +75,11 @@ class Timeline:
             self.end(track)
 
     def instant(self, track: str, name: str, **args: Any) -> None:
-        """Something has happened."""
+        """Record a single event without duration."""
         self._put("i", track, name=name, s="t", args=args)
 
     def counter(self, name: str, value: float) -> None:
-        """A number that changes in the course of the run."""
+        """Record a number that changes during the run, if its value has changed."""
         self._put("C", name, name=name, args={name: value})
 
     # --- the file ----------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Timeline:
         return {"ph": "M", "pid": 1, "tid": place, "name": "thread_name", "args": {"name": track}}
 
     def _write(self, event: dict[str, Any]) -> None:
-        """A disk that is full ends the timeline, and not the run."""
+        """Write an event. A full disk ends the timeline, but not the run."""
         if self._file is not None:
             try:
                 os.write(self._file, (b",\n" if self._events else b"[\n") + json.dumps(event).encode())
@@ -125,7 +125,7 @@ class Timeline:
                 self._file = None
 
     def _begin_file(self) -> None:
-        """In which everything that goes on stands again, with the time when it began."""
+        """Begin a new file. It repeats the open spans with their start times, and the last counter values."""
         self._events = 0
         with suppress(OSError):
             if self._path.exists():

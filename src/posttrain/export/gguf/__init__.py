@@ -1,1 +1,1 @@
-"""GGUF, the one-file form that llama.cpp runs; needs the package gguf (extra `gguf`), which is imported on use."""
+"""GGUF, the single-file format of llama.cpp. It needs the package gguf (extra `gguf`), which is imported on use."""

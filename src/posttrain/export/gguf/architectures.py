@@ -1,7 +1,7 @@
-"""Which models can be written as GGUF, and what llama.cpp has to know of each.
+"""The model architectures that can be written as GGUF, and the metadata that llama.cpp needs for each.
 
-A GGUF file names an architecture, and what is not among its keys is as llama.cpp has it built in. So everything that a
-config could say otherwise is checked here: a setting that the file cannot hold would be a model that answers otherwise.
+A GGUF file names an architecture. Properties without a key are built into llama.cpp. So this file checks every setting
+of a config that the GGUF file cannot hold: a different value would give a model that answers differently.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from posttrain.errors import ModelError
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A decoder that llama.cpp computes and transformers reads back."""
+    """A decoder that llama.cpp can run and transformers can read back."""
 
     name: str
-    """The name in llama.cpp."""
+    """Name in llama.cpp."""
     requires: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Setting of the config -> the values that the file can hold."""
+    """Setting of the config -> values that the file can hold."""
     permutes: bool = False
-    """Rows of the query and key matrices are in the order of rotated pairs, not of halves (see tensors.py)."""
+    """True if rows of the query and key matrices are in the order of rotated pairs, not of halves (see writer.py)."""
     writes_head_dim: bool = False
-    """The width of a head is a key of its own; else it is that of the rotation."""
+    """True if the head dimension has its own key; else it equals the dimension of the rotation."""
 
 
 _PLAIN: Mapping[str, tuple[Any, ...]] = {"hidden_act": ("silu",), "attention_bias": (False, None)}
@@ -37,15 +37,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture(
         name="qwen3",
         writes_head_dim=True,
-        # transformers does not read the width of a head from the file and takes this one
+        # transformers does not read the head dimension from the file and always uses this one
         requires={**_PLAIN, "use_sliding_window": (False, None), "head_dim": (128,)},
     ),
 }
-"""model_type of transformers -> what is written."""
+"""model_type in transformers -> architecture to write."""
 
 
 def architecture_of(config: PreTrainedConfig) -> Architecture:
-    """Raises ModelError for a model whose every property the file cannot hold."""
+    """Return the architecture of a model. Raises ModelError if the file cannot hold all its properties."""
     found = ARCHITECTURES.get(config.model_type)
     if found is None:
         raise ModelError(
@@ -73,7 +73,7 @@ def head_dim(config: PreTrainedConfig) -> int:
 
 
 def metadata(config: PreTrainedConfig, found: Architecture) -> dict[str, int | float]:
-    """Key without the architecture's name -> value."""
+    """Return the metadata as key (without the architecture's name) -> value."""
     keys: dict[str, int | float] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,

@@ -1,7 +1,7 @@
-"""A tokenizer as GGUF holds it: byte-level BPE ("gpt2") or sentencepiece-like BPE ("llama").
+"""Converts a tokenizer to GGUF's form: byte-level BPE ("gpt2") or sentencepiece-like BPE ("llama").
 
-A file names the rule that splits text before merging, out of those that are built into llama.cpp; a tokenizer with any
-other rule is refused. Tokens of one character without merges (the built-in tiny models) are byte-level BPE, too.
+A file names the rule that splits text before merging. llama.cpp has a fixed set of rules, so a tokenizer with any other
+rule is refused. One-character tokens without merges (the built-in tiny models) are also written as byte-level BPE.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SPLITS: Mapping[str, str] = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)"
     r"|\s+": "llama-bpe",
 }
-"""Regular expression of the tokenizer -> what llama.cpp calls it."""
+"""Regular expression of the tokenizer -> its name in llama.cpp."""
 UNREACHABLE = -1e6
-"""Score of a piece that no merge makes."""
+"""Score of a piece that no merge produces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What is written about the tokenizer."""
+    """The entries about the tokenizer in the file."""
 
     model: str
     pre: str
@@ -39,14 +39,14 @@ class Vocabulary:
     types: Sequence[int]
     merges: Sequence[str]
     scores: Sequence[float] | None = None
-    """For "llama": pieces with a higher score are merged first."""
+    """Scores of the pieces, only for "llama": pieces with a higher score are merged first."""
     add_space_prefix: bool | None = None
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int) -> Vocabulary:
-    """`rows` of the embedding each get a token; spare ones are called [PAD0] and so on.
+    """Convert a tokenizer. Each of the `rows` of the embedding gets a token; unused rows get [PAD0] and so on.
 
-    Raises ModelError for a tokenizer that has no such form.
+    Raises ModelError for a tokenizer that GGUF cannot express.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -75,18 +75,18 @@ def _split_rule(pre: Mapping[str, Any]) -> str:
     steps = pre["pretokenizers"] if pre["type"] == "Sequence" else [pre]
     kinds = [step["type"] for step in steps]
     if any(step.get("add_prefix_space") for step in steps):
-        raise _no_form("a space that is put before each text (add_prefix_space)")
+        raise _no_form("a space before each text (add_prefix_space)")
     if kinds == ["ByteLevel"] and steps[0]["use_regex"]:
         return "gpt-2"
     if kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"] and steps[1]["use_regex"]:
         return "smollm"
     if kinds == ["Split", "ByteLevel"] and (rule := SPLITS.get(steps[0]["pattern"].get("Regex", ""))):
         return rule
-    raise _no_form(f"a rule of splitting text that has no name in llama.cpp ({', '.join(kinds)})")
+    raise _no_form(f"a rule for splitting text that has no name in llama.cpp ({', '.join(kinds)})")
 
 
 def _characters(parts: Mapping[str, Any], rows: int) -> Vocabulary:
-    """Byte-level BPE that never merges: what it makes of ASCII are its characters."""
+    """Convert a vocabulary of ASCII characters to byte-level BPE without merges."""
     special = {token["content"] for token in parts["added_tokens"]}
     spelled = bytes_to_unicode()
     vocab = {}
@@ -116,7 +116,7 @@ def _prepends(pre: Any) -> bool:
 
 
 def _tokens(parts: Mapping[str, Any], vocab: Mapping[str, int], rows: int) -> dict[str, Any]:
-    """`tokens` and `types`, one for each row of the embedding."""
+    """Return `tokens` and `types`, one for each row of the embedding."""
     tokens = [f"[PAD{number}]" for number in range(rows)]
     types = [TokenType.UNUSED] * rows
     for token, number in vocab.items():
@@ -135,7 +135,7 @@ def _merges(parts: Mapping[str, Any]) -> list[str]:
 
 
 def _has(part: Any, kind: str) -> bool:
-    """Whether a step of a tokenizer, or one inside of it, is of this type."""
+    """Is this part of a tokenizer, or a part inside it, of this type?"""
     if isinstance(part, list):
         return any(_has(inner, kind) for inner in part)
     if not isinstance(part, dict):
@@ -146,6 +146,6 @@ def _has(part: Any, kind: str) -> bool:
 def _no_form(what: str) -> ModelError:
     return ModelError(
         given=f"the tokenizer has {what}, which a GGUF file cannot express",
-        allowed="byte-level BPE with a known rule of splitting, BPE with byte fallback, or ASCII characters",
+        allowed="byte-level BPE with a known splitting rule, BPE with byte fallback, or ASCII characters",
         fix="Export with --to hf.",
     )

@@ -1,8 +1,8 @@
-"""Writing the file: keys, vocabulary, chat template, tensors; and beside it what GGUF has no key for.
+"""Writes the GGUF file: keys, vocabulary, chat template, tensors. Settings without a GGUF key go into another file.
 
-Weights as GGUF holds them: names, order of rows, precision.
+Names, row order and precision of the weights follow GGUF.
 
-llama.cpp rotates neighbouring components of a head, (2i, 2i + 1), for its architecture llama; transformers rotates
+For its architecture llama, llama.cpp rotates neighbouring components of a head, (2i, 2i + 1). transformers rotates
 component i with i + d/2. So the rows of each head's query and key matrices are written as 0, d/2, 1, d/2 + 1, ...
 """
 
@@ -33,25 +33,25 @@ KINDS = {
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
 }
 BLOCK = 32
-"""Weights that share a scale in q8_0; a matrix whose rows are no multiple of it is written as float16."""
+"""Number of weights that share a scale in q8_0. A matrix whose row length is not a multiple is written as float16."""
 
 
 class Encoded(NamedTuple):
     """One tensor of the file."""
 
     name: str
-    """In the file."""
+    """Name in the file."""
     data: np.ndarray
     kind: gguf.GGMLQuantizationType
     source: str
-    """In transformers."""
+    """Name in transformers."""
     meant: Tensor
-    """What a reader has to make of it, in float32 and in the order of transformers."""
+    """The values that a reader must get, in float32 and in the row order of transformers."""
 
 
 def encoded(model: PreTrainedModel, found: Architecture, dtype: str) -> Iterator[Encoded]:
-    """Every weight once: a tied head is left out, as readers take the embedding then. Raises ModelError for a weight
-    that has no name in GGUF."""
+    """Yield every weight once. A tied head is left out, because readers then use the embedding. Raises ModelError for a
+    weight without a name in GGUF."""
     config: Any = model.config
     kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == found.name)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
@@ -76,14 +76,14 @@ def encoded(model: PreTrainedModel, found: Architecture, dtype: str) -> Iterator
 
 
 def kind_of(values: np.ndarray, dtype: str) -> gguf.GGMLQuantizationType:
-    """Vectors (norms, biases) stay float32 in every file, as llama.cpp wants them."""
+    """Return the precision of a weight. Vectors (norms, biases) are always float32, as llama.cpp requires."""
     if values.ndim == 1:
         return KINDS["float32"]
     return KINDS["float16" if dtype == "q8_0" and values.shape[-1] % BLOCK else dtype]
 
 
 def in_pairs(values: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head from halves to pairs.
+    """Reorder the rows of each head from halves to pairs.
 
     >>> in_pairs(np.arange(8), heads=2).tolist()
     [0, 2, 1, 3, 4, 6, 5, 7]
@@ -101,7 +101,7 @@ _FILE_TYPES = {
 
 
 class _Writer(gguf.GGUFWriter):
-    """Also writes a list without entries: llama.cpp wants the key of the merges, even where there are none."""
+    """A writer that also writes empty lists: llama.cpp needs the key of the merges even if there are none."""
 
     def _pack_val(self, val: Any, vtype: gguf.GGUFValueType, add_vtype: bool, sub_type: Any = None) -> bytes:
         if vtype == gguf.GGUFValueType.ARRAY and len(val) == 0:
@@ -111,7 +111,7 @@ class _Writer(gguf.GGUFWriter):
 
 
 def write_gguf(loaded: LoadedModel, folder: Path, *, name: str, dtype: str) -> Written:
-    """Write `<name>-<dtype>.gguf` into `folder`. Raises ModelError for a model or a tokenizer that has no such form."""
+    """Write `<name>-<dtype>.gguf` into `folder`. Raises ModelError if GGUF cannot express the model or tokenizer."""
     model = loaded.model
     assert isinstance(model, PreTrainedModel)
     found = architecture_of(model.config)
@@ -159,7 +159,7 @@ def _add_vocabulary(writer: _Writer, words: Vocabulary) -> None:
 
 
 def _add_special(writer: _Writer, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int], pad_id: int) -> None:
-    """llama.cpp ends an answer at the ids of EOS, of a turn's end and of a message's end: one key for each."""
+    """Write the special tokens. llama.cpp has one key each for EOS, end of turn and end of message: all end answers."""
     own: Any = tokenizer.eos_token_id
     ends: Sequence[Any] = [own, *(i for i in eos_ids if i != own)] if own in eos_ids else eos_ids
     adds = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)

@@ -1,5 +1,5 @@
-// Keeps a page of the dashboard up to date: the server tells when files changed, and what they changed is put in its place.
-// Where the reader is stays as it is: zooms, open details, a text that is marked, a field with the keyboard in it.
+// Keeps a page of the dashboard up to date: the server announces changed files, and the changed parts are replaced.
+// The reader's state is kept: zooms, open details, selected text, the focused field.
 (() => {
   "use strict";
   const { live, seen: first } = document.body.dataset;
@@ -9,7 +9,7 @@
   const drawn = typeof Plots !== "undefined";
   let seen = first, told = first, busy = false, failures = 0, news = null;
 
-  // What the reader is at: it is not replaced under their hands.
+  // The element that the reader is using: it is not replaced.
   const inUse = (element) => {
     const marked = getSelection();
     return element.contains(document.activeElement) || (marked && !marked.isCollapsed && element.contains(marked.anchorNode));
@@ -19,7 +19,7 @@
     if (old.isEqualNode(fresh)) return;
     const plot = drawn && old.dataset.chart && old.dataset.chart === fresh.dataset.chart && Plots.plots.get(old.dataset.chart);
     if (plot) { plot.update(PlotData.page.charts[old.dataset.chart], fresh); return; }
-    if (old.matches("table[data-finds], [data-finder]") && fresh.matches("table[data-finds], [data-finder]")) return;  // table.js has them
+    if (old.matches("table[data-finds], [data-finder]") && fresh.matches("table[data-finds], [data-finder]")) return;  // table.js updates them
     if (old.tagName === "DETAILS" && fresh.tagName === "DETAILS") fresh.open = old.open;
     const [mine, theirs] = [[...old.children], [...fresh.children]];
     if (old.matches(INSIDE) && fresh.matches(INSIDE) && mine.length === theirs.length) mine.forEach((child, place) => put(child, theirs[place]));
@@ -56,12 +56,12 @@
         failures = 0;
       } else failures += 1;
     } catch { failures += 1; }
-    // A tenth of the time at most goes into pages that take long to make; what fails is tried again, ever later.
+    // At most a tenth of the time goes into slow pages; a failed request is tried again with growing delays.
     const pause = Math.max(500, 9 * (performance.now() - begun)) * 2 ** Math.min(failures, 6);
     setTimeout(() => { busy = false; if (told !== seen) update(); }, pause);
   };
 
-  // How long ago something was is counted on from when the page was made.
+  // Ages ("2 min ago") keep counting from the time when the page was made.
   const ago = (age) => {
     for (const [size, unit] of [[86400, "days"], [3600, "h"], [60, "min"]]) {
       if (age >= (unit === "days" ? 2 * size : size)) return `${Math.round(age / size)} ${unit} ago`;
@@ -82,7 +82,7 @@
     news.onerror = () => { sign.textContent = news.readyState === EventSource.CLOSED ? "not live" : "connection lost"; };
     news.onmessage = (event) => { told = event.data; if (!busy && told !== seen) update(); };
   };
-  // A browser keeps few connections to one server: pages that nobody sees give theirs back.
+  // A browser allows few connections to one server: hidden pages close theirs.
   document.addEventListener("visibilitychange", () => { if (document.hidden) news?.close(); else listen(); });
   listen();
 })();

@@ -1,5 +1,5 @@
 // Above: uPlot, copyright (c) 2022 Leon Sorokin, MIT License (uplot/LICENSE of the package posttrain).
-// Numbers for people, as svg.py writes them, and what x can count.
+// Numbers for people, formatted as in svg.py, and the units that x can have.
 const Numbers = (() => {
   "use strict";
   const withoutZeros = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);

@@ -1,4 +1,4 @@
-// One plot, drawn by uPlot in place of the picture that stands there without a script. Its legend hides lines, it can be
+// One plot, drawn by uPlot, which replaces the picture for pages without scripts. Its legend hides lines, it can be
 // zoomed (drag, or + and -; double click, or 0 for the whole range), its y axis can be logarithmic, and it can be saved.
 const Plot = (() => {
   "use strict";
@@ -149,7 +149,7 @@ const Plot = (() => {
       if (focused != null && document.activeElement === this.place) this.move(Math.min(focused, this.xs.length - 1));
     }
 
-    // The columns of uPlot, what each looks like, and between which of them it is filled.
+    // The columns of uPlot, their styles, and the pairs of columns between which the area is filled.
     columns() {
       const { chart } = this, weight = view.smoothing;
       const shown = chart.series.map((line, place) => ({ ...line, place, x: along(chart, line) })).filter((line) => !this.hidden.has(line.place));
@@ -290,7 +290,7 @@ const Plot = (() => {
       if (this.plot && width && width !== this.plot.width) this.plot.setSize({ width, height: this.height(width) });
     }
 
-    // Newer numbers of the same plot; what a reader has set stays.
+    // Update the numbers of the plot; the reader's settings are kept.
     update(chart, figure) {
       this.chart = chart;
       for (const name of [".hint", ".values"]) {
@@ -308,10 +308,10 @@ const Plot = (() => {
       this.draw();
     }
 
-    // Of the picture that the plot replaces.
+    // The label of the picture that the plot replaces.
     said(figure) { this.place.setAttribute("aria-label", figure.querySelector("svg").getAttribute("aria-label")); }
 
-    // --- what can be taken along
+    // --- saving the plot
 
     png() {
       this.built();

@@ -1,4 +1,4 @@
-// What the plots of a page share: the numbers of #chart-data, what x counts, how much lines are smoothed.
+// State that the plots of a page share: the numbers in #chart-data, the unit of x, the smoothing of lines.
 const PlotData = (() => {
   "use strict";
   const view = { x: "step", smoothing: 0 };
@@ -6,7 +6,7 @@ const PlotData = (() => {
 
   const unit = (chart) => (chart.x === "step" ? view.x : chart.x);
 
-  // The tokens or seconds of a step, from the two known ones around it; null where the run did not record them.
+  // The tokens or seconds of a step, interpolated between the two nearest points; null if the run did not record them.
   const timeOf = (clock, name, step) => {
     const known = clock?.[name];
     if (!known) return null;
@@ -24,7 +24,7 @@ const PlotData = (() => {
     return line.x.map((step) => timeOf(page.clocks[line.clock ?? 0], view.x, step));
   };
 
-  // Exponential moving average; divided by the weights so far, so that it does not start at 0.
+  // Exponential moving average, divided by the sum of its weights so that it does not start at 0.
   const smoothed = (values, weight) => {
     let sum = 0, weights = 0;
     return values.map((value) => {
@@ -35,7 +35,7 @@ const PlotData = (() => {
     });
   };
 
-  // Every line over the same ascending x: null where it has no point.
+  // Every line over the same ascending x, with null for missing points.
   const joined = (lines) => {
     const xs = [...new Set(lines.flatMap((line) => line.x.filter((x) => x != null)))].sort((a, b) => a - b);
     const places = new Map(xs.map((x, place) => [x, place]));
@@ -47,7 +47,7 @@ const PlotData = (() => {
     return { xs, spread };
   };
 
-  // The lines of a plot as a table. A name that a table program would take for a formula is text to it with a quote in front.
+  // The lines of a plot as CSV. A name that a spreadsheet would read as a formula gets a quote in front, to be text.
   const csv = (chart, hidden) => {
     const lines = chart.series.filter((_, place) => !hidden.has(place));
     const { xs, spread } = joined(lines), clock = chart.x === "step" && page.clocks.length === 1 ? page.clocks[0] : {};

@@ -1,5 +1,5 @@
-// All plots of a page, those near the window first, and the bar that says for all of them what x counts and how much
-// lines are smoothed.
+// All plots of a page, drawn when they come near the window, and the bar that sets the unit of x and the smoothing for
+// all of them.
 const Plots = (() => {
   "use strict";
   const { AXES } = Numbers, { view, page } = PlotData;

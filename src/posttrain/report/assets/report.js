@@ -1,4 +1,4 @@
-// Shows what is known of a token, and switches between light and dark. The page is complete without it.
+// Shows the facts about a token, and switches between light and dark. The page is complete without this script.
 (() => {
   "use strict";
   const tip = document.createElement("div");

@@ -1,5 +1,5 @@
-// A table that can be searched, filtered and sorted: `table[data-finds]`. Its rows say in data-… what is filtered by, its
-// cells in data-sort what they are sorted by where that is not their text. What was chosen stands in the address.
+// A table that can be searched, filtered and sorted: `table[data-finds]`. Rows have the values to filter by in data-…,
+// cells have the value to sort by in data-sort if it is not their text. The address holds the chosen search and order.
 const Tables = (() => {
   "use strict";
   const table = document.querySelector("table[data-finds]");
@@ -12,7 +12,7 @@ const Tables = (() => {
     const cell = row.cells[place], told = cell.dataset.sort ?? cell.textContent.trim();
     return told !== "" && Number.isFinite(Number(told)) ? Number(told) : told.toLowerCase();
   };
-  // Numbers before words, and what is not known at the end, whichever way.
+  // Numbers come before words, and unknown values last, in both directions.
   const compared = (one, two, down) => {
     if (one === "" || two === "") return (one === "") - (two === "");
     const order = typeof one === typeof two ? (one < two ? -1 : Number(one > two)) : (typeof one === "number" ? -1 : 1);
@@ -65,7 +65,7 @@ const Tables = (() => {
     apply();
   };
 
-  // Newer rows; which were chosen, and where the keyboard is, stays.
+  // Update the rows; the chosen rows and the keyboard focus are kept.
   const refresh = (page) => {
     const fresh = page.querySelector("table[data-finds]"), body = table.tBodies[0];
     if (!fresh) return;

@@ -1,8 +1,8 @@
 """`posttrain dash`: the runs below a folder, in a browser of the same machine.
 
-    runs.py     which runs there are and how they stand, read anew whenever somebody looks
-    pages.py    what is shown: all runs, several on the same plots, what was sampled in a step
-    server.py   who may look: this machine alone, with the token that was printed, and nothing but reading
+    runs.py     the list of runs and the state of each, read again for every request
+    pages.py    the pages: all runs, several runs on the same plots, the samples of a step
+    server.py   access control: only this machine, only with the printed token, and read-only
 
-Nothing here writes into a run folder or talks to a run: training does not notice whether somebody looks.
+Nothing here writes into a run folder or talks to a run, so the dashboard cannot affect training.
 """

@@ -1,7 +1,7 @@
-"""News of runs while somebody looks: server-sent events, each the name of a newer state of their files.
+"""Live updates of open pages: server-sent events, each the name (a hash) of a newer state of the runs' files.
 
-A page carries the name of the state that it shows. It listens, asks for itself again when another name comes, and puts
-in what is new (assets/live.js). Nothing but names is sent, so that all that is shown comes from one place.
+A page carries the name of the state that it shows. When an event brings another name, the page requests itself again
+and replaces the parts that changed (assets/live.js). Events carry only names, so all content comes from one place.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from pathlib import Path
 from posttrain.report.dashboard.runs import Place, Standing, marks_of
 
 SECONDS, QUIET = 1.0, 15.0
-"""Between two looks, and after which something is sent without news: it tells whether the listener is still there."""
+"""Seconds between two looks at the files, and seconds without news after which a comment is sent: sending fails if the
+listener is gone."""
 SLICE = 0.25
 MOST_LISTENERS = 24
 
 
 def state_of_all(place: Place, found: Sequence[Standing]) -> str:
-    """The name of what the page of all runs shows."""
+    """Return the name of the state that the page of all runs shows."""
     return _named([*((run.name, run.state, run.marks) for run in found), *place.pages])
 
 
 def state_of_runs(folders: Sequence[Path]) -> str:
-    """The name of what is on file of some runs."""
+    """Return the name of the state of some runs' files."""
     return _named([marks_of(folder) for folder in folders])
 
 
@@ -36,21 +37,21 @@ def _named(what: object) -> str:
 
 
 class News:
-    """Tells listeners of new states; looks at the files once a second at most, however many there are."""
+    """Sends new states to listeners. It looks at the files at most once a second, for any number of listeners."""
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
-        """`stopping`: whether the server wants to end, which it cannot while somebody listens."""
+        """`stopping` says whether the server is shutting down: it cannot end while a listener is connected."""
         self._stopping = stopping
         self._known: dict[str, tuple[float, str]] = {}
         self._lock = threading.Lock()
         self._took = 0.0
-        """Seconds of the last look, without the wait for those of others."""
+        """Duration of the last look in seconds, without the wait for the lock."""
         self.listeners = 0
 
     async def of(self, what: str, look: Callable[[], str], seen: str) -> AsyncIterator[str]:
-        """Events for one listener, until it leaves: `what` is the same for all who are to hear the same."""
+        """Yield events for one listener until it leaves. Listeners with the same `what` share their looks."""
         if self.listeners >= MOST_LISTENERS:
-            return  # several asked at once, and each was let in
+            return  # several connected at the same time and all passed the server's check
         self.listeners += 1
         try:
             said = time.monotonic()

@@ -1,5 +1,5 @@
-"""The pages of `posttrain dash` beside the report of a run: all runs, several runs in the same plots, the samples of a
-step."""
+"""The pages of `posttrain dash` besides the report of a run: all runs, several runs on the same plots, the samples of
+a step."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from posttrain.report.text import cut, escaped
 
 NEWS = "/news"
 MOST_OVERLAID = 6
-"""As many colours as there are."""
+"""Maximum number of runs on the same plots: the number of colours."""
 GROUPS_PER_PAGE, ROWS_PER_GROUP = 10, 64
-_REWARD = Plot(title="Reward", metrics={"reward": "mean"}, hint="Of the answers that were trained on.", low=None)
+_REWARD = Plot(title="Reward", metrics={"reward": "mean"}, hint="Mean over the answers that were trained on.", low=None)
 _WORDS = {
     "running": "running",
     "finished": "finished",
@@ -43,12 +43,12 @@ _SHOW = {
 
 
 def run_address(name: str) -> str:
-    """The report of a run; pages of comparisons lead there by the same relative links as on disk."""
+    """Return the address of a run's report. The relative links of comparison pages lead there as they do on disk."""
     return f"/runs/{quote(name)}/report.html"
 
 
 def live(runs: Sequence[str], seen: str) -> Live:
-    """Of a page about these runs, or about all: `seen` is the state of their files that it shows."""
+    """Return the live-update settings of a page about these runs, or about all. `seen` names the state it shows."""
     return Live(NEWS + (f"?{urlencode([('run', name) for name in runs])}" if runs else ""), seen)
 
 
@@ -60,12 +60,12 @@ def rollouts_address(name: str, **query: Any) -> str:
 
 
 def overview(folder: Path, place: Place, found: Sequence[Standing], seen: str = "") -> str:
-    """All runs, those whose files changed last first, and the pages that put runs together."""
+    """Return the page of all runs, the most recently changed first, with the comparison pages."""
     newest = sorted(found, key=lambda run: run.age)
     running = sum(run.state == "running" for run in found)
     facts = f"{len(found)} run{'' if len(found) == 1 else 's'}, {running} running"
     if not place.complete:
-        facts += f"; there are more, which are not shown: open a subfolder with `posttrain dash {folder}/PART`"
+        facts += f"; more runs are not shown: open a subfolder with `posttrain dash {folder}/PART`"
     title = f'<header class="title"><h1 dir="auto">{escaped(folder)}</h1><p>{escaped(facts)}</p></header>'
     sections = [("runs", "Runs", _runs_html(newest)), ("pages", "Comparisons", _pages_html(place.pages))]
     footer = "Read from the files of the runs. This page writes nothing to them."
@@ -74,7 +74,7 @@ def overview(folder: Path, place: Place, found: Sequence[Standing], seen: str = 
 
 def _runs_html(found: Sequence[Standing]) -> str:
     if not found:
-        return '<p class="lead">No run has begun below this folder. One that does appears here.</p>'
+        return '<p class="lead">No run has started below this folder. New runs appear here.</p>'
     titles = {"run": "", "held-out": "", "reward": "num", "step": "num", "state": "", "changed": "num"}
     head = "".join(f'<th scope="col" class="{kind}" data-name="{name}">{name}</th>' for name, kind in titles.items())
     rows = "".join(_run_row(run, place) for place, run in enumerate(found))
@@ -89,7 +89,7 @@ def _runs_html(found: Sequence[Standing]) -> str:
 
 
 def _finder(found: Sequence[Standing]) -> str:
-    """What the script makes of the table; without one it would do nothing, and is not shown."""
+    """Return the search form for the table of runs. It is hidden without scripts, because it would do nothing."""
     fields = (
         ("state", {"": "any state"} | {_WORDS[state]: _WORDS[state] for state in sorted({run.state for run in found})}),
         (
@@ -156,7 +156,7 @@ def _heldout(run: Standing) -> str:
 
 
 def _colour(state: str) -> str:
-    """Of the badge; the report knows three."""
+    """Return the colour class of a badge: the report has three and a default."""
     return {"running": "running", "finished": "finished", "failed": "failed"}.get(state, "unfinished")
 
 
@@ -169,7 +169,7 @@ def _pages_html(pages: Mapping[str, Path]) -> str:
 
 
 def ago(age: float) -> str:
-    """How long something has been so.
+    """Return an age in words.
 
     >>> [ago(seconds) for seconds in (2.0, 119.0, 7200.0, 3e5)]
     ['2 s ago', '2 min ago', '2 h ago', '3 days ago']
@@ -184,8 +184,8 @@ def ago(age: float) -> str:
 
 
 def overlay(runs: Mapping[str, RunRecord], seen: str = "") -> str:
-    """What differs in the settings of several runs, and their metrics on the same plots; what only one of them has is
-    not drawn."""
+    """Return the page of several runs: settings that differ, and their metrics on the same plots. A metric that only
+    one run has is not drawn."""
     drawn = [
         _heldout_chart(runs),
         *(_metric_chart(runs, plot, name) for plot in (_REWARD, *plots()) for name in plot.metrics),
@@ -218,7 +218,7 @@ def overlay(runs: Mapping[str, RunRecord], seen: str = "") -> str:
 
 
 def _heldout_chart(runs: Mapping[str, RunRecord]) -> Chart | None:
-    """Of the measure that most of them have."""
+    """Draw the held-out scores of the runs, for the measure that most of them have."""
     found = {name: heldout_points(run) for name, run in runs.items()}
     measures = [measure for measure, points in found.values() if points]
     if not measures:
@@ -253,16 +253,16 @@ def _metric_chart(runs: Mapping[str, RunRecord], plot: Plot, metric: str) -> Cha
     if len(lines) < 2:
         return None
     title = plot.title if len(plot.metrics) == 1 else f"{plot.title}: {plot.metrics[metric]}"
-    hint = plot.hint if len(plot.metrics) == 1 else ""  # of several metrics it speaks of all that are drawn together
+    hint = plot.hint if len(plot.metrics) == 1 else ""  # with several metrics, the hint is about the combined plot
     return draw(title, lines, plot.form, hint, y_range=(plot.low, plot.high), log=plot.log, names=[metric])
 
 
-# --- what a step sampled ----------------------------------------------------------------------------------------------
+# --- samples of a step ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Which answers somebody wants to see."""
+    """The answers that the reader wants to see."""
 
     step: int
     page: int = 1
@@ -271,7 +271,7 @@ class Asked:
 
     @staticmethod
     def of(query: Mapping[str, str], steps: Sequence[int]) -> Asked:
-        """The view that the address asks for; any other address means the last step, its first page, everything."""
+        """Read the view from the address. Missing or invalid parts mean the last step, its first page, all prompts."""
         step, page = _whole(query.get("step", ""), -1), _whole(query.get("page", ""), 1)
         return Asked(
             step=step if step in steps else steps[-1] if steps else 0,
@@ -286,7 +286,7 @@ def _whole(text: str, default: int) -> int:
 
 
 def rollouts(name: str, run: RunRecord, asked: Asked) -> str:
-    """The prompts of one step with their answers, a page of them at a time."""
+    """Return one page of the prompts of a step with their answers."""
     notes: list[str] = []
     groups = groups_of(read_rollouts(run.folder, asked.step, notes)) if run.rollout_steps else []
     chosen = [group for group in groups if _is_asked_for(group, asked)]
@@ -298,7 +298,7 @@ def rollouts(name: str, run: RunRecord, asked: Asked) -> str:
     hint = "" if decode else '<p class="hint">No tokenizer could be opened in the last checkpoint: tokens are ids.</p>'
     body = "".join(group_html(group, scale, decode, ROWS_PER_GROUP) for group in shown)
     if not run.rollout_steps:
-        body, facts = '<p class="lead">No step has been written yet.</p>', ""
+        body, facts = '<p class="lead">The run has not written a step yet.</p>', ""
     links = _turn(name, asked, page, pages)
     title = (
         f'{up(name)}<header class="title"><h1><span dir="auto">{escaped(name)}</span></h1>'
@@ -338,7 +338,7 @@ def _options(texts: Mapping[str, str], chosen: str) -> str:
 
 
 def _turn(name: str, asked: Asked, page: int, pages: int) -> str:
-    """To the pages before and after."""
+    """Return the links to the previous and the next page."""
     more = {"show": asked.show, "find": asked.find} if asked.show != "all" or asked.find else {}
     turns = [("previous page", page - 1), ("next page", page + 1)]
     links = [
@@ -349,18 +349,19 @@ def _turn(name: str, asked: Asked, page: int, pages: int) -> str:
     return f"<p>{' · '.join(links)}</p>" if links else ""
 
 
-# --- around them ------------------------------------------------------------------------------------------------------
+# --- navigation and frames --------------------------------------------------------------------------------------------
 
 
 def up(run: str = "", *more: tuple[str, str]) -> str:
-    """The way back: to all runs, to the report of a run, and elsewhere (words, address)."""
+    """Return the navigation links: to all runs, to the report of a run, and others as (words, address)."""
     ways = [("all runs", "/"), *([("report", run_address(run))] if run else []), *more]
     links = (f'<a href="{escaped(address)}">{words}</a>' for words, address in ways)
     return f'<p class="up">{" · ".join(links)}</p>'
 
 
 def framed(name: str, inside: Sequence[str]) -> str:
-    """A page that somebody wrote, in a frame that it cannot leave. Links in it are shut; those to its runs are here."""
+    """Return a page that shows a stored page in a sandboxed frame. Its links do not work there; links to its runs are
+    above the frame."""
     links = "".join(f'<li><a href="{escaped(run_address(run))}" dir="auto">{escaped(run)}</a></li>' for run in inside)
     runs = f'<details class="more"><summary>{len(inside)} runs</summary><ul>{links}</ul></details>' if inside else ""
     title = f'{up()}<header class="title"><h1 dir="auto">{escaped(name)}</h1></header>'
@@ -370,6 +371,6 @@ def framed(name: str, inside: Sequence[str]) -> str:
 
 
 def failure(words: str) -> str:
-    """A page that says what is not there."""
+    """Return a page that says what could not be found or shown."""
     title = f'{up()}<header class="title"><h1>Not here</h1><p>{escaped(words)}</p></header>'
     return document("Not here", title, [], [], footer="posttrain dash")

@@ -1,8 +1,8 @@
-"""Reading runs in a process of its own, with a limit of time and of memory for each.
+"""Reads runs in a separate process, with a time limit and a memory limit for each request.
 
-A run folder may come from anywhere. Whatever one of them does to whoever reads it (a file that expands without end, a
-parser that never returns or dies), that process ends, the run is said to be unreadable, and the others stay shown.
-Requests and answers are lines of JSON.
+A run folder may come from anywhere. It may crash or hang its reader, for example by a file that expands without end.
+Then only that process ends: the dashboard reports the run as unreadable and still shows the others. Requests and
+answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECONDS, BYTES = 20.0, 6 << 30
 
 
 class Reader:
-    """Asks a process, which is started when it is needed and ended when it takes too long."""
+    """A client of the reading process, which is started on demand and killed if it takes too long."""
 
     def __init__(self, seconds: float = SECONDS, most_bytes: int = BYTES) -> None:
         self._seconds, self._bytes = seconds, most_bytes
@@ -34,7 +34,7 @@ class Reader:
         self._lock = threading.Lock()
 
     def __call__(self, job: str, *arguments: Any) -> Any:
-        """The answer of the job of that name. Raises Unreadable."""
+        """Run the job of that name in the process and return its answer. Raises Unreadable."""
         with self._lock:
             process = self._process = self._process or self._started()
             assert process.stdin is not None
@@ -98,7 +98,7 @@ JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (brief, repo
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there is nothing more to ask."""
+    """Answer requests until the input ends."""
     for line in requests:
         job, *arguments = json.loads(line)
         try:
@@ -112,5 +112,5 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))
     channel = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries that print must not write into the answers
     serve(sys.stdin.buffer, channel)

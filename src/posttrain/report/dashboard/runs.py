@@ -1,4 +1,4 @@
-"""Which runs there are below a folder, and how each stands: from its files alone, in whatever state they are."""
+"""Finds the runs below a folder and the state of each, only from its files, even if they are damaged."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from posttrain.report.store import RunRecord, State, Status, number, read_run, s
 from posttrain.report.verdict import verdict
 
 DEEPEST = 6
-"""Folders in folders that are looked through: a sweep of pipelines needs five."""
+"""Maximum depth of subfolders to search: a sweep of pipelines needs five."""
 MOST_RUNS = 2000
 INTERRUPTIONS = ("KeyboardInterrupt", "AlarmStop")
-"""Errors that say that somebody stopped the run, or that it waits for somebody."""
+"""Errors which mean that a person stopped the run, or that it waits for one."""
 _FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "evaluation.json", "error.json", "rollouts")
 _NOT_INSIDE = {
     "checkpoints", "rollouts", "judgements", "evidence", "alarms", "references", "evaluations", "export", "tensorboard",
@@ -31,18 +31,18 @@ _NOT_INSIDE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The runs below the folder: names are paths relative to it."""
+    """The runs and pages in a folder and below it. Names are paths relative to the folder."""
 
     runs: dict[str, Path]
     pages: dict[str, Path]
-    """Folders of comparisons, sweeps and pipelines that have a page of their own."""
+    """Folders of comparisons, sweeps and pipelines that have a page."""
     complete: bool = True
-    """False: there are more than `MOST_RUNS`."""
+    """False if there are more runs than `MOST_RUNS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Brief:
-    """One line about a run; None and empty where nothing is on file."""
+    """The summary of a run for one line of the list; None or empty for facts that are not on file."""
 
     model: str = ""
     algorithm: str = ""
@@ -52,38 +52,38 @@ class Brief:
     measure: str = ""
     baseline: Span | None = None
     newest: Span | None = None
-    """The last held-out measurement, where there is one besides the baseline."""
+    """The last held-out measurement; None if there is only the baseline."""
     reward: float | None = None
     headline: str = ""
     alarms: int = 0
     warnings: int = 0
     error: str = ""
     interrupted: bool = False
-    """By a person, or to wait for one."""
+    """True if a person stopped the run, or if it stopped to wait for one."""
 
     @staticmethod
     def of(found: Mapping[str, Any]) -> Brief:
-        """The inverse of `asdict`, after a way through JSON."""
+        """Return the Brief that `asdict` turned into a mapping, after a round trip through JSON."""
         spans = {side: None if found[side] is None else Span(*found[side]) for side in ("baseline", "newest")}
         return Brief(**{**found, **spans})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """A run as it stands now."""
+    """The current state of a run."""
 
     name: str
     folder: Path
     state: State
     age: float
-    """Seconds since its files changed."""
+    """Seconds since its files last changed."""
     brief: Brief
     marks: tuple[tuple[int, int], ...] = ()
-    """The marks of the files that were read."""
+    """(time, size) of each file when it was read; see `marks_of`."""
 
 
 def find_runs(folder: Path) -> Place:
-    """Runs and pages below `folder`, itself included; links to other folders are not followed."""
+    """Find runs and pages in and below `folder`. Links to other folders are not followed."""
     runs, pages = dict[str, Path](), dict[str, Path]()
     complete = True
     for found in _folders(folder, DEEPEST):
@@ -101,7 +101,7 @@ def find_runs(folder: Path) -> Place:
 
 
 def _shown(name: str) -> str:
-    """A name that can be printed and stand in an address: what cannot is replaced."""
+    """Return the name with characters replaced that cannot be printed or be part of an address."""
     return re.sub(r"[\x00-\x1f\x7f]", "\N{REPLACEMENT CHARACTER}", os.fsencode(name).decode(errors="replace"))
 
 
@@ -121,7 +121,7 @@ def read_brief(folder: Path) -> Brief:
 
 
 def standing(name: str, folder: Path, read: Read = read_brief) -> Standing:
-    """How a run stands now. What has not changed on disk since somebody last looked is not read again."""
+    """Return the current state of a run. It is read again only if its files have changed since the last look."""
     marks = marks_of(folder)
     brief = _brief(folder, marks, read)
     changed = max((when for when, _ in marks), default=0) / 1e9
@@ -136,12 +136,12 @@ def standing(name: str, folder: Path, read: Read = read_brief) -> Standing:
 
 
 def marks_of(folder: Path) -> tuple[tuple[int, int], ...]:
-    """(time, size) of each file of a run: another one, and there is something new."""
+    """Return (time, size) of each file of a run. If one of them changes, there is something new."""
     return tuple(_mark(folder / file) for file in _FILES)
 
 
 def as_json(found: Standing) -> dict[str, Any]:
-    """The content of the page of all runs, for programs."""
+    """Return the facts about a run that the page of all runs shows, for programs."""
     brief = {name: value for name, value in vars(found.brief).items() if name not in ("status", "interrupted")}
     spans = {name: None if brief[name] is None else brief[name]._asdict() for name in ("baseline", "newest")}
     place = {"name": found.name, "folder": str(found.folder), "state": found.state}
@@ -150,12 +150,12 @@ def as_json(found: Standing) -> dict[str, Any]:
 
 @lru_cache(maxsize=2 * MOST_RUNS)
 def _brief(folder: Path, marks: tuple[tuple[int, int], ...], read: Read) -> Brief:
-    """`marks` are those of its files: another time or size, and it is read again."""
+    """Read a run, cached by `marks`: if the time or size of a file changes, the run is read again."""
     try:
         return read(folder)
     except Unreadable as reason:
         return Brief(status="failed", error=str(reason))
-    except Exception as reason:  # whatever stands in its files, the other runs are shown
+    except Exception as reason:  # a damaged run must not hide the others
         told = f"its files could not be read ({type(reason).__name__}: {str(reason)[:200]})"
         return Brief(status="failed", error=told)
 
@@ -182,7 +182,7 @@ def as_brief(run: RunRecord) -> Brief:
 
 
 def _error(run: RunRecord) -> str:
-    """The first line of what went wrong; of a run that has ended well, what of its files could not be read."""
+    """Return the first line of the error. For a finished run, return the first note about an unreadable file."""
     if run.status == "finished" and run.notes:
         return run.notes[0]
     if run.status != "failed" or run.error is None:
@@ -200,7 +200,7 @@ def _mark(path: Path) -> tuple[int, int]:
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """The folder and those below it; what belongs to a run, and what may not be read, is passed over."""
+    """Yield the folder and its subfolders, except the inner folders of a run and folders that cannot be read."""
     yield folder
     if depth == 0:
         return

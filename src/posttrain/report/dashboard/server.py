@@ -1,13 +1,13 @@
-"""Who may look: browsers of this machine that have the token of this start, and they may do nothing but read.
+"""The server of the dashboard, and its access control: browsers of this machine with the token, and only reading.
 
-    loopback      it listens on 127.0.0.1 alone; from elsewhere a tunnel leads there (ssh -L)
-    token         drawn at random at each start; part of the address that is printed, then a cookie
-    Host          has to be a name of the machine itself: a page elsewhere whose name is made to point here is refused
-    GET, HEAD     nothing else, and no header that lets another site read what is answered
-    names         of runs are looked up among those that were found, never joined to a path
+    loopback      the server listens only on 127.0.0.1; other machines need a tunnel (ssh -L)
+    token         drawn at random at each start; it is part of the printed address, then a cookie
+    Host          must be a name of this machine: this refuses other names that resolve to it (DNS rebinding)
+    GET, HEAD     no other method, and no header that lets another site read the answers (no CORS)
+    run names     are looked up among the runs that were found, never joined to a path
 
-Pages forbid every source but their own style and script, as reports do (document.py); those that are kept up to date
-may ask this server, and no other, for themselves.
+Pages allow no source except their own style and script, as reports do (document.py). Pages with live updates may also
+connect to this server, and to no other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ try:
     from starlette.types import ASGIApp, Receive, Scope, Send
 except ImportError:
     raise ConfigError(
-        given="posttrain dash needs starlette and uvicorn, of which one is not installed",
+        given="posttrain dash needs starlette and uvicorn, but at least one of them is not installed",
         allowed="an environment with the extra `dash`",
         fix='pip install "posttrain[dash]"',
     ) from None
@@ -63,7 +63,7 @@ _AS_WRITTEN = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'self'"
 )
-"""For pages that lie in the folder: whoever wrote them, they can be read, and nothing in them can act."""
+"""Policy for stored pages, which anyone may have written: they can be read, but nothing in them can act."""
 MOST_PAGE = 30_000_000
 _HEADERS = (
     (_POLICY.encode(), b"frame-ancestors 'none'"),
@@ -75,15 +75,15 @@ _HEADERS = (
 
 
 class Dashboard:
-    """The address of one start, and the server behind it."""
+    """The server of one start of the dashboard, and its address."""
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
-        """Raises ConfigError for a folder that is not there and a port that is taken; without one the next is tried."""
+        """Raise ConfigError if the folder is missing or the port is taken. Without a port, use the first free one."""
         if not folder.is_dir():
             raise ConfigError(
                 given=f"{folder} is not a folder",
                 allowed="the folder that runs are written to, or one run",
-                fix="posttrain dash FOLDER; without FOLDER it is runs, below the current one.",
+                fix="Run posttrain dash FOLDER. The default is runs, in the current folder.",
             )
         self._socket = _listen(port)
         self.port: int = self._socket.getsockname()[1]
@@ -107,14 +107,14 @@ class Dashboard:
         return f"http://{HOST}:{self.port}/?{urlencode({'token': self._token})}"
 
     def serve(self) -> None:
-        """Until Ctrl-C."""
+        """Serve until Ctrl-C."""
         with self._socket, suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])
         READER.close()
 
 
 def application(folder: Path, token: str, cookie: str, stopping: Callable[[], bool]) -> ASGIApp:
-    """The pages of the runs below `folder`, behind `Guarded`; `stopping` ends what would be sent without end."""
+    """Return the app with the pages of the runs below `folder`, behind `Guarded`. `stopping` ends event streams."""
     routes = [
         Route(pages.NEWS, _telling(folder, News(stopping))),
         Route("/", _answering(folder, _overview)),
@@ -129,7 +129,7 @@ def application(folder: Path, token: str, cookie: str, stopping: Callable[[], bo
 
 
 class Guarded:
-    """Refuses who is not meant, before anything is looked at; gives whoever brings the token a cookie in its place."""
+    """Middleware that refuses unauthorised requests before any page runs, and replaces a valid token by a cookie."""
 
     def __init__(self, app: ASGIApp, token: str, cookie: str) -> None:
         self._app, self._token, self._cookie = app, token, cookie
@@ -149,21 +149,21 @@ class Guarded:
 
     def _refusal(self, request: Request) -> Response | None:
         if not _OURS.fullmatch(request.headers.get("host") or ""):
-            return PlainTextResponse(f"Ask for {' or '.join(_NAMES)}, by the address that was printed.\n", 421)
+            return PlainTextResponse(f"Use {' or '.join(_NAMES)}, as in the printed address.\n", 421)
         if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("Nothing can be changed here: GET alone.\n", 405, {"allow": "GET, HEAD"})
+            return PlainTextResponse("The dashboard is read-only: use GET.\n", 405, {"allow": "GET, HEAD"})
         given = request.query_params.get("token")
         if given is not None and self._is_token(given):
             if _is_api(request):  # a program keeps no cookies
                 return None
             rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
-            path = "/" + request.url.path.lstrip("/")  # with two slashes it would be the name of another machine
+            path = "/" + request.url.path.lstrip("/")  # a path that begins with two slashes would name another machine
             response = RedirectResponse(path + (f"?{urlencode(rest)}" if rest else ""), 303)
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
             return response
         if given is None and self._is_token(request.cookies.get(self._cookie, "")):
             return None
-        return PlainTextResponse("Open the whole address that `posttrain dash` printed, its token included.\n", 403)
+        return PlainTextResponse("Open the whole address that `posttrain dash` printed, including its token.\n", 403)
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), self._token.encode())
@@ -173,7 +173,7 @@ class Guarded:
 
 
 def _answering(folder: Path, page: Callable[[Path, Request], Response]) -> Callable[[Request], Response]:
-    """In a thread of its own; what is not there, or goes away while it is read, is said and ends nothing."""
+    """Return a handler that runs in its own thread. A missing run gives an error page and does not end the server."""
 
     def answer(request: Request) -> Response:
         try:
@@ -218,10 +218,10 @@ def _report(folder: Path, request: Request) -> Response:
 
 
 def _as_written(folder: Path, request: Request) -> Response:
-    """The page of a comparison, a sweep or a pipeline, for the frame of `_report`."""
+    """Return the stored page of a comparison, sweep or pipeline, for the frame of `_report`."""
     place, name = find_runs(folder), request.path_params["name"]
     if name not in place.pages:
-        raise LookupError(f"There is no page of the name {name!r} here.")
+        raise LookupError(f"There is no page named {name!r} here.")
     written = read_inside(place.pages[name], "report.html", most=MOST_PAGE).decode("utf-8", errors="replace")
     return HTMLResponse(written, headers={_POLICY: _AS_WRITTEN})
 
@@ -254,12 +254,12 @@ def _one_as_json(folder: Path, request: Request) -> Response:
 
 
 def _telling(folder: Path, news: News) -> Callable[[Request], Awaitable[Response]]:
-    """Server-sent events about the runs that are named, or about all."""
+    """Return a handler that sends server-sent events about the named runs, or about all."""
 
     async def tell(request: Request) -> Response:
         names, seen = sorted(set(request.query_params.getlist("run"))), request.query_params.get("seen", "")
         if len(names) > pages.MOST_OVERLAID:
-            return PlainTextResponse(f"News of {pages.MOST_OVERLAID} runs at most.\n", 400)
+            return PlainTextResponse(f"Name at most {pages.MOST_OVERLAID} runs.\n", 400)
         place = await asyncio.to_thread(find_runs, folder)
         try:
             look = partial(state_of_runs, [_run(place, name) for name in names]) if names else partial(_state, folder)
@@ -268,7 +268,7 @@ def _telling(folder: Path, news: News) -> Callable[[Request], Awaitable[Response
         if request.method == "HEAD":
             return Response(media_type=EVENTS)
         if news.listeners >= MOST_LISTENERS:
-            return PlainTextResponse("Too many pages listen already.\n", 503)
+            return PlainTextResponse("Too many pages are open already.\n", 503)
         return StreamingResponse(news.of(repr(names), look, seen), media_type=EVENTS)
 
     return tell
@@ -280,7 +280,7 @@ def _state(folder: Path) -> str:
 
 
 READER = Reader()
-"""The reader of this process: everything shown of a run comes from it."""
+"""The reader of this server. All content of the pages about runs comes from it."""
 
 
 def _brief(path: Path) -> Brief:
@@ -292,14 +292,14 @@ def _all(place: Place) -> list[Standing]:
 
 
 def _run(place: Place, name: str) -> Path:
-    """Raises LookupError with words for the reader."""
+    """Return the folder of a run. Raises LookupError with a message for the page."""
     if name not in place.runs:
-        raise LookupError(f"There is no run of the name {name!r} here.")
+        raise LookupError(f"There is no run named {name!r} here.")
     return place.runs[name]
 
 
 def _listen(port: int | None) -> socket.socket:
-    """A socket of this machine alone: at `port`, or at the first of `PORTS` that is free."""
+    """Return a socket on the loopback interface: at `port`, or at the first free one of `PORTS` ports."""
     tried = range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else [port]
     for number_of_port in tried:
         listening = socket.socket()
@@ -317,5 +317,5 @@ def _listen(port: int | None) -> socket.socket:
     raise ConfigError(
         given=f"{ports} taken, or may not be used",
         allowed="a free port",
-        fix="posttrain dash --port 0 takes one that is free.",
+        fix="posttrain dash --port 0 picks a free port.",
     )

@@ -1,4 +1,4 @@
-"""In what the settings of several runs differ."""
+"""The settings in which several runs differ."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from posttrain.report.text import cut, escaped
 
 MOST_ROWS = 500
 LONGEST = 200
-"""Characters of a value."""
+"""Maximum number of characters of a value."""
 NOT_THERE = "not set"
 
 
 class Difference(NamedTuple):
-    """A setting by its path, and its value in each run, as text."""
+    """The path of a setting, and its value in each run as text."""
 
     key: str
     values: Sequence[str]
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> tuple[list[Difference], int]:
-    """Settings that are not the same in all of them, in the order of the files; and how many are the same.
+    """Return the settings that differ, in the order of the files, and the number of settings that are the same.
 
     >>> differences([{"seed": 1, "train": {"steps": 9}}, {"seed": 2, "train": {"steps": 9}, "check": []}])
     ([Difference(key='seed', values=['1', '2']), Difference(key='check', values=['not set', '[]'])], 1)
@@ -36,7 +36,7 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> tuple[list[Difference],
 
 
 def differences_html(configs: Mapping[str, Mapping[str, Any]]) -> str:
-    """A table with a column for each run."""
+    """Return the settings that differ as an HTML table with a column for each run."""
     found, same = differences(list(configs.values()))
     rest = f"{same} other setting{' is' if same == 1 else 's are'} the same."
     if not found:
@@ -49,7 +49,7 @@ def differences_html(configs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(`train.steps`, `20`), (`rewards[0].weight`, `1.0`): whatever holds no other values."""
+    """Yield (path, value) of every leaf: (`train.steps`, `20`), (`rewards[0].weight`, `1.0`)."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _flat(inner, f"{path}.{key}" if path else str(key))

@@ -1,7 +1,7 @@
-"""Sending a run to TensorBoard, Trackio or Weights & Biases: by a reader of its files, in a process of its own.
+"""Sends a run to TensorBoard, Trackio or Weights & Biases. A separate process reads the run's files and sends them.
 
-The run writes its folder as it always does and knows nothing of trackers. A follower (follow.py) reads what is added to
-metrics.jsonl and events.jsonl and tells the tracker (trackers.py). So a tracker that is slow, asks for a password, has
-no network or crashes costs the run nothing; what is missing can be sent afterwards, of a run that was killed too; and a
-run that is resumed goes on in the same place, because the follower knows by the folder what it has sent.
+The run writes its folder as always and knows nothing about trackers. A follower (follow.py) reads new lines of
+metrics.jsonl and events.jsonl and sends them to the tracker (trackers.py). So a tracker that is slow, has no network or
+crashes cannot affect the run. Missing data can be sent later, even for a killed run. A resumed run continues in the
+same place, because the folder records what was sent.
 """

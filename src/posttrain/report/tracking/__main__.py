@@ -1,4 +1,4 @@
-"""`python -m posttrain.report.tracking FOLDER TRACKER`: follows until standard input ends, as a run starts it."""
+"""`python -m posttrain.report.tracking FOLDER TRACKER`: follow until standard input ends. A run starts this command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS = 2.0
 
 
 def _ended() -> bool:
-    """Whoever has started this holds the other end: it closes when the run is over, however it has ended."""
+    """Wait, and return true if stdin is closed. The run holds the other end, which closes when the run ends or dies."""
     return bool(select.select([sys.stdin], [], [], SECONDS)[0])
 
 

@@ -1,8 +1,8 @@
-"""A follower: reads what is added to the files of a run, and tells one tracker.
+"""A follower: reads new lines in the files of a run, and sends them to one tracker.
 
-tracking/NAME.json   what it has sent, so that nothing is sent twice, by whoever goes on
-tracking/NAME.lock   held by the one follower that sends, whose process it names
-tracking/NAME.log    what the tracker's package printed, where the run itself has started the follower
+tracking/NAME.json   what was sent so far, so that the next follower sends nothing twice
+tracking/NAME.lock   lock of the one follower that may send; holds its process id
+tracking/NAME.log    output of the tracker's package, if the run itself started the follower
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from posttrain.report.store import mapping, number, read_run, state_of
 from posttrain.report.tracking.trackers import TRACKERS, Subject, Tracker
 
 TOLD = ("alarm", "guard", "error")
-"""Events that a reader should not miss."""
+"""Kinds of events that are sent as alerts."""
 SETTINGS = {"samples", "confidence", "temperature", "top_p", "max_completion_length", "seed", "n"}
-"""Entries of an evaluation about how it was made; they are no measurements."""
+"""Keys of an evaluation that are settings and not measurements."""
 POLL_SECONDS = 10.0
 ROWS = 50
-"""After so many it is noted what was sent."""
+"""Number of rows after which the state of sending is saved."""
 
 
 @dataclass(kw_only=True)
 class Sent:
-    """The data about a run that a tracker has received so far. `file` holds it."""
+    """Record of what a tracker has received of a run so far. It is stored in `file`."""
 
     file: Path
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     step: int = -1
-    """Metrics up to this one."""
+    """Last step whose metrics were sent; -1: none."""
     events: list[str] = field(default_factory=list)
     where: str = ""
 
     @classmethod
     def of(cls, folder: Path, name: str) -> Sent:
-        """As it is on file; a file that cannot be read counts for none."""
+        """Read the record from its file. If it is missing or unreadable, nothing counts as sent."""
         file = folder / "tracking" / f"{name}.json"
         try:
             found = mapping(json.loads(file.read_text(encoding="utf-8")))
@@ -61,7 +61,8 @@ class Sent:
 
 
 class Lines:
-    """The objects in a file of JSON lines that grows, each once; a resume may put a shorter file in its place."""
+    """Reader of a growing file of JSON lines. It returns each object once. A resume may replace the file by a shorter
+    one; it is then read from the start."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name, self._offset, self._file = folder, name, 0, 0
@@ -87,11 +88,11 @@ class Lines:
 
 
 def follow(folder: Path, name: str, ended: Callable[[], bool] | None = None) -> Sent:
-    """Tell the tracker `name` everything that it does not know of the run, until nothing else comes.
+    """Send the tracker `name` everything that it does not have yet of the run, until the run is over.
 
-    `ended` waits a while and says whether the run is over. Without it the files of the run say so; a run that nobody
-    on this machine writes is over at once. A tracker that has nothing to learn is not opened. Raises ConfigError where
-    there is no run, or for an unknown tracker; what the tracker's package raises goes through.
+    `ended` waits a while and says whether the run is over. By default the files of the run say so, and a run that no
+    process of this machine writes is over immediately. If there is nothing to send, the tracker is not opened. Raises
+    ConfigError if there is no run, or for an unknown tracker. Errors of the tracker's package are not caught.
     """
     if name not in TRACKERS:
         raise ConfigError(given=f"there is no tracker {name!r}", allowed=", ".join(TRACKERS))
@@ -105,7 +106,7 @@ def follow(folder: Path, name: str, ended: Callable[[], bool] | None = None) -> 
         def tracker() -> Tracker:
             if not opened:
                 run = read_run(folder)
-                sent.save()  # whoever goes on after a crash goes on with this id
+                sent.save()  # after a crash, the next follower uses the same id
                 subject = Subject(folder=folder, config=run.config, config_text=run.config_text, id=sent.id)
                 opened.append(TRACKERS[name](subject))
                 sent.where = opened[0].where
@@ -133,7 +134,7 @@ def _send_until(over: Callable[[], bool], folder: Path, tracker: Callable[[], Tr
         sent.save()
         if last:
             return
-        last = over()  # what was written up to here is read once more
+        last = over()  # then read once more: the run may have written before it ended
 
 
 def _send_metrics(row: Mapping[str, Any], tracker: Callable[[], Tracker], sent: Sent) -> None:
@@ -147,7 +148,7 @@ def _send_metrics(row: Mapping[str, Any], tracker: Callable[[], Tracker], sent: 
 
 def _send_event(event: Mapping[str, Any], tracker: Callable[[], Tracker], sent: Sent) -> None:
     kind, step, text = str(event.get("kind")), number(event.get("step")), str(event.get("message"))
-    when = event.get("time") if kind == "error" else ""  # the same one may end a run again
+    when = event.get("time") if kind == "error" else ""  # the same error may end a resumed run again
     if kind not in (*TOLD, "evaluation") or (known := f"{kind} {step} {when} {text}") in sent.events:
         return
     if kind == "evaluation":
@@ -158,7 +159,7 @@ def _send_event(event: Mapping[str, Any], tracker: Callable[[], Tracker], sent: 
 
 
 def measurements(found: Mapping[str, Any], path: str) -> Iterator[tuple[str, float]]:
-    """(name, number) of what an evaluation measured, the limits of intervals beside their means.
+    """Yield (name, number) of the measurements of an evaluation: means and the limits of their intervals.
 
     >>> dict(measurements({"seed": 7, "greedy": {"accuracy": {"mean": 0.5, "low": 0.2, "high": 0.8, "n": 8}}}, "eval"))
     {'eval/greedy/accuracy': 0.5, 'eval/greedy/accuracy/low': 0.2, 'eval/greedy/accuracy/high': 0.8}
@@ -179,7 +180,8 @@ def _is_over(folder: Path) -> bool:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One follower sends. Another one waits, and says for whom: that of a run which was killed may still be ending."""
+    """Let only one follower send at a time. A second one prints which process it waits for: for example, the follower
+    of a killed run that is still finishing."""
     with lock.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The trackers, all told in the same words. Their packages are imported when one is opened."""
+"""The trackers, behind one interface. Their packages are imported when a tracker is opened."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DEFAULT_PROJECT = "posttrain"
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The run that a tracker is told about."""
+    """The run that is sent to a tracker."""
 
     folder: Path
     config: Mapping[str, Any]
     config_text: str
     id: str
-    """The same whenever this run is sent to this tracker."""
+    """Id of the run in the tracker. It stays the same when sending continues."""
 
     @property
     def name(self) -> str:
@@ -32,22 +32,22 @@ class Subject:
 
     @property
     def group(self) -> str:
-        """Facts that the runs of one sweep or comparison share."""
+        """Group of the run: the name of the parent folder, which the runs of a sweep or comparison share."""
         return self.folder.resolve().parent.name
 
 
 class Tracker(Protocol):
     where: str
-    """Where a reader finds the run, in words."""
+    """The command or address that shows the run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def tell(self, step: int, title: str, text: str) -> None:
-        """An alarm, a guard or an error."""
+        """Send an alarm, a guard or an error."""
         ...
 
     def close(self, *, failed: bool) -> None:
-        """Nothing else comes for now. Returns when what was told is on file or sent."""
+        """Finish sending. Returns when everything is sent or on file."""
         ...
 
 
@@ -83,14 +83,14 @@ class TensorBoard:
 
 
 def _message(file: str, name: str, **content: Any) -> Any:
-    """A protocol buffer of TensorBoard: classes that exist at run time only."""
+    """Build a protocol buffer of TensorBoard, whose classes exist only at run time."""
     return getattr(importlib.import_module(f"tensorboard.compat.proto.{file}_pb2"), name)(**content)
 
 
 class Trackio:
-    """In the local database of Trackio (TRACKIO_DIR); the project is that of TRACKIO_PROJECT, else posttrain.
+    """The local database of Trackio (TRACKIO_DIR). The project is TRACKIO_PROJECT, else posttrain.
 
-    It knows a run that goes on by its name alone, so the name carries a few letters that no other run has.
+    Trackio identifies a resumed run only by its name, so the name contains part of the run's unique id.
     """
 
     def __init__(self, run: Subject) -> None:
@@ -120,10 +120,10 @@ class Trackio:
 
 
 class WeightsAndBiases:
-    """A run of the project WANDB_PROJECT, else posttrain. Nobody is asked to log in.
+    """A run of the project WANDB_PROJECT, else posttrain. It never prompts for a login.
 
-    Without a key, or where the server cannot be reached, it is written to the folder `tracking/wandb` of the run, for
-    `wandb sync`. WANDB_MODE, WANDB_ENTITY and the like are obeyed.
+    Without an API key, or if the server cannot be reached, the data goes to the folder `tracking/wandb` of the run, for
+    `wandb sync`. WANDB_MODE, WANDB_ENTITY and the other variables of wandb work as usual.
     """
 
     def __init__(self, run: Subject) -> None:
@@ -139,17 +139,19 @@ class WeightsAndBiases:
                 config=dict(run.config),
                 dir=os.environ.get("WANDB_DIR") or str(_made(run.folder / "tracking")),
                 mode=mode,
-                settings=wandb.Settings(console="off", x_disable_stats=True),  # they would be of this process
+                settings=wandb.Settings(
+                    console="off", x_disable_stats=True
+                ),  # they would describe this process, not the run
             )
 
         asked = os.environ.get("WANDB_MODE")
         if asked == "disabled":
-            raise ConfigError(given="WANDB_MODE = disabled", fix="Leave wandb away, or set another mode.")
+            raise ConfigError(given="WANDB_MODE = disabled", fix="Remove wandb from the trackers, or set another mode.")
         try:
             self._run = start(asked or (None if wandb.login(prompt=False) else "offline"))
         except wandb.Error as error:
             if asked:
-                fix = "Log in with `wandb login`, or set WANDB_API_KEY; or unset WANDB_MODE: files are then written."
+                fix = "Log in with `wandb login`, or set WANDB_API_KEY; or unset WANDB_MODE to write files instead."
                 raise ConfigError(given=f"WANDB_MODE = {asked}, and {error}", fix=fix) from error
             print(f"wandb: {error}; written to files instead")
             self._run = start("offline")
@@ -175,19 +177,21 @@ TRACKERS: Mapping[str, Callable[[Subject], Tracker]] = {
 
 
 def require(names: Sequence[str]) -> None:
-    """Raises ConfigError for a tracker that is not installed here, before anything is trained."""
+    """Raise ConfigError for a tracker that is not installed here, before training starts."""
     found = {name: importlib.util.find_spec(name) for name in names}
-    missing = [name for name, spec in found.items() if spec is None or spec.origin is None]  # a mere folder has none
+    missing = [
+        name for name, spec in found.items() if spec is None or spec.origin is None
+    ]  # a plain folder of that name has no origin
     if missing:
         raise ConfigError(
             given=f"report_to = [{', '.join(names)}], and {' and '.join(missing)} cannot be imported here",
             allowed="trackers that are installed",
-            fix='pip install "posttrain[track]"; or leave report_to out: `posttrain track RUN` sends the run later.',
+            fix='pip install "posttrain[track]"; or remove report_to: `posttrain track RUN` can send the run later.',
         )
 
 
 def _syncs(last: Path, id: str) -> str:
-    """What uploads a run that was written to files: a folder for each time that somebody has sent, in that order."""
+    """Return the commands that upload a run written to files: one for each time that it was sent, in that order."""
     return "; ".join(f"wandb sync {folder}" for folder in sorted(last.parent.glob(f"offline-run-*-{id}")))
 
 
