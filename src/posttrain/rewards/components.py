@@ -173,7 +173,7 @@ class Component:
         ]
 
     def decide(self, call: Mapping[str, Any]) -> Outcome | None:
-        """The outcome of a built-in that decides immediately, in this process. None if a worker has to make the call."""
+        """The outcome of a built-in that decides immediately, in this process. None if a worker has to decide."""
         if self.builtin is None or self.builtin.quick is None:
             return None
         outcome = run_call(self.builtin.quick, call, self.settings)
