@@ -48,7 +48,7 @@ class Graded(NamedTuple):
 
 
 class Judge:
-    """Judges the answers of a step. It decides without a question where it can, and asks all other questions together."""
+    """Judges the answers of a step. It decides without the model if it can, and asks all questions together."""
 
     def __init__(self, settings: JudgeConfig, *, label: str, folder: Path | None = None, device: str = "auto") -> None:
         """`folder` is the folder of the config. A model folder is loaded on first use."""

@@ -73,8 +73,8 @@ class LocalJudge:
         return self._bound
 
     def identity(self) -> str | None:
-        """The identity of the model. None for the policy, which changes at each step: its replies are not cached, and a
-        repeated step computes the same replies again."""
+        """The identity of the model; None for the policy, which changes at each step. Replies of the policy are not
+        cached, and a repeated step computes the same replies again."""
         return None if self.is_policy else self._identity
 
     @cached_property
@@ -94,7 +94,7 @@ class LocalJudge:
         return self.sampler.tokenizer.all_special_tokens
 
     def answer(self, conversations: Sequence[Conversation], keep: Callable[[int, Reply], None]) -> list[Reply]:
-        """One reply per conversation, in order. A question that does not fit into the context becomes a failure."""
+        """One reply per conversation, in order. A question that does not fit into the context is a failure."""
         started, sampler = time.perf_counter(), self.sampler
         rows = [self._ids(conversation) for conversation in conversations]
         fits = [place for place, row in enumerate(rows) if not isinstance(row, Reply)]

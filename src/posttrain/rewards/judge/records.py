@@ -43,11 +43,11 @@ class Backend(Protocol):
     """An endpoint or a model that answers the questions."""
 
     def identity(self) -> str | None:
-        """A text that changes whenever the same question may get another answer. None if answers must not be kept."""
+        """Text that changes whenever the same question may get another answer. None if answers must not be kept."""
         ...
 
     def answer(self, conversations: Sequence[Conversation], keep: Callable[[int, Reply], None]) -> list[Reply]:
-        """One reply per conversation, in order. `keep` gets the place of a reply and the reply as soon as it arrives."""
+        """One reply per conversation, in order. `keep` gets each reply with its place as soon as it arrives."""
         ...
 
 

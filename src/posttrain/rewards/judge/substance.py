@@ -1,7 +1,7 @@
 """Answers that cannot be good, whatever a judge would say. The judge is not asked about them.
 
-Judges give full marks to a colon, to "Thought process:" and to "Solution" in several languages. A policy that is trained
-by such a judge soon says nothing else (arXiv:2507.08794).
+Judges give full marks to a colon, to "Thought process:" and to "Solution" in several languages. A policy that such a
+judge trains soon says nothing else (arXiv:2507.08794).
 """
 
 from __future__ import annotations

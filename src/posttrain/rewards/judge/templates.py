@@ -60,8 +60,8 @@ class Template:
 
 
 def _mark(template: str, texts: Mapping[str, str]) -> str:
-    """The ending of the tag names: a hash of all shown texts. No answer can contain it on purpose, and the same question
-    stays the same for the cache and for a resumed run."""
+    """The ending of the tag names: a hash of all shown texts. No answer can contain it on purpose, and a question stays
+    the same for the cache and for a resumed run."""
     seed = json.dumps([template, dict(texts)], sort_keys=True)
     mark = hashlib.sha256(seed.encode()).hexdigest()[:12]
     while any(mark in text for text in texts.values()):
