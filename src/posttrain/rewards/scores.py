@@ -216,8 +216,8 @@ def behind_gate(value: float | None, is_open: bool | None) -> float | None:
 def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float], failed: set[str]) -> float:
     """The reward of one completion; nan when it has none.
 
-    A component that is None is not applicable and drops out. If a component failed, the completion has no reward, unless
-    its weight is 0: such a component is only logged and cannot change the reward.
+    A component that is None is not applicable and drops out. If a component failed, the completion has no reward,
+    unless its weight is 0: such a component is only logged and cannot change the reward.
 
     >>> weighted_sum({"correct": 1.0, "brief": None}, {"correct": 1.0, "brief": 0.5}, failed=set())
     1.0
