@@ -38,7 +38,7 @@ class TinyRecipe:
     """A tiny Llama or mixture of experts, and the few demonstrations that it memorizes.
 
     The demonstrations are too few to show the whole skill: the accuracy on new problems rises and then stays constant,
-    however long the training continues. The baseline is therefore weak on purpose, equally in greedy and sampled answers.
+    however long the training continues. The baseline is therefore weak on purpose, in greedy and sampled answers alike.
     """
 
     demonstrations: int

@@ -262,7 +262,7 @@ def _key(name: str | None) -> str:
         raise ConfigError(
             given=f"judge.api_key_env = {name}, but the environment has no such variable",
             allowed="the name of an environment variable that holds the key",
-            fix=f"Set the variable before the run: export {name}=...",
+            fix=f"Set it before the run: export {name}=...",
         )
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(

@@ -89,7 +89,7 @@ class Bench:
         return _ended_badly(ran) or ran
 
     def ask(self, task: dict[str, Any]) -> Answer | Problem:
-        """Make one call in a fresh process. The answer is read as plain data; anything else is the program's problem."""
+        """Make one call in a fresh process. The answer is read as plain data. Anything else is a `Problem`."""
         nonce = secrets.token_hex(16)
         ran = self.run(call_driver(), message=dump({**task, "nonce": nonce}))
         if isinstance(ran, Problem):

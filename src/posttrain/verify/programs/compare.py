@@ -1,4 +1,4 @@
-"""Compare the result from the sandbox with the expected one. Both are plain data here, and none of their code is called.
+"""Compare the result from the sandbox with the expected one. Both are plain data here, and no code of theirs is called.
 
 >>> same(1, True, "exact"), same(5050, 5050.0, "exact"), same((1, 2), [1, 2], "exact")
 (False, False, False)

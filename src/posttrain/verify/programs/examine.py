@@ -22,8 +22,8 @@ MAX_CALLS = 2_000
 """Maximum number of calls to the program that one script may make."""
 
 _NAN = re.compile(rb'\{"(?:f":"nan"|c":\["nan"|c":\["[^"]*","nan")')
-"""A NaN in a packed value. Quotes within texts are escaped. `not abs(nan - 1) > 0.1` and `max(0.0, nan) < 0.1` are true,
-so a NaN would pass tests whose author did not think of it."""
+"""A NaN in a packed value. Quotes within texts are escaped. `not abs(nan - 1) > 0.1` and `max(0.0, nan) < 0.1` are
+true, so a NaN would pass tests whose author did not think of it."""
 
 
 def examine(program: str, suite: Suite, sandbox: Sandbox, rules: Rules) -> Verdict:

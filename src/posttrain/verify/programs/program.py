@@ -97,7 +97,7 @@ class Block:
 
 
 def python_blocks(text: str) -> Iterator[Block]:
-    """The fenced blocks that may be Python, in order. A block ends at a bare fence of its kind or at the end of the text."""
+    """The fenced blocks that may be Python, in order. A block ends at a bare fence of its kind or with the text."""
     opening: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
         if opening is None:

@@ -17,7 +17,7 @@ from posttrain.verify.sandbox.inside import layout
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8")
-"""Flags of the interpreter: no site-packages, and no folder of a script or user. `-I` would also ignore the hash seed."""
+"""Interpreter flags: no site-packages, and no folder of a script or user. `-I` would also ignore the hash seed."""
 START = """
 import sys
 folder, given = sys.argv[1:]
@@ -125,7 +125,7 @@ def _file_system() -> list[str]:
 
 
 def _container(client: str, image: str, number: int) -> Command:
-    """The command for a container. It connects to our socket in a shared folder, because pipes cannot pass descriptors."""
+    """The command for a container. It connects to a socket in a shared folder, because pipes pass no descriptors."""
     owner = unused_user(number) or os.getuid()
     name = f"posttrain-{os.getpid()}-{number}-{os.urandom(4).hex()}"
     line = [

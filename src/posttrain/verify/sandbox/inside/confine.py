@@ -76,7 +76,7 @@ class Confinement:
 
 
 def harden_server() -> None:
-    """Protect the server: nobody can read or trace it, it writes no core file, and it adopts orphans of its children."""
+    """Protect the server: nobody can read or trace it, it writes no core file, and it adopts its orphans."""
     prctl(_DUMPABLE, 0)
     prctl(_SUBREAPER, 1)
     with suppress(AttributeError):  # missing in some C libraries: threads share one heap instead of 64 MiB each

@@ -1,4 +1,4 @@
-"""The fork-server: `main('{"socket": 3, ...}')` in a separate interpreter. It runs one program at a time in a new child.
+"""The fork-server: `main('{"socket": 3, ...}')` in its own interpreter. It runs one program at a time in a new child.
 
 It imports common modules once, so that a child starts warm. It never sees a program, its input or its output: these
 travel over descriptors that come with each request. The server closes them as soon as the child has them. Therefore no
@@ -34,7 +34,7 @@ PRELOADED = """
 
 
 def main(given: str) -> None:
-    """Start the server. `given` is JSON with the setup for `Confinement`, `socket` and the descriptor `parent` (or null)."""
+    """Start the server. `given` is JSON: the setup of `Confinement`, `socket`, and the descriptor `parent` or null."""
     setup = json.loads(given)
     control = _connect(setup["socket"])
     os.environ.clear()
@@ -98,7 +98,7 @@ def _become(box: confine.Confinement, limits: dict, descriptors: list[int], serv
 
 
 def _supervise(child: int, control: socket.socket, parent: int | None, wall: float) -> dict | None:
-    """Wait for the child's end, or kill it at the deadline or on request. No process is left. None: the server must end."""
+    """Wait for the child's end, or kill it at the deadline or on request. Leave no process. None: the server must end."""
     deadline, late, orphaned = time.monotonic() + wall, False, False
     watch = os.pidfd_open(child)
     try:
