@@ -7,7 +7,8 @@ answer has no EOS token, and the model scores it at its last token all the same 
 
 For a model that scores steps, the answer is split at its separators, and the scores of its steps become one number. The
 unfinished last step of a truncated answer has no score, because such steps had no label in training. An answer without
-a finished step stays unscored."""
+a finished step stays unscored.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ class ModelReward:
         mean, low, high = self.facts.accuracy
         return [
             f"ranks {mean:.0%} of its held-out pairs right ({low:.0%} to {high:.0%}), which cannot be told from "
-            "guessing: a policy trained on it learns its errors. First train it longer or on more pairs"
+            "guessing: a policy trained on it learns its errors. Train it longer or on more pairs first"
         ]
 
     def check(self, prompts: Sequence[Prompt]) -> None:

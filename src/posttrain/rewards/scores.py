@@ -106,7 +106,8 @@ class Scores:
         """Split the scores into one record per prompt. `indexes` are the values of `Prompt.index`.
 
         A failure or a judgement goes to the first place of its prompt. The seconds are 0, because they are known only
-        for the whole call."""
+        for the whole call.
+        """
         first = {index: place for place, index in reversed(list(enumerate(indexes)))}
         failures: dict[int, list[Failure]] = defaultdict(list)
         judgements: dict[int, list[Judgement]] = defaultdict(list)

@@ -49,8 +49,8 @@ def names_estimate(answer: str) -> bool:
 
 
 def is_estimated(clause: str, start: int) -> bool:
-    """Whether the words before a number make it an estimate: `has about 7`. In `needs at least 7`, the number can be the
-    minimum that the question asks for.
+    """Whether the words before a number make it an estimate: `has about 7`. In `needs at least 7` the number may be
+    the minimum that the question asks for, so that is not an estimate.
 
     >>> is_estimated("It is at least 7", 15), is_estimated("x ≈ 7", 4), is_estimated("6.9 ≈ 7", 6)
     (True, True, False)

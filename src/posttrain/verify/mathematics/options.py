@@ -50,8 +50,8 @@ class Options:
     bare_points: bool = False
     """The brackets of a point, a vector or an interval may be left out: 1, 3 is right for (1, 3), and 3, 1 is not."""
     final_statement: bool = False
-    """A number or formula that is stated as the "final answer" after all boxes replaces them. If off, both must have the
-    same value."""
+    """A number or formula that is stated as the "final answer" after all boxes replaces them. If off, both must have
+    the same value."""
     every_box: bool = False
     """The boxes of a gold solution form one list if no words and numbers are between them. If off, the last box is the
     answer, unless only commas and "and" separate the boxes."""

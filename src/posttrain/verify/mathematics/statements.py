@@ -168,7 +168,7 @@ def result_of(tokens: Sequence[Token]) -> Sequence[Token]:
 
 
 def _undone(side: Sequence[Token]) -> str | None:
-    """A left side that asks for a calculation, such as `\\lim f(x)`, and whose right side gives the result; else None."""
+    """A left side that asks for a calculation whose result is on the right side, such as `\\lim f(x)`; else None."""
     return spelled(side) if any(token.text in UNDONE for token in side) else None
 
 

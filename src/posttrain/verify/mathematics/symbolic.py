@@ -10,7 +10,8 @@ math-verify 0.9 rounds floats to 6 places, lowers the case of symbols, takes the
 Answers that could profit from this are refused before it is asked, and its positive verdicts are checked numerically.
 Only its LaTeX reader is used, because its plain-text reader passes the model's text to Python's `eval`. Its timeouts
 are disabled: they rely on SIGALRM in the main thread and cannot interrupt a long integer operation. The worker's parent
-has a deadline instead."""
+has a deadline instead.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +39,11 @@ _READER = [LatexExtractionConfig()]
 DIGITS_OF_CONSTANTS = 2 * MAX_CHARS + 50
 DIGITS_AT_POINTS = 60
 POINTS = 6
-"""Number of points of each kind: with positive symbols, and with symbols of either sign, where √(x²) differs from x."""
+"""Number of points of each kind: with positive symbols, and with symbols of either sign, where √(x²) is not x."""
 
 
 def equivalent(gold: str, given: str, options: Options | None = None) -> bool:
-    """Whether an answer equals the gold, both in LaTeX. The answer may leave the same computations undone as the gold."""
+    """Whether an answer equals the gold, both in LaTeX. It may leave the same computations undone as the gold."""
     options = options or Options()
     try:
         expected, found = parse_exactly(gold, options, gold=True), parse_exactly(given, options)
@@ -74,7 +75,7 @@ def _between(chosen: random.Random, low: float, high: float) -> Any:
 
 
 def _agree(one: Node, other: Node, point: dict[str, Any], options: Options, *, real: bool = False) -> bool | None:
-    """Whether two expressions agree at one point. None if one of them has no value there (with `real`: no real value)."""
+    """Whether two expressions agree at one point. None if one of them has no value there (`real`: no real value)."""
     try:
         values = [value_of(node, point.__getitem__, options, PRECISE) for node in (one, other)]
     except (ArithmeticError, ValueError, TypeError, KeyError):
@@ -110,7 +111,7 @@ def _math_verify(gold: str, given: str) -> bool:
     if _symbols(tokens[0]) != _symbols(tokens[1]) or not all(map(_plain_enough, tokens)):
         return False
     read = [parse(f"$${text}$$", _READER, parsing_timeout=0) for text in (gold, given)]
-    if not all(read) or isinstance(read[0][0], str) or isinstance(read[1][0], str):  # a string means that nothing was understood
+    if not all(read) or isinstance(read[0][0], str) or isinstance(read[1][0], str):  # a string: nothing was understood
         return False
     return verify(read[0], read[1], timeout_seconds=0) and not _numbers_differ(read[0][0], read[1][0])
 

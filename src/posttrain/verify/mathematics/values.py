@@ -115,17 +115,17 @@ Meaning = Number | Expression | Listing | Bracket | Region | Matrix | Words | Ba
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A meaning with what stood around it."""
+    """A meaning with its text, unit and name."""
 
     text: str
     """As it was written, without the spaces and commands that only set type."""
     meaning: Meaning
     unit: str | None = None
-    """In one spelling: `cm` for centimeters."""
+    """The unit in its normal form: `cm` for centimeters."""
     name: str | None = None
-    """Of `x = 5` and `f(x) = x^2`: x and f(x)."""
+    """The name on the left side: x in `x = 5`, f in `f(x) = x^2`."""
     computations: frozenset[str] = frozenset()
-    """The operations that were left undone: product, sum, \\int."""
+    """The operations that are left undone: product, sum, \\int."""
 
 
 @dataclass(frozen=True, slots=True)

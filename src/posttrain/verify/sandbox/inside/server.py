@@ -98,7 +98,7 @@ def _become(box: confine.Confinement, limits: dict, descriptors: list[int], serv
 
 
 def _supervise(child: int, control: socket.socket, parent: int | None, wall: float) -> dict | None:
-    """Wait for the child's end, or kill it at the deadline or on request. Leave no process. None: the server must end."""
+    """Wait for the child's end, or kill it at the deadline or on request. Leave no process. None: end the server."""
     deadline, late, orphaned = time.monotonic() + wall, False, False
     watch = os.pidfd_open(child)
     try:
