@@ -42,9 +42,7 @@ def test_what_has_no_score_stays_without_one_in_sums_and_products():
 
 def test_a_verdict_is_true_when_it_is_not_zero_and_without_a_score_neither():
     assert [bool(Verdict(score, "partial")) for score in (1.0, 0.5, -1.0, 0.0)] == [True, True, True, False]
-    with pytest.raises(
-        RewardError, match=r"without a score \(timeout\) is used as a truth value.*\n.*`verdict.score"
-    ):
+    with pytest.raises(RewardError, match=r"without a score \(timeout\) is used as a truth value.*\n.*`verdict.score"):
         _ = 1.0 if Verdict(None, "timeout") else 0.0
 
 

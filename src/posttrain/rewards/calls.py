@@ -104,7 +104,7 @@ class Outcome:
 
 
 class Abandoned(Exception):
-    """The result is no longer wanted."""
+    """The result is no longer needed."""
 
 
 class Runner(Protocol):

@@ -20,7 +20,7 @@ NUMBER_REWARDS = ({"name": "exact_match"}, {"name": "numeric"})
 
 
 def sort_letters(dice: random.Random, length: int) -> Problem:
-    """The letters of a word in the order of the alphabet: `dbca>` gives `abcd`."""
+    """The letters of a word in alphabetical order: `dbca>` gives `abcd`."""
     word = dice.choices(TEN_LETTERS, k=length)
     return Problem("".join(word) + ">", "".join(sorted(word)))
 
@@ -44,7 +44,7 @@ def find_maximum(dice: random.Random, count: int) -> Problem:
 
 
 def count_letter(dice: random.Random, length: int) -> Problem:
-    """How often a letter stands in a word: `a:cabbac=` gives `2`."""
+    """How often a letter occurs in a word: `a:cabbac=` gives `2`."""
     letter, word = dice.choice("abc"), dice.choices("abc", k=length)
     return Problem(f"{letter}:{''.join(word)}=", str(word.count(letter)))
 

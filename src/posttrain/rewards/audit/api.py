@@ -88,7 +88,7 @@ class Options:
         if self.form is not None and "GOLD" not in self.form:
             raise ConfigError(
                 given=f"form = {self.form!r}",
-                allowed="a text with the word GOLD where the answer stands",
+                allowed="a text with the word GOLD in place of the answer",
                 fix="Write for example '<final>GOLD</final>'.",
             )
 

@@ -1,4 +1,4 @@
-"""Does the reward work in threads, under asyncio and in a spawned process? This code runs in the probe process."""
+"""Test in the probe process whether a reward works in threads, under asyncio and in a spawned process."""
 
 from __future__ import annotations
 

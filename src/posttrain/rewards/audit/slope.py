@@ -51,7 +51,7 @@ def _compared(subject: Subject, base: str, variants: dict[str, str]) -> Measured
     if not changes:
         return Measured(text="no such completion was scored: see contract")
     worst = max(changes, key=lambda name: abs(changes[name]))
-    declared = "" if subject.forms else "; if it is meant to do that, say so: --kind length or --kind format"
+    declared = "" if subject.forms else "; if this is intended, set --kind length or --kind format"
     return Measured(
         value=abs(changes[worst]),
         text=f"{changes[worst]:+.3g} for {worst}" if changes[worst] else "no change",
@@ -61,7 +61,7 @@ def _compared(subject: Subject, base: str, variants: dict[str, str]) -> Measured
 
 
 def _means(subject: Subject, rows: range, text: str) -> list[float]:
-    """The mean scores of right and of wrong answers after a text. If the reward reads no answers, that of the text."""
+    """The mean scores of right and of wrong answers after a text. Without readable answers, the text's mean score."""
     ends: list[list[str]] = [["This is all."] * len(rows)]
     if subject.forms:
         targets = [subject.target(row) for row in rows]

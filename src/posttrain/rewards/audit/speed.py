@@ -72,7 +72,7 @@ def latency(subject: Subject) -> Measured:
         value=projected / subject.step_seconds,
         text=f"p50 {_time(p50)}, p95 {_time(p95)}, p99 {_time(p99)}, max {_time(taken[-1])}; "
         f"{_time(projected)} for {subject.completions_per_step} completions{by}",
-        examples=(f"of a step of {subject.step_seconds:g} s that is {100 * projected / subject.step_seconds:.0f} %",),
+        examples=(f"that is {100 * projected / subject.step_seconds:.0f} % of a step of {subject.step_seconds:g} s",),
     )
 
 

@@ -92,7 +92,7 @@ class Subject:
     stochastic: bool = False
     """True if the reward is declared to give different scores for the same completion."""
     form: str | None = None
-    """The only form in which answers are stated, as a template around GOLD. None: the audit tries those of FORMS."""
+    """The only form in which answers are stated, as a template around GOLD. None: the audit tries FORMS."""
     completions: Sequence[Sequence[str]] | None = None
     """Groups of completions of a model, one group per row."""
     completions_per_step: int = 256

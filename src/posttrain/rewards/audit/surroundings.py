@@ -23,8 +23,8 @@ CASES = 12
 STALL_LIMIT = 0.1
 """Maximum stall of an event loop, in seconds."""
 SORTS = {
-    "text": "runs text of the completion as a program in its own process",
-    "state": "changes what the whole process shares",
+    "text": "runs the text of the completion as code in its own process",
+    "state": "changes state that the whole process shares",
     "files": "writes files",
     "network": "uses the network",
     "processes": "starts processes",
@@ -55,7 +55,7 @@ def safety(subject: Subject) -> Measured:
 
 
 def side_effects(subject: Subject) -> Measured:
-    """Number of sorts of side effects that the reward has."""
+    """Number of kinds of side effects that the reward has."""
     says = [f"```python\n{MARKER} = 1\n```", f"{MARKER} = 1", f"\\boxed{{{MARKER}+1}}", f"\\boxed{{2*{MARKER}}}"]
     if subject.forms:
         says += [subject.target(0).says(text) for text in (MARKER, f"{MARKER} = 1", f"def {MARKER}():\n    return 1")]
@@ -107,7 +107,7 @@ def probe(
         printed = _run([str(asked), str(told), str(seconds)], hash_seed, seconds + 5)
         if not told.exists():
             subject.require_time()
-            raise Died(f"the process that watched it ended early: {printed[-500:].strip() or 'it said nothing'}")
+            raise Died(f"the process that watched it ended early: {printed[-500:].strip() or 'it printed nothing'}")
         return json.loads(told.read_text())
 
 

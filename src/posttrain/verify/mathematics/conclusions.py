@@ -52,7 +52,7 @@ def concluded(segment: str, reader: Reader) -> Extracted:
             conclusion = sentence, atoms
             continue
         if not atoms and is_task(sentence) and not NUMBER.fullmatch(conclusion[0]) and "=" not in conclusion[0]:
-            return Extracted(None, reason="no_answer", detail="the formula is what is asked about")
+            return Extracted(None, reason="no_answer", detail="the question asks about the formula")
         if not atoms:
             continue
         if sentence != conclusion[0] and pattern_of(sentence, atoms) == pattern_of(
@@ -80,13 +80,13 @@ def of_sentence(sentence: str, reader: Reader) -> Extracted:
     if _compares(clause, atoms):
         return ambiguous(len(atoms), detail="a comparison of two numbers")
     if atoms and (is_changed(clause, atoms[-1][1]) or (not reader.estimates and is_estimated(clause, atoms[-1][1]))):
-        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is what another number is told by")
+        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is changed or only estimated")
     if atoms and is_reference(clause, atoms[-1][1]):
-        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} only counts what the word before it names")
+        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} only numbers the word before it")
     if atoms and not reader.options.last_side and (left := contradicts(clause, atoms[-1][1])):
         return ambiguous(2, detail=f"{left} is not {atoms[-1][0]}")
     if atoms and not reader.estimates and is_open_ended(clause, atoms[-1][2]):
-        return ambiguous(2, detail=f"{atoms[-1][0]!r} and what lies beyond it")
+        return ambiguous(2, detail=f"{atoms[-1][0]!r} is open-ended")
     denied = {atom for atom, start, end in atoms if is_denied(clause, start, end)}
     if atoms and len(denied) == len({atom for atom, _, _ in atoms}):
         return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is denied")

@@ -26,7 +26,7 @@ from posttrain.verify.mathematics.tokens import script_of
 __all__ = ["MAX_TEXT", "Extracted", "NeedsAlgebra", "Reader", "extract", "final_segment"]
 
 MAX_TEXT = 1_000_000
-"""Maximum length of a completion, in characters, for which the reasoning is separated."""
+"""Maximum length of a completion, in characters. Longer ones are not read."""
 MAX_SEGMENT = 250_000
 """Maximum length of the text after the reasoning, in characters: about 60,000 tokens."""
 
@@ -143,11 +143,11 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     if boxes:
         others += _taken_back(answer, segment, boxes[-1].closing + 1, reader)
     if others:
-        return ambiguous(2, detail=f"{others[0]!r} is offered beside the box")
+        return ambiguous(2, detail=f"{others[0]!r} is offered next to the box")
     contradicting = [claim for claim in claims if _is_definite(claim, reader) and not reader.same(answer, claim)]
     contradicting += [claim for claim in denied if reader.same(answer, claim)]
     if contradicting:
-        return ambiguous(2, detail=f"the statement {contradicting[0]!r} beside the box {answer!r}")
+        return ambiguous(2, detail=f"the statement {contradicting[0]!r} contradicts the box {answer!r}")
     return Extracted(answer, 1)
 
 
@@ -162,7 +162,7 @@ def _final_statement(segment: str, boxes: list[places.Box], reader: Reader) -> E
 def _too_many(segment: str) -> Extracted:
     if sum(map(segment.count, places.BOXES)) in range(1, places.MAX_PLACES):
         return Extracted(
-            None, 1, reason="too_large", detail=f"no end in {places.MAX_SCANNED} characters from the box on"
+            None, 1, reason="too_large", detail=f"the box does not end within {places.MAX_SCANNED} characters"
         )
     return ambiguous(places.MAX_PLACES, detail=f"more than {places.MAX_PLACES} answers")
 
@@ -188,7 +188,7 @@ def _stated(claims: list[str], denied: list[str], segment: str, reader: Reader) 
         if len(distinct) > 1:
             return ambiguous(len(distinct))
         others = _taken_back(distinct[0], segment, places.end_of_statements(segment), reader)
-        return ambiguous(2, detail=f"{others[0]!r} takes the statement back") if others else Extracted(distinct[0], 1)
+        return ambiguous(2, detail=f"{others[0]!r} retracts the statement") if others else Extracted(distinct[0], 1)
     if denied:
         return Extracted(None, reason="no_answer", detail=f"{denied[-1]!r} is denied, and nothing else stated")
     return concluded(segment, reader)

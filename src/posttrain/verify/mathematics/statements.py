@@ -72,7 +72,7 @@ class Statements(Things):
             sides, relations = sides[1:], relations[1:]
         values = [self.thing(side) for side in sides]
         if foreign and any(isinstance(value.meaning, Words) or _has_symbols(value) for value in values):
-            raise Unreadable("ambiguous", "a word that is said to equal something else in words or letters")
+            raise Unreadable("ambiguous", "a word is equated with other words or letters")
         if len(values) == 1:
             return replace(values[0], name=names[-1] if names else None)
         if all(_is_constant(value) for value in values):
@@ -95,7 +95,7 @@ class Statements(Things):
             if relation == "≈":
                 near, exact = place(value, self.options), place(answer, self.options)
                 if abs(near - exact) > 0.01 * abs(exact):
-                    raise Unreadable("ambiguous", "an approximation that is another number")
+                    raise Unreadable("ambiguous", "an approximation that differs from the exact value")
                 return answer
             if not self.options.last_side and not agree(answer, value, self.options):
                 raise Unreadable("ambiguous", "a chain of equations whose sides differ")

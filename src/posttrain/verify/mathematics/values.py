@@ -118,7 +118,7 @@ class Value:
     """A meaning with its text, unit and name."""
 
     text: str
-    """As it was written, without the spaces and commands that only set type."""
+    """The text as written, without spaces and commands that are only typesetting."""
     meaning: Meaning
     unit: str | None = None
     """The unit in its normal form: `cm` for centimeters."""

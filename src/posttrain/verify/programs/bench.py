@@ -95,11 +95,11 @@ class Bench:
         if isinstance(ran, Problem):
             return ran
         if ran.result is None:
-            return Problem("error", f"the program sent {len(ran.messages)} answers in place of one")
+            return Problem("error", f"the program sent {len(ran.messages)} answers instead of one")
         try:
             answer = load(ran.result)
             if answer.get("nonce") != nonce:
-                return Problem("error", "the program sent an answer of its own")
+                return Problem("error", "the program sent a forged answer")
             if "value" in answer:
                 return Answer(unpack(answer["value"]))
             return Answer(error=f"{answer.get('error')!s:.60}" or "an exception", text=f"{answer.get('text')!s:.200}")

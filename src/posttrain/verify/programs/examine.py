@@ -160,7 +160,7 @@ def _run(program: str, script: Script, bench: Bench) -> Problem | None:
                 {"error": answer.error, "text": answer.text} if answer.error else {"value": pack(answer.value)}
             )
             if _NAN.search(reply) and "nan" not in script.source.casefold():
-                return Problem("wrong", f"{message['call']['target']} gave a NaN")
+                return Problem("wrong", f"{message['call']['target']} returned a NaN")
             checker.send(reply)
     return Problem("error", f"the tests called the program more than {MAX_CALLS} times")
 

@@ -48,7 +48,7 @@ def unpack(data: Any) -> Any:
     except NotPlain:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
-        raise NotPlain(f"no packed value: {type(error).__name__}") from None
+        raise NotPlain(f"not a packed value: {type(error).__name__}") from None
 
 
 def dump(message: dict[str, Any]) -> bytes:
@@ -139,7 +139,7 @@ class _Unpacker:
         if isinstance(data, list):
             return self._items(data, depth)
         if not isinstance(data, dict) or len(data) != 1:
-            raise NotPlain("no packed value")
+            raise NotPlain("not a packed value")
         [(tag, content)] = data.items()
         if tag in ("x", "f", "b", "y"):
             return {"x": _hexadecimal, "f": float.fromhex, "b": bytes.fromhex, "y": bytearray.fromhex}[tag](content)
@@ -159,7 +159,7 @@ class _Unpacker:
 def _check_hashes(hashes: list[int]) -> None:
     hashes.sort()
     if any(mine == other for mine, other in zip(hashes, hashes[MAX_COLLISIONS:])):  # noqa: B905 - one is shorter
-        raise NotPlain("a set or a dictionary whose parts share one hash")
+        raise NotPlain("a set or a dictionary whose members share one hash")
 
 
 def _hexadecimal(text: str) -> int:
