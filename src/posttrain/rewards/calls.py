@@ -32,7 +32,7 @@ class Signature:
     """The arguments of a reward function, read from its parameter names."""
 
     batch: bool
-    """TRL's form `f(prompts, completions, **columns) -> list`; otherwise `f(prompt, completion, **row) -> float`."""
+    """True for TRL's form `f(prompts, completions, **columns) -> list`, False for `f(prompt, completion, **row)`."""
     is_async: bool
     required: tuple[str, ...]
     """Parameters without a default."""
@@ -126,7 +126,7 @@ class Runner(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Warnings to show the user in each run, in sentences."""
+        """Warnings to show to the user in each run, as sentences."""
         ...
 
     @property

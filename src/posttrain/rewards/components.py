@@ -39,9 +39,9 @@ class Reward:
     """A reward declared in Python code. Give exactly one of `name`, `function`, `model` and `judge`."""
 
     name: str | None = None
-    """A built-in verifier, or an entry point of group `posttrain.rewards`."""
+    """Name of a built-in verifier, or of an entry point in the group `posttrain.rewards`."""
     function: str | Callable[..., Any] | None = None
-    """`path/to/file.py:name`, `package.module.name`, or any callable."""
+    """Your own function: `path/to/file.py:name`, `package.module.name`, or any callable."""
     model: str | None = None
     """A reward model: its folder, the folder of the run that trained it, or its name on the Hub."""
     judge: JudgeConfig | Mapping[str, Any] | None = None

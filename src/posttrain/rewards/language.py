@@ -27,7 +27,7 @@ _LANGUAGES = {
 SCRIPTS: Mapping[str, frozenset[str]] = {
     code: frozenset(names.split()) for names, codes in _LANGUAGES.items() for code in codes.split()
 }
-"""Language (ISO 639-1) -> the first words of the Unicode names of its letters."""
+"""The first words of the Unicode names of a language's letters, by language code (ISO 639-1)."""
 
 
 def language(completion: str, *, language: str, at_least: float | None = None) -> Verdict:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the records import torch, which a reward worker does not ne
     from posttrain.types import Prompt
 
 HELD_OUT = "held-out data"
-"""The name of the prompts that a run uses for its own measurements."""
+"""The name, in errors, of the prompts that a run uses for its own measurements."""
 
 
 def columns_known(prompts: Iterable[Prompt]) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class WorkerPool:
     """
 
     def __init__(self, size: int | None = None, start: Start = LocalWorker) -> None:
-        """`start` starts the process of a worker."""
+        """`start` is the function that starts a worker's process."""
         self.size, self._start = size or min(4, cores()), start
         self._workers: list[WorkerProcess] = []
         self._driving = threading.Lock()

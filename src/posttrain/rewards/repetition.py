@@ -1,4 +1,4 @@
-"""A penalty for text that repeats itself."""
+"""A penalty for repetitive text."""
 
 from __future__ import annotations
 

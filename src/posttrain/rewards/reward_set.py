@@ -110,7 +110,7 @@ class RewardSet:
 
     @property
     def notes(self) -> list[str]:
-        """Warnings to show the user in each run."""
+        """Warnings to show to the user in each run."""
         models = [(component.label, component.model) for component in self.components if component.model is not None]
         notes = [f'reward "{label}": {note}' for label, one in [*self._runners, *models] for note in one.notes]
         return notes + [

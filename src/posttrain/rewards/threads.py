@@ -18,7 +18,7 @@ from posttrain.errors import RewardError
 from posttrain.rewards.calls import ASYNC_GRACE, Abandoned, Call, Outcome, run_calls, timed_out
 
 MAX_ABANDONED = 3
-"""Threads of one function that may hang in the background at the same time."""
+"""Maximum number of threads of one function that may hang in the background at the same time."""
 
 
 class _GivenUp(BaseException):

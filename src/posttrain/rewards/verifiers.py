@@ -114,7 +114,7 @@ class Builtin:
     target: str
     """The same function as `module:name`. A worker imports the module before the clock starts."""
     quick: Callable[..., Any] | None = None
-    """Function that decides within milliseconds in the main process. If it is None or returns None, a worker does."""
+    """Function that decides in milliseconds, in the main process. If it is None or returns None, a worker decides."""
     golds: tuple[str, ...] = ()
     """Columns with gold answers, in addition to the required ones."""
     training: Mapping[str, Any] = field(default_factory=dict)

@@ -105,7 +105,7 @@ class LocalWorker(LocalChild):
 
 
 class WorkerProcess:
-    """A process, its pipes, and the chunk that it is working on."""
+    """A worker process, its pipes, and the chunk of calls that it is making."""
 
     def __init__(self, start: Start) -> None:
         self.printed, theirs = os.pipe()

@@ -9,7 +9,7 @@ from posttrain.sources import RowSource
 from posttrain.tasks.preferences import PreferenceTask
 
 POINTS = 5
-"""Points of the right answer."""
+"""Number of points for the right answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

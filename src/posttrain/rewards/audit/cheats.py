@@ -40,7 +40,7 @@ class Target:
 
     prompt: str
     gold: str
-    """The final answer alone."""
+    """The final answer only."""
     form: str
     """The form of an answer that the reward reads."""
     others: tuple[str, ...]
@@ -67,7 +67,7 @@ Make = Callable[[Target], str | None]
 
 
 def cheats() -> dict[str, Make]:
-    """Every cheat by its name."""
+    """All cheats, by name."""
     return {**_EMPTY, **_WRONG, **_STUFFED, **_HIDDEN, **_keys()}
 
 
@@ -197,7 +197,7 @@ _HIDDEN: dict[str, Make] = {
 
 
 def made_for(target: Target, table: dict[str, Make]) -> Iterator[tuple[str, str]]:
-    """(name, completion) of the cheats that apply to a row."""
+    """Yield name and completion of each cheat that applies to a row."""
     for name, make in table.items():
         text = make(target)
         if text is not None and text != target.says(target.gold):

@@ -75,7 +75,7 @@ def _sort(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Every name and text in compiled code."""
+    """Yield every name and text in compiled code."""
     yield from code.co_names
     yield from code.co_varnames
     for constant in code.co_consts:

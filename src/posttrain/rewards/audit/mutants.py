@@ -1,5 +1,4 @@
-"""Mutants: programs that differ from a right one in one place. The functions map source text to source text and run
-nothing."""
+"""Mutants: programs that differ from a right one in one place. The functions only rewrite source text; nothing runs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any
 from posttrain.verify.mathematics.places import find_boxes
 
 WORK = "Let us take it step by step and look at what is asked.\n"
-"""A line of reasoning without a number, a formula or a marker of an answer."""
+"""A line of reasoning without numbers, formulas and answer markers."""
 
 FORMS: dict[str, str] = {
     "boxed": WORK + r"\boxed{GOLD}",

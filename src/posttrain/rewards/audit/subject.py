@@ -36,7 +36,7 @@ Kind = Literal["exact", "literal", "judge", "code", "format", "length"]
 """
 KINDS: tuple[str, ...] = get_args(Kind)
 BATCH = 32
-"""Completions in one call of a reward in batch form."""
+"""Number of completions in one call of a list function."""
 READ_BY = 0.9
 """A reward counts as reading a form if it accepts at least this share of the plain gold answers in it."""
 SECONDS_PER_CHECK = 10.0
@@ -50,7 +50,7 @@ LONGEST_CALL = 1 / 12
 
 
 class OutOfTime(Exception):
-    """The time for the audit has passed."""
+    """The audit has used up its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Subject:
     """Score from which a completion counts as accepted: halfway between the usual wrong and the usual right answer."""
     seconds_per_call: float = 0.0
     seen: list[Answer] = field(default_factory=list)
-    """Every answer to a completion that a model could have given."""
+    """All answers to completions that a model could have given."""
 
     @property
     def seconds_left(self) -> float:
@@ -153,7 +153,7 @@ class Subject:
         return answers
 
     def batch(self, cases: Sequence[Case]) -> Outcome:
-        """The outcome of one call of a reward in batch form."""
+        """The outcome of one call of a list function."""
         return self._run(self.calls(cases))[0]
 
     def calibrate(self) -> None:

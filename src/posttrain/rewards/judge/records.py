@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from posttrain.types import Mean, Metrics
 
 Verdict = str | float
-""""A", "B" or "tie" for a comparison; otherwise points."""
+"""A judge's verdict: "A", "B" or "tie" for a comparison, otherwise points."""
 
 
 @dataclass(frozen=True, kw_only=True)

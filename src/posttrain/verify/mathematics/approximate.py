@@ -28,7 +28,7 @@ from posttrain.verify.mathematics.values import (
 )
 
 Point = Callable[[str], Any]
-"""The number that a symbol stands for."""
+"""Function that returns the number of a symbol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Numbers:
 
     rational: Callable[[Fraction | int], Any]
     constants: Mapping[str, Any]
-    """π, e and i."""
+    """The values of π, e and i."""
     functions: Mapping[str, Callable[..., Any]]
 
 

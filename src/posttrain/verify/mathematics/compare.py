@@ -64,7 +64,7 @@ def same(gold: Value, given: Value, options: Options, algebra: Algebraist | None
 
 
 def agree(one: Value, other: Value, options: Options) -> bool:
-    """Whether the sides of an equation are equal beyond doubt."""
+    """Whether the sides of an equation are certainly equal."""
     return bool(_same(one, other, How(options))) and (one.unit is None or other.unit is None or one.unit == other.unit)
 
 

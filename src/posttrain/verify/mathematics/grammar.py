@@ -84,7 +84,8 @@ class _Reader(Bases):
         return text in ("(", "[", "{") or text.startswith("\\begin{") or text in COMMANDS
 
     def _fraction_of_mixed(self, whole: Node) -> Literal | None:
-        r"""`3\frac{1}{2}` and `3 1/2`: a whole number directly before a proper fraction of whole numbers."""
+        r"""The value of a mixed number, `3\frac{1}{2}` or `3 1/2`: an integer directly before a proper fraction. None
+        for other tokens."""
         before = self.tokens[self.position - 1]
         if not isinstance(whole, Literal) or whole.decimal or whole.percent or before.kind != "number":
             return None

@@ -92,7 +92,7 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
 
 
 def without_label(text: str) -> str:
-    r"""An answer without the words that only announce it.
+    r"""The answer without words that only announce it.
 
     >>> without_label(r"\text{The answer is } 7"), without_label("Total: 7"), without_label(r"\text{The answer is 7}")
     ('7', '7', '\\text{7}')

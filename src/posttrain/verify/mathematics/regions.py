@@ -139,7 +139,7 @@ def _touch(left: Piece, right: Piece, options: Options) -> bool:
 
 
 def without(region: Region, holes: Region, options: Options) -> Region:
-    """A region without some points."""
+    """The region without the points in `holes`."""
     pieces = list(region.pieces)
     for hole in holes.pieces:
         if not equal_ends(hole.low, hole.high):

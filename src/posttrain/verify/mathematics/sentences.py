@@ -31,7 +31,7 @@ NUMBER = re.compile(
     rf"|(?P<plain>{_DIGITS})(?P<slashes>(?:\s?/\s?{_DIGITS})*+)"
     rf")(?:\s(?:{'|'.join(MULTIPLES)})s?\b)?(?:\s?(?:\\?%|percent\b|pct\b))?"
 )
-"""A number with its sign, its currency and its percent sign; `1 million` is one."""
+"""A number with its sign, its currency and its percent sign. `1 million` is one number."""
 
 _TERM = (
     r"\(*+\s*+(?:\\?[$€£¥]\s?)?(?:\\[dt]?frac\{[0-9]++\}\{[0-9]++\}|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+|\.[0-9]++)"
@@ -62,7 +62,7 @@ def without_dollars(text: str) -> str:
 
 
 def is_offered(clause: str, start: int, end: int) -> bool:
-    """Whether a number is one of several that are offered: `or 7`, `7, maybe`."""
+    """Whether a number is offered as one of several: `or 7`, `7, maybe`."""
     return bool(re.search(rf"\b{HEDGE}\W*$", clause[:start]) or re.match(rf"\W*{HEDGE}", clause[end:]))
 
 

@@ -43,7 +43,7 @@ QUANTITIES = words("quantities")
 
 
 class Statements(Things):
-    """Reads statements."""
+    """Reads statements: equations, inequalities, and things."""
 
     def read(self, tokens: Sequence[Token]) -> Value:
         tokens = [Token("operator", "%") if t.kind == "word" and t.text in _PERCENT else t for t in tokens]

@@ -72,7 +72,7 @@ class Things:
         return replace(self._quantity(tokens), text=written)
 
     def _based(self, tokens: Sequence[Token]) -> Based | None:
-        """`101_2`, `\text{A5}_{11}`."""
+        """Read a number with its base, such as `101_2` or `\\text{A5}_{11}`; None for other tokens."""
         digits, marks = split(tokens, ("_",))
         if len(marks) != 1 or not digits[0] or not digits[1]:
             return None

@@ -20,7 +20,7 @@ from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_NESTIN
 
 class Token(NamedTuple):
     kind: str
-    """number, letter (a symbol), word, command, or operator."""
+    """The kind: number, letter (a symbol), word, command or operator."""
     text: str
     gap: bool = False
     """Whether a space precedes the token."""
@@ -192,7 +192,7 @@ def _command(name: str, gap: bool) -> list[Token]:
 
 
 def _set_as_text(command: str, content: str, gap: bool) -> list[Token]:
-    r"""`\text{ or }`, `\mathrm{cm}`, `\mathbf{x}`, `\text{13}`: words, except for single symbols and numbers."""
+    r"""The tokens of `\text{ or }`, `\mathrm{cm}`, `\mathbf{x}`, `\text{13}`: words, symbols or numbers."""
     if command == "mathbb":
         return [Token("letter", f"\\mathbb{{{content}}}", gap)]
     if command == "operatorname":

@@ -20,7 +20,7 @@ UNITS: dict[str, str] = {spelling: unit for unit, others in _DATA["units"].items
 MULTIPLES: dict[str, int] = _DATA["multiples"]
 """Words that multiply the number before them: `1 million`."""
 _NOT_NOUNS = frozenset(_DATA["not_nouns"])
-"""Words that change or question the number before them."""
+"""Words that are not counted nouns, because they change or question the number before them."""
 _PREFIXES: dict[str, str] = _DATA["prefixes"]
 _WITH_PREFIX = frozenset(_DATA["with_prefix"])
 _POWERS: dict[str, int] = _DATA["powers"]

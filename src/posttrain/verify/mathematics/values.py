@@ -40,7 +40,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """Items between brackets: a point, a vector, an interval with two ends. (3, 1) is both until it is compared."""
+    """Items between brackets: a point, a vector or an interval. The comparison decides which of them (3, 1) is."""
 
     opening: str
     items: tuple[Value, ...]
@@ -92,7 +92,7 @@ class Colons:
 
     parts: tuple[Value, ...]
     half: str = ""
-    """am or pm."""
+    """The half of the day, am or pm; empty if not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Equation:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Mathematics that our grammar does not know."""
+    """Mathematics that our grammar cannot read."""
 
 
 Meaning = Number | Expression | Listing | Bracket | Region | Matrix | Words | Based | Colons | Equation | Unread

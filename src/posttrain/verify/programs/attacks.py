@@ -123,5 +123,5 @@ def tests_for(attack: Attack) -> list[dict[str, Any]]:
 
 
 def fenced(source: str) -> str:
-    """A program as a completion."""
+    """The program as a completion: in a fenced block."""
     return f"```python\n{source}\n```"

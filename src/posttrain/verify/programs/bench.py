@@ -29,7 +29,7 @@ send(answer_script(load(receive()), ask))
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How programs are judged."""
+    """The rules by which programs are judged."""
 
     limits: Limits = field(default_factory=Limits)
     """Limits of each process: one test, or one call of a script."""
@@ -42,7 +42,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a test failed."""
+    """The reason why a test failed."""
 
     reason: Reason
     detail: str

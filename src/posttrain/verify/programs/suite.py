@@ -77,7 +77,7 @@ class Suite:
     function: str | None
     """The function that the tests call; None for a program that uses standard input and output."""
     prompt: str = ""
-    """Code of the prompt that the completion continues."""
+    """Code in the prompt that the completion continues."""
 
 
 def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:

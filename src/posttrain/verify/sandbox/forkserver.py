@@ -29,7 +29,7 @@ CONTAINER_TIMEOUT = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """How a tier starts a fork-server."""
+    """The command with which a tier starts a fork-server."""
 
     line: list[str]
     """The command line without the setup, which is appended as JSON."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PROBES = Path(__file__).parent / "probes.py"
 VICTIM = "print(id('secret'), flush=True); input()"
-"""A process with something in its memory."""
+"""The program of a process whose memory the probes try to read."""
 PATIENT = Limits(wall=60, cpu=60)
 """Generous limits, so that a busy machine, or slow memory allocation, does not decide which limit is reached first."""
 COSTS = {

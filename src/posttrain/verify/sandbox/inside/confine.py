@@ -15,7 +15,7 @@ from . import landlock, layout, seccomp
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_NEW_PRIVS, _DEATH_SIGNAL, _DUMPABLE, _SUBREAPER = 38, 1, 4, 36
 _ARENAS = -8
-"""M_ARENA_MAX."""
+"""The option M_ARENA_MAX of mallopt."""
 _ABOVE = 100
 """Descriptors are first moved to this number and above, so that none is overwritten before it has been copied."""
 
