@@ -51,7 +51,7 @@ def test_every_reward_of_a_run_is_audited_on_its_data(rows, tmp_path, capsys):
     [
         (["--kind", "exactly"], "kind = 'exactly'; did you mean \"exact\"?"),
         (["--only", "nose"], "there is no check 'nose'; did you mean \"noise\"?"),
-        (["--form", "<final>"], "a text with the word GOLD where the answer stands"),
+        (["--form", "<final>"], "a text with the word GOLD in place of the answer"),
         (["--answer", "solution"], "the data has no column 'solution'"),
     ],
 )

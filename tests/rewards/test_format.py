@@ -109,7 +109,7 @@ def test_json_that_fits_is_right(json_schema, text):
         ('The answer: {"answer": 4}', "no_answer", "no JSON"),
         ('{"answer": 4}{"answer": 5}', "no_answer", "no JSON"),
         ('{"answer": 3, "answer": 4}', "no_answer", "a key occurs twice"),
-        ('{"answer": NaN}', "no_answer", "NaN is no number of JSON"),
+        ('{"answer": NaN}', "no_answer", "NaN is not a JSON number"),
         ('{"answer": 1e999}', "no_answer", "1e999 is too large"),
         ("[" * 100_000, "no_answer", "nested too deep"),
         ('{"answer": ' + "9" * 10_000 + "}", "no_answer", "no JSON"),

@@ -111,7 +111,7 @@ def test_a_file_that_does_not_import_shows_where(reward_file, built):
 
 def test_a_file_that_kills_the_process_on_import_is_a_config_error(reward_file, built):
     function = reward_file("import os\nprint('about to go', flush=True)\nos._exit(3)")
-    with pytest.raises(ConfigError, match=r"did not work: the reward process exited with code 3\n  about to go"):
+    with pytest.raises(ConfigError, match=r"failed: the reward process exited with code 3\n  about to go"):
         built(Reward(function=function))
 
 

@@ -148,12 +148,12 @@ def test_a_list_function_sees_one_call_with_all_in_order_and_one_by_group_a_call
 def test_every_prompt_has_its_completions_once(built):
     with built("numeric").open([prompt(0, answer="4"), prompt(1, answer="4")]) as scoring:
         scoring.add(1, [completion("4")])
-        with pytest.raises(ValueError, match="the completions of 1 of 2 prompts have not come"):
+        with pytest.raises(ValueError, match="the completions of 1 of 2 prompts are missing"):
             scoring.result()
         for wrong in (1, 2, -1):
-            with pytest.raises(ValueError, match=f"a completion of prompt {wrong} of 2 came twice, or from nowhere"):
+            with pytest.raises(ValueError, match=f"a completion of prompt {wrong} of 2 arrived twice, or is unknown"):
                 scoring.add(wrong, [completion("4")])
-            with pytest.raises(ValueError, match="twice, or from nowhere"):
+            with pytest.raises(ValueError, match="twice, or is unknown"):
                 scoring.add_one(wrong, 0, completion("4"), group_size=1)
 
 

@@ -42,9 +42,7 @@ def test_what_has_no_score_stays_without_one_in_sums_and_products():
 
 def test_a_verdict_is_true_when_it_is_not_zero_and_without_a_score_neither():
     assert [bool(Verdict(score, "partial")) for score in (1.0, 0.5, -1.0, 0.0)] == [True, True, True, False]
-    with pytest.raises(
-        RewardError, match=r"without a score \(timeout\) is asked whether it is true.*\n.*`verdict.score"
-    ):
+    with pytest.raises(RewardError, match=r"without a score \(timeout\) is used as a truth value.*\n.*`verdict.score"):
         _ = 1.0 if Verdict(None, "timeout") else 0.0
 
 
@@ -56,7 +54,7 @@ def test_composition_by_hand_leaves_unscored_what_could_not_be_judged():
     with build_rewards([Reward(function=taken_for_a_truth)]) as rewards:
         scores = rewards.score([prompt(0)], [[completion("any")]])
     assert scores.scored_PG == [[False]]
-    assert "asked whether it is true" in str(scores.failures[0])
+    assert "used as a truth value" in str(scores.failures[0])
 
 
 @pytest.mark.parametrize("score", [None, 0.0, 1.0, -0.25])
@@ -75,7 +73,7 @@ def test_long_findings_are_cut():
 @pytest.mark.parametrize("reason", [None, ["wrong"], "", "wrong/late", "got 1\ninstead", "w" * 41])
 def test_a_reason_is_a_name_for_a_metric(reason):
     """Where it was none, a run ended in the count of reasons, without a word about the reward."""
-    with pytest.raises(RewardError, match=r"a verdict with the reason .*; allowed: a word or a few"):
+    with pytest.raises(RewardError, match=r"a verdict with the reason .*; allowed: one or a few words"):
         Verdict(1.0, reason)
     assert Verdict(1.0, "off by one").reason == "off by one"
 

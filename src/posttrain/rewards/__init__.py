@@ -1,11 +1,11 @@
-"""Rewards: built-in verifiers, functions of the user's, and the machinery that runs them without being hurt by them.
+"""Rewards: built-in verifiers, user functions, and the machinery that runs them in isolation.
 
     with build_rewards([Reward(name="math"), Reward(function="my_rewards.py:brevity", weight=0.1)]) as rewards:
         scores = rewards.score(prompts, groups)
 
-The verifiers are plain functions: `numeric("#### 18", "18")` is 1.0. Those whose modules have their names are in these:
-`from posttrain.verify.programs import code`, and likewise `language` and `repetition`; `format` is `format_tags`, and
-`environment` and `agent` what an environment, or an agent, gives its trajectory.
+The verifiers are plain functions: `numeric("#### 18", "18")` is 1.0. Some have to be imported from their own modules:
+`from posttrain.verify.programs import code`, and likewise `language` and `repetition`. The reward `format` is the
+function `format_tags`. `environment` and `agent` are the rewards that an environment or an agent gives its trajectory.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PLACES = {
     "fuzzy_match": "rewards.fuzzy",
     "multiple_choice": "verify.mathematics.choices",
 }
-"""The module of each name: imported when it is asked for, as a worker process needs none of them to start."""
+"""The module of each name. It is imported on first use, because a worker process needs none of them to start."""
 
 
 def __getattr__(name: str) -> Any:

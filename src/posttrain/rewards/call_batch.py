@@ -1,4 +1,4 @@
-"""The calls of one reward in one step, and what came of each: numbers, reasons, failures."""
+"""The calls of one reward in one step, and the result of each: numbers, reasons, failures."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 LARGEST = 1e6
-"""Times the usual size of a step's rewards that one of them may have."""
+"""Maximum size of one reward, as a multiple of the usual size in its step."""
 
 
 class CallBatch:
-    """Calls of one component in one step, for one group or for all, and what came of them.
+    """The calls of one component in one step, for one group or for all, and their outcomes.
 
-    Quick decisions are made when it is written.
+    Quick decisions are made when the batch is created.
     """
 
     def __init__(self, component: Component, calls: Sequence[Mapping[str, Any]]) -> None:
@@ -35,7 +35,7 @@ class CallBatch:
         self._outcomes = [component.decide(call) for call in calls]
         self.judgements: tuple[Judgement, ...] = ()
         self.asked: Sequence[Outcome] = ()
-        """The outcomes of the calls that were not decided at once."""
+        """The outcomes of the calls that were not decided immediately."""
 
     @property
     def open(self) -> list[int]:
@@ -50,14 +50,14 @@ class CallBatch:
         return [outcome for outcome in self._outcomes if outcome is not None]
 
     def settle(self, outcomes: Sequence[Outcome], judgements: Sequence[Judgement] = ()) -> None:
-        """Enter the outcomes of the open calls, in their order, and what a judge said for them."""
+        """Enter the outcomes of the open calls, in order, and a judge's judgements on them."""
         beat("rewards came back")
         for number, outcome in zip(self.open, outcomes, strict=True):
             self._outcomes[number] = outcome
         self.judgements, self.asked = tuple(judgements), outcomes
 
     def read(self, rows: Sequence[Row]) -> Read:
-        """One value and one verdict per row, position by position; RewardError for what no reward may return."""
+        """One value and one verdict per row, in order. RewardError for a value that no reward may return."""
         outcomes = self._of_each(rows)
         tokens: list[list[float] | None] = []
         if self.component.signature.per_token:
@@ -89,13 +89,13 @@ class CallBatch:
         )
 
     def _of_tokens(self, outcome: Outcome, row: Row) -> list[float] | None:
-        """A built-in may give one number for all of a completion."""
+        """The numbers of each token; None if a built-in gave one number for the whole completion."""
         if self.component.builtin is not None and not isinstance(outcome.value, list):
             return None
         return _of_tokens(self.component.label, outcome, row)
 
     def _of_each(self, rows: Sequence[Row]) -> list[Outcome]:
-        """The outcome of each row, where one call may have answered for all."""
+        """The outcome of each row. One call may have answered for all rows."""
         if not self.component.signature.batch:
             return self.outcomes
         outcome, size = self.outcomes[0], len(rows)
@@ -116,19 +116,19 @@ class CallBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What a batch says about each row."""
+    """The results of a batch for each row."""
 
     values: list[float | None]
-    """None where not applicable or failed."""
+    """Score of each row; None if the reward was not applicable or failed."""
     tokens: list[list[float] | None] = field(default_factory=list)
-    """For a reward that gives each token a number: those numbers, whose sum is the value; None if it gave one number
-    for the whole."""
+    """For a reward that gives each token a number: these numbers, whose sum is the value. None if it gave one number
+    for the whole completion."""
     verdicts: list[Verdict | None]
-    """None where the reward gave a number without a reason."""
+    """Verdict on each row; None if the reward gave a number without a reason."""
     failures: list[tuple[int, Failure]]
-    """Number of the row and failure; the first carries the traceback."""
+    """Number of the row and failure. Only the first failure has a traceback."""
     seconds: float = 0.0
-    """Spent in all calls together."""
+    """Seconds spent in all calls together."""
     judgements: tuple[Judgement, ...] = ()
 
     @property
@@ -137,7 +137,7 @@ class Read:
 
 
 def read_all(parts: Iterable[tuple[Sequence[Row], CallBatch]]) -> Read:
-    """The results of several batches of one component as one batch, with rows numbered through."""
+    """Join the results of several batches of one component. Rows are numbered consecutively."""
     whole = Read(values=[], verdicts=[], failures=[])
     for rows, batch in parts:
         read, first = batch.read(rows), len(whole.values)
@@ -156,9 +156,9 @@ def read_all(parts: Iterable[tuple[Sequence[Row], CallBatch]]) -> Read:
 
 
 def check_scale(label: str, values: Sequence[float | None], rows: Sequence[Row]) -> None:
-    """RewardError for a finite value beside which all others of the step are nothing.
+    """Raise RewardError for a finite value that is so large that all others of the step vanish next to it.
 
-    The mean and the deviation of a step are then those of one completion, and in float32 the others are all the same.
+    One completion then decides the mean and the deviation of the step, and in float32 all others become equal.
     """
     found = [(abs(value), place) for place, value in enumerate(values) if value is not None]
     if not found:
@@ -171,7 +171,7 @@ def check_scale(label: str, values: Sequence[float | None], rows: Sequence[Row])
     raise RewardError(
         given=f'reward "{label}" returned {values[place]:g} for {_which(row)}, but half of this step\'s rewards '
         f"are within {usual:g} of 0",
-        allowed=f"values up to {LARGEST:g} times the usual one, and up to {LARGEST**2:g}: beside a larger one, "
+        allowed=f"values up to {LARGEST:g} times the usual one, and up to {LARGEST**2:g}: next to a larger one, "
         "the others count for nothing",
         fix="Bound the reward, for example min(max(value, -1), 1), or return None if the reward does not apply.",
     )
@@ -189,7 +189,7 @@ def _verdict(outcome: Outcome, value: float | None) -> Verdict | None:
 
 
 def _failure(outcome: Outcome, verdict: Verdict | None) -> Literal["exception", "timeout", "crash"] | None:
-    """How the verifier failed; None where it did not. What does not apply is no failure."""
+    """The kind of failure; None if the verifier did not fail. A reward that does not apply has not failed."""
     if outcome.kind in ("exception", "timeout", "crash"):
         return outcome.kind
     if verdict is None or verdict.score is not None or verdict.reason == "not_applicable":
@@ -204,7 +204,7 @@ def _value(label: str, outcome: Outcome, row: Row) -> float | None:
     if isinstance(value, float) and math.isfinite(value):
         return value
     got = outcome.message or (f"a list of {len(value)}" if isinstance(value, list) else value)
-    one_each = " One number per token is declared: set `per_token = True` on it." if isinstance(value, list) else ""
+    one_each = " For one number per token, set `per_token = True` on the function." if isinstance(value, list) else ""
     raise RewardError(
         given=f'reward "{label}" returned {got} for {_which(row)}',
         fix="Rewards must be finite numbers, or None where the reward does not apply. "
@@ -213,7 +213,7 @@ def _value(label: str, outcome: Outcome, row: Row) -> float | None:
 
 
 def _of_tokens(label: str, outcome: Outcome, row: Row) -> list[float] | None:
-    """One number for each token of the completion; None where the reward failed or does not apply."""
+    """One number for each token of the completion; None if the reward failed or does not apply."""
     value, drawn = outcome.value, row.completion.drawn
     if outcome.failed or (outcome.kind == "value" and value is None):
         return None

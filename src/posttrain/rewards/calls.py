@@ -1,6 +1,6 @@
-"""Calling a reward function: what its signature asks for, and what came of each call.
+"""Call a reward function: read the arguments that its signature asks for, and record the outcome of each call.
 
-Worker processes and in-process threads run the same code from here; only what carries the outcomes back differs.
+Worker processes and in-process threads both run this code. They differ only in how the outcomes travel back.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from posttrain.verify.verdict import Verdict
 
 Kind = Literal["value", "invalid", "exception", "timeout", "crash"]
 MAX_MESSAGE, MAX_TRACEBACK = 500, 8000
-"""Characters that an outcome keeps of a message and of a traceback."""
+"""Maximum lengths of the message and of the traceback in an outcome, in characters."""
 
 ASYNC_GRACE = 1.0
-"""Seconds beyond its deadline that an async function gets to notice that it was cancelled."""
+"""Seconds after its deadline that an async function gets to react to its cancellation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,23 +32,23 @@ class Signature:
     """The arguments of a reward function, read from its parameter names."""
 
     batch: bool
-    """TRL's form `f(prompts, completions, **columns) -> list`; otherwise `f(prompt, completion, **row) -> float`."""
+    """True for TRL's form `f(prompts, completions, **columns) -> list`, False for `f(prompt, completion, **row)`."""
     is_async: bool
     required: tuple[str, ...]
     """Parameters without a default."""
     optional: tuple[str, ...]
     takes_any: bool
-    """It has `**kwargs`, so it receives every column."""
+    """True if the function has `**kwargs`: it then receives every column."""
     by_group: bool = False
-    """A list function with an attribute `by_group` that is True: it wants one call per prompt, with its completions,
-    and so may be called while others are still being sampled."""
+    """True for a list function whose attribute `by_group` is True. It is called once per prompt, with the prompt's
+    completions, and so it can be called while other prompts are still being sampled."""
     per_token: bool = False
-    """A function with an attribute `per_token` that is True: for each completion it gives a list of numbers, one per
-    token of the completion, in place of a number."""
+    """True for a function whose attribute `per_token` is True. For each completion it returns a list with one number
+    per token instead of a single number."""
 
     @staticmethod
     def of(function: Callable[..., Any], name: str) -> Signature:
-        """Read a signature; ConfigError when it has neither of the two forms."""
+        """Read the signature of a function. ConfigError if it has neither of the two forms."""
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError) as error:
@@ -86,29 +86,29 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one call. `value` is a number, None or a list of them, or of lists of numbers where a reward gives
-    one to each token; the other kinds carry a message."""
+    """The outcome of one call. `value` is a number, None or a list of these. For a reward that gives each token a
+    number it is a list of lists. The other kinds have a message."""
 
     kind: Kind
     value: Any = None
     verdict: Any = None
-    """As plain JSON, where the function gave a `Verdict` in place of a number; a list of them beside a list."""
+    """The `Verdict` as plain JSON, if the function returned one instead of a number. A list if `value` is a list."""
     message: str = ""
     traceback: str = ""
     seconds: float = 0.0
 
     @property
     def failed(self) -> bool:
-        """No value came of it, through no fault of the contract: the completion is unscored."""
+        """Did the call give no value, without breaking the contract? The completion is then unscored."""
         return self.kind in ("exception", "timeout", "crash")
 
 
 class Abandoned(Exception):
-    """The result is no longer wanted."""
+    """The result is no longer needed."""
 
 
 class Runner(Protocol):
-    """Makes the calls of one reward in this process, or in processes of its own."""
+    """Makes the calls of one reward in this process, or in its own processes."""
 
     def run(
         self,
@@ -117,27 +117,27 @@ class Runner(Protocol):
         timeout: float,
         over: threading.Event | None = None,
     ) -> list[Outcome]:
-        """One outcome per call, in order. Once `over` is set no further call is begun, and Abandoned is raised."""
+        """One outcome per call, in order. Once `over` is set, no further call begins, and Abandoned is raised."""
         ...
 
     def close(self) -> None:
-        """End the processes that it owns."""
+        """End the processes that the runner owns."""
         ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """Warnings to show the user in each run, in sentences."""
+        """Warnings to show to the user in each run, as sentences."""
         ...
 
     @property
     def facts(self) -> Sequence[str]:
-        """How it judges, in sentences, as far as it is decided when it is asked: after the golds have been checked."""
+        """Sentences on how the reward judges. Complete after the gold answers have been checked."""
         ...
 
 
 Emit = Callable[[int, Outcome], None]
 Call = tuple[int, Mapping[str, Any]]
-"""Number of the call, and its keyword arguments."""
+"""Number of a call, and its keyword arguments."""
 
 
 def run_calls(
@@ -150,10 +150,10 @@ def run_calls(
     emit: Emit,
     runner: asyncio.Runner,
 ) -> None:
-    """Make the calls and hand each outcome to `emit` as soon as it is known.
+    """Make the calls and pass each outcome to `emit` as soon as it is known.
 
-    A plain function is called for one after the other, so that whoever watches knows which call is under way. Calls of
-    an async function are gathered: they wait together, each for at most `timeout` seconds.
+    The calls of a plain function are made one after the other, so that the observer knows which call is running. The
+    calls of an async function are gathered: they wait together, each for at most `timeout` seconds.
     """
     if is_async:
         runner.run(_gather(function, calls, settings, timeout, emit))
@@ -163,11 +163,11 @@ def run_calls(
 
 
 def run_call(function: Callable[..., Any], arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> Outcome:
-    """Make one call of a plain function; whatever it raises becomes an outcome."""
+    """Make one call of a plain function. Any exception becomes an outcome."""
     start = time.perf_counter()
     try:
         value = function(**arguments, **settings)
-    except BaseException as error:  # SystemExit too: a reward function does not end the run
+    except BaseException as error:  # SystemExit too: a reward function must not end the run
         return failed(error, time.perf_counter() - start)
     return judged(value, time.perf_counter() - start)
 
@@ -190,8 +190,8 @@ async def _gather(
 
 
 def judged(value: Any, seconds: float) -> Outcome:
-    """The outcome of a call that returned: a value, or "invalid" when that is no number, None or list of them."""
-    if hasattr(value, "tolist"):  # numpy and torch, scalars as well
+    """The outcome of a call that returned: "value" for a number, None or a list of these, and else "invalid"."""
+    if hasattr(value, "tolist"):  # numpy and torch, including their scalars
         value = value.tolist()
     values = value if isinstance(value, list | tuple) else [value]
     try:
@@ -205,7 +205,7 @@ def judged(value: Any, seconds: float) -> Outcome:
 
 
 def failed(error: BaseException, seconds: float = 0.0) -> Outcome:
-    """The outcome of a call that raised, with the frames of the user's code only."""
+    """The outcome of a call that raised. Its traceback has only the frames of user code."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     trace = "".join(traceback.format_exception(type(error), error, frames))
     if isinstance(error, PosttrainError):
@@ -220,7 +220,7 @@ def timed_out(timeout: float, seconds: float, trace: str = "") -> Outcome:
 
 
 def _numbers(item: Any) -> float | list[float | None] | None:
-    """A number, or a list of them: of the tokens of a completion."""
+    """A returned number, or a list with one number per token of a completion."""
     if isinstance(item, list | tuple):
         return [_number(one) for one in item]
     if getattr(item, "ndim", 0):
@@ -229,7 +229,7 @@ def _numbers(item: Any) -> float | list[float | None] | None:
 
 
 def _number(value: Any) -> float | None:
-    """A returned number as a float; infinite when it does not fit one. TypeError for anything that is no number."""
+    """A returned number as a float; infinite if it is too large for one. TypeError if it is not a number."""
     if value is None:
         return None
     if isinstance(value, Verdict):

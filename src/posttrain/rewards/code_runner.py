@@ -1,4 +1,4 @@
-"""The verifier `code` for all completions of a step: programs side by side, in a sandbox that it owns."""
+"""Runs the verifier `code` for all completions of a step: many programs at the same time, in its own sandbox."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from posttrain.verify.sandbox import UNSAFE, Limits, Sandbox, open_sandbox
 from posttrain.verify.verdict import Verdict
 
 LIMITS = ("wall", "cpu", "memory", "output")
-"""Settings that bound one test."""
+"""Settings that limit one test."""
 
 
 class CodeRunner:
-    """Judges the completions of a step side by side, one after the other in each thread. Owns its sandbox."""
+    """Judges the completions of a step in several threads, one after the other in each. Owns its sandbox."""
 
     def __init__(self, settings: Mapping[str, Any], size: int | None = None) -> None:
-        """`size` programs run at a time; by default one per core."""
+        """`size` programs run at the same time; by default one per core."""
         self._kind = settings.get("sandbox", "auto")
         self._size = size or cores()
         self._sandbox: Sandbox | None = None
@@ -34,9 +34,9 @@ class CodeRunner:
         timeout: float,
         over: threading.Event | None = None,
     ) -> list[Outcome]:
-        """One outcome per call, in order; `timeout` is for all tests of one program together.
+        """One outcome per call, in order. `timeout` limits all tests of one program together.
 
-        The first call opens the sandbox, which is when a dataset is checked. SandboxUnavailable when there is none.
+        The first call opens the sandbox. That is when a dataset is checked. SandboxUnavailable if there is no sandbox.
         """
         self._sandbox = sandbox = self._sandbox or open_sandbox(self._kind, size=self._size)
         limits = Limits(**{name: settings[name] for name in LIMITS if name in settings}, message=MESSAGE)
@@ -53,14 +53,14 @@ class CodeRunner:
 
         def outcome(call: Mapping[str, Any]) -> Outcome:
             if over is not None and over.is_set():
-                raise Abandoned  # leaving the pool, which the interpreter waits for at its end, without the rest
+                raise Abandoned  # skip the rest: the interpreter waits for this pool when it exits
             return run_call(judge, call, {})
 
         try:
             with ThreadPoolExecutor(self._size, thread_name_prefix="code") as threads:
                 return list(threads.map(outcome, calls))
         finally:
-            if self._sandbox is not sandbox:  # closed meanwhile: programs that were running had started it anew
+            if self._sandbox is not sandbox:  # closed meanwhile: running programs have started it again
                 sandbox.close()
 
     @property
@@ -72,7 +72,7 @@ class CodeRunner:
         return [f"programs are run in the sandbox {self._sandbox.tier}"] if self._sandbox is not None else []
 
     def close(self) -> None:
-        """End its processes."""
+        """End the processes of the sandbox."""
         if self._sandbox is not None:
             self._sandbox.close()
             self._sandbox = None

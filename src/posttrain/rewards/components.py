@@ -1,4 +1,4 @@
-"""One reward component: what is called with the rows of a step, and with what. `making.py` makes it."""
+"""One reward component: the function that scores the rows of a step, and its arguments. `making.py` makes it."""
 
 from __future__ import annotations
 
@@ -27,59 +27,59 @@ GIVEN_NAMES = frozenset(
         *("truncated", "groups", "environment_reward", "environment_token_rewards"),
     }
 )
-"""Parameters that are filled from the rollout; a column of such a name is not passed on."""
+"""Parameters that the rollout fills. A column with such a name is not passed on."""
 
 
 Unit = Literal["row", "group", "all"]
-"""One completion, those of one prompt, or those of the whole step."""
+"""One completion, all completions of one prompt, or all completions of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """A reward as Python code writes it. Give exactly one of `name`, `function`, `model` and `judge`."""
+    """A reward declared in Python code. Give exactly one of `name`, `function`, `model` and `judge`."""
 
     name: str | None = None
-    """A built-in verifier, or an entry point of group `posttrain.rewards`."""
+    """Name of a built-in verifier, or of an entry point in the group `posttrain.rewards`."""
     function: str | Callable[..., Any] | None = None
-    """`path/to/file.py:name`, `package.module.name`, or any callable."""
+    """Your own function: `path/to/file.py:name`, `package.module.name`, or any callable."""
     model: str | None = None
-    """A reward model: a folder, that of the run which trained it, or a name on the Hub."""
+    """A reward model: its folder, the folder of the run that trained it, or its name on the Hub."""
     judge: JudgeConfig | Mapping[str, Any] | None = None
     """A language model that judges: a `JudgeConfig`, or its settings."""
     weight: float = 1.0
-    """Factor in the sum; a component of weight 0 is computed and logged only."""
+    """Factor in the sum. A component of weight 0 is only computed and logged."""
     timeout: float = 10.0
-    """Seconds per call: for the whole batch, or for one completion when the function takes one."""
+    """Timeout of a call, in seconds. A call is for the whole batch, or for one completion if the function takes one."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of every call."""
     label: str | None = None
-    """Its name in metrics and messages; by default that of the function."""
+    """The reward's name in metrics and messages; by default the name of the function."""
     gate: GateConfig | Gate | str | Mapping[str, Any] | None = None
-    """Label of the reward that has to reach 1, or another `at_least`, for this one to count: see `gates.py`."""
+    """Label of the reward that has to reach 1 (or another `at_least`) for this reward to count: see `gates.py`."""
 
 
 RewardLike: TypeAlias = "RewardConfig | CheckConfig | Reward"
-"""A reward as a config declares it, or as Python code writes it."""
+"""A reward declared in a config or in Python code."""
 
 
 class Row(NamedTuple):
-    """One completion to be scored."""
+    """One completion to score."""
 
     prompt: Prompt
     completion: Completion
     number: int
-    """Which completion of its prompt, counted from 0."""
+    """Index of the completion among those of its prompt, from 0."""
     group_size: int
     group: int = 0
-    """Which group of those that are scored together, counted from 0."""
+    """Index of the group among those that are scored together, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """A reward that was found and understood.
+    """A reward whose function has been found and whose signature has been read.
 
-    It runs in a worker process (`target`), by a runner of its own (`runner`: a thread, or a sandbox), or here (`model`,
-    `judge`).
+    It runs in a worker process (`target`), in its own runner (`runner`: a thread or a sandbox), or in this process
+    (`model`, `judge`).
     """
 
     label: str
@@ -96,20 +96,20 @@ class Component:
 
     @property
     def receives_gate(self) -> bool:
-        """Does its function ask whether the gate is open? Then it decides itself what comes of it."""
+        """Does the function ask for the state of its gate? Then the function decides itself what the state means."""
         return self.gate is not None and GATE_STATE in self.signature.named
 
     @property
     def reads_one_place(self) -> bool:
-        """Do its settings say where the answer stands?"""
+        """Do the settings say from which place the answer is read?"""
         return self.builtin is not None and "answer_from" in self.settings
 
     @property
     def unit(self) -> Unit:
-        """Columns and options that a completion needs before it can be scored.
+        """The completions that have to be complete before the component is called.
 
-        A list function is asked about all rows in one call, unless it says that it does not compare prompts with one
-        another. What computes in this process gets all of its work at once: models, and functions that wait together.
+        A list function gets all rows in one call, unless it declares that it does not compare prompts with each other.
+        Models and async functions in this process get all of their work at the same time.
         """
         if self.judge is not None:
             return "group" if self.judge.is_remote else "all"
@@ -119,7 +119,7 @@ class Component:
         return "all" if in_this_process else "row"
 
     def columns(self, available: Collection[str], what: str = "") -> list[str]:
-        """The columns that this function receives; ConfigError when it needs one that is not there.
+        """The columns that this function receives. ConfigError if it needs a column that does not exist.
 
         `what` names the rows in the error.
         """
@@ -132,7 +132,7 @@ class Component:
 
     @property
     def gold_columns(self) -> list[str]:
-        """The columns that say what is right: the required ones, and what a built-in declares besides."""
+        """The columns with the gold answer: the required ones and those that a built-in declares in addition."""
         names = self.signature.required + (self.builtin.golds if self.builtin else ())
         return [name for name in names if name not in self._given_names | self.settings.keys()]
 
@@ -153,8 +153,8 @@ class Component:
     ) -> list[dict[str, Any]]:
         """The keyword arguments of each call: one call for all rows, or one per row.
 
-        Of a column that a row lacks, a function of one row gets its own default, if it has one, else None.
-        `is_open`: of a component that asks for the state of its gate, that state for each row.
+        For a column that a row lacks, a function of one row gets its own default, or None if it has no default.
+        `is_open`: the state of the gate for each row, if the component asks for it.
         """
         if self.model is not None:
             return [{"prompt": row.prompt, "completion": row.completion} for row in rows]
@@ -173,7 +173,7 @@ class Component:
         ]
 
     def decide(self, call: Mapping[str, Any]) -> Outcome | None:
-        """The verdict of a built-in that is decided here and now; None if the call has to go to a worker."""
+        """The outcome of a built-in that decides immediately, in this process. None if a worker has to decide."""
         if self.builtin is None or self.builtin.quick is None:
             return None
         outcome = run_call(self.builtin.quick, call, self.settings)
@@ -181,7 +181,7 @@ class Component:
         return None if undecided else outcome
 
     def trial(self) -> dict[str, Any]:
-        """The arguments of a call for one short completion."""
+        """The arguments of a trial call for one short completion."""
         one: dict[str, Any] = {"completion": "\\boxed{0}", "completion_ids": [0], "truncated": False, "groups": 0}
         one |= {"environment_reward": None, "environment_token_rewards": None, GATE_STATE: True}
         if self.signature.batch:
@@ -189,7 +189,7 @@ class Component:
         return {name: value for name, value in one.items() if name in self.signature.named}
 
     def job(self, calls: Sequence[Mapping[str, Any]]) -> Job:
-        """The calls as work for the pool."""
+        """The calls as a job for the pool."""
         assert self.target is not None
         return Job(
             target=self.target,
@@ -200,9 +200,9 @@ class Component:
         )
 
     def _given(self, rows: Sequence[Row], prompt: str, completion: str) -> dict[str, list[Any]]:
-        """What the rollout provides, under the names of this form and only as far as it is asked for.
+        """The arguments that the rollout provides and the function asks for, under the names of its form.
 
-        As TRL passes it: strings where the dataset holds text, lists of messages where it holds chat. A built-in gets
+        Like in TRL, they are strings if the dataset holds text and lists of messages if it holds chat. A built-in gets
         strings.
         """
         makers: dict[str, Callable[[Row], Any]] = {
@@ -220,7 +220,7 @@ class Component:
         return {name: [make(row) for row in rows] for name, make in makers.items() if name in asked}
 
     def _ids(self, row: Row) -> list[int]:
-        """Those that the policy drew; for a function that gives each token a number all, what came back among them."""
+        """The ids that the policy sampled. A function with one number per token gets all ids, tool output included."""
         return list(row.completion.ids if self.signature.per_token else row.completion.drawn_ids)
 
     def _gate_state(self, is_open: Sequence[bool | None]) -> dict[str, list[Any]]:
@@ -228,7 +228,7 @@ class Component:
 
 
 def _is_chat(row: Row) -> bool:
-    """Whether the row of the dataset holds messages; a text that was wrapped as a user turn stays text."""
+    """Whether the dataset's row holds messages. A text that was wrapped as a user turn counts as text."""
     return row.prompt.messages is not None and row.prompt.plain is None
 
 
@@ -239,15 +239,15 @@ def _prompt(row: Row) -> Any:
 
 
 def _completion(row: Row) -> Any:
-    """Of several turns all messages behind the prompt, or the last text."""
+    """The completion as an argument. After several turns it is all messages after the prompt, or the last text."""
     if _is_chat(row) and row.completion.episode is not None:
         return [dict(message) for message in row.completion.episode.messages]
     return [{"role": "assistant", "content": row.completion.text}] if _is_chat(row) else row.completion.text
 
 
 def _token_rewards(completion: Completion) -> list[float] | None:
-    """What the environment gave, turn by turn on their last tokens, the reward at the end on the very last one; None
-    where no turn but the last has a reward."""
+    """The environment's rewards per token. Each turn's reward is on its last token, and the final reward is on the last
+    token of all. None if no turn except the last has a reward."""
     episode, ends = completion.episode, completion.turn_ends
     if episode is None or not any(reward is not None for reward in episode.turn_rewards[:-1]):
         return None

@@ -1,8 +1,8 @@
-"""How the calls of a component are made while others are still being asked for.
+"""Make the calls of a component while further completions are still being sampled.
 
-A batch of calls (`call_batch.py`) is added as soon as there is one. Worker processes take each at once. What works
-by itself on many calls side by side (an endpoint, an async function, a sandbox) takes all batches that have arrived
-when it is done with the last ones. What computes in this process with the trainer's processors waits for the end.
+A batch of calls (`call_batch.py`) is added as soon as it exists. Worker processes get each batch immediately. An
+endpoint, an async function and a sandbox make many calls at the same time: they take all batches that have arrived when
+the previous ones are done. A model that computes in this process, on the trainer's processors, waits for the end.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def add(self, batch: CallBatch) -> None:
-        """Begin with it as soon as its turn has come. Raises what an earlier batch has run into."""
+        """Queue a batch; its calls begin when its turn comes. Raises the error of an earlier batch."""
 
     def close(self) -> None:  # noqa: B027 - nothing is held back
-        """There will be no more batches."""
+        """Announce that no more batches will be added."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Until all batches are filled; raises what kept one from it."""
+        """Wait until all batches are filled. Raises the error that kept a batch from being filled."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Stop: nobody will look at the batches."""
+        """Stop the calls: nobody will read the batches."""
 
 
 def open_dispatcher(component: Component, pool: WorkerPool) -> Dispatcher:
-    """The dispatcher for a component, whatever makes its calls."""
+    """The dispatcher that fits the way in which a component's calls are made."""
     if component.target is not None:
         return AsyncDispatcher(component, pool) if component.signature.is_async else PoolDispatcher(component, pool)
     if component.judge is not None and component.judge.is_remote:
@@ -72,16 +72,16 @@ class PoolDispatcher(Dispatcher):
 
 
 class ThreadDispatcher(Dispatcher):
-    """Sheets filled by a thread, as many at a time as have arrived."""
+    """Fills batches in a thread, which takes all that have arrived."""
 
     def __init__(self, fill: Callable[[Sequence[CallBatch]], None], *, held: bool = False, spare: bool = False) -> None:
-        """`held`: begin when it is closed. `spare`: what is left then does not wait for what is under way."""
+        """`held`: begin only at `close`. `spare`: batches that wait at `close` get a second thread at that moment."""
         self._fill, self._held, self._spare = fill, held, spare
         self._waiting: list[CallBatch] = []
         self._working = 0
         self._error: BaseException | None = None
         self._over = threading.Event()
-        """Nobody will look at the batches."""
+        """Set when nobody will read the batches any more."""
         self._changed = threading.Condition()
 
     def add(self, batch: CallBatch) -> None:
@@ -116,7 +116,7 @@ class ThreadDispatcher(Dispatcher):
         while batches := self._take():
             try:
                 self._fill(batches)
-            except BaseException as error:  # whoever waits raises it
+            except BaseException as error:  # `wait` raises it
                 with self._changed:
                     self._error = self._error or error
                     self._waiting.clear()
@@ -131,7 +131,7 @@ class ThreadDispatcher(Dispatcher):
 
 
 class AsyncDispatcher(ThreadDispatcher):
-    """Calls that wait together in one worker process; those of the last batches in another one, if there may be one."""
+    """Async calls, which wait together in one worker process. The last batches may get a second process."""
 
     def __init__(self, component: Component, pool: WorkerPool) -> None:
         super().__init__(self._submit, held=pool.size == 1, spare=True)
@@ -146,13 +146,13 @@ class AsyncDispatcher(ThreadDispatcher):
         calls = [call for batch in batches for call in batch.open_calls]
         task = self._pool.submit(self._component.job(calls))
         self._tasks.append(task)
-        if self._over.is_set():  # since before there was a task to give up
+        if self._over.is_set():  # `abandon` came before there was a task to give up
             self._pool.abandon([task])
         settle(batches, task.result())
 
 
 class RunnerDispatcher(ThreadDispatcher):
-    """Calls that are made by what has threads or processes of its own."""
+    """Calls that a runner makes in its own threads or processes."""
 
     def __init__(self, component: Component, runner: Runner) -> None:
         super().__init__(self._run)
@@ -164,7 +164,7 @@ class RunnerDispatcher(ThreadDispatcher):
 
 
 class JudgeDispatcher(ThreadDispatcher):
-    """Questions to an endpoint; one at a time where no more are allowed, so that a budget is spent in order."""
+    """Questions to an endpoint. If only one at a time is allowed, they keep their order, and so does the budget."""
 
     def __init__(self, component: Component) -> None:
         assert component.judge is not None
@@ -181,7 +181,7 @@ class JudgeDispatcher(ThreadDispatcher):
 
 
 class LastDispatcher(Dispatcher):
-    """A model in this process, once nothing is sampled any more: in the thread that waits."""
+    """Calls of a model in this process. They run after sampling has ended, in the thread that waits."""
 
     def __init__(self, component: Component) -> None:
         self._component = component
@@ -204,7 +204,7 @@ class LastDispatcher(Dispatcher):
 
 
 def settle(batches: Sequence[CallBatch], outcomes: Sequence[Outcome]) -> None:
-    """Deal out the outcomes of the open calls of all these batches."""
+    """Distribute the outcomes over the open calls of all these batches, in order."""
     left = list(outcomes)
     for batch in batches:
         count = len(batch.open)

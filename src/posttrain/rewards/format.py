@@ -1,7 +1,7 @@
-"""Rewards for the form of a completion: sections in tags, JSON by a schema.
+"""Rewards for the form of a completion: sections in tags, or JSON that fits a schema.
 
-Form is cheap to learn and says nothing about the answer. Give it a small weight, or let it count only where the answer
-is right: `{name: format, gate: math, weight: 0.2}`.
+Form is easy to learn and says nothing about the answer. Give it a small weight, or let it count only if the answer is
+right: `{name: format, gate: math, weight: 0.2}`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def format_tags(
     partial: bool = False,
     truncated: bool = False,
 ) -> Verdict:
-    """1 when the whole completion is its sections, each in its tags: `<think>...</think> <answer>...</answer>`.
+    """1 if the completion consists of its sections, each in its tags: `<think>...</think> <answer>...</answer>`.
 
-    The rules: each tag stands there exactly once (one rule per section); the sections follow each other with nothing
-    but white space around them; the last one holds a letter or a digit. `partial` gives the share of the rules that
-    hold. `opened` says that the prompt ends with the first opening tag, as some chat templates do.
+    The rules: each tag occurs exactly once (one rule per section); only white space surrounds the sections, which are
+    in order; the last section contains a letter or a digit. With `partial` the reward is the share of the rules that
+    hold. `opened` means that the prompt ends with the first opening tag. Some chat templates end in this way.
     """
     _check_sections(sections)
     text = f"<{sections[0]}>{completion}" if opened else completion
@@ -64,11 +64,11 @@ def _check_sections(sections: Sequence[str]) -> None:
 
 
 Span = tuple[int, int, int, int]
-"""Where a section's opening tag begins, where its content does, where that ends, and where the closing tag does."""
+"""Positions in the text: start of the opening tag, start and end of the content, end of the closing tag."""
 
 
 def _span(text: str, name: str) -> Span | None:
-    """None unless both tags stand there once, in order."""
+    """The span of a section; None unless both tags occur exactly once, in order."""
     begin, end = f"<{name}>", f"</{name}>"
     if text.count(begin) != 1 or text.count(end) != 1:
         return None
@@ -77,7 +77,7 @@ def _span(text: str, name: str) -> Span | None:
 
 
 def _covered(text: str, spans: Sequence[Span | None]) -> bool:
-    """Is the text these sections in this order, white space aside?"""
+    """Does the text consist of these sections in this order, apart from white space?"""
     place = 0
     for span in spans:
         if span is None or span[0] < place or text[place : span[0]].strip():
@@ -87,11 +87,11 @@ def _covered(text: str, spans: Sequence[Span | None]) -> bool:
 
 
 def json_schema(completion: str, *, schema: Mapping[str, Any], fenced: bool = False) -> Verdict:
-    """1 when the final text, as a whole, is JSON that fits the schema (Draft 2020-12 unless `$schema` says otherwise).
+    """1 if the whole final text is JSON that fits the schema (Draft 2020-12 unless `$schema` says otherwise).
 
-    What follows the last </think> counts. Keys that occur twice, NaN and Infinity are no JSON. With `fenced` the JSON
-    may stand in a code fence, which then has to be all there is. The schema refers to nothing outside itself. Needs the
-    package jsonschema. Where patterns of the schema meet the text, they run in a worker.
+    The final text is the part after the last </think>. Duplicate keys, NaN and Infinity are not valid JSON. With
+    `fenced` the JSON may be in a code fence, and nothing may surround the fence. The schema must not refer to anything
+    outside itself. Needs the package jsonschema. A worker runs the schema's patterns on the text.
     """
     if not isinstance(schema, Mapping):
         raise ConfigError(given=f"schema = {schema!r}", allowed="a JSON schema as an object")
@@ -115,7 +115,7 @@ def json_schema(completion: str, *, schema: Mapping[str, Any], fenced: bool = Fa
 
 
 def read_json(text: str) -> Any:
-    """The value; ValueError for what is no JSON, has a key twice or a number that is not finite, or is nested too deep.
+    """Parse JSON. ValueError for invalid JSON, a duplicate key, a number that is not finite, or too deep nesting.
 
     >>> read_json('{"a": [1]}')
     {'a': [1]}
@@ -134,7 +134,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -145,7 +145,7 @@ def _finite(text: str) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _validator(text: str) -> Callable[[Any], str | None]:
-    """What a value has against the schema, or None; ConfigError where the schema is none, or the package is missing."""
+    """A function that returns a value's problem or None. ConfigError if the schema is invalid or a package missing."""
     try:
         from jsonschema import Draft202012Validator, SchemaError, validators
         from referencing import Registry

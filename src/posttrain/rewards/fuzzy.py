@@ -1,4 +1,4 @@
-"""Comparing a text with the answer loosely, and what "the same text" may be taken to mean."""
+"""Loose comparison of a text with the answer, and the normalization steps that decide which texts are the same."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from posttrain.verify.verdict import Verdict
 
 Step = Literal["unicode", "case", "punctuation", "articles", "whitespace"]
 STEPS: tuple[Step, ...] = get_args(Step)
-"""What can be overlooked, in the order in which it is.
+"""The normalization steps, in the order in which they are applied. Each removes one kind of difference:
 
     unicode      NFKC: full-width letters, ligatures, superscripts
     case         upper and lower
     punctuation  every character of the Unicode categories P and S
     articles     the words a, an, the
-    whitespace   how much of it stands between words; at the ends it never counts
+    whitespace   the amount of it between words; white space at the ends never counts
 
 All but `unicode` are the normalisation of SQuAD (arXiv:1606.05250).
 """
 SQUAD: tuple[Step, ...] = ("case", "punctuation", "articles", "whitespace")
 Measure = Literal["token_f1", "edit"]
 MAX_CHARACTERS = 20_000
-"""Most characters of a text that is compared by its edits; comparing two such texts takes about half a second."""
+"""Maximum length in characters for a comparison by edits. Two texts of this length take about half a second."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -39,12 +39,12 @@ def fuzzy_match(
     at_least: float | None = None,
     normalize: Sequence[Step] = SQUAD,
 ) -> Verdict:
-    """How much of the answer stands in the completion's final text, 0 to 1; with `at_least` 1 from there on, else 0.
+    """Similarity of the completion's final text to the answer, 0 to 1. With `at_least`: 1 from that value on, else 0.
 
-    token_f1    2 c / (g + n): c words that both have, counted as often as both have them, of g and n words (SQuAD)
+    token_f1    2 c / (g + n): c words in common, counted with multiplicity, out of g and n words (SQuAD)
     edit        1 - d / max(len): d characters inserted, deleted or replaced (Levenshtein)
 
-    Compared is what follows the last </think>. An answer that is a list holds alternatives: the best one counts.
+    The comparison uses the text after the last </think>. A list as the answer holds alternatives: the best one counts.
     """
     _check(measure, at_least)
     golds = [normalized(gold, normalize) for gold in alternatives(answer)]
@@ -68,14 +68,14 @@ def fuzzy_match(
 def fuzzy_match_quick(
     completion: str, answer: Any, *, measure: Measure = "token_f1", **settings: Any
 ) -> Verdict | None:
-    """A comparison that takes a few milliseconds at most; None for a comparison of edits, and for a very long text."""
+    """`fuzzy_match` if it takes a few milliseconds at most. None for a comparison by edits or a very long text."""
     if measure == "edit" or len(completion) > MAX_CHARACTERS:
         return None
     return fuzzy_match(completion, answer, measure=measure, **settings)
 
 
 def normalized(text: str, steps: Sequence[Step]) -> str:
-    """The text without what the steps overlook.
+    """The text after the normalization steps.
 
     >>> normalized("The  Eiffel Tower!", SQUAD), normalized(" Ｐi ", ["unicode"])
     ('eiffel tower', 'Pi')
@@ -98,7 +98,7 @@ def normalized(text: str, steps: Sequence[Step]) -> str:
 
 
 def token_f1(gold: str, given: str) -> float:
-    """2 c / (g + n) over the words that white space separates.
+    """2 c / (g + n) over the words, which white space separates.
 
     >>> token_f1("red brick house", "a red house")
     0.6666666666666666
@@ -118,8 +118,8 @@ def edit_similarity(gold: str, given: str) -> float:
 
 
 def edit_distance(one: str, other: str) -> int:
-    """Characters to insert, delete or replace. A column of the table is one integer, as in Myers (JACM 46, 1999) and
-    Hyyrö (2003): bit i of `up` and `down` says that row i + 1 is one more, or one less, than row i."""
+    """Number of characters to insert, delete or replace. A column of the table is one integer, as in Myers (JACM 46,
+    1999) and Hyyrö (2003): bit i of `up` and `down` says that row i + 1 is one more, or one less, than row i."""
     if not one:
         return len(other)
     full, top = (1 << len(one)) - 1, 1 << (len(one) - 1)
@@ -138,7 +138,7 @@ def edit_distance(one: str, other: str) -> int:
 
 
 def alternatives(answer: Any) -> list[str]:
-    """The texts that count as right: one, or those of a list; DataError for anything else."""
+    """The texts that count as right: a single one or all of a list. DataError for any other answer."""
     golds = answer if isinstance(answer, list | tuple) else [answer]
     texts = [str(gold) for gold in golds if isinstance(gold, str | int | float) and not isinstance(gold, bool)]
     if not texts or len(texts) < len(golds) or not all(text.strip() and text != "nan" for text in texts):
@@ -151,7 +151,7 @@ def alternatives(answer: Any) -> list[str]:
 
 
 def after_reasoning(completion: str) -> str:
-    """The text after the last </think>; nothing if the reasoning never ends.
+    """The text after the last </think>; empty if the reasoning never ends.
 
     >>> after_reasoning("<think>4?</think> 5"), after_reasoning("<think>4"), after_reasoning("5")
     ('5', '', '5')

@@ -1,11 +1,11 @@
-"""Rewards that count only where another one has reached a score: form where the answer is right, and not by itself.
+"""Gates: rewards that count only if another reward has reached a score, such as form only if the answer is right.
 
     rewards:
       - name: math
-      - {name: format, weight: 0.2, gate: math}                  # counts where math is at least 1
-      - {name: cosine, weight: 0.5, gate: math, settings: {...}}  # is told by `correct`, and decides itself
+      - {name: format, weight: 0.2, gate: math}                  # counts if math is at least 1
+      - {name: cosine, weight: 0.5, gate: math, settings: {...}}  # takes `correct`, and decides itself
 
-What is compared is the other reward's own score, before its weight and its own gate.
+The gate compares the other reward's own score, before its weight and its own gate.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from posttrain.config.scorers import GateConfig
 
 GATE_STATE = "correct"
-"""The parameter by which a function learns whether its gate is open, for each completion; it is then not gated."""
+"""Parameter that tells a function for each completion whether its gate is open. Such a function is not gated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """Which reward has to reach which score."""
+    """The score that another reward has to reach."""
 
     label: str
     at_least: float = 1.0
 
     @staticmethod
     def of(given: GateConfig | Gate | str | Mapping[str, Any] | None) -> Gate | None:
-        """A label alone stands for a score of at least 1."""
+        """The gate that a config declares. A label alone means a score of at least 1."""
         if given is None:
             return None
         if isinstance(given, str):
@@ -46,7 +46,7 @@ class Gate:
             ) from None
 
     def opens(self, score: float | None) -> bool | None:
-        """None where the other reward did not apply, or failed.
+        """Whether the gate is open; None if the other reward did not apply or failed.
 
         >>> gate = Gate(label="math", at_least=0.5)
         >>> gate.opens(0.5), gate.opens(0.4), gate.opens(None)

@@ -1,8 +1,8 @@
-"""Which script a completion is written in: what can be told of its language without a model.
+"""The script in which a completion is written: the part of its language that can be checked without a model.
 
-A script is not a language. This tells Russian from English and finds Chinese words in a Japanese or English chain of
-thought, which is how policies that are trained on correctness alone drift (arXiv:2501.12948). It cannot tell English
-from French, nor Chinese from Japanese that is written in Chinese characters alone.
+A script is not a language. The check tells Russian from English and finds Chinese words in a Japanese or English chain
+of thought. Policies that are trained on correctness alone drift in this way (arXiv:2501.12948). The check cannot tell
+English from French, nor Chinese from Japanese that is written in Chinese characters alone.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LANGUAGES = {
 SCRIPTS: Mapping[str, frozenset[str]] = {
     code: frozenset(names.split()) for names, codes in _LANGUAGES.items() for code in codes.split()
 }
-"""Language (ISO 639-1) -> the first words of the Unicode names of its letters."""
+"""The first words of the Unicode names of a language's letters, by language code (ISO 639-1)."""
 
 
 def language(completion: str, *, language: str, at_least: float | None = None) -> Verdict:
-    """Share of the letters that belong to the script of a language; with `at_least` 1 from that share on, else 0.
+    """Share of the letters that belong to the script of a language. With `at_least`: 1 from that share on, else 0.
 
-    Digits, signs and marks do not count, full-width letters count as what they stand for. A completion without letters
-    earns 0: else saying nothing would be the surest way to stay within a language.
+    Digits, signs and marks do not count. Full-width letters count as the letters that they represent. A completion
+    without letters earns 0. Otherwise saying nothing would be the surest way to stay within a language.
 
     >>> float(language("Ответ: 42", language="ru")), float(language("Ответ yes", language="ru"))
     (1.0, 0.625)
@@ -55,7 +55,7 @@ def language(completion: str, *, language: str, at_least: float | None = None) -
 
 @functools.lru_cache(maxsize=8192)
 def script_of(letter: str) -> str:
-    """The first word of a letter's Unicode name; the long vowel mark of Japanese is one of both its scripts.
+    """The first word of a letter's Unicode name. The long vowel mark of Japanese belongs to both of its scripts.
 
     >>> script_of("я"), script_of("字"), script_of("ー")
     ('CYRILLIC', 'CJK', 'KATAKANA-HIRAGANA')

@@ -1,14 +1,14 @@
-"""Rewards for the length of a completion, in tokens n, its end-of-sequence token included.
+"""Rewards for the length n of a completion in tokens, its EOS token included.
 
     soft_overlong    0, then falling to -1 over the last `buffer` tokens of `max_length` (DAPO, arXiv:2503.14476)
-    l1_exact         -alpha |target - n|                        to be added to a correctness (L1, arXiv:2503.04697)
-    l1_max           clip(alpha (target - n) + delta, 0, 1)     to be gated by a correctness (L1)
+    l1_exact         -alpha |target - n|                      add it to a correctness reward (L1, arXiv:2503.04697)
+    l1_max           clip(alpha (target - n) + delta, 0, 1)   gate it with a correctness reward (L1)
     cosine           lo + (hi - lo)(1 + cos(pi n / max_length)) / 2      (arXiv:2502.03373)
     kimi_length      1/2 - (n - shortest)/(longest - shortest) over the group (Kimi k1.5, arXiv:2501.12599)
     arora_zanette    1 - alpha sigmoid((n - mean)/std) over the group's correct completions (arXiv:2502.04463)
-    finished         1 when the completion ended by itself
+    finished         1 when the completion ended before the length limit
 
-`correct` says whether the reward that is named as `gate` was reached; None where that is not known.
+`correct` says whether the gate is open: the reward named in `gate` reached its threshold. None if that is unknown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def soft_overlong(completion: str, completion_ids: Ids, *, max_length: int, buff
 
 
 def l1_exact(completion: str, completion_ids: Ids, target_length: float, *, alpha: float = 0.0003) -> Verdict:
-    """-alpha |target_length - n|: with a correctness of weight 1 the sum is the reward of L1-Exact.
+    """-alpha |target_length - n|. Added to a correctness reward of weight 1 it is the reward of L1-Exact.
 
     >>> 1 + l1_exact("", range(1234), 1000)
     0.9298
@@ -50,7 +50,7 @@ def l1_exact(completion: str, completion_ids: Ids, target_length: float, *, alph
 def l1_max(
     completion: str, completion_ids: Ids, target_length: float, *, alpha: float = 0.0003, delta: float = 0.5
 ) -> Verdict:
-    """clip(alpha (target_length - n) + delta, 0, 1): gated by a correctness it is the reward of L1-Max.
+    """clip(alpha (target_length - n) + delta, 0, 1). Gated by a correctness reward it is the reward of L1-Max.
 
     >>> float(l1_max("", range(1234), 1000))
     0.4298
@@ -72,9 +72,9 @@ def cosine(
     wrong_short: float = -1.0,
     wrong_long: float = -0.5,
 ) -> Verdict:
-    """For a right answer short is better, for a wrong one long, so that it pays to think on when the answer is wrong.
+    """Rewards short right answers and long wrong ones, so that it pays to continue thinking if the answer is wrong.
 
-    lo + (hi - lo)(1 + cos(pi min(n / max_length, 1))) / 2, hi for n = 0 and lo from `max_length` on.
+    lo + (hi - lo)(1 + cos(pi min(n / max_length, 1))) / 2: hi for n = 0, lo from `max_length` on.
 
     >>> [float(cosine("", range(n), True, max_length=100)) for n in (0, 50, 130)]
     [1.0, 0.75, 0.5]
@@ -96,7 +96,7 @@ def kimi_length(
 ) -> list[Verdict]:
     """Within each group l = 1/2 - (n - shortest)/(longest - shortest): l for a right answer, min(0, l) for a wrong one.
 
-    0 where all completions of a group are equally long.
+    l is 0 if all completions of a group are equally long.
     """
     verdicts: list[Verdict] = [_unknown()] * len(completions)
     for places in places_of(groups).values():
@@ -120,8 +120,8 @@ def arora_zanette(
 ) -> list[Verdict]:
     """1 - alpha sigmoid(z) for a right answer, 0 for a wrong one; z = (n - mean)/std over the group's right answers.
 
-    The standard deviation divides by their number; where it is 0, so is z. It includes the correctness: give that the
-    weight 0 beside it.
+    The standard deviation divides by the number of right answers. If it is 0, z is 0. This reward includes the
+    correctness: give the correctness reward the weight 0.
     """
     _need(0 <= alpha <= 1, f"alpha = {alpha}", "0 to 1: more would pay less for right answers than for wrong ones")
     verdicts: list[Verdict] = [_unknown()] * len(completions)
@@ -139,17 +139,17 @@ def arora_zanette(
 
 
 def finished(completion: str, truncated: bool, *, reward: float = 1.0, penalty: float = 0.0) -> Verdict:
-    """`reward` for a completion that ended by itself, -`penalty` for one that was cut at the length limit.
+    """`reward` for a completion that ended before the length limit, -`penalty` for one that was truncated there.
 
-    With the weight 0 and as `gate` of a correctness, what was cut earns nothing; with reward 0 and a penalty it is the
-    penalty for a missing end of sequence.
+    With weight 0 and as the `gate` of a correctness reward, truncated completions earn nothing. With reward 0 and a
+    penalty it is the penalty for a missing EOS.
     """
     _need(penalty >= 0, f"penalty = {penalty}", "0 or more: it is subtracted")
     return Verdict(-penalty, "truncated") if truncated else Verdict(reward, "finished")
 
 
 def places_of(groups: Sequence[int]) -> dict[int, list[int]]:
-    """Group -> places of its completions.
+    """The positions of the completions of each group.
 
     >>> places_of([0, 0, 1])
     {0: [0, 1], 1: [2]}

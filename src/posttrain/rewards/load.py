@@ -1,7 +1,7 @@
-"""From the name of a reward function to the function.
+"""Find a reward function by its name and import it.
 
-`resolve` runs in the main process and looks only at names and files; `load` imports the user's code and runs in a
-worker, so that code which hangs, prints or crashes while it is imported cannot hurt the run.
+`resolve` runs in the main process and reads only names and files. `load` imports the user's code and runs in a worker,
+so that code which hangs, prints or crashes during its import cannot hurt the run.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ ENTRY_POINTS = GROUPS["reward"]
 
 
 MOVED = "POSTTRAIN_MOVED"
-"""The variable of the environment that tells a worker on another machine where folders of the run's machine are there,
-as JSON."""
+"""Environment variable for a worker on another machine. As JSON, it maps folders of the run's machine to their places
+on the worker's machine."""
 
 IN_MEMORY = "in_memory:"
-"""Begins what stands in a config for a function that Python code gave, and that no file defines."""
+"""Prefix of the text that represents, in a config, a function that Python code passed and no file defines."""
 GIVEN: dict[str, Callable[..., Any]] = {}
-"""Those functions, by what stands for them; they end with this process."""
+"""These functions, by the text that represents them. They exist only in this process."""
 
 
 def given_function(text: str) -> Callable[..., Any]:
-    """The function that `text` stands for; ConfigError where this process was not given it."""
+    """The function that `text` represents. ConfigError if this process did not receive it."""
     if text in GIVEN:
         return GIVEN[text]
     name = text.removeprefix(IN_MEMORY)
     raise ConfigError(
         given=f"the reward function {name} was given as a Python object that no file defines",
         allowed="the function itself, once more",
-        fix=f"Resume in Python: posttrain.resume(folder, functions={{{name!r}: {name}}}); a function in a module of "
-        "its own is found again without that.",
+        fix=f"Resume in Python: posttrain.resume(folder, functions={{{name!r}: {name}}}). A function in its own module "
+        "is found again without this.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where a function lives: an importable module or a file, and its name in there (`Class.method` too)."""
+    """The location of a function: an importable module or a file, and the name in it (`Class.method` too)."""
 
     module: str = ""
     path: str = ""
     name: str
     package: str = ""
-    """Name and version of the package that publishes the function under a name; empty for any other."""
+    """Name and version of the package that publishes the function as an entry point; empty for other functions."""
 
     def __str__(self) -> str:
         return f"{self.path or self.module}:{self.name}" + (f" of the package {self.package}" if self.package else "")
 
     @staticmethod
     def of(text: str) -> Target:
-        """Of `module:name`."""
+        """The target that `module:name` means."""
         module, _, name = text.partition(":")
         return Target(module=module, name=name)
 
 
 def resolve(function: str, folder: Path | None = None) -> Target:
-    """Of `package.module.name`, or `path/to/file.py:name`, relative to the working directory or the config's folder."""
+    """The target of `package.module.name` or `path/to/file.py:name`, in the working directory or the config folder."""
     path, colon, name = function.rpartition(":")
     if colon and path.endswith(".py"):
         return Target(path=str(_find_file(path, folder)), name=name)
@@ -96,11 +96,11 @@ ELSEWHERE = {
     "repetition_penalty_reward": "repetition",
     "json_format": "json_schema",
 }
-"""Names of rewards in TRL, open-r1 and verl, and what does the same here."""
+"""Names of rewards in TRL, open-r1 and verl, and the equivalent reward here."""
 
 
 def find_named(name: str) -> Target:
-    """The reward that another package publishes under this name; ConfigError with a suggestion when there is none."""
+    """The reward that another package publishes under this name. ConfigError with a suggestion if there is none."""
     found = published_rewards()
     if name in found:
         plugin = found[name]
@@ -117,12 +117,12 @@ def find_named(name: str) -> Target:
 
 
 def published_rewards() -> dict[str, Plugin]:
-    """The rewards of other packages, by name; a warning names those who publish a name of ours."""
+    """The rewards of other packages, by name. A warning names the packages that publish a name of a built-in."""
     return published("reward", _builtins())
 
 
 def load(target: Target) -> Callable[..., Any]:
-    """Import the module and take the function out of it."""
+    """Import the module and return the function."""
     module = _import(target)
     found: Any = module
     for part in target.name.split("."):
@@ -138,13 +138,13 @@ def load(target: Target) -> Callable[..., Any]:
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"?`, or nothing when no known name is close."""
+    """The text `; did you mean "x"?`, or an empty text if no known name is similar."""
     close = difflib.get_close_matches(given, list(known), n=1)
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
 def _builtins() -> Collection[str]:
-    """The names of the built-in rewards, which a worker need not import to run a function of the user's."""
+    """The names of the built-in rewards. Imported on demand: a worker that runs user functions does not need them."""
     from posttrain.rewards.verifiers import BUILTINS
 
     return BUILTINS
@@ -184,7 +184,7 @@ def _import(target: Target) -> ModuleType:
 
 
 def _here(path: str) -> Path:
-    """Where a file of the run's machine is on this one."""
+    """The path on this machine of a file of the run's machine."""
     moved = {Path(folder): Path(place) for folder, place in json.loads(os.environ.get(MOVED, "{}")).items()}
     for folder in sorted(moved, key=lambda one: len(one.parts), reverse=True):
         if Path(path).is_relative_to(folder):
@@ -193,7 +193,7 @@ def _here(path: str) -> Path:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Run a file as a module of its own; files beside it can be imported, as when it is run as a script."""
+    """Run a file as its own module. It can import the files of its folder, as if it ran as a script."""
     name = f"posttrain_reward_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -1,4 +1,4 @@
-"""From what the config names to a component: the function is found, its signature read, its settings tried."""
+"""Make a component from a reward of the config: find its function, read the signature, try the settings."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from posttrain.rewards.threads import ThreadRunner
 from posttrain.rewards.verifiers import BUILTINS, BY_TURN
 
 MODEL_LABEL, JUDGE_LABEL = "reward_model", "judge"
-"""Names of a reward model and a judge in metrics and messages, if they have no label of their own."""
+"""Names of a reward model and of a judge in metrics and messages, if they have no label."""
 
 
 def make_component(
     reward: RewardLike, pool: WorkerPool, folder: Path | None, device: str = "auto", *, by_turn: bool = False
 ) -> Component:
-    """Find the function, read its signature, check the settings against it; ConfigError for whatever does not fit.
+    """Find the function, read its signature and check the settings against it. ConfigError if anything does not fit.
 
-    `device` is where a reward model computes. `by_turn`: built-ins that can judge each turn do.
+    A reward model computes on `device`. With `by_turn`, built-ins judge each turn if they can.
     """
     given = {name: getattr(reward, name) for name in ("name", "function", "model", "judge")}
     if list(given.values()).count(None) != 3:
@@ -53,9 +53,9 @@ def make_component(
 
 
 def check_names(rewards: Sequence[RewardLike]) -> None:
-    """ConfigError for names that no reward has, and for settings that a built-in does not have or lacks.
+    """Raise ConfigError for unknown reward names, and for unknown or missing settings of built-ins.
 
-    Nothing is started, and no code of the user's is imported.
+    The check starts no process and imports no user code.
     """
     for reward in rewards:
         if reward.name in BUILTINS:
@@ -131,7 +131,7 @@ def _make_judge(reward: RewardLike, folder: Path | None, device: str) -> Compone
 
 
 def _importable(function: Callable[..., Any]) -> Target | None:
-    """Where a worker finds this very object; None for lambdas, closures, instances and what `__main__` defines."""
+    """Where a worker can import this same object. None for lambdas, closures, instances and names of `__main__`."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module in (None, "__main__") or module not in sys.modules or not all(map(str.isidentifier, name.split("."))):
         return None
@@ -167,9 +167,9 @@ def _check_settings(component: Component) -> None:
 
 
 def _try_settings(component: Component, pool: WorkerPool) -> None:
-    """A dry call finds settings that a built-in cannot work with, such as a broken regular expression."""
+    """Make one trial call, to find settings that a built-in cannot use, such as a broken regular expression."""
     if set(component.gold_columns) - {"answer"}:
-        return  # they come from the data, which is not known here: `RewardSet.check_rows` calls it with them
+        return  # the data is not known yet: `RewardSet.check_rows` makes the call with its columns
     call = component.trial() | dict.fromkeys(component.gold_columns, "1")
     outcome = component.decide(call)
     if outcome is None:

@@ -1,4 +1,4 @@
-"""Which columns the rows have, and what is said of one that a reward needs and they lack."""
+"""The columns of the rows, and the error for a column that a reward needs and the rows lack."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:  # the records import torch, which a reward worker does not ne
     from posttrain.types import Prompt
 
 HELD_OUT = "held-out data"
-"""The name of the prompts that a run uses for its own measurements."""
+"""The name, in errors, of the prompts that a run uses for its own measurements."""
 
 
 def columns_known(prompts: Iterable[Prompt]) -> tuple[str, ...]:
-    """The columns of these prompts, and those that other rows of the same data have: rewards receive them all."""
+    """The columns of these prompts and of the other rows of their data. Rewards receive all of them."""
     return tuple(dict.fromkeys(name for prompt in prompts for name in (*prompt.columns, *prompt.columns_of_data)))
 
 
 def missing_column(needs: str, name: str, available: Sequence[str], *, what: str, ways: Sequence[str]) -> ConfigError:
-    """`needs` says who needs the column, `what` names the rows ("" where nobody knows), `ways` are those out of it.
+    """The error for a missing column. `needs` says who needs it, `what` names the rows ("" if unknown), `ways` fix it.
 
     >>> print(missing_column("judge \\"j\\" asks for", "who", ["answer"], what=HELD_OUT, ways=["rename it"]))
     held-out data: judge "j" asks for the column 'who', but the data does not have it; allowed: the columns answer.

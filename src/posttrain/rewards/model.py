@@ -1,12 +1,13 @@
-"""A reward model as a reward: prompt and answer are rendered anew, with the tokenizer and template of that model.
+"""A reward model as a reward. It renders prompt and answer again, with its own tokenizer and chat template.
 
-What it scores is the text of a completion, as an answer to the prompt of the dataset: a plain prompt is rendered as the
-reward model's own data was, with its system prompt and not with the policy's; chat messages are taken as they are. An
-answer that ended gets the EOS with which answers ended in the reward model's training. One that was cut has none and is
-scored at its last token all the same (RULE 43).
+The model scores the text of a completion as an answer to the prompt of the dataset. A plain prompt is rendered like the
+reward model's training data, with the reward model's system prompt instead of the policy's. Chat messages stay
+unchanged. A finished answer ends with the EOS token that ended the answers in the reward model's training. A truncated
+answer has no EOS token, and the model scores it at its last token all the same (RULE 43).
 
-A model that scores steps gets the answer cut at its separators, and its steps become one number. The unfinished step of
-an answer that was cut has no score, as it had no label in training; an answer without any finished step is unscored.
+For a model that scores steps, the answer is split at its separators, and the scores of its steps become one number. The
+unfinished last step of a truncated answer has no score, because such steps had no label in training. An answer without
+a finished step stays unscored.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ FORM = Signature(
     optional=("normalize", "aggregate"),
     takes_any=False,
 )
-"""A reward model takes what a reward function for one sample does; one that scores steps has the second setting."""
+"""A reward model takes the arguments of a reward function for one sample. Models that score steps take `aggregate`."""
 
 
 class ModelReward:
@@ -73,7 +74,7 @@ class ModelReward:
     def load(
         path: str, settings: Mapping[str, Any], *, folder: Path | None = None, device: str = "auto"
     ) -> ModelReward:
-        """The model of a folder (a run's folder means its newest checkpoint), or a name on the Hub."""
+        """Load the model from a folder (a run's folder means its newest checkpoint), or by its name on the Hub."""
         normalize = wants_normalized(settings)
         if "aggregate" in settings:
             raise ConfigError(
@@ -86,7 +87,7 @@ class ModelReward:
 
     @property
     def notes(self) -> list[str]:
-        """Whether it ranks answers no better than a coin, as far as its folder says."""
+        """A warning if the model ranks answers no better than a coin, according to its folder."""
         if self.facts.accuracy is None or self.facts.accuracy[1] > 0.5:
             return []
         mean, low, high = self.facts.accuracy
@@ -96,14 +97,15 @@ class ModelReward:
         ]
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Before training: DataError for prompts that this model's template cannot render."""
+        """Check before training that this model's template can render the prompts; else raise DataError."""
         for prompt in prompts[:1]:
             self.ids(prompt, "", truncated=False)
 
     def __call__(self, calls: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         """One outcome per `{"prompt": Prompt, "completion": Completion}`, in order.
 
-        A conversation that is longer than the context, or whose score is not finite, is an exception: unscored.
+        A conversation that is longer than the context, or whose score is not finite, gets the outcome "exception" and
+        stays unscored.
         """
         started = time.perf_counter()
         found = [self._prepare(call["prompt"], call["completion"]) for call in calls]
@@ -113,7 +115,7 @@ class ModelReward:
         return [row if isinstance(row, Outcome) else self._outcome(next(scores), seconds) for row in found]
 
     def score(self, rows: Sequence[Solution]) -> list[float]:
-        """The score of each row in the units of the data that the model was trained on."""
+        """The score of each row, in the units of the model's training data."""
 
         def scores_of(tokens: Tokens, part: Sequence[Solution]) -> list[float]:
             return self.facts.in_units(row_scores(self.loaded.model, tokens).float()).tolist()
@@ -121,12 +123,12 @@ class ModelReward:
         return score_in_parts(self.loaded, rows, scores_of)
 
     def read(self, prompt: Prompt, completion: Completion) -> Solution | Outcome:
-        """The ids that the model reads and the place of the score; or the reason why there is nothing to score."""
+        """The token ids that the model reads and the position of the score, or the reason why there is no score."""
         ids = self.ids(prompt, completion.text, truncated=completion.truncated)
         return Solution(ids, (len(ids) - 1,))
 
     def ids(self, prompt: Prompt, text: str, *, truncated: bool) -> tuple[int, ...]:
-        """Prompt and answer as this model reads them."""
+        """Token ids of prompt and answer, rendered for this model."""
         asked, renderer = asked_by(prompt, self.renderer)
         where = f"prompt {prompt.index}"
         ids = render_answer(asked, text, renderer, self.eos_ids, index=prompt.index, origin=where).input_ids
@@ -135,7 +137,7 @@ class ModelReward:
     def _prepare(self, prompt: Prompt, completion: Completion) -> Solution | Outcome:
         try:
             row = self.read(prompt, completion)
-        except Exception as error:  # a template is a program, and the answer may be anything
+        except Exception as error:  # a template is a program, and the answer is arbitrary text
             return failed(error)
         context = self.loaded.context_length
         if not isinstance(row, Outcome) and context is not None and len(row.ids) > context:
@@ -152,9 +154,9 @@ class ModelReward:
 
 
 def find_model(path: str, folder: Path | None = None) -> str:
-    """The model folder that a path means: itself, or that of the newest checkpoint where it is a run's folder.
+    """The model folder that a path means: for a run's folder its newest checkpoint, else the folder itself.
 
-    Looked up in the working directory, then in `folder`. A path that is no folder is returned as it is.
+    The path is looked up in the working directory, then in `folder`. A path that is no folder is returned unchanged.
     """
     for place in (Path(path).expanduser(), *([folder / path] if folder else [])):
         steps = [step for step in place.glob("checkpoints/step-*") if re.fullmatch(r"step-\d+", step.name)]
@@ -166,7 +168,7 @@ def find_model(path: str, folder: Path | None = None) -> str:
 
 
 def wants_normalized(settings: Mapping[str, Any]) -> bool:
-    """Scores less their mean on held-out answers, over their deviation. Raises ConfigError for what is no bool."""
+    """Whether to normalize scores by mean and deviation of the held-out answers. ConfigError unless it is a bool."""
     normalize = settings.get("normalize", False)
     if not isinstance(normalize, bool):
         raise ConfigError(given=f"settings.normalize = {normalize!r} of a reward model", allowed="true or false")
@@ -174,7 +176,7 @@ def wants_normalized(settings: Mapping[str, Any]) -> bool:
 
 
 def open_model(load: Callable[..., LoadedModel], place: str, device: str) -> LoadedModel:
-    """A trained model, frozen; errors name it as the setting of a reward."""
+    """Load a trained model and freeze it. Errors name the setting `rewards.model`."""
     with called("rewards.model"):
         loaded = load(ModelConfig(path=place, device=device), trained=True)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
@@ -189,7 +191,7 @@ def facts_of(place: str) -> ScoringFacts:
 def score_in_parts(
     loaded: LoadedModel, rows: Sequence[Solution], scores_of: Callable[[Tokens, Sequence[Solution]], list[float]]
 ) -> list[float]:
-    """One score per row, of parts that fit into a pass."""
+    """One score per row, computed in parts that each fit into one forward pass."""
     scores = [math.nan] * len(rows)
     for part in plan_microbatches([len(row.ids) for row in rows], REWARD_TOKENS):
         tokens, _ = collate([(rows[row].ids, ()) for row in part], loaded.pad_id)
@@ -201,8 +203,8 @@ def score_in_parts(
 
 
 def asked_by(prompt: Prompt, renderer: Renderer) -> tuple[Text, Renderer]:
-    """The prompt as the dataset gave it, and the renderer for it: a conversation that brings its own system prompt
-    keeps it."""
+    """The prompt in the form that the dataset gave, and the renderer for it. A conversation keeps its own system
+    prompt."""
     if prompt.plain is not None:
         return prompt.plain, renderer
     if prompt.messages is None:
@@ -223,21 +225,21 @@ def _scale(facts: ScoringFacts) -> tuple[float, float]:
 
 
 SEPARATOR = "\n"
-"""The separator of a model that was not trained here."""
+"""Separator of the steps for a model that was not trained with posttrain."""
 
 
 def load_model_reward(
     path: str, settings: Mapping[str, Any], *, folder: Path | None = None, device: str = "auto"
 ) -> ModelReward:
-    """The model of a folder as a reward, whether it scores answers or steps; the Hub may have to say which."""
-    wants_normalized(settings)  # before anything is asked
+    """Load a model as a reward, for answers or for steps. The files of the model, here or on the Hub, say which."""
+    wants_normalized(settings)  # a wrong setting is an error before the Hub is asked
     place = find_model(path, folder)
     kind = StepModelReward if scores_steps(place) else ModelReward
     return kind.load(path, settings, folder=folder, device=device)
 
 
 class StepModelReward(ModelReward):
-    """Scores completions by their steps, each with the probability that it is right."""
+    """Scores completions by their steps: each step gets the probability that it is right."""
 
     @staticmethod
     def load(
@@ -269,7 +271,7 @@ class StepModelReward(ModelReward):
         return self._rendered(prompt, steps)
 
     def score(self, rows: Sequence[Solution]) -> list[float]:
-        """The aggregate of the probabilities of each row's steps."""
+        """For each row, the aggregate of the probabilities of its steps."""
 
         def scores_of(tokens: Tokens, part: Sequence[Solution]) -> list[float]:
             ends_BT = torch.zeros(tokens.input_ids_BT.shape, dtype=torch.bool)

@@ -1,11 +1,11 @@
-"""A few warm worker processes that can be killed, and the loop that hands calls to them.
+"""A few warm worker processes that can be killed, and the loop that sends them calls.
 
-Why not a ready-made pool: a running future of `concurrent.futures` cannot be cancelled, and a time-out inside the
-worker (SIGALRM, an exception thrown into a thread) cannot interrupt C code that holds the interpreter lock. Here the
-parent keeps the clock and SIGKILLs the whole process group; the next call gets a fresh worker.
+Why not a pool of the standard library: a running future of `concurrent.futures` cannot be cancelled, and a timeout
+inside the worker (SIGALRM, an exception thrown into a thread) cannot interrupt C code that holds the interpreter lock.
+Here the parent keeps the clock and SIGKILLs the whole process group. The next call gets a fresh worker.
 
-While there is work, one thread of the parent looks after all workers; nobody else touches them. It sleeps in a system
-call between two messages, so that whoever handed in the work can do something else: sample the next completions.
+While there is work, one thread of the parent serves all workers, and no other thread touches them. It sleeps in a
+system call between two messages, so that the caller can go on: sample the next completions.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from posttrain.rewards.worker_process import (
 )
 
 CHUNKS_PER_WORKER = 4
-"""Calls are handed out in about this many portions per worker: few messages, yet nobody idles while another is slow."""
+"""Calls are sent in about this many portions per worker: few messages, and no worker idles while another is slow."""
 
 
 LOOK = 0.1
-"""Seconds between two looks at a worker that is being started on another machine."""
+"""Seconds between two checks whether a worker on another machine has started."""
 ATTEMPTS = 3
-"""How often calls are made whose worker was lost with its machine."""
+"""Number of attempts for calls whose worker was lost together with its machine."""
 
 
 class WorkerPool:
@@ -52,23 +52,23 @@ class WorkerPool:
     """
 
     def __init__(self, size: int | None = None, start: Start = LocalWorker) -> None:
-        """`start` starts the process of a worker."""
+        """`start` is the function that starts a worker's process."""
         self.size, self._start = size or min(4, cores()), start
         self._workers: list[WorkerProcess] = []
         self._driving = threading.Lock()
-        """Held by whoever talks to the workers."""
+        """Held by the thread that talks to the workers."""
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the attributes below."""
         self._arrived: list[Task] = []
         self._tasks: list[Task] = []
-        """Those that the thread knows and that are not over."""
+        """Tasks that the thread has taken in and that are not over."""
         self._closing = False
         self._thread: threading.Thread | None = None
         self._bell: socket.socket | None = None
-        """Something written here wakes the thread."""
+        """Socket that wakes the thread: any byte written to it does."""
         self._waiting: deque[Chunk] = deque()
         self._never_started = 0
-        """Workers that were gone before they were given anything, since the last that was."""
+        """Number of workers that ended before they were given a call, since the last worker that was given one."""
         self._finalizer = weakref.finalize(self, kill_all, self._workers)
 
     def __enter__(self) -> WorkerPool:
@@ -78,7 +78,7 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """Give up what is under way and kill every worker. The pool starts new ones when it is used again."""
+        """Give up all unfinished tasks and kill every worker. The pool starts new workers when it is used again."""
         self._closing = True
         with self._lock:
             self._ring()
@@ -87,17 +87,17 @@ class WorkerPool:
             self._closing = False
 
     def describe(self, target: Target) -> Signature:
-        """Import the function in a worker and read its signature; ConfigError says why that is not possible."""
+        """Import the function in a worker and return its signature. ConfigError if the import fails."""
         with self._driving:
             while (worker := self._free_worker(target)) is None:
-                time.sleep(LOOK)  # one is being started
+                time.sleep(LOOK)  # a worker is being started
             try:
                 worker.begin(Chunk(task=Task(Job(target=target, calls=(), timeout=LOAD_TIMEOUT)), open={}))
                 while worker.chunk is not None:
                     self._step([worker])
                     if worker.dead or time.monotonic() > worker.deadline:
                         end = worker.death() if worker.dead else f"no end after {LOAD_TIMEOUT:g} s"
-                        raise ConfigError(given=f"importing {target} did not work: {end}", fix=worker.output())
+                        raise ConfigError(given=f"importing {target} failed: {end}", fix=worker.output())
             except BaseException:
                 self._discard(worker)
                 raise
@@ -106,9 +106,9 @@ class WorkerPool:
             return worker.loaded[target]
 
     def run(self, jobs: Sequence[Job]) -> list[list[Outcome]]:
-        """Make all calls of all jobs, concurrently over the workers; one outcome per call, in order.
+        """Make all calls of all jobs, distributed over the workers. Return one outcome per call, in order.
 
-        A call that hangs or kills its worker is the only one that suffers: the calls behind it go to another worker.
+        If a call hangs or kills its worker, no other call suffers: the calls after it go to another worker.
         """
         tasks = [self.submit(job) for job in jobs]
         try:
@@ -118,7 +118,7 @@ class WorkerPool:
             raise
 
     def submit(self, job: Job) -> Task:
-        """Make the calls of a job meanwhile; they queue behind those that were handed in before."""
+        """Queue the calls of a job behind all earlier ones and return without waiting."""
         task = Task(job)
         if task.over:
             return task
@@ -133,7 +133,7 @@ class WorkerPool:
         return task
 
     def abandon(self, tasks: Iterable[Task]) -> None:
-        """Nobody wants these any more: workers that are making their calls are killed when this returns."""
+        """Give up tasks whose results nobody needs. Workers that make their calls are killed when this returns."""
         tasks = list(tasks)
         with self._lock:
             for task in tasks:
@@ -148,7 +148,7 @@ class WorkerPool:
                 self._bell.send(b"\0", socket.MSG_DONTWAIT)
 
     def _serve(self, woken: socket.socket) -> None:
-        """Look after the workers until there is nothing left to do."""
+        """Serve the workers until there is no work left."""
         with self._driving, woken:
             try:
                 while self._take_in():
@@ -157,11 +157,11 @@ class WorkerPool:
                         self._step(busy, woken, LOOK if self._waiting and self._starting() else None)
                     for worker in busy:
                         self._collect(worker)
-            except BaseException as error:  # such as: no more processes can be started
+            except BaseException as error:  # for example, no more processes can be started
                 self._end(error)
 
     def _take_in(self) -> bool:
-        """Look at what has arrived and what is not wanted any more; ends the thread's work when False."""
+        """Take in new tasks and drop abandoned ones. False ends the thread's work."""
         with self._lock:
             new, self._arrived = self._arrived, []
             self._tasks = [task for task in [*self._tasks, *new] if not task.over or task.abandoned]
@@ -183,7 +183,7 @@ class WorkerPool:
             task.fail(Abandoned())
 
     def _end(self, error: BaseException) -> None:
-        """Let all know that there will be no more outcomes."""
+        """Let all tasks fail with `error`: there will be no more outcomes."""
         with self._lock:
             for worker in self._busy():
                 self._discard(worker)
@@ -199,7 +199,7 @@ class WorkerPool:
         self._thread = self._bell = None
 
     def _chunks(self, task: Task) -> list[Chunk]:
-        """An async job stays whole; the calls of another are spread over the workers."""
+        """Split a job into chunks for the workers. An async job stays whole."""
         job = task.job
         size = len(job.calls) if job.is_async else -(-len(job.calls) // (self.size * CHUNKS_PER_WORKER))
         calls = range(len(job.calls))
@@ -218,7 +218,7 @@ class WorkerPool:
                 chunk.task.abandoned = True
 
     def _collect(self, worker: WorkerProcess) -> None:
-        """Take what a worker answered; if it died or is late, replace it and settle the call that it was making."""
+        """Take a worker's answers. If it died or is late, discard it and settle the call that it was making."""
         chunk = worker.chunk or worker.finished
         assert chunk is not None
         task = chunk.task
@@ -235,7 +235,7 @@ class WorkerPool:
         suspects = list(chunk.open)
         if not suspects:  # it died after its last answer
             return
-        if task.job.is_async and len(suspects) > 1:  # nobody knows which of them did it: try each alone
+        if task.job.is_async and len(suspects) > 1:  # unknown which of them caused it: try each alone
             self._waiting.extendleft(Chunk(task=task, open={call: None}) for call in reversed(suspects))
             return
         task.settle(suspects[0], verdict)
@@ -246,7 +246,7 @@ class WorkerPool:
         return [worker for worker in self._workers if worker.chunk is not None]
 
     def _free_worker(self, target: Target) -> WorkerProcess | None:
-        """An idle worker, rather one that has the function already; a new one while there is room; else None."""
+        """An idle worker, preferably one that has loaded the function; else a new one if there is room; else None."""
         for worker in [worker for worker in self._workers if worker.chunk is None]:
             if (end := worker.child.end()) is not None:
                 self._discard(worker)
@@ -258,18 +258,18 @@ class WorkerPool:
         return next((worker for worker in idle if worker.child.there), None)
 
     def _note_end(self, worker: WorkerProcess, end: int | str) -> None:
-        """Raise RewardError where no machine starts a worker any more."""
+        """Raise RewardError if no machine can start a worker any more."""
         self._never_started += not worker.used
         if isinstance(end, str) and self._never_started > self.size:
             raise RewardError(
                 given=f"no reward worker could be started: {end}",
                 allowed="at least one",
-                fix="Check the nodes of the cluster, or set cluster.reward_workers = 0: rewards are then "
-                "computed beside the trainer.",
+                fix="Check the nodes of the cluster, or set cluster.reward_workers = 0 to compute rewards on "
+                "the trainer's machine.",
             )
 
     def _starting(self) -> bool:
-        """Is there a worker that cannot be given anything yet?"""
+        """Is there a worker that cannot accept calls yet?"""
         return not all(worker.child.there for worker in self._workers)
 
     def _start_worker(self) -> WorkerProcess:
@@ -285,8 +285,8 @@ class WorkerPool:
     def _step(
         workers: Sequence[WorkerProcess], woken: socket.socket | None = None, at_most: float | None = None
     ) -> None:
-        """Wait until a worker has something to say, the next deadline passes, somebody rings or so many seconds are
-        over; move the bytes."""
+        """Wait until a worker sends something, the next deadline passes, the bell rings or `at_most` seconds are over.
+        Then read and write the bytes that are due."""
         with selectors.DefaultSelector() as selector:
             for worker in workers:
                 worker.register(selector)

@@ -1,4 +1,4 @@
-"""A penalty for text that repeats itself."""
+"""A penalty for repetitive text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def repetition(
 ) -> Verdict:
     """-penalty (1 - distinct n-grams / n-grams); 0 for fewer than n tokens, or words (arXiv:2502.03373).
 
-    Words are what white space separates, without case.
+    White space separates words, and their case is ignored.
 
     >>> float(repetition("", [5, 5, 5, 5, 5], n=2)), float(repetition("", [1, 2, 3, 1, 2, 3, 1], n=3))
     (-0.75, -0.4)
@@ -29,7 +29,7 @@ def repetition(
     if n < 1 or penalty < 0 or unit not in get_args(Unit):
         raise ConfigError(
             given=f"repetition with n = {n}, penalty = {penalty}, unit = {unit!r}",
-            allowed="n from 1, a penalty from 0 (it is subtracted), unit tokens or words",
+            allowed="n of at least 1, a penalty of at least 0 (it is subtracted), and unit tokens or words",
         )
     items: Sequence[object] = completion.casefold().split() if unit == "words" else completion_ids
     grams = [tuple(items[start : start + n]) for start in range(len(items) - n + 1)]

@@ -1,4 +1,4 @@
-"""The rewards of a run: built once, asked for every completion of every step, closed at the end."""
+"""The rewards of a run: built once, applied to every completion of every step, closed at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from posttrain.types import Completion, Prompt
 
 MOST_NAMED = 20
-"""Rows that an error names."""
+"""Maximum number of rows that an error names."""
 
 
 def build_rewards(
@@ -44,11 +44,11 @@ def build_rewards(
 ) -> RewardSet:
     """Find and check every reward of a config.
 
-    An element may also be a name, a path or a callable, with the defaults of `Reward`. `folder` is where the config
-    lies: paths are looked up in the working directory, then there. At most `workers` processes (default: 4, or the
-    number of cores if that is less) score side by side. Reward models compute on `device`. `training`: settings that
-    are not given are those for training, which are strict about where an answer stands (`Builtin.training`). `by_turn`:
-    the reward `environment` says of each turn what it was worth. `start` starts the processes.
+    An element may also be a name, a path or a callable, which gets the defaults of `Reward`. `folder` is the folder of
+    the config: paths are looked up in the working directory, then there. At most `workers` processes (default: 4, or
+    the number of cores if that is less) score at the same time. Reward models compute on `device`. `training`: missing
+    settings get their values for training, which fix the place of the answer (`Builtin.training`). `by_turn`: the
+    reward `environment` gives each turn its own reward. `start` starts the processes.
     """
     pool = WorkerPool(workers, start)
     try:
@@ -65,7 +65,7 @@ def build_rewards(
 
 
 def check_gold(rows: Iterable[Mapping[str, Any]], *, reward: str = "math", column: str = "answer") -> None:
-    """DataError, with the numbers of the rows, when a built-in verifier cannot use the gold answer of a row."""
+    """Raise DataError, with the numbers of the rows, if a built-in verifier cannot use the gold answer of a row."""
     with build_rewards([reward]) as rewards:
         rewards.check_rows((number, {**row, "answer": row.get(column)}) for number, row in enumerate(rows))
 
@@ -90,7 +90,7 @@ class RewardSet:
         self._pool = pool
         self._costs: dict[str, float] = {}
         self._unasked: list[str] = []
-        """Labels of rewards that read a form of answer for which no prompt asks."""
+        """Labels of rewards that read the answer in a form for which no prompt asks."""
 
     def __enter__(self) -> RewardSet:
         return self
@@ -99,7 +99,7 @@ class RewardSet:
         self.close()
 
     def close(self) -> None:
-        """Kill the worker processes, and those of sandboxes."""
+        """Kill the worker processes and the processes of sandboxes."""
         for _, runner in self._runners:
             runner.close()
         self._pool.close()
@@ -110,7 +110,7 @@ class RewardSet:
 
     @property
     def notes(self) -> list[str]:
-        """Warnings to show the user in each run."""
+        """Warnings to show to the user in each run."""
         models = [(component.label, component.model) for component in self.components if component.model is not None]
         notes = [f'reward "{label}": {note}' for label, one in [*self._runners, *models] for note in one.notes]
         return notes + [
@@ -121,7 +121,7 @@ class RewardSet:
 
     @property
     def facts(self) -> list[str]:
-        """By what is judged, as far as that is decided while a run starts; known once `check` has been called."""
+        """Sentences on how the rewards judge, as decided at the start of a run. Complete after `check`."""
         places = [(one.label, one.settings["answer_from"]) for one in self.components if one.reads_one_place]
         read = [f'reward "{label}" reads the answer from: {place} (settings.answer_from)' for label, place in places]
         return read + [f'reward "{label}": {fact}' for label, runner in self._runners for fact in runner.facts]
@@ -131,10 +131,10 @@ class RewardSet:
         return [(component.label, component.runner) for component in self.components if component.runner is not None]
 
     def check(self, prompts: Sequence[Prompt], what: str = "") -> None:
-        """Before training: ConfigError for a column that is missing, DataError for gold answers that cannot be used.
+        """Check columns and gold answers before training. ConfigError for a missing column, DataError for a bad answer.
 
-        `what` names the prompts in errors (`missing.HELD_OUT`: the held-out ones of a run): rows whose origin nobody
-        knows are counted within it.
+        `what` names the prompts in errors (`missing.HELD_OUT`: the held-out prompts of a run). Rows of unknown origin
+        are identified by their number among these prompts.
         """
         available = columns_known(prompts)
         boxes = any("boxed" in prompt.text for prompt in prompts)
@@ -149,8 +149,8 @@ class RewardSet:
         self.check_rows(((prompt.origin or prompt.index, prompt.columns) for prompt in prompts), what)
 
     def bind(self, policy: Judging, template_kwargs: Mapping[str, Any], *, ledger: Path | None = None) -> None:
-        """What judges need to know of a run: who samples with the policy's present weights, and in which file it is
-        counted what they have cost."""
+        """Tell the judges what they need from the run: the sampler that has the policy's current weights, and the file
+        that records their cost."""
         for component in self.components:
             if component.judge is not None:
                 component.judge.bind_policy(policy, template_kwargs)
@@ -159,10 +159,10 @@ class RewardSet:
                     component.judge.keep_ledger(ledger.with_name(f"{ledger.name}-{label}.jsonl"))
 
     def check_rows(self, rows: Iterable[tuple[int | str, Mapping[str, Any]]], what: str = "") -> None:
-        """Score a trivial completion of each row: what a built-in verifier then raises is wrong with the gold answer.
+        """Score a trivial completion of each row. An error of a built-in verifier then means a bad gold answer.
 
-        `rows` are columns, each with where it stands or its number; equal golds are looked at once. `what` names all
-        of them in the error.
+        `rows` are pairs of the place or number of a row and its columns. Equal gold answers are checked only once.
+        `what` names all the rows in the error.
         """
         known = list(rows)
         batches: list[tuple[CallBatch, dict[str, list[int]]]] = []
@@ -189,9 +189,9 @@ class RewardSet:
     def score(self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> Scores:
         """Score G completions of each of P prompts; `groups[p][g]` answers `prompts[p]`.
 
-        A component that returns None is not applicable and drops out. One that raises, is late or takes its process
-        down leaves the completion unscored. RewardError when a component breaks its contract: a value that is not a
-        finite number, or a list of the wrong length.
+        A component that returns None is not applicable and drops out. A component that raises, is late or crashes its
+        process leaves the completion unscored. RewardError when a component breaks its contract: it returns a value
+        that is not a finite number, or a list of the wrong length.
         """
         with self.open(prompts) as scoring:
             for place, group in zip(range(len(prompts)), groups, strict=True):
@@ -199,11 +199,11 @@ class RewardSet:
             return scoring.result()
 
     def open(self, prompts: Sequence[Prompt]) -> Scoring:
-        """The same for groups that come one by one, in any order: see `Scoring`."""
+        """Like `score`, for completions or groups that arrive one by one, in any order: see `Scoring`."""
         return Scoring(self.components, self._pool, prompts, self._costs)
 
     def _fill(self, batches: Sequence[CallBatch]) -> None:
-        """Get the missing outcomes of all components, at the same time."""
+        """Get the missing outcomes of all components concurrently."""
         dispatchers: list[Dispatcher] = []
         try:
             for batch in batches:
@@ -220,8 +220,8 @@ class RewardSet:
 
 
 def as_reward(item: RewardLike | str | Callable[..., Any], *, training: bool = False) -> RewardLike:
-    """A name, a path or a callable as a reward with the default settings; a reward as it is, or, for `training`, with
-    the settings that its built-in has there."""
+    """A reward from a name, a path or a callable, with default settings. A reward stays unchanged, except that
+    `training` adds the settings that its built-in has for training."""
     if isinstance(item, str):
         item = Reward(function=item) if "." in item else Reward(name=item)
     elif callable(item):
@@ -238,7 +238,7 @@ def as_reward(item: RewardLike | str | Callable[..., Any], *, training: bool = F
 
 
 def _gold_error(label: str, problem: str, rows: Sequence[int | str], total: int, what: str) -> DataError:
-    """The error that these of `total` rows bring about; `problem` is what is wrong with the first."""
+    """The error for bad gold answers in `rows`, out of `total` rows. `problem` is the problem of the first of them."""
     where = f"{what}: " if what else ""
     first = rows[0] if isinstance(rows[0], str) else f"row {rows[0]}"
     counted = "" if isinstance(rows[0], str) else "counted from 0: "
@@ -250,7 +250,7 @@ def _gold_error(label: str, problem: str, rows: Sequence[int | str], total: int,
 
 
 def _named(rows: Sequence[int | str]) -> str:
-    """The first rows by their names, a file's only where it changes.
+    """The names of the first rows. A file is named only where it changes.
 
     >>> _named(["train.jsonl:71", "train.jsonl:75", "more.jsonl:2"])
     'train.jsonl:71, :75 and more.jsonl:2'

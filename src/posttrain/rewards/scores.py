@@ -1,4 +1,4 @@
-"""The scores of a step's completions, and the limit on how many may stay without a reward.
+"""The scores of a step's completions, and the limit on the share of completions without a reward.
 
 Shapes: P prompts, G completions of each; lists of lists, because groups may differ in size.
 """
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 CORRECT_AT = 1.0 - 1e-9
-"""An answer counts as correct when its total reward reaches this. `accuracy`, pass@k and majority@k therefore mean
-something for rewards whose full mark is 1; for any other scale read `score`."""
+"""Total reward from which an answer counts as correct. `accuracy`, pass@k and majority@k therefore make sense only for
+rewards whose maximum is 1. For any other scale read `score`."""
 
 
 ENVIRONMENT = "the environment"
-"""Stands for the label of a component where it was the environment that failed."""
+"""Used in place of a component's label if the environment failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class Failure:
     prompt: int
     """`Prompt.index`: the row of the dataset."""
     completion: int
-    """Which completion of the prompt, counted from 0."""
+    """Index of the completion among those of its prompt, from 0."""
     kind: str
-    """exception, timeout or crash; of an environment also template."""
+    """exception, timeout or crash; for an environment also template."""
     message: str
     traceback: str = ""
-    """With the first failure of each component: the traceback, or where it hung, or what it printed before it died."""
+    """For the first failure of each component: the traceback, the line where it hung, or its last output."""
 
     def __str__(self) -> str:
         where = f"prompt {self.prompt}, completion {self.completion + 1}"
@@ -53,26 +53,26 @@ class Scores:
     """The rewards of one step."""
 
     rewards_PG: list[list[float]]
-    """Weighted sum of the components; nan where the completion is unscored."""
+    """Weighted sum of the components; nan for an unscored completion."""
     scored_PG: list[list[bool]]
     parts: dict[str, list[list[float | None]]]
-    """The components by label, unweighted and whatever their gates; None where one was not applicable or failed."""
+    """The components by label, before weights and gates; None for a component that was not applicable or failed."""
     failures: tuple[Failure, ...]
     seconds: dict[str, float]
     """Seconds spent in each component, summed over workers."""
     verdicts: dict[str, list[list[Verdict | None]]] = field(default_factory=dict)
-    """By label, for components that gave a reason or failed: the verdict behind each number of `parts`."""
+    """By label, for components that gave a reason or failed: the verdict for each number in `parts`."""
     tokens: dict[str, list[list[list[float] | None]]] = field(default_factory=dict)
-    """By label, for components that give each token a number: those numbers, unweighted and whatever their gates; None
-    where there is one for the whole completion. Their sum stands in `parts`."""
+    """By label, for components that give each token a number: these numbers, before weights and gates. None if there is
+    one number for the whole completion. `parts` holds their sum."""
     is_open: dict[str, list[list[bool | None]]] = field(default_factory=dict)
-    """By label, for components behind a gate: whether it was open; None where the other reward had no score."""
+    """By label, for gated components: whether the gate was open; None if the gate's reward had no score."""
     judgements: tuple[Judgement, ...] = ()
-    """What judges were asked and said."""
+    """The questions to judges and their replies."""
 
     @property
     def counted(self) -> dict[str, list[list[float | None]]]:
-        """The components by label as they enter the sum, before their weights: 0 where a gate was shut."""
+        """The components by label as they enter the sum, before their weights: 0 if the gate was shut."""
 
         def gated(label: str, part: list[list[float | None]]) -> list[list[float | None]]:
             pairs = zip(part, self.is_open[label], strict=True)
@@ -87,7 +87,7 @@ class Scores:
         return scored.count(False) / len(scored) if scored else 0.0
 
     def at(self, places: Sequence[int]) -> Scores:
-        """The rewards of the prompts at these places; failures, judgements and seconds stay those of the whole call."""
+        """The scores of the prompts at these places. Failures, judgements and seconds stay those of the whole call."""
 
         def picked(rows: Sequence[Any]) -> list[Any]:
             return [rows[place] for place in places]
@@ -103,9 +103,10 @@ class Scores:
         )
 
     def each(self, indexes: Sequence[int]) -> list[Scores]:
-        """Those of each prompt by itself; `indexes` are the prompts' own.
+        """Split the scores into one record per prompt. `indexes` are the values of `Prompt.index`.
 
-        A failure or a judgement goes to the first place of its prompt. Seconds stay those of the whole call, and are 0.
+        A failure or a judgement goes to the first place of its prompt. The seconds are 0, because they are known only
+        for the whole call.
         """
         first = {index: place for place, index in reversed(list(enumerate(indexes)))}
         failures: dict[int, list[Failure]] = defaultdict(list)
@@ -127,7 +128,7 @@ class Scores:
 
     @staticmethod
     def joined(each: Sequence[Scores]) -> Scores:
-        """One record of all of them, in their order; they have the same components."""
+        """Join several records with the same components into one, in order."""
 
         def all_of(name: str, label: str, missing: Any = None) -> list[Any]:
             rows: list[Any] = []
@@ -149,8 +150,8 @@ class Scores:
         )
 
     def with_unscored(self, missing: Mapping[tuple[int, int], Failure]) -> Scores:
-        """With completions that nothing was asked about, because what they came from has failed; by (prompt, number)
-        of the completion, in ascending order."""
+        """Insert completions that no component was asked about, because their environment failed. The keys of `missing`
+        are (prompt, number) of a completion, in ascending order."""
         if not missing:
             return self
 
@@ -173,7 +174,7 @@ class Scores:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint: a reward that is missing is null, a verdict the list of what it says."""
+        """The record as JSON for a checkpoint: a missing reward is null, and a verdict is the list of its fields."""
         rewards_PG = [[None if math.isnan(reward) else reward for reward in row] for row in self.rewards_PG]
         verdicts = {
             label: [[None if verdict is None else verdict.to_json() for verdict in row] for row in given]
@@ -183,7 +184,7 @@ class Scores:
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Scores:
-        """What `to_json` gave."""
+        """Restore a record from the result of `to_json`."""
         from posttrain.rewards.judge.records import Judgement
 
         rewards_PG = [[math.nan if reward is None else reward for reward in row] for row in saved["rewards_PG"]]
@@ -216,8 +217,8 @@ def behind_gate(value: float | None, is_open: bool | None) -> float | None:
 def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float], failed: set[str]) -> float:
     """The reward of one completion; nan when it has none.
 
-    A component that is None is not applicable and drops out. One that failed takes the reward with it, unless its
-    weight is 0: such a component is only watched, so it can neither give a reward nor take one.
+    A component that is None is not applicable and drops out. If a component failed, the completion has no reward,
+    unless its weight is 0: such a component is only logged and cannot change the reward.
 
     >>> weighted_sum({"correct": 1.0, "brief": None}, {"correct": 1.0, "brief": 0.5}, failed=set())
     1.0
@@ -232,7 +233,7 @@ def weighted_sum(parts: Mapping[str, float | None], weights: Mapping[str, float]
 
 
 def enforce_limit(scores: Scores, max_unscored: float) -> None:
-    """RewardError when more than this share of a step's completions is unscored, with the first failure's traceback."""
+    """Raise RewardError if more than this share of a step's completions is unscored. It has the first traceback."""
     share = scores.unscored_fraction
     if share <= max_unscored:
         return
@@ -248,7 +249,7 @@ def enforce_limit(scores: Scores, max_unscored: float) -> None:
 
 def _advice(failures: Sequence[Failure]) -> str:
     if not failures:
-        return "Let a component return a number where none applies, or raise guards.max_unscored."
+        return "Let a component return a number where no other component applies, or raise guards.max_unscored."
     first = failures[0]
     trace = "".join(f"\n    {line}" for line in first.traceback.splitlines())
     cure = "raise its timeout" if first.kind == "timeout" else "correct it"

@@ -1,13 +1,13 @@
-"""The rewards of one step while its completions are still being sampled.
+"""Score the completions of one step while further completions are still being sampled.
 
     with rewards.open(prompts) as scoring:
         for place, number, completion in sampler.each(prompts, ..., group_size=8):
             scoring.add_one(place, number, completion, group_size=8)
         scores = scoring.result()
 
-The scores are those of `rewards.score(prompts, groups)`, in the same order, whatever the order of arrival: that is this
-very code with groups that arrive in order. What is asked when is decided by `Component.unit`, and
-by whether it takes longer than to hand it over.
+The scores equal those of `rewards.score(prompts, groups)`, in the same order, whatever the order of arrival: `score` is
+this same code with groups that arrive in order. `Component.unit` decides when a component is called. A component whose
+calls are cheaper than handing them over is called after sampling.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 Part = tuple[Sequence[Row], CallBatch]
 HANDOVER = 0.002
-"""Seconds that the sampler loses for each call that is handed to another process while it computes, on two cores:
-shorter calls are made when it has ended."""
+"""Seconds that the sampler loses for each call that is handed to another process while it computes, on two cores.
+Shorter calls are made after sampling."""
 
 
 class Scoring:
-    """Takes the completions of P prompts as they come. Use as a context manager: what is under way when it is left
-    early is given up, and workers that were busy with it are killed."""
+    """Takes the completions of P prompts as they arrive. Use as a context manager: if it is left early, it gives up all
+    unfinished calls and kills the workers that make them."""
 
     def __init__(
         self, components: Sequence[Component], pool: WorkerPool, prompts: Sequence[Prompt], costs: dict[str, float]
     ) -> None:
-        """`costs`: seconds of a call by label, as far as they are known from earlier steps; those of this step are
-        entered. They decide when something is scored, never what comes of it."""
+        """`costs`: seconds per call by label, as known from earlier steps. This step enters its own. The costs decide
+        when a completion is scored, and never its score."""
         self._components, self._pool, self._prompts, self._costs = components, pool, prompts, costs
         self._waves = in_waves(components)
         self._early = [c for c in self._waves[0] if c.unit != "all" and costs.get(c.label, HANDOVER) >= HANDOVER]
@@ -51,11 +51,11 @@ class Scoring:
         self._failed: dict[tuple[int, int], Failure] = {}
         """Completions whose environment failed, by (prompt, number): no component is asked about them."""
         self._sizes: dict[int, int] = {}
-        """Completions that each prompt has, or will have."""
+        """Number of completions that each prompt has or will have."""
         self._parts: dict[str, dict[tuple[int, int], tuple[Sequence[Row], CallBatch]]] = {
             c.label: {} for c in components
         }
-        """By label and the place of the first row: rows, and what is asked about them."""
+        """By label and by the place of the first row: the rows and their batch of calls."""
         self._dispatchers: dict[str, Dispatcher] = {}
         self._finished = False
 
@@ -68,24 +68,24 @@ class Scoring:
                 dispatcher.abandon()
 
     def add(self, place: int, group: Sequence[Completion]) -> None:
-        """All completions of prompt `place` are there: begin to score them. Raises what has stopped a reward."""
+        """Add all completions of prompt `place` and begin to score them. Raises the error that stopped a reward."""
         prompt = self._prompts[place] if 0 <= place < len(self._prompts) else None
         self._take(place, len(group), [Row(prompt, one, g, len(group), place) for g, one in enumerate(group) if prompt])
 
     def add_one(self, place: int, number: int, completion: Completion, *, group_size: int) -> None:
-        """Completion `number` of prompt `place`, which will have `group_size` of them, is there."""
+        """Add completion `number` of prompt `place`, which will have `group_size` completions."""
         prompt = self._prompts[place] if 0 <= place < len(self._prompts) else None
         self._take(place, group_size, [Row(prompt, completion, number, group_size, place)] if prompt else [])
 
     def result(self) -> Scores:
-        """Wait for what is not there yet. Every prompt must have its completions by now.
+        """Wait for the remaining outcomes and return the scores. Every prompt must have all its completions.
 
-        RewardError when a component has broken its contract: a value that is not a finite number, or a list of the
-        wrong length.
+        RewardError when a component has broken its contract: it returned a value that is not a finite number, or a list
+        of the wrong length.
         """
         missing = [place for place in range(len(self._prompts)) if not self._is_complete(place)]
         if missing:
-            raise ValueError(f"the completions of {len(missing)} of {len(self._prompts)} prompts have not come")
+            raise ValueError(f"the completions of {len(missing)} of {len(self._prompts)} prompts are missing")
         groups = [self._group(place) for place in range(len(self._prompts))]
         rows = [row for group in groups for row in group]
         read: dict[str, Read] = {}
@@ -108,7 +108,7 @@ class Scoring:
         known = self._groups.setdefault(place, {})
         there = {*known, *(number for one, number in self._failed if one == place)}
         if not 0 <= place < len(self._prompts) or any(r.number in there for r in rows) or self._is_complete(place):
-            raise ValueError(f"a completion of prompt {place} of {len(self._prompts)} came twice, or from nowhere")
+            raise ValueError(f"a completion of prompt {place} of {len(self._prompts)} arrived twice, or is unknown")
         self._sizes[place] = size
         self._failed |= {(place, row.number): _failure_of(row) for row in rows if row.completion.failure}
         rows = [row for row in rows if not row.completion.failure]
@@ -137,7 +137,7 @@ class Scoring:
             self._dispatchers[component.label].add(batch)
 
     def _begin_late(self, component: Component, groups: Sequence[Sequence[Row]], gates: Sequence[bool | None]) -> None:
-        """What had to wait for all groups: all rows together, unless a list function wants a call for each group."""
+        """Begin the calls that waited for all groups. All rows go together, unless a list function works by group."""
         if component.unit != "group":
             self._begin(component, [row for group in groups for row in group], gates)
             return
@@ -146,7 +146,7 @@ class Scoring:
                 self._begin(component, group, gates[end - len(group) : end])
 
     def _wait(self, labels: Sequence[str]) -> None:
-        """For these; what computes in this thread does so while the others go on."""
+        """Wait for these components. Those that compute in this thread do so while the others continue."""
         dispatchers = [self._dispatchers[label] for label in labels if label in self._dispatchers]
         for dispatcher in dispatchers:
             dispatcher.close()
@@ -192,7 +192,7 @@ class Scoring:
         )
 
     def _behind(self, label: str) -> set[str]:
-        """A component and those whose gates, directly or through others, depend on it: they fail where it does."""
+        """A component and all components whose gates depend on it, directly or not. They fail where it fails."""
         found = {label}
         for _ in self._components:
             found |= {c.label for c in self._components if c.gate and c.gate.label in found}
@@ -201,7 +201,7 @@ class Scoring:
 
 def _failure_of(row: Row) -> Failure:
     episode = row.completion.episode
-    assert episode is not None, "only what has an environment fails with it"
+    assert episode is not None, "only a trajectory of an environment fails with it"
     return Failure(
         label=ENVIRONMENT,
         prompt=row.prompt.index,
@@ -212,19 +212,19 @@ def _failure_of(row: Row) -> Failure:
 
 
 def is_open(component: Component, read: Mapping[str, Read]) -> list[bool | None]:
-    """For each row, whether the component's gate is open; empty without one, or before its reward is known."""
+    """For each row, whether the component's gate is open. Empty if it has no gate or the gate's reward is not known."""
     if component.gate is None or component.gate.label not in read:
         return []
     return [component.gate.opens(score) for score in read[component.gate.label].values]
 
 
 def _grouped(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
-    """A flat list of rows as one list per prompt."""
+    """Split a flat list of rows into one list per prompt."""
     return [list(values[end - size : end]) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
 def in_waves(components: Sequence[Component]) -> list[list[Component]]:
-    """Components that can be computed side by side, and after them those that are told what came of them."""
+    """The components in waves. Those of one wave run concurrently; a later wave reads the scores of earlier ones."""
     by_label = {component.label: component for component in components}
 
     def depth(component: Component) -> int:

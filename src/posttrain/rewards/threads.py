@@ -1,8 +1,8 @@
 """Reward functions that exist only in this process: lambdas, closures, objects that hold a model.
 
-They cannot be imported by a worker, so they run in a thread, and a thread cannot be killed: one that is late is
-abandoned and goes on in the background. When too many of them hang at once, the run stops and says how to make the
-function killable.
+A worker cannot import them, so they run in a thread. A thread cannot be killed: a late one is abandoned and continues
+in the background. When too many threads hang at the same time, the run stops and says how to make the function
+killable.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from posttrain.errors import RewardError
 from posttrain.rewards.calls import ASYNC_GRACE, Abandoned, Call, Outcome, run_calls, timed_out
 
 MAX_ABANDONED = 3
-"""Threads of one function that may hang in the background at the same time."""
+"""Maximum number of threads of one function that may hang in the background at the same time."""
 
 
 class _GivenUp(BaseException):
-    """Ends an abandoned thread when its late call returns: the calls behind that one were given to another thread."""
+    """Ends an abandoned thread when its late call returns. Another thread has taken the calls after that one."""
 
 
 class ThreadRunner:
@@ -41,9 +41,8 @@ class ThreadRunner:
     ) -> list[Outcome]:
         """One outcome per call, in order.
 
-        The call that is late times out, and the calls behind it get a new thread. Calls of an async function wait
-        together, so that one which blocks the event loop takes all unfinished ones with it. RewardError when too many
-        threads hang.
+        A late call times out, and the calls after it get a new thread. Calls of an async function wait together: one
+        call that blocks the event loop makes all unfinished calls time out. RewardError when too many threads hang.
         """
         outcomes: dict[int, Outcome] = {}
         while waiting := [(number, call) for number, call in enumerate(calls) if number not in outcomes]:
@@ -53,7 +52,7 @@ class ThreadRunner:
         return [outcomes[number] for number in range(len(calls))]
 
     def close(self) -> None:
-        """It owns no process; threads that hang end with this one."""
+        """Do nothing: the runner owns no process, and hanging threads end with this process."""
 
     notes: Sequence[str] = ()
     facts: Sequence[str] = ()
@@ -61,7 +60,7 @@ class ThreadRunner:
     def _run_thread(
         self, calls: list[Call], settings: Mapping[str, Any], timeout: float, over: threading.Event
     ) -> dict[int, Outcome]:
-        """What one new thread answers until it is done or late."""
+        """The outcomes that one new thread gives until it is done or late."""
         answers: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
         given_up = threading.Event()
 

@@ -1,12 +1,12 @@
-r"""The built-in verifiers: pure functions on plain strings that return a `Verdict`, usable alone.
+r"""The built-in verifiers: pure functions on plain strings that return a `Verdict`. They can be used on their own.
 
     >>> exact_match("Paris", "Paris"), regex("<b>hi</b>", pattern="<b>.+</b>").reason
     (Verdict(1.0, 'correct', extracted='Paris'), 'correct')
     >>> math(r"so \boxed{0.5}", r"\frac{1}{2}").reason, numeric("That makes 9.\n#### 18", "17").reason
     ('correct', 'wrong')
 
-A gold answer that cannot be used raises DataError, whatever the completion is. Which part of a completion is its answer
-is decided in `mathematics/extract.py`. No function evaluates model text. `BUILTINS` says how each is run.
+An unusable gold answer raises DataError, whatever the completion is. `mathematics/extract.py` decides which part of a
+completion is its answer. No function evaluates model text. `BUILTINS` says how each verifier is run.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def exact_match(
     extract: str | None = None,
     normalize: Sequence[fuzzy.Step] = (),
 ) -> Verdict:
-    """Whether the completion is the answer, whitespace at both ends aside.
+    """Whether the completion equals the answer, apart from white space at both ends.
 
-    `normalize` lists what else is overlooked: see `fuzzy.STEPS`.
-    `extract` is a regular expression that finds the answer in the completion: its last match counts, and of that the
-    first group when there is one. Without a match there is no answer.
+    `normalize` lists further differences to ignore: see `fuzzy.STEPS`.
+    `extract` is a regular expression that finds the answer in the completion. Its last match counts, or the first group
+    of that match if the expression has groups. Without a match there is no answer.
     """
     gold = gold_text(answer)
     found: str | None = completion
@@ -70,7 +70,7 @@ def regex(completion: str, *, pattern: str, whole: bool = True, ignore_case: boo
 
 
 def environment(completion: str, environment_reward: float | None) -> Verdict:
-    """The reward that the environment of a trajectory gave; not applicable if it gave none."""
+    """The reward from the trajectory's environment; not applicable if the environment gave none."""
     if environment_reward is None:
         return Verdict(None, "not_applicable")
     reason = "correct" if environment_reward >= 1 else "partial" if environment_reward > 0 else "wrong"
@@ -80,8 +80,8 @@ def environment(completion: str, environment_reward: float | None) -> Verdict:
 def environment_by_turn(
     completion: str, environment_reward: float | None, environment_token_rewards: Sequence[float] | None
 ) -> Verdict | list[float]:
-    """The same for each token: what a turn was worth stands on its last one. One number where no turn but the last has
-    a reward."""
+    """The environment's reward for each token: a turn's reward is on the turn's last token. A single number if no turn
+    except the last has a reward."""
     if environment_token_rewards is None:
         return environment(completion, environment_reward)
     return list(environment_token_rewards)
@@ -93,44 +93,44 @@ environment_by_turn.per_token = True  # pyright: ignore[reportFunctionMemberAcce
 def agent(
     completion: str, environment_reward: float | None, truncated: bool, *, when_cut: float | None = None
 ) -> Verdict:
-    """What the agent of a trajectory returned; not applicable where that is no number. A trajectory that a limit has
-    cut, and whose agent gave nothing, gets `when_cut`. Without that number: ValueError, so that it is unscored."""
+    """The reward that the trajectory's agent returned; not applicable if it returned no number. A trajectory that hit a
+    limit and has no reward gets `when_cut`. Without `when_cut`: ValueError, so that it stays unscored."""
     if environment_reward is not None or not truncated:
         return environment(completion, environment_reward)
     if when_cut is None:
         raise ValueError(
-            "a limit has cut the trajectory, and its agent returned no reward: let it catch the error of the endpoint, "
-            "or say what such a trajectory is worth: rewards = [{name: agent, settings: {when_cut: 0}}]"
+            "a limit has cut the trajectory, and its agent returned no reward: catch the error of the endpoint in the "
+            "agent, or set a reward for such trajectories: rewards = [{name: agent, settings: {when_cut: 0}}]"
         )
     return Verdict(when_cut, "truncated")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Builtin:
-    """How the machinery runs a verifier."""
+    """How a built-in verifier is run."""
 
     function: Callable[..., Any]
     """The verifier: its signature says which columns it needs and which settings it has."""
     target: str
-    """The same function as `module:name`; the module is what a worker imports before the clock starts."""
+    """The same function as `module:name`. A worker imports the module before the clock starts."""
     quick: Callable[..., Any] | None = None
-    """Decision within milliseconds in the main process; None of it, or None from it: the row goes to a worker."""
+    """Function that decides in milliseconds, in the main process. If it is None or returns None, a worker decides."""
     golds: tuple[str, ...] = ()
-    """Columns that say what is right, beside the required ones."""
+    """Columns with gold answers, in addition to the required ones."""
     training: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that a run has where its config does not say: stricter than those of the function."""
+    """Default settings in a training run. They are stricter than the defaults of the function."""
     runner: Callable[[Mapping[str, Any]], Runner] | None = None
-    """Makes, from the settings, what judges in processes of its own; then no worker is asked."""
+    """Makes, from the settings, a runner that judges in its own processes instead of a worker."""
 
     @property
     def needed_settings(self) -> list[str]:
-        """Parameters without a default that come after `*`; those before it are columns, or come from the rollout."""
+        """Parameters without a default after `*`. Parameters before it are columns, or come from the rollout."""
         parameters = inspect.signature(self.function).parameters.values()
         return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
 
 
 def _exact_match_quick(completion: str, answer: Any, *, extract: str | None = None, **settings: Any) -> Verdict | None:
-    """A user's regular expression can backtrack for ever, so only a worker runs it."""
+    """`exact_match` without `extract`. A user's regular expression can backtrack forever, so only a worker runs it."""
     return exact_match(completion, answer, **settings) if extract is None else None
 
 
@@ -193,7 +193,7 @@ BY_TURN: Mapping[str, Builtin] = {
         function=environment_by_turn, target=f"{_HERE}:environment_by_turn", quick=environment_by_turn
     )
 }
-"""The built-in's replacement as judge if turns have rewards of their own."""
+"""Replacements for built-ins if each turn has its own reward."""
 
 
 def _compile(pattern: str, setting: str, flags: int = re.DOTALL) -> re.Pattern[str]:

@@ -1,9 +1,9 @@
 """The process in which reward functions run: `python -m posttrain.rewards.worker FD`.
 
-It receives requests over the socket FD. Where it has to import the function it says `{"ready": signature}` or
-`{"failed": error}`; then comes one `{"call": number, "outcome": ...}` per call. The last message of a request has
+It receives requests over the socket FD. If it has to import the function, it sends `{"ready": signature}` or
+`{"failed": error}`. Then it sends one `{"call": number, "outcome": ...}` per call. The last message of a request has
 `"done": true`. It keeps no clock: its parent kills it when it is late. File descriptors 1 and 2 are a pipe to the
-parent, so what user code prints never meets the protocol.
+parent, so that the output of user code never mixes with the protocol.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the parent asks where we are before it kills us
+    faulthandler.register(signal.SIGUSR1)  # before the parent kills us, it asks for a traceback
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     loaded: dict[Target, tuple[Callable[..., Any], Signature]] = {}
-    with asyncio.Runner() as runner:  # one event loop for the worker's life: clients that are kept open stay usable
+    with asyncio.Runner() as runner:  # one event loop for the worker's life, so that open clients stay usable
         for request in _requests(channel):
             _serve(request, loaded, runner, lambda message: channel.sendall(wire.encode(message)))
 
@@ -90,8 +90,9 @@ def _serve(
 def die_with_parent(lifeline: int) -> None:
     """Kill this process group when the parent's end of the pipe closes, however the parent ended.
 
-    On Linux the kernel does it: SIGKILL is made the signal of asynchronous I/O on the pipe, so that it works while user
-    code sleeps, ignores signals or holds the interpreter lock. (PR_SET_PDEATHSIG follows the *thread* that started us.)
+    On Linux the kernel does this: the signal of asynchronous I/O on the pipe is set to SIGKILL, which works even while
+    user code sleeps, ignores signals or holds the interpreter lock. (PR_SET_PDEATHSIG follows the *thread* that started
+    us.)
     """
     if sys.platform == "linux":
         import fcntl

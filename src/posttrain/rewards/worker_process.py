@@ -1,6 +1,6 @@
-"""One warm worker process as its parent sees it: its pipes, its clock, and the calls that it is making.
+"""One warm worker process, seen from its parent: its pipes, its clock, and the calls that it is making.
 
-The parent keeps the clock: a call that is late or takes its process down is settled here, whatever the process does.
+The parent keeps the clock. It settles a call that is late or crashes its process, whatever the process does.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from posttrain.rewards.calls import ASYNC_GRACE, Outcome, Signature, timed_out
 from posttrain.rewards.load import Target
 
 LOAD_TIMEOUT = 120.0
-"""Seconds that importing a reward function may take: a first import of torch on a busy machine takes many."""
+"""Timeout for importing a reward function, in seconds. A first import of torch on a busy machine takes long."""
 KEPT_OUTPUT = 4000
-"""Bytes kept of what a worker printed last; shown when it dies or hangs."""
+"""Bytes to keep of a worker's last output, which is shown if the worker dies or hangs."""
 MAX_READS = 64
-"""Reads of at most 64 KiB with which the output of a dying worker is emptied."""
+"""Maximum number of reads, of at most 64 KiB each, that empty the output of a dying worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Calls of one function. Each has its own deadline, counted from the end of the call before it."""
+    """Calls of one function. Each call has its own deadline, counted from the end of the previous call."""
 
     target: Target
     calls: Sequence[Mapping[str, Any]]
@@ -41,11 +41,11 @@ class Job:
     settings: Mapping[str, Any] = field(default_factory=dict)
     timeout: float
     is_async: bool = False
-    """The calls wait together in one worker, each at most `timeout` seconds."""
+    """True if the calls wait together in one worker, each at most `timeout` seconds."""
 
 
 class Task:
-    """A job that was handed to a pool, and what has come of its calls. Whoever wants the outcomes waits for them."""
+    """A job that was submitted to a pool, and the outcomes of its calls so far. `result` waits for all of them."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -58,7 +58,7 @@ class Task:
 
     @property
     def over(self) -> bool:
-        """Is there nothing to wait for any more?"""
+        """Is there nothing left to wait for?"""
         return self._over.is_set()
 
     def settle(self, number: int, outcome: Outcome) -> None:
@@ -69,16 +69,16 @@ class Task:
             self._over.set()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will come; `result` raises `error`."""
+        """End the task with an error, which `result` raises."""
         self._error = self._error or error
         self._over.set()
 
     def wait(self) -> None:
-        """Until it is over, however that came about."""
+        """Wait until the task is over, whatever ended it."""
         self._over.wait()
 
     def result(self) -> list[Outcome]:
-        """One outcome per call, in order, as soon as all are there. Raises what kept the calls from being made."""
+        """Wait for all outcomes and return one per call, in order. Raises the error that stopped the calls."""
         self.wait()
         if self._error is not None:
             raise self._error
@@ -91,21 +91,21 @@ class Chunk:
 
     task: Task
     open: dict[int, None]
-    """Numbers of the calls that have no outcome yet, in order."""
+    """Numbers of the calls without an outcome, in order."""
     lost: int = 0
-    """How often the machine of its worker was lost."""
+    """How often the chunk lost its worker together with the worker's machine."""
 
 
 class LocalWorker(LocalChild):
-    """On this machine. It ends, with all that it has started, when its standard input does."""
+    """A worker on this machine. It ends, with all processes that it started, when its standard input closes."""
 
     def __init__(self, output: int) -> None:
-        order = os.environ.get("PYTHONHASHSEED", "0")  # the same order of a set in every worker
+        order = os.environ.get("PYTHONHASHSEED", "0")  # sets have the same order in every worker
         super().__init__(["-m", "posttrain.rewards.worker"], output, environment={"PYTHONHASHSEED": order})
 
 
 class WorkerProcess:
-    """A process, its pipes, and the chunk that it is working on."""
+    """A worker process, its pipes, and the chunk of calls that it is making."""
 
     def __init__(self, start: Start) -> None:
         self.printed, theirs = os.pipe()
@@ -117,7 +117,7 @@ class WorkerProcess:
         self.loaded: dict[Target, Signature] = {}
         self.refusal: dict[str, str] = {}
         self.used = False
-        """Was it ever given something to do?"""
+        """Has it ever been given calls?"""
         self.chunk: Chunk | None = None
         self.finished: Chunk | None = None
         self.deadline = 0.0
@@ -130,9 +130,9 @@ class WorkerProcess:
         self._since = 0.0
 
     def begin(self, chunk: Chunk) -> None:
-        """Queue the request; the clock of its first call starts when the worker says that the function is loaded.
+        """Queue the request. The clock of its first call starts when the worker reports that the function is loaded.
 
-        Raises DataError for arguments that cannot be sent.
+        DataError for arguments that cannot be sent.
         """
         job = chunk.task.job
         self._outgoing = memoryview(
@@ -166,7 +166,7 @@ class WorkerProcess:
         return time.monotonic() - self._since
 
     def timeout(self) -> Outcome:
-        """The outcome of the call that is late, with the line at which it hangs."""
+        """The outcome of a late call, with the line at which it hangs."""
         if self._job.target not in self.loaded:
             message = f"importing {self._job.target} took more than {LOAD_TIMEOUT:g} s"
             return Outcome(kind="timeout", message=message, traceback=self._where(), seconds=self.seconds)
@@ -178,7 +178,7 @@ class WorkerProcess:
 
     @property
     def lost(self) -> bool:
-        """Has it gone with its machine, so that the call which it was making has not to do with it?"""
+        """Was the process lost together with its machine, so that the current call is not to blame?"""
         return self.dead and isinstance(self.child.end(patience=1.0), str)
 
     def death(self) -> str:
@@ -190,7 +190,7 @@ class WorkerProcess:
         return f"the reward process {'was ' * (end < 0)}{how_it_ended(end)}"
 
     def output(self, patience: int = 0) -> str:
-        """The last that it printed; waits for more until it is silent for `patience` milliseconds."""
+        """The last output of the process. Waits for more output until none has come for `patience` milliseconds."""
         printed = select.poll()
         printed.register(self.printed, select.POLLIN)
         for _ in range(MAX_READS):  # it may never stop printing
@@ -199,12 +199,12 @@ class WorkerProcess:
         return bytes(self._output).decode(errors="replace").strip()
 
     def _where(self) -> str:
-        """What it printed and where it hangs: faulthandler answers even while C code holds the interpreter lock."""
+        """Its output and the line at which it hangs. faulthandler answers even if C code holds the interpreter lock."""
         self.child.signal(signal.SIGUSR1)
         return _without_our_frames(self.output(patience=round(1000 * self.child.delay)))
 
     def kill(self) -> None:
-        """SIGKILL the worker and all that user code has started, and reap the worker."""
+        """SIGKILL the worker and all processes that user code started, and reap the worker."""
         self.child.kill()
         os.close(self.printed)
 
@@ -223,7 +223,7 @@ class WorkerProcess:
                 self._incoming += received
         except BlockingIOError:
             return
-        except ConnectionError:  # it died; what it had answered before counts
+        except ConnectionError:  # it died; its earlier answers count
             self.dead = True
         for message in wire.decode(self._incoming):
             self._hear(message)
@@ -248,19 +248,19 @@ class WorkerProcess:
             self.chunk, self.finished = None, self.chunk
 
     def _read_output(self) -> bool:
-        """Empty the output pipe, keeping the end of it; False when there was nothing."""
+        """Empty the output pipe and keep the end of the output. False if there was none."""
         try:
             read = os.read(self.printed, 1 << 16)
         except BlockingIOError:
             return False
-        self._prints = bool(read)  # nothing at all means that the other end was closed
+        self._prints = bool(read)  # an empty read means that the other end was closed
         self._output += read
         del self._output[:-KEPT_OUTPUT]
         return self._prints
 
 
 def _without_our_frames(trace: str) -> str:
-    """What faulthandler printed, without the frames that called the user's code."""
+    """The output of faulthandler without the frames that called the user's code."""
     ours = (str(Path(__file__).parent), "<frozen ")
     lines = [line for line in trace.splitlines() if not any(place in line for place in ours)]
     return re.sub(

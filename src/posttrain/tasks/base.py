@@ -1,4 +1,4 @@
-"""The definition of a task: unlimited problems, each with one right answer, in two splits that never share a prompt."""
+"""The definition of a task: a stream of problems, each with one right answer, in two splits that share no prompt."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, Literal, NamedTuple
 from posttrain.errors import DataError
 
 ALPHABET = string.ascii_lowercase + string.digits + "+-*=<>:, "
-"""Every character of every built-in task: the vocabulary of the tiny models, so that each can read all tasks."""
+"""All characters of all built-in tasks: the vocabulary of the tiny models. Each model can therefore read all tasks."""
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 CONTEXT_LENGTH = 128
 
 FORMS: Mapping[str, Mapping[str, int]] = {"tiny": {}, "tiny-moe": {"experts": 16}, "tiny-wide": {"heads": 2}}
-"""Of the tiny models, by the first half of their names: what differs from the task's recipe. Heads of 32 numbers in
-place of 16 are the narrowest that a vLLM server has attention for."""
+"""The forms of the tiny models, by the first half of their names: the differences from the task's recipe. `tiny-wide`
+has heads of size 32 instead of 16, the smallest head size that a vLLM server supports."""
 EVAL_SHARE = 5
-"""One problem in so many is held out."""
+"""One in this many problems is held out."""
 PATIENCE = 2_000
-"""Draws in a row without a new problem, after which a task counts as exhausted."""
+"""Number of consecutive draws without a new problem after which a task counts as exhausted."""
 
 SplitName = Literal["train", "eval"]
 
@@ -35,10 +35,10 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TinyRecipe:
-    """A tiny Llama, or a tiny mixture of experts, and the few demonstrations that it learns by heart.
+    """A tiny Llama or mixture of experts, and the few demonstrations that it memorizes.
 
-    So few do not show the whole skill: accuracy on new problems rises and then stays where it is, however long the
-    imitation goes on. That makes a baseline that is weak on purpose, as good in greedy answers as in sampled ones.
+    The demonstrations are too few to show the whole skill: the accuracy on new problems rises and then stays constant,
+    however long the training continues. The baseline is therefore weak on purpose, in greedy and sampled answers alike.
     """
 
     demonstrations: int
@@ -50,15 +50,15 @@ class TinyRecipe:
     layers: int = 2
     heads: int = 4
     experts: int = 0
-    """0: dense. Else the experts of each layer: a token goes to a quarter of them, which together are as wide as the
-    dense layer."""
+    """Number of experts per layer; 0 for a dense model. Each token goes to a quarter of the experts, which together are
+    as wide as the dense layer."""
 
     @property
     def model_type(self) -> str:
         return "qwen3_moe" if self.experts else "llama"
 
     def shape(self, vocab_size: int = len(SPECIAL_TOKENS) + len(set(ALPHABET))) -> dict[str, Any]:
-        """The sizes of the model, by the names of its config.json."""
+        """The sizes of the model, under their names in config.json."""
         sizes: dict[str, Any] = {
             "vocab_size": vocab_size,
             "hidden_size": self.hidden_size,
@@ -82,29 +82,29 @@ class TinyRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A family of small problems whose answers can be checked.
+    """A family of small problems with checkable answers.
 
-    Which split a problem belongs to is decided by the hash of its prompt alone: training rows and held-out rows are
-    disjoint whatever the seeds are.
+    Only the hash of its prompt decides to which split a problem belongs. Training rows and held-out rows are therefore
+    disjoint, whatever the seeds are.
     """
 
     name: str
     draw: Callable[[random.Random, int], Problem]
-    """A problem of the given difficulty. Its docstring is the description of the task."""
+    """Function that draws a problem of a given difficulty. Its docstring is the description of the task."""
     difficulty: int
-    """That of `task:NAME`; `task:NAME:8` asks for 8."""
+    """The default difficulty, for `task:NAME`; `task:NAME:8` asks for difficulty 8."""
     difficulties: range
     unit: str
-    """What the difficulty counts."""
+    """The unit of the difficulty, such as letters."""
     longest_answer: Callable[[int], int]
-    """Characters of the longest answer at a difficulty."""
+    """Length of the longest answer at a difficulty, in characters."""
     rewards: tuple[Mapping[str, Any], ...] = field(default=({"name": "exact_match"},))
-    """Settings under `rewards:`, each of which judges the answers; the first one is meant for training."""
+    """Entries for `rewards:`. Each can judge the answers, and the first one is meant for training."""
     tiny: TinyRecipe
     """The tiny model `tiny:NAME`."""
 
     def in_form(self, form: str) -> Task:
-        """The same with the model `FORM:NAME` in place of `tiny:NAME`."""
+        """The same task with the model `FORM:NAME` instead of `tiny:NAME`."""
         return replace(self, tiny=replace(self.tiny, **FORMS[form]))
 
     @property
@@ -113,13 +113,13 @@ class Task:
 
     @property
     def max_completion_length(self) -> int:
-        """Tokens of the tiny models that every answer fits in, EOS included, with room for one character too many."""
+        """Number of tokens for the longest answer and EOS, plus one token, so that an answer can be too long."""
         return self.longest_answer(self.difficulty) + 2
 
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """`n` different problems as rows with the columns prompt and answer; a longer list begins with the shorter one.
+        """`n` different problems as rows with the columns prompt and answer. A longer list begins with a shorter one.
 
-        Raises `DataError` when the task has fewer problems, and for a split other than "train" and "eval".
+        Raises `DataError` if the task has fewer problems, and for a split other than "train" and "eval".
         """
         if split not in ("train", "eval"):
             raise DataError(given=f"task {self.name} has no split {split!r}", allowed="train or eval")
@@ -140,7 +140,7 @@ class Task:
         return [{"prompt": prompt, "answer": answer} for prompt, answer in found.items()]
 
     def _new_problems(self, dice: random.Random, split: str, known: Container[str]) -> Iterator[Problem]:
-        """Problems of the split that are not known yet, until none has come up for a long time."""
+        """Yield new problems of the split until none has come up for `PATIENCE` draws."""
         misses = 0
         while misses < PATIENCE:
             problem = self.draw(dice, self.difficulty)

@@ -1,4 +1,4 @@
-"""The built-in tasks: each is one function from dice and a difficulty to a problem, and one line in the table."""
+"""The built-in tasks. Each has a function that draws a problem of a given difficulty, and an entry in the table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBER_REWARDS = ({"name": "exact_match"}, {"name": "numeric"})
 
 
 def sort_letters(dice: random.Random, length: int) -> Problem:
-    """The letters of a word in the order of the alphabet: `dbca>` gives `abcd`."""
+    """The letters of a word in alphabetical order: `dbca>` gives `abcd`."""
     word = dice.choices(TEN_LETTERS, k=length)
     return Problem("".join(word) + ">", "".join(sorted(word)))
 
@@ -44,7 +44,7 @@ def find_maximum(dice: random.Random, count: int) -> Problem:
 
 
 def count_letter(dice: random.Random, length: int) -> Problem:
-    """How often a letter stands in a word: `a:cabbac=` gives `2`."""
+    """How often a letter occurs in a word: `a:cabbac=` gives `2`."""
     letter, word = dice.choice("abc"), dice.choices("abc", k=length)
     return Problem(f"{letter}:{''.join(word)}=", str(word.count(letter)))
 
@@ -126,14 +126,13 @@ TASKS: dict[str, Task] = {
 
 
 def find_task(name: str) -> RowSource:
-    """The rows that `task:name` stands for: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`,
-    `environment/NAME` (of the package verifiers, with one answer), `verifiers/NAME` and `gymnasium/ID` (with several
-    turns); preferences: `pairs/sort`, `labels/sort`, and
-    `pairs/taste`, `labels/taste`, in which only the preferences tell what is good;
-    demonstrations: `examples/sort`, `examples/taste`, `examples/reasoning_gym/NAME`, and of judging,
-    `judgements/sort`; and what other packages publish.
+    """The row source that `task:name` means.
 
-    Raises `DataError` for a name or a difficulty that there is not.
+    Prompts: `sort`, `sort:8` (another difficulty), `reasoning_gym/NAME`, `environment/NAME` (of the package verifiers,
+    with one answer), `verifiers/NAME` and `gymnasium/ID` (with several turns). Preferences: `pairs/sort`,
+    `labels/sort`, and `pairs/taste`, `labels/taste`, where only the preferences show what is good. Demonstrations:
+    `examples/sort`, `examples/taste`, `examples/reasoning_gym/NAME`, and `judgements/sort` for judging. Also all tasks
+    of other packages. Raises `DataError` for an unknown name or difficulty.
 
     >>> find_task("sort:8").rows(1)
     [{'prompt': 'dadbghih>', 'answer': 'abddghhi'}]
@@ -174,7 +173,7 @@ def find_task(name: str) -> RowSource:
 
 
 def published_tasks() -> dict[str, Plugin]:
-    """The tasks of other packages, by name; a warning names those who publish a name of ours."""
+    """The tasks of other packages, by name. A warning names the packages that publish the name of a built-in task."""
     return published("task", TASKS)
 
 
@@ -184,18 +183,18 @@ def _source(plugin: Plugin) -> RowSource:
     if isinstance(source, type) or not callable(getattr(source, "rows", None)):
         plugin.refuse(f"is {source!r}", "a posttrain.tasks.Task, or an object with rows(n, *, seed, split)")
     if isinstance(source, Task) and source.name != plugin.name:
-        plugin.refuse(f"calls itself {source.name!r}", "a task of the name under which it is published")
+        plugin.refuse(f"calls itself {source.name!r}", "a task with the name under which it is published")
     return source
 
 
 def find_builtin(name: str) -> Task:
-    """The task of that name, ours or another package's, as `sort` or `sort:8`. Raises `DataError`."""
+    """The task with this name, such as `sort` or `sort:8`, built in or from another package. Raises `DataError`."""
     stem, colon, level = name.partition(":")
     others = published_tasks()
     task = TASKS[stem] if stem in TASKS else _source(others[stem]) if stem in others else None
     if not isinstance(task, Task):
         close = difflib.get_close_matches(stem, [*TASKS, *others], n=1)
-        what = f"there is no task {stem!r}" if task is None else f"the task {stem!r} is no posttrain.tasks.Task"
+        what = f"there is no task {stem!r}" if task is None else f"the task {stem!r} is not a posttrain.tasks.Task"
         raise DataError(
             given=what,
             allowed=", ".join([*TASKS, *others])

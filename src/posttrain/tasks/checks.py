@@ -1,4 +1,4 @@
-"""Independent checks: they look at an answer from another side than the reward that was trained on."""
+"""Independent checks: they judge an answer in another way than the training reward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 
 def letters_in_order(prompt: str, completion: str) -> float:
-    """1.0 when the completion has the letters of the word, each as often, and none stands before a smaller one.
+    """1.0 if the completion has the same letters as the word, with the same counts, in ascending order.
 
     >>> letters_in_order("dbca>", "abcd"), letters_in_order("dbca>", "abdc"), letters_in_order("dbca>", "abc")
     (1.0, 0.0, 0.0)

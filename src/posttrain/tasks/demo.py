@@ -1,4 +1,4 @@
-"""The demonstration: a tiny model that was shown three dozen sorted words learns to sort from a reward alone."""
+"""The demonstration: a tiny model that has seen 40 sorted words learns to sort from a reward alone."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TASK = TASKS["sort"]
 def demo_config(
     *, seed: int = 0, output: Path | str | None = None, steps: int = 300, engine: str = "local"
 ) -> RunConfig:
-    """GRPO on `task:sort`, with held-out words that training never sees and a check that it never scores.
+    """The config of the demonstration: GRPO on `task:sort`, with held-out words and a check that is never a reward.
 
-    `engine` is `rollout.engine`; a vLLM server samples from the model with wider heads.
+    `engine` is `rollout.engine`. With a vLLM server, the model has wider heads.
     """
     form = "tiny-wide" if engine == "vllm" else "tiny"
     return RunConfig(
@@ -56,7 +56,7 @@ def demo_config(
 
 
 def verdict(evaluation: Mapping[str, Any]) -> str:
-    """The result of the demonstration in two lines: `evaluation` is the content of evaluation.json."""
+    """The result of the demonstration in two lines. `evaluation` is the content of evaluation.json."""
     baseline, trained = (_accuracy(evaluation[name]) for name in ("baseline", "trained"))
     lines = [
         f"Held-out words sorted correctly: {_show(baseline)} before, {_show(trained)} after.",
@@ -67,7 +67,7 @@ def verdict(evaluation: Mapping[str, Any]) -> str:
 
 
 def require_improvement(evaluation: Mapping[str, Any]) -> None:
-    """Raises `GuardStop` unless accuracy is shown to have risen: exit code 0 means that it worked."""
+    """Raise `GuardStop` unless the accuracy has risen significantly. Exit code 0 then means that the run worked."""
     baseline, trained = (_accuracy(evaluation[name]) for name in ("baseline", "trained"))
     if trained.low <= baseline.high:
         raise GuardStop(

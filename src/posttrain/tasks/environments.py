@@ -3,12 +3,12 @@
     data: {train: task:environment/gsm8k_v1}
     rewards: [{function: posttrain.tasks.environments.score, timeout: 60}]
 
-`gsm8k_v1` is whatever verifiers finds under that name: an installed package that exports a Taskset. One prompt and one
-answer make an episode here, so an environment is refused, with what is in the way, if it has tools, users or several
-agents, or needs a box to prepare or to grade in.
+verifiers looks up the name `gsm8k_v1`: it is an installed package that exports a Taskset. An episode here is one prompt
+and one answer. An environment is therefore refused, with the reason, if it has tools, users or several agents, or if
+its setup or grading needs a container.
 
-A row carries its task's data, so that the reward needs the package that defines the task, and not its dataset.
-Importing verifiers takes seconds and happens when this file is imported, which no deadline counts.
+A row contains its task's data. The reward therefore needs the package that defines the task, but not its dataset.
+Importing verifiers takes seconds. It happens when this file is imported, which no deadline counts.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ except ImportError as error:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentTask:
-    """The tasks of one environment that are answered once; implements `RowSource`."""
+    """The tasks of one single-turn environment, as a `RowSource`."""
 
     name: str
 
     @staticmethod
     def named(name: str) -> EnvironmentTask:
-        """Raises `DataError` where verifiers, the environment, or one single turn is missing."""
+        """Raises `DataError` if verifiers or the environment is missing, or if it is not a single-turn environment."""
         _taskset(name)
         return EnvironmentTask(name=name)
 
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """The first `n` different prompts of a split, or as many as there are, in the order of the environment.
+        """The first `n` different prompts of a split, or fewer if there are fewer, in the order of the environment.
 
-        Its text decides to which split a prompt belongs, as for the built-in tasks; `seed` changes nothing.
+        The text of a prompt decides to which split it belongs, as for the built-in tasks. `seed` has no effect.
         """
         found: dict[str, dict[str, Any]] = {}
         misses = 0
@@ -68,15 +68,15 @@ class EnvironmentTask:
             raise DataError(
                 given=f"no prompt of the environment {self.name!r} falls into the split {split}",
                 allowed="environments with some tens of tasks, of which a fifth is held out",
-                fix="Use one with more tasks; for held-out rows alone, name other data with data.eval.",
+                fix="Use an environment with more tasks. If only held-out rows are missing, set data.eval.",
             )
         return list(found.values())
 
 
 def score(completion: str, environment: Mapping[str, Any], truncated: bool = False) -> Verdict:
-    """A reward: the sum of the environment's own rewards, each by its weight; `correct` where each of them is 1.
+    """A reward: the weighted sum of the environment's own rewards; `correct` if each of them is 1.
 
-    Metrics without a weight are left out. An exception of the environment's leaves the completion unscored.
+    Metrics without a weight are left out. An exception in the environment leaves the completion unscored.
     """
     taskset = _taskset(environment["name"])
     kind = taskset.task_type()
@@ -94,7 +94,7 @@ def score(completion: str, environment: Mapping[str, Any], truncated: bool = Fal
 
 
 def _record(task: Any, completion: str, truncated: bool) -> Any:
-    """What verifiers would have written down of an episode with this one answer."""
+    """The trace that verifiers would have recorded for an episode with this one answer."""
     asked = [types.SystemMessage(content=task.data.system_prompt)] if task.data.system_prompt else []
     prompt = task.data.prompt
     asked += [types.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt)
@@ -117,7 +117,7 @@ def _record(task: Any, completion: str, truncated: bool) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _taskset(name: str) -> Any:
-    """The environment's tasks; DataError for what cannot be one prompt and one answer."""
+    """The environment's tasks. DataError if an episode cannot be one prompt and one answer."""
     if MISSING:
         raise DataError(
             given=f"the environment {name!r} needs the package verifiers, 0.4 or later ({MISSING})",
@@ -141,7 +141,7 @@ def _taskset(name: str) -> Any:
 
 
 def _obstacles(taskset: Any, environment: type) -> Iterator[str]:
-    """What keeps an environment from being one prompt, one answer, and a score of that answer."""
+    """The reasons why an episode is not one prompt, one answer, and a score for that answer."""
     kind, config = taskset.task_type(), taskset.config
     if environment is not loaders.SingleAgentEnv:
         yield f"it plays its episodes itself ({environment.__name__})"
@@ -167,7 +167,7 @@ def _needs_runtime(reward: Callable[..., Any]) -> bool:
 
 
 def _prompt(name: str, data: Any) -> str | list[dict[str, str]]:
-    """The prompt as text, or as messages where there is a system prompt or a conversation."""
+    """The prompt as text, or as messages if there is a system prompt or a conversation."""
     if data.prompt is None:
         raise _several_turns(name, "a user opens its conversations")
     if isinstance(data.prompt, str) and not data.system_prompt:

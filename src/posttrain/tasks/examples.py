@@ -1,4 +1,4 @@
-"""Examples of a built-in task: right answers to imitate, preferred ones, and judged ones."""
+"""Demonstrations for a built-in task: right answers, preferred answers and judgements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posttrain.sources import RowSource
 from posttrain.tasks.preferences import PreferenceTask
 
 POINTS = 5
-"""Points of the right answer."""
+"""Number of points for the right answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +26,16 @@ class ExampleTask:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgementTask:
-    """`task:judgements/NAME`: a problem and an answer to it, to be followed by points, as a judge is asked for them.
+    """`task:judgements/NAME`: prompts with a problem and an answer, and the points for it, as a judge gives them.
 
-    The reply is `score: 5` for the right answer, and for a wrong one 0 to 4 by the share of its characters that are
-    in the right place: points that a small model can learn to give, one by one, where right or wrong is too little.
+    The completion is `score: 5` for the right answer. A wrong answer gets 0 to 4 points, by the share of its characters
+    that are in the right place. A small model learns such points more easily than a bare right or wrong.
     """
 
     task: PreferenceTask
 
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """`n` rows with the columns prompt and completion, right and wrong answers in turn."""
+        """`n` rows with the columns prompt and completion. Right and wrong answers alternate."""
         rows = self.task.rows(n, seed=seed, split=split)
         given = [(row, row["rejected" if number % 2 else "chosen"]) for number, row in enumerate(rows)]
         return [
@@ -45,7 +45,7 @@ class JudgementTask:
 
 
 def points(answer: str, right: str) -> int:
-    """0 to 5: the share of the characters that stand in the right place; 5 for the right answer alone.
+    """Points from 0 to 5, by the share of characters in the right place. Only the right answer gets 5.
 
     >>> points("abcd", "abcd"), points("abdc", "abcd"), points("abcde", "abcd"), points("", "abcd")
     (5, 2, 4, 0)

@@ -1,4 +1,4 @@
-"""Tasks that are played in several turns, as rows for `data`: those of verifiers, and seeds for Gymnasium.
+"""Tasks with several turns as rows for `data`: the tasks of verifiers, and seeds for Gymnasium.
 
 data: {train: task:verifiers/wordle}                environment: verifiers:wordle
 data: {train: task:gymnasium/FrozenLake-v1}         environment: gymnasium:FrozenLake-v1
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedTask:
-    """The tasks of an environment of verifiers, made without settings; implements `RowSource`."""
+    """The tasks of a verifiers environment with default settings, as a `RowSource`."""
 
     name: str
     played: Played
 
     @staticmethod
     def named(name: str) -> PlayedTask:
-        """Raises `DataError` where verifiers or the environment is missing."""
+        """Find the environment. Raises `DataError` if verifiers or the environment is missing."""
         try:
             return PlayedTask(name=name, played=find_played(name, {}))
         except ConfigError as error:
             raise DataError(given=error.given, allowed=error.allowed, fix=error.fix) from error
 
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """The first `n` different tasks of a split, or as many as there are, in the order of the environment.
+        """The first `n` different tasks of a split, or fewer if there are fewer, in the order of the environment.
 
-        The text of the prompt decides to which split a task belongs, as for the built-in tasks; `seed` changes nothing.
+        The text of the prompt decides to which split a task belongs, as for the built-in tasks. `seed` has no effect.
         """
         found: dict[str, dict[str, Any]] = {}
         for row in self._of_split(split):
@@ -48,7 +48,7 @@ class PlayedTask:
             raise DataError(
                 given=f"no task of the environment {self.name!r} falls into the split {split}",
                 allowed="environments with some tens of tasks, of which a fifth is held out",
-                fix="Use one with more tasks; for held-out rows alone, name other data with data.eval.",
+                fix="Use an environment with more tasks. If only held-out rows are missing, set data.eval.",
             )
         return list(found.values())
 
@@ -64,12 +64,12 @@ class PlayedTask:
 
 @dataclass(frozen=True, kw_only=True)
 class GymnasiumTask:
-    """Beginnings of one environment of Gymnasium; implements `RowSource`."""
+    """Initial states of one Gymnasium environment, as a `RowSource`."""
 
     name: str
 
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """`n` rows, each with a seed that `reset` gets: trajectories of a group begin in the same state.
+        """`n` rows, each with a seed for `reset`. All trajectories of a group begin in the same state.
 
         >>> GymnasiumTask(name="Blackjack-v1").rows(1)
         [{'prompt': 'Play Blackjack-v1.', 'seed': 1677312806}]

@@ -1,4 +1,4 @@
-"""Preferences of a built-in task: the right answer, and one with mistakes or the answer to another problem."""
+"""Preferences for a built-in task: the right answer against one with typos or the answer to another problem."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class PreferenceTask:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelTask:
-    """`task:labels/NAME`: the problems of a task, each with one answer and whether it is right."""
+    """`task:labels/NAME`: the problems of a task, each with one answer and a label that says whether it is right."""
 
     task: Task
 
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """`n` rows with the columns prompt, completion and label: of the pairs, one answer each, as often the right."""
+        """`n` rows with the columns prompt, completion and label: the right or the wrong answer, evenly."""
         dice = random.Random(f"labels/{self.task.name}:{self.task.difficulty}/{split}/{seed}")
         rows = PreferenceTask(task=self.task).rows(n, seed=seed, split=split)
         labels = [dice.random() < 0.5 for _ in rows]
@@ -46,13 +46,13 @@ class LabelTask:
 
 
 def _wrong(answer: str, answers: Sequence[str], dice: random.Random) -> str:
-    """The answer with mistakes or, as often, the answer to another problem: right in form, and wrong here."""
+    """A wrong answer: half the time one with typos, half the time the answer to another problem, which looks right."""
     other = dice.choice(answers)
     return other if other != answer and dice.random() < 0.5 else with_mistakes(answer, dice)
 
 
 def with_mistakes(answer: str, dice: random.Random) -> str:
-    """The answer after one to three slips of the pen; never the answer itself.
+    """The answer with one to three typos; never the answer itself.
 
     >>> with_mistakes("abcd", random.Random(0))
     'abcc'
@@ -66,7 +66,8 @@ def with_mistakes(answer: str, dice: random.Random) -> str:
 
 
 def _slip(text: str, dice: random.Random) -> str:
-    """One character mistaken for the next of its kind or for its neighbour, swapped, left out or written twice."""
+    """The text with one typo: a character is changed to a nearby one, replaced by its neighbour, swapped, left out or
+    doubled."""
     place = dice.randrange(len(text)) if text else 0
     before, at, after = text[:place], text[place : place + 1], text[place + 1 :]
     kind = dice.choice(("mistake", "mistake", "repeat", "repeat", "swap", "leave out", "double"))

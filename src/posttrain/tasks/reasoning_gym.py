@@ -1,8 +1,8 @@
 """The tasks of reasoning-gym (extra `tasks`), under the names `task:reasoning_gym/NAME`, or
-`task:reasoning_gym/NAME:setting=value,setting=value` with settings of the generator: how hard its questions are.
+`task:reasoning_gym/NAME:setting=value,setting=value` with settings of the generator, such as the difficulty.
 
-Its questions are generated and checked by its own code. Rows carry where an item came from, not the item, because many
-items do not survive a trip through JSON; the reward makes it again. Train with
+The package's own code generates and checks the questions. A row contains the origin of an item instead of the item,
+because many items do not survive JSON. The reward generates the item again. Train with
 
     data: {train: task:reasoning_gym/countdown}
     rewards: [{function: posttrain.tasks.reasoning_gym.score}]
@@ -27,12 +27,12 @@ ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 BETWEEN_SETTINGS = re.compile(r",(?![^\[\]]*\])")
 """A comma that is not within a list."""
 SIZE = 16_384
-"""Items of a generator. Some draw all of them in advance, so that this number is part of what they are."""
+"""Number of items of a generator. Some generators draw all items in advance, so that this number changes the items."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGymTask:
-    """One generator of reasoning-gym, with its default settings but for those that are given."""
+    """One generator of reasoning-gym, with the given settings and defaults for all others."""
 
     name: str
     settings: str = ""
@@ -40,8 +40,8 @@ class ReasoningGymTask:
 
     @staticmethod
     def named(name: str) -> ReasoningGymTask:
-        """Raises `DataError` when reasoning-gym is not installed, has no generator of that name, or the generator does
-        not take the settings."""
+        """Find a generator. Raises `DataError` if reasoning-gym is not installed or has no such generator, or if the
+        generator does not accept the settings."""
         names = _names()
         name, _, settings = name.partition(":")
         if name not in names:
@@ -59,7 +59,7 @@ class ReasoningGymTask:
         return ReasoningGymTask(name=name, settings=settings)
 
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """`n` different questions; which split one belongs to is decided by its text, as for the built-in tasks."""
+        """`n` different questions. The text of a question decides to which split it belongs, as for built-in tasks."""
         found: dict[str, dict[str, Any]] = {}
         misses = 0
         for index in range(SIZE):
@@ -89,11 +89,11 @@ def score(
     question: str | None = None,
     answer: Any = None,
 ) -> Verdict:
-    """A reward: reasoning-gym's own score, 0 to 1, of what stands in <answer> tags, else of all the text.
+    """A reward: reasoning-gym's own score, 0 to 1, for the text in <answer> tags, or for the whole text without tags.
 
-    Of what follows the last </think>. Tags with different contents are ambiguous, and 0. The row is one of
-    `task:reasoning_gym/NAME`, or one that reasoning-gym wrote: with the columns question, answer and metadata, which
-    names its generator as `source_dataset`.
+    Only the text after the last </think> counts. Tags with different contents are ambiguous and score 0. The row comes
+    from `task:reasoning_gym/NAME` or from reasoning-gym itself. The latter has the columns question, answer and
+    metadata, and `source_dataset` in the metadata names its generator.
     """
     text = after_reasoning(completion)
     tagged = list(dict.fromkeys(found.strip() for found in ANSWER.findall(text)))
@@ -134,7 +134,7 @@ def _item(name: str, seed: int, index: int, settings: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _generator(name: str, seed: int, settings: str) -> Any:
-    """Raises what reasoning-gym raises for settings that it does not take; ValueError for what are none."""
+    """Make a generator. Raises reasoning-gym's errors for settings that it rejects; ValueError for malformed ones."""
     _names()
     import reasoning_gym  # pyright: ignore[reportMissingImports]
 
@@ -148,7 +148,8 @@ def _settings_of(name: str) -> list[str]:
 
 
 def _read_settings(text: str) -> dict[str, Any]:
-    """
+    """The settings by name, with their values.
+
     >>> _read_settings("min_num_statements=2,shuffle=true"), _read_settings("")
     ({'min_num_statements': 2, 'shuffle': True}, {})
     >>> _read_settings("weights=[1, 0.5],size=3")
@@ -158,7 +159,7 @@ def _read_settings(text: str) -> dict[str, Any]:
     for part in filter(None, BETWEEN_SETTINGS.split(text)):
         name, equals, value = part.partition("=")
         if not equals or not name.strip().isidentifier():
-            raise ValueError(f"{part!r} is no setting=value")
+            raise ValueError(f"{part!r} is not setting=value")
         found[name.strip()] = yaml.safe_load(value)
     return found
 

@@ -1,12 +1,12 @@
-"""Preferences whose truth is known, and about which an untrained model knows nothing.
+"""Preferences with known ground truth, about which an untrained model knows nothing.
 
     prompt   a word and a mark: dbcaf+ or dbcaf-
-    answer   five letters; + likes those from a to e, - those from f to j
-    worth    how many of its letters are liked
+    answer   five letters; + likes the letters from a to e, - the letters from f to j
+    worth    the number of liked letters in an answer
 
-Both answers of a pair are drawn alike, without a look at the prompt, and the one of greater worth was chosen. So chosen
-and rejected answers have the same lengths and, over both marks, the same letters: a model that does not know what the
-marks mean ranks half of the pairs right, whatever else it can do.
+Both answers of a pair are drawn from the same distribution, independently of the prompt. The answer of greater worth is
+chosen. Chosen and rejected answers therefore have the same lengths and, over both marks, the same letters. A model that
+does not know the meaning of the marks ranks half of the pairs right, whatever else it can do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from posttrain.tasks.base import split_of
 LETTERS = string.ascii_lowercase[:10]
 LIKED = {"+": frozenset(LETTERS[:5]), "-": frozenset(LETTERS[5:])}
 LENGTH = 5
-"""Letters of a prompt and of an answer; odd, so that an answer has more liked letters or more others."""
+"""Number of letters in a prompt's word and in an answer. It is odd, so that liked and other letters never tie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class TasteTask:
     labelled: bool
 
     def rows(self, n: int, *, seed: int = 0, split: str = "train") -> list[dict[str, Any]]:
-        """`n` rows: prompt, chosen, rejected; or prompt, completion, label (whether most of its letters are liked)."""
+        """`n` rows with prompt, chosen and rejected, or with prompt, completion and label (are most letters liked?)."""
         dice = random.Random(f"taste/{split}/{seed}")
         prompts, make = self._prompts(dice, split), labelled_answer if self.labelled else pair
         return [make(next(prompts), dice) for _ in range(n)]
@@ -46,7 +46,8 @@ class TasteTask:
 
 
 def worth(prompt: str, answer: str) -> int:
-    """
+    """The number of liked letters in an answer.
+
     >>> worth("dbcaf+", "aejaf"), worth("dbcaf-", "aejaf")
     (3, 2)
     """
@@ -54,7 +55,7 @@ def worth(prompt: str, answer: str) -> int:
 
 
 def pair(prompt: str, dice: random.Random) -> dict[str, Any]:
-    """Two answers of different worth, the better one chosen."""
+    """Two answers of different worth. The better one is chosen."""
     worse = better = ""
     while worth(prompt, worse) == worth(prompt, better):
         worse, better = sorted((_word(dice), _word(dice)), key=lambda answer: worth(prompt, answer))

@@ -4,8 +4,8 @@ short supervised training that leaves it weak on purpose.
     build_tiny_model(find_builtin("sort"), Path("model"), seed=0)     a Hugging Face folder, in seconds
     tiny_model_path("sort", seed=0)                                   the same, built once
 
-`tiny:sort` names the Llama, `tiny-moe:sort` a mixture of experts (Qwen3-MoE) that learned the same, and
-`tiny-wide:sort` a Llama with fewer and wider heads, which a vLLM server can read.
+`tiny:sort` is the Llama, `tiny-moe:sort` a mixture of experts (Qwen3-MoE) with the same training, and `tiny-wide:sort`
+a Llama with fewer and wider heads, which a vLLM server can load.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WARMUP_STEPS, MAX_GRAD_NORM = 10, 1.0
 
 
 def build_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
-    """One token per character. Like Llama's, it puts BOS in front and no EOS at the end.
+    """A tokenizer with one token per character. Like Llama's tokenizer, it adds BOS at the front and no EOS at the end.
 
     >>> tokenizer = build_tokenizer("ab")
     >>> tokenizer("abba").input_ids, tokenizer.decode([4, 5, 2], skip_special_tokens=True)
@@ -74,7 +74,7 @@ def build_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, seed: int) -> PreTrainedModel:
-    """A model with random weights: the same seed, the same weights. Torch's own random state stays as it was."""
+    """A model with random weights, which the seed determines. Torch's global random state stays unchanged."""
     shared: dict[str, Any] = {
         **recipe.shape(len(tokenizer)),
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
@@ -104,7 +104,7 @@ def build_tiny_model(task: Task, folder: Path, *, seed: int = 0, recipe: TinyRec
 def demonstrations(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe) -> Sequence[Example]:
     """The first training rows of the task with their right answers and EOS, as supervised examples.
 
-    The same for every seed: which few problems are shown decides more about the baseline than anything else.
+    They are the same for every seed, because the choice of these few problems affects the baseline most.
     """
     rows = [
         Row(values={"prompt": row["prompt"], "completion": row["answer"]}, origin=f"{task.name}[{number}]")
@@ -122,7 +122,7 @@ def demonstrations(task: Task, tokenizer: PreTrainedTokenizerFast, recipe: TinyR
 
 
 def imitate(model: PreTrainedModel, examples: Sequence[Example], recipe: TinyRecipe, *, seed: int) -> None:
-    """Supervised training in its plainest form: the loss and the log-probabilities of a run, AdamW, a short warm-up."""
+    """Train on the examples in the simplest way: the loss and log-probabilities of a run, AdamW, a short warm-up."""
     sft = ALGORITHMS["sft"]()
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
     for step in range(1, recipe.steps + 1):
@@ -143,9 +143,9 @@ def imitate(model: PreTrainedModel, examples: Sequence[Example], recipe: TinyRec
 
 
 def tiny_model_path(name: str, *, cache: Path | None = None, seed: int = 0, form: str = "tiny") -> Path:
-    """The folder of the model `FORM:NAME` of a task, by default in `cache_folder()`, built where it is missing.
+    """The folder of the model `FORM:NAME` of a task, by default in `cache_folder()`. It is built if it is missing.
 
-    Its name tells all that the weights depend on, hashed.
+    The folder's name contains a hash of everything that determines the weights.
     """
     cache, task = cache or cache_folder(), find_builtin(name).in_form(form)
     prefix = form.removeprefix("tiny").removeprefix("-")
@@ -160,7 +160,7 @@ def tiny_model_path(name: str, *, cache: Path | None = None, seed: int = 0, form
         draft.chmod(0o755)
         draft.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another process was quicker, with the same weights
+        if not folder.is_dir():  # otherwise another process was faster, with the same weights
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -168,7 +168,7 @@ def tiny_model_path(name: str, *, cache: Path | None = None, seed: int = 0, form
 
 
 def content_key(task: Task, seed: int) -> str:
-    """Twelve hexadecimal digits over the demonstrations, the recipe and the versions that compute with them."""
+    """Hash of the demonstrations, the recipe and the versions of the libraries, as twelve hexadecimal digits."""
     content = {
         "rows": task.rows(task.tiny.demonstrations),
         "recipe": asdict(task.tiny),

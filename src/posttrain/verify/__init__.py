@@ -1,4 +1,4 @@
-"""Verifiers of mathematics and code, and the sandbox that runs foreign programs."""
+"""Verifiers for mathematics and code, and the sandbox that runs untrusted programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_table(path: Path) -> Any:
-    """A catalogue in YAML that lies beside the code which reads it."""
-    import yaml  # 15 ms that whoever needs no catalogue does without
+    """Read a YAML table that is stored next to the code that uses it."""
+    import yaml  # takes 15 ms, so only those pay that read a table
 
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -31,28 +31,28 @@ Reason = Literal[
 ]
 """Why a completion has its score.
 
-    correct         it is what was asked for
-    partial         part of it is: some of the tests, some of the rules
-    wrong           an answer was found, and it is another one
+    correct         the answer is right
+    partial         part of the answer is right: some of the tests or rules
+    wrong           an answer was found, and it differs from the right one
     no_answer       no answer was found
-    ambiguous       several answers were found that differ, or one that contradicts itself
-    unevaluated     a computation in place of its result: 123 x 456, a sum, the question again
-    too_large       working it out would cost more than any answer is worth; it was not tried
-    truncated       the completion was cut before it gave an answer
-    timeout         a program that was judged ran out of its time (score 0), or the verifier did (no score)
-    error           a program that was judged failed (score 0), or the verifier did (no score)
-    not_applicable  the verifier has nothing to say about this completion (no score)
+    ambiguous       several different answers were found, or one that contradicts itself
+    unevaluated     the answer is a computation instead of its result: 123 x 456, a sum, the question again
+    too_large       the answer would be too expensive to evaluate, and the verifier did not try
+    truncated       the completion was truncated before it gave an answer
+    timeout         the judged program ran out of time (score 0), or the verifier did (no score)
+    error           the judged program failed (score 0), or the verifier did (no score)
+    not_applicable  the verifier does not apply to this completion (no score)
 """
 REASONS: tuple[str, ...] = get_args(Reason)
 
 _REASON = re.compile(r"\w[\w -]{0,39}")
 
 MAX_EXTRACTED = 500
-"""Characters that are kept of what was extracted, and of a detail."""
+"""Maximum length of an extracted answer and of a detail, in characters."""
 
 
 def _carried(name: str) -> Callable[..., Any]:
-    """An operation of float in which a verdict without a score stays one, with its reason, and does not become nan."""
+    """An operation of float that returns a verdict without a score unchanged, with its reason, instead of nan."""
     plain = getattr(float, name)
 
     def operation(self: Verdict, *others: Any) -> Any:
@@ -65,10 +65,10 @@ def _carried(name: str) -> Callable[..., Any]:
 
 
 class Verdict(float):
-    """A score that knows its reason. It is a float, so that rewards can be computed from it: `0.9 * math(...) + ...`.
+    """A score together with its reason. It is a float, so that rewards can use it: `0.9 * math(...) + ...`.
 
-    A verdict without a score (`score` None: the verifier itself failed, or does not apply) compares as nan does, stays
-    without a score in sums and products, and raises RewardError where it is asked whether it is true.
+    A verdict has no score (`score` is None) if the verifier itself failed or does not apply. It then compares like nan,
+    has no score in sums and products either, and raises RewardError if it is used as a truth value.
     """
 
     __add__, __radd__ = _carried("__add__"), _carried("__radd__")
@@ -78,13 +78,13 @@ class Verdict(float):
     __neg__ = _carried("__neg__")
 
     reason: str
-    """One of `Reason`, or a word of a verifier's own."""
+    """One of `Reason`, or the verifier's own word."""
     extracted: str | None
-    """The answer that was judged, as it was found in the completion."""
+    """The judged answer, as found in the completion."""
     seconds: float
-    """Wall-clock seconds that the verdict took; 0 where nobody measured."""
+    """Wall-clock seconds for the verdict; 0 if not measured."""
     detail: str
-    """More for a reader: which test failed, what could not be read."""
+    """More information for the user: the test that failed, the text that could not be read."""
 
     def __new__(
         cls,
@@ -98,8 +98,8 @@ class Verdict(float):
         if not isinstance(reason, str) or not _REASON.fullmatch(reason):
             raise RewardError(
                 given=f"a verdict with the reason {str(reason)[:60]!r}",
-                allowed="a word or a few, of letters, digits, _, - and spaces: shares of reasons are metrics",
-                fix="Put what changes with the completion into `detail` or `extracted`.",
+                allowed="one or a few words of letters, digits, _, - and spaces: the share of each reason is a metric",
+                fix="Put text that changes with the completion into `detail` or `extracted`.",
             )
         verdict = super().__new__(cls, math.nan if score is None else score)
         verdict.reason = reason
@@ -110,19 +110,19 @@ class Verdict(float):
 
     @property
     def score(self) -> float | None:
-        """None when there is none."""
+        """The score as a float; None without one."""
         return None if math.isnan(self) else float(self)
 
     def __bool__(self) -> bool:
-        if self.score is None:  # nan counts as true: `if math(...)` would pay for a verifier that failed
+        if self.score is None:  # nan counts as true: `if math(...)` would reward a failed verifier
             raise RewardError(
-                given=f"a verdict without a score ({self.reason}) is asked whether it is true",
+                given=f"a verdict without a score ({self.reason}) is used as a truth value",
                 fix="Return it unchanged, or test `verdict.score is None` first.",
             )
         return super().__bool__()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; `from_json` reads it back."""
+        """The verdict as plain JSON, which `from_json` reads."""
         return {
             "score": self.score,
             "reason": self.reason,

@@ -1,4 +1,4 @@
-"""`audit`: one reward, rows of a dataset, and every check of the table."""
+"""`audit` runs every check of the table on one reward with rows of a dataset."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from posttrain.types import Prompt
 
 LEAST_ROWS = 50
-"""With fewer rows a share of 2 % cannot be told from none."""
+"""Minimum number of rows. With fewer, a share of 2 % cannot be told from none."""
 MOST_ROWS = 256
-"""More rows are not read."""
+"""Maximum number of rows to read."""
 DECLARED: dict[str, Kind] = {
     "exact_match": "literal",
     "fuzzy_match": "literal",
@@ -40,7 +40,7 @@ DECLARED: dict[str, Kind] = {
     "countdown": "exact",
     **dict.fromkeys(("soft_overlong", "l1_exact", "l1_max", "cosine", "kimi_length", "arora_zanette"), "length"),
 }
-"""Built-ins of which their columns do not tell it."""
+"""The kinds of built-ins whose columns do not reveal it."""
 TEST_COLUMNS = frozenset({"tests", "test", "test_list", "test_cases", "input_output", "verification_info"})
 ASKED_ROWS = 24
 
@@ -52,24 +52,24 @@ class Options:
     kind: Kind | None = None
     """The purpose of the reward: exact, literal, judge, code, format or length. None: it is inferred."""
     stochastic: bool = False
-    """The reward is meant to score the same completion differently at times: the audit then measures how much, instead
-    of refusing it."""
+    """The reward may score the same completion differently at times. The audit then measures how much instead of
+    failing the reward."""
     form: str | None = None
-    """How completions state an answer, around the word GOLD: "<final>GOLD</final>". None: the usual forms are tried."""
+    """How completions state an answer, around the word GOLD: "<final>GOLD</final>". None: try the usual forms."""
     completions: Sequence[Sequence[str]] | None = None
-    """Groups of completions of a model, one group for each of the first rows: for the share without signal."""
+    """Groups of completions of a model, one group for each of the first rows, to measure the share without signal."""
     model: str | None = None
-    """The folder or name of a model that gives such completions."""
+    """Folder or name of a model that generates such completions."""
     completions_per_step: int = 256
-    """That a training step scores."""
+    """Number of completions that a training step scores."""
     step_seconds: float = 60.0
-    """That a training step takes."""
+    """Duration of a training step, in seconds."""
     only: Sequence[str] = ()
-    """Names of the checks to run; none: all."""
+    """Names of the checks to run; empty for all."""
     seconds: float = 120.0
-    """Seconds that the audit of one reward may take; checks that do not fit are skipped."""
+    """Maximum duration of the audit of one reward, in seconds. Checks that do not fit are skipped."""
     progress: Callable[[str], None] = lambda what: None
-    """Called with each step as it begins."""
+    """Called with a description of each step when it begins."""
 
     def __post_init__(self) -> None:
         known = [check.name for check in CHECKS]
@@ -88,7 +88,7 @@ class Options:
         if self.form is not None and "GOLD" not in self.form:
             raise ConfigError(
                 given=f"form = {self.form!r}",
-                allowed="a text with the word GOLD where the answer stands",
+                allowed="a text with the word GOLD in place of the answer",
                 fix="Write for example '<final>GOLD</final>'.",
             )
 
@@ -103,11 +103,11 @@ def audit(
     folder: str | Path | None = None,
     **options: Any,
 ) -> AuditReport:
-    """Try to game, break and trip a reward before a model is trained on it.
+    """Try to game and break a reward before a model is trained on it.
 
     `reward` is a built-in's name, `path/to/file.py:function`, a callable or a `Reward`. `rows` are at least 50 rows, or
-    where to read them: anything that `data.train` takes, with `prompt`, `answer` and `split` as in `data`. `folder` is
-    where a relative path is looked up beside the working directory. `options` are those of `Options`.
+    a source of them: anything that `data.train` takes, with `prompt`, `answer` and `split` as in `data`. A relative
+    path is looked up in the working directory, then in `folder`. `options` are the fields of `Options`.
 
         audit("my_rewards.py:grade", "gsm8k_train.jsonl").ok
         audit(my_judge, rows, kind="judge", only=["false_accepts", "noise"]).render()
@@ -119,9 +119,9 @@ def audit(
 
 
 def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[AuditReport]:
-    """Audit every reward of a run on the rows that it will be trained on. `folder` is where the config lies.
+    """Audit every reward of a run on its training rows. `folder` is the folder of the config.
 
-    That of the environment is audited with it: `posttrain.evaluate.environment_trial`.
+    The reward of an environment is audited together with it: `posttrain.evaluate.environment_trial`.
     """
     from posttrain.config import in_folder
     from posttrain.data.prompts import plain_prompts
@@ -145,7 +145,7 @@ def audit_prompts(
     *,
     folder: str | Path | None = None,
 ) -> AuditReport:
-    """The audit of one reward on prompts as rewards see them."""
+    """Audit one reward on prompts in the form that rewards receive."""
     start = time.perf_counter()
     _enough(prompts)
     with WorkerPool() as pool, ExitStack() as stack:
@@ -153,7 +153,7 @@ def audit_prompts(
         if component.runner is not None:
             stack.callback(component.runner.close)
         component.columns(columns_known(prompts))
-        if not component.receives_gate:  # what is told takes no gold answer, and cannot stand without its gate
+        if not component.receives_gate:  # a reward that receives its gate takes no gold answer and needs the gate
             RewardSet([replace(component, weight=1.0, gate=None)], pool).check(prompts, "the rows of the audit")
         kind, why = (options.kind, "declared") if options.kind else _inferred(component, pool, prompts, options)
         golds = [final_of(prompt.columns.get("answer")) for prompt in prompts]
@@ -193,7 +193,7 @@ def audit_prompts(
 
 
 def _calibrate(subject: Subject, progress: Callable[[str], None]) -> None:
-    """RewardError where there is nothing to audit: a judge that cannot be reached, a reward that takes all the time."""
+    """Calibrate the subject. RewardError if a judge cannot be reached or the reward needs all of the time."""
     label = subject.component.label
     if (judge := subject.component.judge) is not None:
         progress(f"{label}: asking the judge one question")
@@ -212,7 +212,7 @@ def _calibrate(subject: Subject, progress: Callable[[str], None]) -> None:
 
 
 def _inferred(component: Component, pool: WorkerPool, prompts: Sequence[Prompt], options: Options) -> tuple[Kind, str]:
-    """The kind, and how it was told."""
+    """The kind of the reward, and how it was inferred."""
     if component.judge is not None or component.model is not None:
         return "judge", "a model scores"
     name = next((name for name, builtin in BUILTINS.items() if builtin is component.builtin), "")
@@ -229,7 +229,7 @@ def _inferred(component: Component, pool: WorkerPool, prompts: Sequence[Prompt],
 
 
 def _reads_gold(component: Component, pool: WorkerPool, prompts: Sequence[Prompt], seconds: float) -> bool:
-    """Whether any score changes with the gold answer: asked of rewards that take every column."""
+    """Whether any score changes with the gold answer. Needed for rewards that take every column."""
     if not any("answer" in prompt.columns for prompt in prompts):
         return False
     golds = [final_of(prompt.columns.get("answer")) for prompt in prompts]
@@ -259,8 +259,8 @@ def _enough(prompts: Sequence[Prompt]) -> None:
 
 
 def read_prompts(rows: str | Sequence[Mapping[str, Any]], **columns: Any) -> list[Prompt]:
-    """The rows as rewards see them; `columns` are settings of `data`: prompt, answer, split."""
-    from posttrain.config import DataConfig  # these load torch, which the processes that watch a reward do not need
+    """The rows in the form that rewards receive. `columns` are settings of `data`: prompt, answer, split."""
+    from posttrain.config import DataConfig  # imports torch, which the probe processes do not need
     from posttrain.data.prompts import plain_prompts
     from posttrain.data.read import Row, read_rows
 

@@ -1,4 +1,4 @@
-"""The calls that a probe makes, in whatever thread or process it makes them."""
+"""The calls that a probe makes, in any thread or process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Calling:
     options: Mapping[str, Any]
 
     def run(self, runner: asyncio.Runner) -> list[Outcome]:
-        """One outcome per call, as a reward worker makes them."""
+        """Make the calls like a reward worker and return one outcome per call."""
         outcomes: dict[int, Outcome] = {}
         run_calls(
             self.function,

@@ -1,4 +1,4 @@
-"""The checks of an audit, and how a measure is compared with its limits. `checks.yaml` lists them."""
+"""The checks of an audit, and the comparison of a measure with its limits. `checks.yaml` lists the checks."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ ORDER: tuple[Status, ...] = ("ok", "warn", "fail")
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check. Its measure is held against `warn` and `fail`: what exceeds them is that."""
+    """One check. A measure that exceeds the limit `warn` or `fail` gets that status."""
 
     name: str
     asks: str
-    """The question that it answers."""
+    """The question that the check answers."""
     run: Callable[[Subject], Measured]
     kinds: frozenset[str] = frozenset(KINDS)
     unit: str = "%"
-    """"%": a share; otherwise what the number counts."""
+    """"%" for a share, else the things that the number counts."""
     warn: float | None = None
     fail: float | None = None
     judges_fail: float | None = None
-    """The limit for rewards that are models, which err now and then."""
+    """The limit for rewards that are models, because models make some errors."""
     at_least: bool = False
-    """The measure has to reach the limit instead of staying below it."""
+    """True if the measure has to reach the limit instead of staying below it."""
 
     def limit(self, kind: str | None = None) -> str:
-        """The limits in words; of one kind, or of all."""
+        """The limits in words, for one kind or for all."""
         sign = "<" if self.at_least else ">"
         fail = self.judges_fail if kind == "judge" and self.judges_fail is not None else self.fail
         parts = [
@@ -67,7 +67,7 @@ class Check:
             return Measured(text=str(late))
 
     def status(self, measured: Measured, kind: str) -> Status:
-        """The result of a measure for a kind of reward; without a measure the check was skipped."""
+        """The status of a measure for a kind of reward; "skipped" without a measure."""
         if measured.value is None:
             return "skipped"
         fail = self.judges_fail if kind == "judge" and self.judges_fail is not None else self.fail
@@ -80,7 +80,7 @@ class Check:
         return ORDER[max(places)]
 
     def _exceeds(self, value: float, limit: float | None) -> bool:
-        """nan exceeds every limit."""
+        """Whether a value exceeds a limit; nan exceeds every limit."""
         if limit is None:
             return False
         return not (value >= limit if self.at_least else value <= limit)

@@ -1,4 +1,4 @@
-"""Does it accept what is wrong, reject what is right, and can it be satisfied without reading the question?"""
+"""Does the reward accept wrong answers or reject right ones? Can an answer satisfy it that ignores the question?"""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from posttrain.rewards.audit.renderings import FORMS, WORK, fill, is_solution, l
 from posttrain.rewards.audit.subject import Case, Subject
 
 SOLUTION_COLUMNS = ("solution", "response", "rationale", "reasoning")
-"""Where datasets keep worked solutions beside the answer."""
+"""Columns in which datasets keep worked solutions."""
 COMMON_GUESSES = ("0", "1", "2", "3", "10", "A", "B", "C", "D", "yes", "no", "True", "False", "")
 MOST_COMMON = 12
-"""Golds that occur most often, tried as the answer to everything."""
+"""Number of the most frequent gold answers to try as a constant answer."""
 MOST_GUESSED_ROWS = 256
 SHOWN = 8
-"""Examples in a finding."""
+"""Maximum number of examples in a finding."""
 UNREAD = "no form of the gold answer is accepted, so there is nothing to imitate: see false_rejects"
 
 
@@ -49,7 +49,7 @@ def false_accepts(subject: Subject) -> Measured:
 
 
 def false_rejects(subject: Subject) -> Measured:
-    """Share of the right answers, in every spelling and in the solutions of the dataset, that are not accepted."""
+    """Share of right answers that are not accepted, over every spelling and the worked solutions of the dataset."""
     if not subject.forms:
         return Measured(value=1.0, text="no form of the gold answer is accepted", examples=_unread_examples(subject))
     rows = subject.rows_for(12 * len(subject.forms))
@@ -98,7 +98,7 @@ def constant_guess(subject: Subject) -> Measured:
 
 
 def _solutions(subject: Subject, rows: range) -> Iterable[tuple[str, Case]]:
-    """The worked solutions of the rows, where they end in a form that the reward reads."""
+    """The worked solutions of the rows that end in a form which the reward reads."""
     if subject.kind in ("literal", "code"):
         return
     for row in rows:
@@ -111,7 +111,7 @@ def _solutions(subject: Subject, rows: range) -> Iterable[tuple[str, Case]]:
 
 
 def _shown(subject: Subject, case: Case) -> str:
-    """A case as it can be tried by hand, without the line of reasoning that all of them begin with."""
+    """A case that can be tried by hand, without the line of reasoning at the beginning of all cases."""
     return f"gold {quote(subject.golds[case.row], 24)} <- {quote(case.text.removeprefix(WORK))}"
 
 

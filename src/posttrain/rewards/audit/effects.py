@@ -1,4 +1,4 @@
-"""Side effects of a reward: an audit hook of the interpreter watches its calls. Runs in a probe."""
+"""Side effects of a reward. An audit hook of the interpreter watches its calls. This code runs in the probe process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from posttrain.rewards.audit.calling import Calling
 
 MARKER = "posttrain_probe_value"
-"""A name that the completions of the probe hold: code with it was made of their text."""
+"""A name in the probe's completions. Code that contains it was made from their text."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _FILES = (
     *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"),
@@ -29,7 +29,7 @@ _SIGNALS = tuple(getattr(signal, name) for name in ("SIGALRM", "SIGINT", "SIGTER
 
 
 def probe(calling: Calling) -> dict[str, Any]:
-    """The side effects of the calls, by sort, in words. The first call is not watched, because of its imports."""
+    """The side effects of the calls in words, by sort. The first round is not watched, because it imports modules."""
     seen: dict[str, dict[str, None]] = {}
     watching = False
 
@@ -39,7 +39,7 @@ def probe(calling: Calling) -> dict[str, Any]:
 
     sys.addaudithook(hook)
     with asyncio.Runner() as runner:
-        runner.get_loop()  # a loop opens a pair of sockets of its own
+        runner.get_loop()  # a loop opens its own pair of sockets
         before = _globals()
         calling.run(runner)
         generators = _stirred()
@@ -54,7 +54,7 @@ def probe(calling: Calling) -> dict[str, Any]:
 
 
 def _sort(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
-    """(sort, words) of an event of the interpreter that is more than computing."""
+    """(sort, words) for an event of the interpreter that is a side effect; None for other events."""
     if event == "open":
         path, _, flags = arguments
         quiet = not isinstance(path, str | bytes) or os.fsdecode(path).endswith((".pyc", os.devnull))
@@ -75,7 +75,7 @@ def _sort(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Every name and text in compiled code."""
+    """Yield every name and text in compiled code."""
     yield from code.co_names
     yield from code.co_varnames
     for constant in code.co_consts:
@@ -86,7 +86,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _globals() -> dict[str, Any]:
-    """What other code of the process would notice, by name."""
+    """The state that other code of the process shares, by name."""
     state = {
         "the working directory": os.getcwd(),
         "environment variables": dict(os.environ),
@@ -96,7 +96,7 @@ def _globals() -> dict[str, Any]:
 
 
 def _generators() -> dict[str, Any]:
-    """The state of the random numbers that everyone draws from, by module; of those modules that are loaded."""
+    """The states of the global random generators, for the modules that are loaded."""
     state: dict[str, Any] = {"random": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None:
         state["numpy.random"] = repr(numpy.random.get_state())
@@ -106,7 +106,7 @@ def _generators() -> dict[str, Any]:
 
 
 def _stirred() -> dict[str, Any]:
-    """The same after drawing some numbers, so that a reward which seeds is seen even if it has seeded before."""
+    """The states after drawing some numbers. A reward that seeds is then noticed even if it has seeded before."""
     random.random()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.random()

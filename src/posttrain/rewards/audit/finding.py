@@ -1,4 +1,4 @@
-"""The report of an audit: one finding per check, and their sum."""
+"""The report of an audit: one finding per check, and the overall result."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Status = Literal["ok", "warn", "fail", "skipped"]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The observation of a check, before it is compared with its limit."""
+    """The measurement of a check, before it is compared with the limit."""
 
     value: float | None = None
-    """In the unit of the check; None: nothing could be measured, `text` says why."""
+    """The measure, in the unit of the check. None: nothing could be measured, and `text` says why."""
     text: str
-    """One line for a reader."""
+    """One line for the user."""
     examples: tuple[str, ...] = ()
-    """The worst cases, as they can be tried by hand."""
+    """The worst cases, in a form that can be tried by hand."""
     at_most: Literal["ok", "warn", "fail"] = "fail"
     """The worst possible status; a check that is not sure of its own measure says "warn"."""
     at_least: Literal["ok", "warn"] = "ok"
@@ -28,55 +28,55 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     check: str
     status: Status
     measured: float | None
     limit: str
-    """In words, as in the table of the checks."""
+    """The limit in words, as in the table of the checks."""
     text: str
     examples: tuple[str, ...] = ()
     seconds: float = 0.0
-    """That the check took."""
+    """Duration of the check, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """Everything that was found out about one reward."""
+    """The results of the audit of one reward."""
 
     reward: str
     kind: str
-    """The kind that the reward was taken for: see `posttrain.rewards.audit.subject.Kind`."""
+    """The declared or inferred kind of the reward: see `posttrain.rewards.audit.subject.Kind`."""
     why: str
-    """How that was decided."""
+    """How the kind was decided."""
     rows: int
     reads: tuple[str, ...]
-    """The forms of an answer that it reads, as templates."""
+    """The forms of an answer that the reward reads, as templates."""
     checks: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """Nothing failed, and something was tried: an audit without time for any check has shown nothing.
+        """True if no check failed and at least one ran. An audit without time for any check has shown nothing.
 
         Warnings do not count.
         """
         return not self.named("fail") and bool(self.named("ok") or self.named("warn"))
 
     def named(self, status: Status) -> list[str]:
-        """The checks that came to this."""
+        """The names of the checks with this status."""
         return [finding.check for finding in self.checks if finding.status == status]
 
     def __getitem__(self, check: str) -> Finding:
         return next(finding for finding in self.checks if finding.check == check)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """The report as plain JSON."""
         return {"ok": self.ok, **asdict(self)}
 
     def render(self) -> str:
-        """A table for a terminal, and below it the examples of what was not right."""
+        """A table for a terminal, followed by examples for the checks that failed or warned."""
         head = [
             f"reward  {self.reward}",
             f"taken for  {self.kind}: {self.why}",
@@ -107,7 +107,8 @@ class AuditReport:
 
 
 def share(part: int, whole: int) -> str:
-    """
+    """A share in words.
+
     >>> share(3, 64), share(0, 0)
     ('3 of 64 (4.69 %)', '0 of 0')
     """
@@ -115,7 +116,7 @@ def share(part: int, whole: int) -> str:
 
 
 def quote(text: Any, length: int = 90) -> str:
-    """One line of a text, its middle left out where it is long.
+    """A text as one line. The middle of a long text is left out.
 
     >>> quote("7" * 200, 20)
     "'7777777777 ... (200 characters) ... 77777'"
@@ -128,5 +129,5 @@ def quote(text: Any, length: int = 90) -> str:
 
 
 def mean(values: Sequence[float]) -> float:
-    """nan of nothing."""
+    """The mean of the values; nan if there are none."""
     return math.fsum(values) / len(values) if values else math.nan

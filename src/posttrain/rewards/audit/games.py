@@ -1,4 +1,4 @@
-"""Solutions of the numbers game, whose data names a target and numbers but nothing that has to be accepted."""
+"""Solutions of the numbers game. Its data has a target and numbers, but no solution that must be accepted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from posttrain.types import Prompt
 
 MOST_NUMBERS = 5
-"""With more numbers the search takes seconds."""
+"""Maximum number of numbers: with more, the search takes seconds."""
 
 
 def solution(columns: Mapping[str, Any]) -> str:
-    """An expression that reaches `target` with each of `numbers` (or `nums`) once; empty when none was found.
+    """An expression that reaches `target` and uses each of `numbers` (or `nums`) once; empty if none was found.
 
     >>> solution({"target": 63, "nums": [3, 4, 25]}), solution({"target": 7, "numbers": [1, 1]}), solution({})
     ('3 * (25 - 4)', '', '')
@@ -33,7 +33,7 @@ def solution(columns: Mapping[str, Any]) -> str:
 
 
 def solved(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
-    """The prompts with a solution, and those solutions; DataError when there are none."""
+    """The prompts with a solution, and these solutions. DataError if there are none."""
     found = [(prompt, text) for prompt in prompts if (text := solution(prompt.columns))]
     if not found:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Programs that differ from a right one in one place. Source text in, source text out; nothing is run here."""
+"""Mutants: programs that differ from a right one in one place. The functions only rewrite source text; nothing runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
 
 
 def mutants(program: str, most: int = 20) -> list[str]:
-    """At most `most` programs with one change each, spread over the program; none where it cannot be parsed.
+    """At most `most` programs with one change each, spread over the program. Empty if it cannot be parsed.
 
     >>> mutants("def f(a):\\n    return a + 1", 2)
     ['def f(a):\\n    return None', 'def f(a):\\n    return a - 1']
@@ -47,7 +47,7 @@ def mutants(program: str, most: int = 20) -> list[str]:
 
 
 def impossible(columns: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The columns with tests, changed so that the first test expects what no program returns; None where that is hard.
+    """The test columns, changed so that the first test expects a value that no program returns. None if that is hard.
 
     >>> impossible({"test_list": ["assert f(1) == 2"]})
     {'test_list': ["assert f(1) == 'no program returns this'"]}
@@ -73,7 +73,7 @@ def _impossible(assertion: str) -> str | None:
 
 
 def _changes(node: ast.AST) -> int:
-    """In how many ways a node can be changed."""
+    """Number of possible changes to a node."""
     return sum(1 for _ in _edits(node))
 
 
@@ -85,7 +85,7 @@ def _mutated(tree: ast.Module, number: int, change: int) -> str:
 
 
 def _edits(node: ast.AST) -> Iterator[_Edit]:
-    """The changes that a node allows, each to be made by calling it."""
+    """The possible changes to a node. Calling one makes the change."""
     if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _SWAPPED:
         yield _Edit(node, "op", _SWAPPED[type(node.op)]())
     elif isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPPED:
@@ -101,7 +101,7 @@ def _edits(node: ast.AST) -> Iterator[_Edit]:
 
 
 class _Edit:
-    """One attribute of a node and what it becomes."""
+    """One attribute of a node and its new value."""
 
     def __init__(self, node: ast.AST, name: str, value: object) -> None:
         self._node, self._name, self._value = node, name, value

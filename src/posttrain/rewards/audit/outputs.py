@@ -1,4 +1,4 @@
-"""Does it keep the contract: one finite number per completion, an error for a row that it cannot judge?"""
+"""Does the reward keep the contract: one finite number per completion, and an error for a row that it cannot judge?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posttrain.rewards.audit.renderings import WORK
 from posttrain.rewards.audit.subject import Answer, Case, Subject
 
 SIZES = (1, 2, 3, 7)
-"""Batches that are tried, in completions."""
+"""Sizes of the batches to try, in completions."""
 PLAIN_TEXTS = (
     "",
     " ",
@@ -26,7 +26,7 @@ PLAIN_TEXTS = (
     "#### ",
     "<answer></answer>",
 )
-"""Completions that are nothing special."""
+"""Ordinary completions."""
 MALFORMED: dict[str, Any] = {
     "None": None,
     "empty": "",
@@ -36,14 +36,14 @@ MALFORMED: dict[str, Any] = {
     "a mapping": {"value": 7},
     "bytes, as they arrive": [55, 50],
 }
-"""Gold answers that nobody can have meant."""
+"""Gold answers that can only be errors."""
 ODD: dict[str, str] = {"1 MB of digits": "7" * (1 << 20), "a lone surrogate": "7\ud800", "a zero byte": "\x00"}
-"""Texts that a reward may compare, but that no completion below states."""
+"""Gold answers that a reward may compare, but that no completion below states."""
 ANSWERS = ("7", "None", "nan", "", "8")
 
 
 def contract(subject: Subject) -> Measured:
-    """Number of answers that broke the contract, of all completions so far that a model could have given."""
+    """Number of answers that broke the contract, over all completions so far that a model could have given."""
     rows = range(min(8, len(subject.prompts)))
     texts = [*PLAIN_TEXTS, *(subject.right(row) for row in rows if subject.forms)]
     subject.score([Case(row=row, text=text) for row in rows for text in texts])
@@ -62,7 +62,7 @@ def contract(subject: Subject) -> Measured:
 
 
 def malformed_rows(subject: Subject) -> Measured:
-    """Number of malformed gold answers for which a completion got a score in place of an error."""
+    """Number of malformed gold answers for which a completion got a score instead of an error."""
     if subject.component.judge is not None or subject.component.model is not None:
         return Measured(text="a model that scores has no gold answer to reject")
     if "answer" not in subject.component.columns({"answer", *subject.prompts[0].columns}):
@@ -91,7 +91,7 @@ def malformed_rows(subject: Subject) -> Measured:
 
 
 def _gives(answer: Answer, name: str, subject: Subject) -> bool:
-    """A score for a malformed gold; for an odd text, which nothing states, a high one."""
+    """Did the reward give a score for a malformed gold answer, or a high score for an odd text that nothing states?"""
     odd = any(name.endswith(text) for text in ODD)
     return subject.accepts(answer) if odd else answer.value is not None
 
@@ -101,7 +101,7 @@ def _stated(subject: Subject, text: str) -> str:
 
 
 def _wrong_lengths(subject: Subject) -> list[Answer]:
-    """For batches of several sizes, whether as many values come back."""
+    """The answers to batches of several sizes that returned a wrong number of values."""
     if not subject.component.signature.batch:
         return []
     found = []

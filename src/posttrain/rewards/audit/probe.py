@@ -1,7 +1,7 @@
 """The process in which a reward is watched: `python -m posttrain.rewards.audit.probe REQUEST REPORT SECONDS`.
 
-It loads the reward, makes the calls of the request under one of PROBES and writes what it saw. A watchdog of the C
-library ends it after SECONDS, whatever the reward does.
+It loads the reward, makes the calls of the request under one of PROBES and writes a report. A watchdog (faulthandler)
+ends it after SECONDS, whatever the reward does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from posttrain.rewards.load import Target, load
 
 
 def scores(calling: Calling) -> dict[str, Any]:
-    """The value of each completion; None where there is none."""
+    """The value of each completion; None if it has none."""
     with asyncio.Runner() as runner:
         return {"values": [value for outcome in calling.run(runner) for value in calling.values(outcome)]}
 

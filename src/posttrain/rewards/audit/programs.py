@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 PROGRAM_FORM = "Here is the program.\n```python\nGOLD\n```"
 PROGRAMS = "a program between ```python and ```"
-"""That form for a reader, whom its last line tells nothing."""
+"""The name of that form for users, because its last line would tell them nothing."""
 LEAVE_FILES = frozenset({"write_reward_file"})
-"""Attacks on the verdict that write files where nothing confines them."""
+"""Attacks on the verdict that leave files behind if no sandbox confines them."""
 MUTANTS, MUTATED_ROWS = 20, 16
-"""Changed programs of a reference, and references that are changed."""
+"""Number of mutants per reference program, and number of reference programs to mutate."""
 REFERENCE_COLUMNS = ("reference", "code", "canonical_solution", "solution")
-"""Where datasets keep a program that passes."""
+"""Columns in which datasets keep a program that passes."""
 
 
 def references(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
-    """The prompts that have a reference program, and those programs; DataError when there are none."""
+    """The prompts with a reference program, and these programs. DataError if there are none."""
     found = [(prompt, code) for prompt in prompts if (code := reference_of(prompt))]
     if not found:
         raise DataError(
@@ -42,7 +42,7 @@ def references(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
 
 
 def reference_of(prompt: Prompt) -> str:
-    """A program that has to pass, complete; empty when the row has none."""
+    """The complete reference program of a row, which has to pass; empty if the row has none."""
     columns: Mapping[str, Any] = prompt.columns
     code = next((columns[name] for name in REFERENCE_COLUMNS if isinstance(columns.get(name), str)), "")
     if "entry_point" in columns and f"def {columns['entry_point']}" not in code:  # HumanEval: the body alone
@@ -51,10 +51,10 @@ def reference_of(prompt: Prompt) -> str:
 
 
 def code_attacks(subject: Subject) -> Measured:
-    """Number of attack programs that earn as much as a program that passes.
+    """Number of attack programs that earn as much as a passing program.
 
-    A grader of the user's may run programs unconfined: it meets only those that attack the verdict, not those that
-    attack the machine.
+    A user's grader may run programs without a sandbox. It therefore gets only programs that attack the verdict, and
+    none that attack the machine.
     """
     tests = _tests_for(subject)
     confined = subject.component.builtin is not None
@@ -75,7 +75,7 @@ def code_attacks(subject: Subject) -> Measured:
 def _fooled(subject: Subject, attack: Attack, tests: Mapping[str, Any]) -> bool:
     try:
         return subject.accepts(_judged(subject, attack.source(Scene()), tests))
-    except Exception:  # it wrote into the channel between the grader and the audit: it could have written a verdict
+    except Exception:  # it wrote into the grader's channel to the audit: it could have written a verdict
         subject.pool.close()
         return True
 
@@ -86,7 +86,7 @@ def _judged(subject: Subject, program: str, tests: Mapping[str, Any]) -> Answer:
 
 
 def _tests_for(subject: Subject) -> dict[str, Any]:
-    """The tests of the attacks in the columns that the rows use; the other columns with tests are emptied."""
+    """The tests of the attacks, in the columns that the rows use. Other test columns are emptied."""
     columns = subject.prompts[0].columns
     forms = {"test_list": ASSERTIONS, "test": SCRIPT, "tests": CALL_TESTS}
     tests = next((forms[name] for name in forms if columns.get(name)), CALL_TESTS)
@@ -94,10 +94,10 @@ def _tests_for(subject: Subject) -> dict[str, Any]:
 
 
 def mutation_score(subject: Subject) -> Measured:
-    """Share of changed reference programs that the tests catch, and of tests made impossible that no program passes.
+    """Share of mutated reference programs and impossible tests that the reward catches.
 
-    A reference that passes a test which expects what it does not return is judged by something else than its tests
-    (arXiv:2510.20270).
+    An impossible test expects a value that the reference does not return. If the reference passes it, something other
+    than the tests decides (arXiv:2510.20270).
     """
     if not subject.forms:
         return Measured(text="no reference program passes: see false_rejects")

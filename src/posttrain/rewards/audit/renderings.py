@@ -1,7 +1,7 @@
 r"""The gold answer of a row, the forms in which a completion can state it, and other spellings of the same value.
 
-A form is a template that says where the answer stands; a spelling is another way to write the answer itself. A reward
-may insist on one form (the prompt tells the model which), but within a form it should read every spelling.
+A form is a template that fixes the place of the answer. A spelling is another way to write the answer itself. A reward
+may insist on one form, which the prompt describes, but within a form it should read every spelling.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from posttrain.verify.mathematics.places import find_boxes
 
 WORK = "Let us take it step by step and look at what is asked.\n"
-"""A line of reasoning without a number, a formula or a marker of an answer."""
+"""A line of reasoning without numbers, formulas and answer markers."""
 
 FORMS: dict[str, str] = {
     "boxed": WORK + r"\boxed{GOLD}",
@@ -24,7 +24,7 @@ FORMS: dict[str, str] = {
     "bare": "GOLD",
     "in words": WORK + "So we find GOLD",
 }
-"""Where the final answer can stand, by name; the first one that a reward reads carries the cheats."""
+"""The forms of a final answer, by name. Cheats use the first form that the reward reads."""
 
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _MAX_DIGITS = 30
@@ -34,7 +34,7 @@ _NAME = re.compile(r"^[a-zA-Z]\w{0,2}=")
 
 
 def fill(form: str, answer: str) -> str:
-    """The completion that states an answer in a form; `form` is the name of one, or a template of its own.
+    """The completion that states an answer in a form. `form` is a name from FORMS or a template.
 
     >>> fill("hash", "18").splitlines()[-1], fill("<a>GOLD</a>", "18")
     ('#### 18', '<a>18</a>')
@@ -43,12 +43,12 @@ def fill(form: str, answer: str) -> str:
 
 
 def last_line(form: str) -> str:
-    """The part of a form that carries the answer, for a reader."""
+    """The part of a form that contains the answer, to show to users."""
     return FORMS.get(form, form).splitlines()[-1]
 
 
 def final_of(gold: Any) -> str:
-    r"""The answer within what the data holds: behind `####`, in the last box, or all of it.
+    r"""The final answer in a gold column: the text after `####`, in the last box, or the whole text.
 
     >>> final_of("16 - 3 = 13\n#### 1,300"), final_of(r"so $\boxed{\frac{1}{2}}$."), final_of(145.0), final_of("Paris ")
     ('1,300', '\\frac{1}{2}', '145', 'Paris')
@@ -63,7 +63,7 @@ def final_of(gold: Any) -> str:
 
 
 def is_solution(gold: Any) -> bool:
-    """Whether a gold is a worked solution, not only its result."""
+    """Whether a gold answer is a worked solution and not only its result."""
     return isinstance(gold, str) and final_of(gold) != gold.strip()
 
 
@@ -89,7 +89,7 @@ def sort_of(answer: str) -> str:
 
 
 def differ(one: str, other: str) -> bool:
-    r"""Whether two answers are surely not the same: other numbers, or other texts however they are typeset.
+    r"""Whether two answers surely differ: different numbers, or texts that differ in more than their typesetting.
 
     >>> differ("7", "7.0"), differ("x = 5", "5"), differ(r"\dfrac{1}{2}", r"\frac12"), differ("Evelyn", "9")
     (False, False, False, True)
@@ -100,7 +100,7 @@ def differ(one: str, other: str) -> bool:
 
 
 def written(value: Fraction) -> str:
-    """A number in digits: an integer, a decimal that ends, or a fraction.
+    """A number in digits: an integer, a finite decimal, or a fraction.
 
     >>> written(Fraction(7)), written(Fraction(-1, 8)), written(Fraction(1, 3))
     ('7', '-0.125', '1/3')
@@ -115,7 +115,7 @@ def written(value: Fraction) -> str:
 
 
 def spellings(answer: str, form: str) -> dict[str, str]:
-    """The same answer written in other ways, as completions by name; a spelling that changes nothing is left out."""
+    """Completions with other spellings of the same answer, by name. Spellings that change nothing are left out."""
     ways = {
         "as it is": fill(form, answer),
         "spaces around it": fill(form, f" {answer} "),

@@ -1,4 +1,4 @@
-"""Does it say the same about the same completion, whatever else happens? And if it does not, how much is noise?"""
+"""Does the reward always give the same completion the same score? If it does not, how large is the noise?"""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from posttrain.rewards.audit.subject import Answer, Case, Subject, sample
 from posttrain.rewards.audit.surroundings import Died, Unprobed, probe
 
 PAUSES = (0.0, 0.35, 0.6)
-"""Seconds before each repeat: scores that follow the clock differ."""
+"""Seconds before each repeat. Scores that depend on the clock then differ."""
 HASH_SEEDS = ("1", "2")
-"""Values of PYTHONHASHSEED of new processes; reward workers run with 0."""
+"""Values of PYTHONHASHSEED for new processes. Reward workers run with 0."""
 NOISE_REPEATS = 6
 TOLERANCE = 1e-9
 
@@ -54,7 +54,7 @@ def determinism(subject: Subject) -> Measured:
 def noise(subject: Subject) -> Measured:
     """Attenuation: var(true) / (var(true) + var(noise)), from repeated scores of the same completions.
 
-    With k repeats the variance of the means overstates var(true) by var(noise) / k, which is taken off.
+    With k repeats the variance of the means overstates var(true) by var(noise) / k, which is subtracted.
     """
     cases = sample(subject, per_row=NOISE_REPEATS)
     repeats = [[answer.value for answer in subject.score(cases)] for _ in range(NOISE_REPEATS)]
@@ -76,7 +76,7 @@ def noise(subject: Subject) -> Measured:
 def _in_new_processes(
     subject: Subject, cases: Sequence[Case], first: Sequence[Answer], changes: dict[str, set[int]]
 ) -> tuple[str, bool]:
-    """Add what changes in processes of their own; what could not be tried, in words, and whether a process died."""
+    """Add the changes in new processes. Return what could not be tried, in words, and whether a process died."""
     for seed in HASH_SEEDS:
         try:
             scores = probe(subject, "scores", cases, hash_seed=seed)["values"]
@@ -88,7 +88,7 @@ def _in_new_processes(
 
 
 def _changed(first: Sequence[Answer], second: Sequence[Answer]) -> set[int]:
-    """Places at which both gave a score and the two differ, or only one gave one."""
+    """Places at which the two scores differ or only one of them exists."""
     return {
         place
         for place, (one, other) in enumerate(zip(first, second, strict=True))

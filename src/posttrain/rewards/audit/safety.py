@@ -1,4 +1,4 @@
-"""Is it safe in threads, under asyncio and after a trip to a spawned process? Probe (child) and check (parent)."""
+"""Test in the probe process whether a reward works in threads, under asyncio and in a spawned process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from posttrain.rewards.load import Target, load
 
 THREADS = 4
 STALL_TRIES = 3
-"""The smallest of so many worst stalls counts: a busy machine stalls once, a blocking reward every time."""
+"""Number of tries. The smallest of their worst stalls counts: a busy machine stalls once, a blocking reward always."""
 BEAT = 0.005
-"""Seconds between two beats of the event loop that is watched."""
+"""Seconds between two heartbeats of the watched event loop."""
 SPAWN_SECONDS = 15.0
 
 
 def probe(calling: Calling) -> dict[str, Any]:
-    """Failures outside the main thread of calls that work inside it, by place; and the worst stall in seconds."""
+    """Failures of calls that work in the main thread but not elsewhere, by place; and the worst stall in seconds."""
     with asyncio.Runner() as runner:
         expected = calling.run(runner)
     problems = {
@@ -59,10 +59,10 @@ def _threaded(calling: Calling, number: int) -> list[list[Outcome]]:
 
 
 async def _under_asyncio(calling: Calling) -> tuple[list[Outcome], float]:
-    """The outcomes, and the longest time for which the event loop did not beat.
+    """The outcomes, and the longest time without a heartbeat of the event loop.
 
-    A plain function runs in a thread of the loop, as servers run it: then only code that holds the interpreter's lock
-    can stall the loop. A coroutine runs in the loop itself.
+    A plain function runs in a thread of the loop, as in servers: then only code that holds the interpreter lock can
+    stall the loop. A coroutine runs in the loop itself.
     """
     longest, done = 0.0, False
 
@@ -101,18 +101,18 @@ def _plain(calling: Calling) -> list[Outcome]:
 
 
 def _difference(calling: Calling, expected: Sequence[Outcome], found: Sequence[Sequence[Outcome]]) -> str:
-    """The first call that failed there and not in the main thread, or gave another score."""
+    """The problem of the first call that failed elsewhere but not in the main thread, or that gave another score."""
     for outcomes in found:
         for here, there in zip(expected, outcomes, strict=True):
             if there.failed and not here.failed:
                 return there.message
             if there.value != here.value and not calling.options["stochastic"]:
-                return f"a score of {there.value} in place of {here.value}"
+                return f"a score of {there.value} instead of {here.value}"
     return ""
 
 
 def _spawn(calling: Calling) -> str:
-    """What goes wrong when the function is pickled, sent to a spawned process and called there."""
+    """The problem when the function is pickled, sent to a spawned process and called there; empty if none."""
     try:
         pickled = bytes(ForkingPickler.dumps(calling.function))
     except Exception as error:
@@ -135,7 +135,7 @@ def _spawn(calling: Calling) -> str:
 
 
 def _spawned(outbox: Any, target: Target, pickled: bytes, call: Mapping[str, Any]) -> None:
-    """In the spawned process: the module is loaded first, so that the function is found by its name."""
+    """Call the function in the spawned process. The module is loaded first, so that pickle finds the function."""
     try:
         load(target)
         ForkingPickler.loads(pickled)(**call)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Completions of a model, and whether groups of them would teach anything under a reward."""
+"""Completions of a model, and whether groups of them would give a training signal under a reward."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from posttrain.types import Prompt
 
 PROMPTS, GROUP_SIZE = 16, 8
-"""That are answered, and answers to each."""
+"""Number of prompts to answer, and of answers to each."""
 
 
 def sampled(model: str, prompts: Sequence[Prompt]) -> list[list[str]]:
-    """Groups of completions of the first prompts. Raises the `ModelError` of a model that cannot be loaded."""
+    """Groups of completions of the first prompts. Raises `ModelError` if the model cannot be loaded."""
     from posttrain.config import DataConfig, ModelConfig, SamplingConfig
     from posttrain.data.prompts import Renderer
     from posttrain.engines import make_sampler
@@ -38,7 +38,7 @@ def sampled(model: str, prompts: Sequence[Prompt]) -> list[list[str]]:
 
 
 def group_signal(subject: Subject) -> Measured:
-    """Share of the groups of completions in which every score is the same, so that their advantages are 0."""
+    """Share of the groups of completions in which all scores are equal, so that the advantages are 0."""
     if not subject.completions:
         return Measured(text="no completions of a model were given")
     groups = [

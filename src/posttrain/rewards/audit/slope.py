@@ -1,4 +1,4 @@
-"""Does the same answer earn more when it is longer, or dressed up?"""
+"""Does the same answer earn more if its text is longer or has more formatting?"""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _WHO = ("We", "Here we", "At this point we", "Next we", "Then we", "Once more we
 _DO = ("look at", "read", "think about", "go over", "come back to", "consider", "take up", "turn to")
 _WHAT = ("the question", "what is given", "each part", "the statement", "what is asked", "the details")
 SENTENCES = tuple(f"{who} {do} {what}." for what, do, who in product(_WHAT, _DO, _WHO))
-"""384 sentences that differ, say nothing and hold no number."""
+"""384 different sentences without content and without numbers."""
 BASE = 6
-"""Sentences of the shortest text, about 200 characters."""
+"""Number of sentences in the shortest text, which has about 200 characters."""
 FACTORS = (2, 4, 8)
 
 
 def length_slope(subject: Subject) -> Measured:
-    """The largest change of the mean score when a text gets 2, 4 or 8 times as long, in units of right minus wrong."""
+    """The largest change of the mean score for a text of 2, 4 or 8 times the length, in units of right minus wrong."""
     return _compared(subject, _plain(BASE), {f"{factor} times as long": _plain(BASE * factor) for factor in FACTORS})
 
 
 def format_slope(subject: Subject) -> Measured:
-    """The same for Markdown: lists, headings and bold text around the same sentences."""
+    """The largest change of the mean score for Markdown: lists, headings and bold text around the same sentences."""
     texts = SENTENCES[:BASE]
     dressed = {
         "as a list": "\n".join(f"- {text}" for text in texts),
@@ -51,7 +51,7 @@ def _compared(subject: Subject, base: str, variants: dict[str, str]) -> Measured
     if not changes:
         return Measured(text="no such completion was scored: see contract")
     worst = max(changes, key=lambda name: abs(changes[name]))
-    declared = "" if subject.forms else "; if it is meant to do that, say so: --kind length or --kind format"
+    declared = "" if subject.forms else "; if this is intended, set --kind length or --kind format"
     return Measured(
         value=abs(changes[worst]),
         text=f"{changes[worst]:+.3g} for {worst}" if changes[worst] else "no change",
@@ -61,7 +61,7 @@ def _compared(subject: Subject, base: str, variants: dict[str, str]) -> Measured
 
 
 def _means(subject: Subject, rows: range, text: str) -> list[float]:
-    """The mean score of right and of wrong answers behind a text; of a reward without answers, of the text itself."""
+    """The mean scores of right and of wrong answers after a text. Without readable answers, the text's mean score."""
     ends: list[list[str]] = [["This is all."] * len(rows)]
     if subject.forms:
         targets = [subject.target(row) for row in rows]

@@ -1,4 +1,4 @@
-"""The cost of scoring: on ordinary completions, and on hostile ones."""
+"""The cost of scoring, on ordinary completions and on hostile ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from posttrain.rewards.audit.renderings import WORK
 from posttrain.rewards.audit.subject import Answer, Case, Subject
 
 DEADLINE = 2.0
-"""Seconds that a hostile completion may take, or the reward's own time-out if that is less."""
+"""Maximum seconds for a hostile completion; the reward's own timeout counts if it is shorter."""
 GRACE = 0.5
-"""Seconds beyond the deadline within which even a reward that hangs has to be gone."""
+"""Seconds after the deadline within which even a hanging reward has to be killed."""
 PER_ROW = 4
-"""Unique completions per row whose time is taken."""
+"""Number of unique completions per row to time."""
 _MATRIX = "\\\\".join("&".join(f"a_{{{row}{column}}}" for column in range(9)) for row in range(9))
 
 HOSTILE: dict[str, str] = {
@@ -45,13 +45,13 @@ HOSTILE: dict[str, str] = {
     "zero bytes": "\x00" * 1_000 + "#### 7",
     "a lone surrogate": "#### 7\ud800",
 }
-"""Completions that cost a careless reward minutes: each is cheap to write and dear to read."""
+"""Completions that cost a careless reward minutes: each is cheap to write and expensive to parse."""
 
 
 def latency(subject: Subject) -> Measured:
     """Share of a training step that scoring would take: p95 x completions per step / workers / seconds of a step.
 
-    Every completion is another text, so that a cache does not answer.
+    Every completion has a different text, so that no cache can answer.
     """
     cases = [
         Case(row=row, text=f"Draft {row}-{number}. {WORK}{text}")
@@ -63,7 +63,7 @@ def latency(subject: Subject) -> Measured:
     taken = sorted(answer.seconds for answer in subject.score(cases))
     elapsed = time.perf_counter() - start
     p50, p95, p99 = (statistics.quantiles(taken, n=100, method="inclusive")[at - 1] for at in (50, 95, 99))
-    if subject.component.target is None:  # it has processes of its own, or none: what it took is what it takes
+    if subject.component.target is None:  # it uses its own processes, or none: project the elapsed time
         projected, by = elapsed / len(cases) * subject.completions_per_step, ""
     else:
         projected = p95 * subject.completions_per_step / subject.pool.size
@@ -72,12 +72,12 @@ def latency(subject: Subject) -> Measured:
         value=projected / subject.step_seconds,
         text=f"p50 {_time(p50)}, p95 {_time(p95)}, p99 {_time(p99)}, max {_time(taken[-1])}; "
         f"{_time(projected)} for {subject.completions_per_step} completions{by}",
-        examples=(f"of a step of {subject.step_seconds:g} s that is {100 * projected / subject.step_seconds:.0f} %",),
+        examples=(f"that is {100 * projected / subject.step_seconds:.0f} % of a step of {subject.step_seconds:g} s",),
     )
 
 
 def hostile_inputs(subject: Subject) -> Measured:
-    """Number of hostile completions that the reward did not get through by itself."""
+    """Number of hostile completions that the reward did not finish on its own."""
     deadline = min(DEADLINE, subject.component.timeout)
     problems: dict[str, str] = {}
     slowest = 0.0
@@ -107,7 +107,8 @@ def _trouble(answer: Answer, deadline: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    """
+    """Seconds with a readable unit.
+
     >>> _time(0.00004), _time(0.25), _time(12.3)
     ('40 µs', '250 ms', '12.3 s')
     """

@@ -1,7 +1,7 @@
-"""The reward under audit: what it is asked, what it answers, and what it was taken for.
+"""The reward under audit: the calls to it, its answers, and its inferred kind.
 
-Every call goes the way that it goes in a run: built-ins decide plain cases here, everything else runs in the killable
-worker processes of `WorkerPool`, each call with its deadline.
+Every call is made as in a run: built-ins decide simple cases in this process, and all other calls run in the killable
+worker processes of `WorkerPool`, each with its deadline.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ if TYPE_CHECKING:  # the records import torch, which a process that watches a re
     from posttrain.types import Completion, Prompt
 
 Kind = Literal["exact", "literal", "judge", "code", "format", "length"]
-"""What a reward is meant to reward.
+"""The purpose of a reward.
 
     exact     the right answer, in any spelling of its value
     literal   the right answer, character by character
-    judge     what a model finds good: sometimes wrong, sometimes of two minds
+    judge     answers that a model finds good: it is sometimes wrong and sometimes inconsistent
     code      programs that pass tests
-    format    how an answer is written, whatever it says
-    length    how long it is
+    format    the form of an answer, whatever its content
+    length    the length of an answer
 """
 KINDS: tuple[str, ...] = get_args(Kind)
 BATCH = 32
-"""Completions in one call of a reward in batch form."""
+"""Number of completions in one call of a list function."""
 READ_BY = 0.9
-"""A form counts as read when at least this share of the plain gold answers is accepted in it."""
+"""A reward counts as reading a form if it accepts at least this share of the plain gold answers in it."""
 SECONDS_PER_CHECK = 10.0
-"""That one check may take, as far as fewer rows can bring that about."""
+"""Target duration of one check, in seconds. A slow reward gets fewer rows to reach it."""
 LEAST_ROWS, MOST_ROWS = 8, 64
-"""Rows that a check makes up completions for."""
+"""Minimum and maximum number of rows for which a check makes up completions."""
 
 
 LONGEST_CALL = 1 / 12
-"""The share of the audit's time that one call may take: a slower reward cannot be audited in it."""
+"""Maximum share of the audit's time for one call: a slower reward cannot be audited in that time."""
 
 
 class OutOfTime(Exception):
-    """The time for the audit has passed."""
+    """The audit has used up its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One completion to be scored, and which row it answers."""
+    """One completion to score, and the row that it answers."""
 
     row: int
     text: str
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Columns that replace those of the row."""
+    """Columns that replace columns of the row."""
     without: tuple[str, ...] = ()
-    """Columns that are left out."""
+    """Columns to leave out."""
     truncated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the reward said to a case."""
+    """The reward's answer to a case."""
 
     value: float | None
-    """None: it gave no score, or none that can be used."""
+    """The score; None if there is no usable score."""
     problem: str = ""
-    """Why not; empty where None was returned on purpose."""
+    """The reason why there is no score; empty if the reward returned None on purpose."""
     kind: str = "value"
     """The kind of the outcome: value, invalid, exception, timeout, crash."""
     seconds: float = 0.0
@@ -90,43 +90,43 @@ class Subject:
     """The final answer of each row, or the program that has to pass."""
     kind: Kind = "exact"
     stochastic: bool = False
-    """Said to give different scores for the same completion."""
+    """True if the reward is declared to give different scores for the same completion."""
     form: str | None = None
-    """The only form in which answers are stated, as a template around GOLD; None: those of FORMS are tried."""
+    """The only form in which answers are stated, as a template around GOLD. None: the audit tries FORMS."""
     completions: Sequence[Sequence[str]] | None = None
     """Groups of completions of a model, one group per row."""
     completions_per_step: int = 256
     step_seconds: float = 60.0
-    """Seconds of a training step, to compare the scoring time with."""
+    """Duration of a training step in seconds, to compare with the scoring time."""
     seconds: float = math.inf
-    """That the audit may take."""
+    """Maximum duration of the audit, in seconds."""
     start: float = field(default_factory=time.perf_counter)
 
     forms: tuple[str, ...] = ()
     scale: float = 1.0
     """The difference between the score of a right answer and the score of a wrong one."""
     accept: float = math.inf
-    """A score from which on a completion is accepted: halfway between the usual wrong and the usual right answer."""
+    """Score from which a completion counts as accepted: halfway between the usual wrong and the usual right answer."""
     seconds_per_call: float = 0.0
     seen: list[Answer] = field(default_factory=list)
-    """Every answer to a completion that a model could have given."""
+    """All answers to completions that a model could have given."""
 
     @property
     def seconds_left(self) -> float:
         return self.start + self.seconds - time.perf_counter()
 
     def require_time(self) -> None:
-        """OutOfTime when none is left."""
+        """Raise OutOfTime if no time is left."""
         if self.seconds_left <= 0:
             raise OutOfTime(f"out of time: the audit may take {self.seconds:g} s")
 
     def rows_for(self, cases_per_row: int) -> range:
-        """As many rows as the time allows."""
+        """The rows that a check can use in the time that it has."""
         afford = min(SECONDS_PER_CHECK, self.seconds / 16) / max(self.seconds_per_call * cases_per_row, 1e-9)
         return range(min(len(self.prompts), max(LEAST_ROWS, min(MOST_ROWS, int(afford)))))
 
     def target(self, row: int, form: str | None = None) -> Target:
-        """What a cheat has to know about a row."""
+        """The facts about a row that a cheat needs."""
         own, golds = self.golds[row], [*self.golds[row + 1 :], *self.golds[:row]]
         others = [other for other in dict.fromkeys((*golds, "1234567", "89", "-55")) if differ(other, own)]
         others.sort(key=lambda other: sort_of(other) != sort_of(own))  # "Evelyn = 9" is no contradiction, "8 = 9" is
@@ -138,7 +138,7 @@ class Subject:
         return fill(form or self.forms[0], self.golds[row])
 
     def wrong(self, row: int, form: str | None = None) -> str:
-        """The same with the answer of another row."""
+        """A completion that states the answer of another row."""
         target = self.target(row, form)
         return target.says(target.others[0])
 
@@ -146,24 +146,24 @@ class Subject:
         return answer.value is not None and answer.value >= self.accept
 
     def score(self, cases: Sequence[Case], *, timeout: float | None = None, watch: bool = True) -> list[Answer]:
-        """One answer per case. `watch`: they are completions as a model gives them, so failures count as such."""
+        """One answer per case. `watch`: a model could have given these completions, so failures on them count."""
         answers = self._batches(cases, timeout) if self.component.signature.batch else self._each(cases, timeout)
         if watch:
             self.seen += answers
         return answers
 
     def batch(self, cases: Sequence[Case]) -> Outcome:
-        """The outcome of one call of a reward in batch form."""
+        """The outcome of one call of a list function."""
         return self._run(self.calls(cases))[0]
 
     def calibrate(self) -> None:
-        """Find the forms that the reward reads, from which score on it accepts, and what a call takes."""
+        """Find the forms that the reward reads, the score from which it accepts, and the duration of a call."""
         rows = range(min(len(self.prompts), 24))
         if self.kind in ("format", "length"):
             self._timed([Case(row=row, text=f"{WORK}{row}") for row in rows])
             return
         candidates = [self.form] if self.form else ["bare"] if self.kind == "literal" else list(FORMS)
-        for _ in range(2):  # the first call waits for what the reward loads
+        for _ in range(2):  # in the first call the reward loads its files and modules
             self._timed([Case(row=0, text=self.right(0, candidates[0]))], watch=False)
         rows = self.rows_for(2 * len(candidates))[: len(rows)]
         scores: dict[str, tuple[list[float | None], list[float | None]]] = {}
@@ -182,7 +182,7 @@ class Subject:
         )
 
     def _timed(self, cases: Sequence[Case], *, watch: bool = True) -> list[Answer]:
-        """Score, and note what one completion takes: what the workers say, or where there are none, the clock."""
+        """Score, and note the seconds per completion: as the workers report them or, without workers, by the clock."""
         start = time.perf_counter()
         answers = self.score(cases, watch=watch)
         elapsed = time.perf_counter() - start
@@ -195,7 +195,7 @@ class Subject:
         return [_answer(outcome) for outcome in self._run(self.calls(cases), timeout)]
 
     def _batches(self, cases: Sequence[Case], timeout: float | None) -> list[Answer]:
-        """Portions of a batch; where one fails, its completions are tried one by one, to see which it was."""
+        """Score in batches. If a batch fails, its completions are tried one by one, to find the cause."""
         portions = [cases[i : i + BATCH] for i in range(0, len(cases), BATCH)]
         outcomes = self._run([call for portion in portions for call in self.calls(portion)], timeout)
         answers: list[Answer] = []
@@ -227,7 +227,7 @@ class Subject:
         return Row(prompt, completion(case.text, truncated=case.truncated), 0, 1)
 
     def _run(self, calls: Sequence[Mapping[str, Any]], timeout: float | None = None) -> list[Outcome]:
-        """The outcomes, unless the time for the audit passes before they are there."""
+        """The outcomes of the calls. OutOfTime if the audit's time passes before they have arrived."""
         decided = [None if self._is_model else self.component.decide(call) for call in calls]
         rest = [call for call, outcome in zip(calls, decided, strict=True) if outcome is None]
         asked: list[Outcome] = []
@@ -244,7 +244,7 @@ class Subject:
         return self.component.judge is not None or self.component.model is not None
 
     def _portion(self, timeout: float) -> int:
-        """Calls that are back in the time that is left even if each of them takes all that it may."""
+        """Number of calls that end in the remaining time even if each one takes its whole timeout."""
         if math.isinf(self.seconds):
             return sys.maxsize
         return BATCH if self._is_model else max(1, int(self.seconds_left / timeout)) * self.pool.size
@@ -262,7 +262,7 @@ class Subject:
 
 
 def sample(subject: Subject, per_row: int) -> list[Case]:
-    """Ordinary completions, right, wrong and empty, of rows that differ."""
+    """Ordinary completions for several rows: right, wrong and empty ones, and the prompt itself."""
     rows = subject.rows_for(4 * per_row)[:16]
     cases = []
     for row in rows:
@@ -272,7 +272,7 @@ def sample(subject: Subject, per_row: int) -> list[Case]:
 
 
 def completion(text: str, *, truncated: bool = False) -> Completion:
-    """A completion that no model gave; its ids are the bytes of the text."""
+    """A made-up completion. Its token ids are the bytes of the text."""
     from posttrain.types import Completion
 
     ids = tuple(text.encode(errors="surrogatepass"))
@@ -314,6 +314,6 @@ def _fits(outcome: Outcome, size: int) -> bool:
 
 
 def _median(values: Sequence[float | None]) -> float:
-    """Of the scores that there are; 0 where there are none."""
+    """The median of the scores that exist; 0 if there is none."""
     scores = [value for value in values if value is not None]
     return statistics.median(scores) if scores else 0.0

@@ -1,4 +1,4 @@
-"""How a reward behaves beside other code, and the new process in which it is watched."""
+"""How a reward behaves together with other code, and the new process in which it is watched."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from posttrain.rewards.audit.finding import Measured
 from posttrain.rewards.audit.subject import Case, Subject, sample
 
 CASES = 12
-"""Completions that are scored in each surrounding."""
+"""Number of completions to score in each environment."""
 STALL_LIMIT = 0.1
-"""Seconds for which an event loop may stand still."""
+"""Maximum stall of an event loop, in seconds."""
 SORTS = {
-    "text": "runs text of the completion as a program in its own process",
-    "state": "changes what the whole process shares",
+    "text": "runs the text of the completion as code in its own process",
+    "state": "changes state that the whole process shares",
     "files": "writes files",
     "network": "uses the network",
     "processes": "starts processes",
 }
 HARMLESS_FOR_CODE = frozenset({"files", "network", "processes"})
-"""Calls that are needed to run a program in a sandbox."""
+"""Side effects that are necessary to run a program in a sandbox."""
 GRAVE = frozenset({"text", "state"})
 PROBE_SECONDS = 30.0
-"""A probe that takes longer is killed."""
+"""Seconds after which a probe is killed."""
 
 
 def safety(subject: Subject) -> Measured:
-    """Number of surroundings in which it fails although it works in the main thread; a stalled event loop is one."""
+    """Number of environments in which the reward fails although it works in the main thread. A stalled event loop is a
+    failure."""
     try:
         seen = probe(subject, "safety", sample(subject, per_row=4)[:CASES], stochastic=subject.stochastic)
     except Unprobed as reason:
@@ -54,7 +55,7 @@ def safety(subject: Subject) -> Measured:
 
 
 def side_effects(subject: Subject) -> Measured:
-    """Number of sorts of things that it does beside scoring."""
+    """Number of kinds of side effects that the reward has."""
     says = [f"```python\n{MARKER} = 1\n```", f"{MARKER} = 1", f"\\boxed{{{MARKER}+1}}", f"\\boxed{{2*{MARKER}}}"]
     if subject.forms:
         says += [subject.target(0).says(text) for text in (MARKER, f"{MARKER} = 1", f"def {MARKER}():\n    return 1")]
@@ -74,17 +75,17 @@ def side_effects(subject: Subject) -> Measured:
 
 
 class Unprobed(Exception):
-    """The reward could not be watched in a process of its own; the text says why."""
+    """The reward could not be watched in a separate process. The text says why."""
 
 
 class Died(Unprobed):
-    """The process ended, or was ended, before it could tell."""
+    """The process ended or was killed before it could report."""
 
 
 def probe(
     subject: Subject, name: str, cases: Sequence[Case], *, hash_seed: str = "0", **options: Any
 ) -> Mapping[str, Any]:
-    """The report of `posttrain.rewards.audit.probe` about the calls; raises `Unprobed` if there is none."""
+    """The report of `posttrain.rewards.audit.probe` on the calls. Raises `Unprobed` if there is none."""
     component = subject.component
     if component.target is None:
         where = "a model" if component.runner is None else "what this process holds"
@@ -106,12 +107,12 @@ def probe(
         printed = _run([str(asked), str(told), str(seconds)], hash_seed, seconds + 5)
         if not told.exists():
             subject.require_time()
-            raise Died(f"the process that watched it ended early: {printed[-500:].strip() or 'it said nothing'}")
+            raise Died(f"the process that watched it ended early: {printed[-500:].strip() or 'it printed nothing'}")
         return json.loads(told.read_text())
 
 
 def _run(arguments: Sequence[str], hash_seed: str, seconds: float) -> str:
-    """Run the probe to its end, or kill it with everything that it started; what it printed."""
+    """Run the probe to its end, or kill it with everything that it started. Return its output."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(os.path.abspath(place) for place in sys.path))
     environment["PYTHONHASHSEED"] = hash_seed
     mark = environment[MARK] = new_mark()

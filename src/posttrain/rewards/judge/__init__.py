@@ -1,12 +1,12 @@
-"""A language model that judges answers, as a reward: over an endpoint, from a folder, or the policy itself.
+"""A language model that judges answers, as a reward: behind an endpoint, from a folder, or the policy itself.
 
-templates.py   what the judge is asked; answers are delimited, and what they contain is data
-substance.py   which answers cannot be good ones, whatever a judge would say
-verdicts.py    what its last line means
-modes.py       which questions a group of answers gives, and what the verdicts are worth
-endpoint.py    an OpenAI-compatible server: side by side, with retries and a budget
-local.py       a model in this process: of a folder, or the policy as it is at that moment
-judge.py       all of it together; what was asked once is not asked again
+templates.py   the questions to the judge; answers are delimited, and their contents are data
+substance.py   the answers that cannot be good, whatever a judge would say
+verdicts.py    the meaning of the last line of a reply
+modes.py       the questions about a group of answers, and the scores that the verdicts give
+endpoint.py    an OpenAI-compatible server: concurrent requests with retries and a budget
+local.py       a model in this process: from a folder, or the policy with its current weights
+judge.py       all of this together; a question is asked only once
 """
 
 from posttrain.rewards.judge.judge import Graded, Judge

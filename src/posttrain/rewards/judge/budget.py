@@ -1,9 +1,9 @@
-"""The budget of a judge and its cost so far: in this process, and in the run before it was resumed.
+"""The budget of a judge and its cost so far, in this process and in the run before it was resumed.
 
     <run>/judgements/spent-rewards-judge.jsonl     {"calls": 1, "tokens": 0} before a request is sent,
-                                                   {"calls": 0, "tokens": 812} when its reply is there
+                                                   {"calls": 0, "tokens": 812} when its reply has arrived
 
-A process that is killed has thus noted all that it had asked for. A resumed run drops steps, but never this.
+A killed process has therefore recorded all of its requests. A resumed run drops steps, but never this record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from posttrain.files import within_disk
 
 
 class Budget:
-    """Calls and tokens of one judge; safe to use from several threads."""
+    """The calls and tokens of one judge. Safe to use from several threads."""
 
     def __init__(self, max_calls: int | None = None, max_tokens: int | None = None) -> None:
         self.max_calls, self.max_tokens = max_calls, max_tokens
@@ -26,11 +26,11 @@ class Budget:
         self._lock = threading.Lock()
         self._ledger: Path | None = None
         self._cut = False
-        """Does the ledger end within a line?"""
+        """Does the ledger end with an incomplete line?"""
         self._failure: OSError | None = None
 
     def allow(self) -> str:
-        """Count one more call and return ""; or say why there may be none."""
+        """Count one more call and return "", or return the reason why no call is allowed."""
         with self._lock:
             if self.max_calls is not None and self.calls >= self.max_calls:
                 return f"the budget of {self.max_calls} calls (judge.max_calls) is spent"
@@ -47,9 +47,9 @@ class Budget:
             self._note(tokens=tokens)
 
     def keep_in(self, ledger: Path) -> None:
-        """Go on from what the ledger of the run says, and write on in it.
+        """Continue from the totals in the run's ledger, and append to it.
 
-        A line that a kill has cut is as good as a call: too little would be spent rather than too much.
+        A line that a kill has cut counts as one call: it is better to spend too little than too much.
         """
         content = ledger.read_bytes() if ledger.exists() else b""
         for line in content.splitlines():
@@ -59,7 +59,7 @@ class Budget:
         self._ledger, self._cut = ledger, not content.endswith(b"\n") and bool(content)
 
     def raise_failure(self) -> None:
-        """Raises what kept the ledger from being written, `DoesNotFit` for a full disk; once."""
+        """Raise the error that kept the ledger from being written, once: `DoesNotFit` for a full disk."""
         failure, self._failure = self._failure, None
         if failure is not None:
             assert self._ledger is not None
@@ -67,7 +67,7 @@ class Budget:
                 raise failure
 
     def _note(self, calls: int = 0, tokens: int = 0) -> bool:
-        """One line by one call of the system; False where it cannot be written."""
+        """Write one line with one system call. False if that fails."""
         if self._ledger is None:
             return True
         line = json.dumps({"calls": calls, "tokens": tokens}).encode() + b"\n"
@@ -86,7 +86,7 @@ class Budget:
 
 
 def _spent(line: bytes) -> tuple[int, int]:
-    """Calls and tokens of a line; an empty one says nothing, and one that cannot be read says one call.
+    """Calls and tokens of a line. An empty line counts nothing, and an unreadable line counts as one call.
 
     >>> _spent(b'{"calls": 0, "tokens": 7}'), _spent(b'{"calls": 1, "to'), _spent(b"")
     ((0, 7), (1, 0), (0, 0))

@@ -1,6 +1,6 @@
-"""A judge behind an OpenAI-compatible endpoint: POST {url}/chat/completions, side by side, with retries and a budget.
+"""A judge behind an OpenAI-compatible endpoint: POST {url}/chat/completions, concurrently, with retries and a budget.
 
-The standard library sends the requests. Redirects are refused: they would carry the key to another host.
+The standard library sends the requests. Redirects are refused, because they would send the key to another host.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from posttrain.config import JudgeConfig
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds before the first repetition; each further pause is twice as long, up to the second number."""
+"""Seconds before the first retry, and the maximum pause. Each pause is twice as long as the one before."""
 LONGEST_REPLY = 4_000_000
-"""Bytes."""
+"""Maximum size of a reply, in bytes."""
 _PASSING = {408, 409, 425, 429}
 _REFUSED = {401, 403, 404}
-"""Statuses that another try may change, beside 5xx; and those that every other request will get, too."""
+"""HTTP statuses that a retry may change, in addition to 5xx; and statuses that every other request will get, too."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -44,14 +44,14 @@ class _Failure(Exception):
     passing: bool = True
     for_all: bool = False
     wait: float | None = None
-    """Seconds that the server asks for."""
+    """Seconds that the server asks the client to wait."""
 
 
 class Endpoint:
-    """Implements `Backend`."""
+    """A `Backend` that asks a server."""
 
     def __init__(self, settings: JudgeConfig) -> None:
-        """Raises ConfigError where the key is not in the environment."""
+        """Raises ConfigError if the key is not in the environment."""
         assert settings.url is not None
         self.settings = settings
         self.budget = Budget(settings.max_calls, settings.max_total_tokens)
@@ -59,16 +59,16 @@ class Endpoint:
         self._key = _key(settings.api_key_env)
         self._opener = urllib.request.build_opener(_NoRedirect)
         self.slots = threading.Semaphore(settings.concurrency)
-        """One for each request at the same time, whichever call it belongs to."""
+        """One slot for each concurrent request, whichever call it belongs to."""
         self._shifts: list[_Shift] = []
 
     def identity(self) -> str:
         return f"{self._url} {self.settings.model}"
 
     def answer(self, conversations: Sequence[Conversation], keep: Callable[[int, Reply], None]) -> list[Reply]:
-        """One reply per conversation, in order; those that are open when `judge.deadline` has passed are failures.
+        """One reply per conversation, in order. Questions that are open after `judge.deadline` become failures.
 
-        Threads that are still waiting then are abandoned: they end with their request, or with the process.
+        Threads that are still waiting are then abandoned. They end with their request or with the process.
         """
         shift = _Shift(self, conversations)
         self._shifts.append(shift)
@@ -84,12 +84,12 @@ class Endpoint:
         return [found.get(place, late) for place in range(len(conversations))]
 
     def abandon(self) -> None:
-        """End all calls of `answer` that other threads make; they get failures."""
+        """End all calls of `answer` in other threads. They return failures."""
         for shift in list(self._shifts):
             shift.abandon()
 
     def ask(self, conversation: Conversation, over: threading.Event, refused: list[str]) -> Reply:
-        """Try until there is a reply, the retries are used up, or it is of no use to go on."""
+        """Send a question until there is a reply, the retries are used up, or further tries are useless."""
         started, calls, error = time.perf_counter(), 0, ""
         for attempt in range(self.settings.retries + 1):
             if stop := (refused[0] if refused else self.budget.allow()):
@@ -111,7 +111,7 @@ class Endpoint:
         return Reply(error=error + tries, calls=calls, seconds=time.perf_counter() - started)
 
     def body(self, conversation: Conversation) -> dict[str, Any]:
-        """The body of a request; `judge.request` adds fields, and a null there removes one."""
+        """The body of a request. `judge.request` adds fields, and a null value removes a field."""
         settings = self.settings
         fields: dict[str, Any] = {
             "model": settings.model,
@@ -124,7 +124,7 @@ class Endpoint:
         return {name: value for name, value in {**fields, **settings.request}.items() if value is not None}
 
     def without_key(self, text: str) -> str:
-        """Servers repeat what they were sent; the key must not reach a file."""
+        """The text without the key. Servers may echo the key, and it must not reach a file."""
         return text.replace(self._key, "***") if self._key else text
 
     def _send(self, conversation: Conversation) -> Reply:
@@ -147,7 +147,7 @@ class Endpoint:
         return self._understood(content, len(data))
 
     def _read(self, response: Any) -> bytes:
-        """The whole reply, within the time-out as a whole: a server that drips is late, too."""
+        """Read the whole reply. The timeout limits the whole: a server that sends slowly is late, too."""
         end, parts = time.monotonic() + self.settings.timeout, [b""]
         while part := response.read1(65536):
             parts.append(part)
@@ -158,7 +158,7 @@ class Endpoint:
         return b"".join(parts)
 
     def _understood(self, content: bytes, sent: int) -> Reply:
-        """The reply in the body; tokens that the endpoint does not count are taken to be four bytes each."""
+        """The reply in the body. If the endpoint does not count tokens, four bytes count as one token."""
         try:
             reply = json.loads(content)
             text = reply["choices"][0]["message"].get("content") or ""
@@ -175,7 +175,7 @@ class Endpoint:
         status = error.code
         try:
             said = self.without_key(" ".join(self._read(error.fp).decode(errors="replace").split()))
-        except (OSError, http.client.HTTPException, _Failure):  # the status is there, and says enough
+        except (OSError, http.client.HTTPException, _Failure):  # the status says enough
             said = ""
         message = f"{self._url} returned {status}" + (f": {said[:200]}" if said else "")
         if status in (401, 403):
@@ -196,12 +196,12 @@ class _Shift:
         self.over, self.refused = threading.Event(), list[str]()
         self.waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[tuple[int, Reply] | None] = queue.SimpleQueue()
-        """None: nobody waits any more."""
+        """Replies with their places. None means that nobody waits any more."""
         for place in range(len(conversations)):
             self.waiting.put(place)
 
     def work(self, keep: Callable[[int, Reply], None]) -> dict[int, Reply]:
-        """The replies that arrive before the deadline, by place."""
+        """Return the replies that arrive before the deadline, by place."""
         settings, found = self.endpoint.settings, dict[int, Reply]()
         for _ in range(min(settings.concurrency, len(self.conversations))):
             threading.Thread(target=self._serve, name="judge", daemon=True).start()
@@ -229,7 +229,7 @@ class _Shift:
                 more = not self.over.is_set() and self._serve_one()
 
     def _serve_one(self) -> bool:
-        """False where nobody is waiting any more."""
+        """Answer one question. False if there is none left."""
         try:
             place = self.waiting.get_nowait()
         except queue.Empty:
@@ -249,7 +249,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def seed_of(conversation: Conversation) -> int:
-    """A pure function of what is asked and of which judgement it is."""
+    """The sampling seed of a question: a pure function of its messages and of the number of the judgement."""
     text = json.dumps([conversation.messages, conversation.sample])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
@@ -274,12 +274,12 @@ def _key(name: str | None) -> str:
 
 
 def _pause(attempt: int) -> float:
-    """Exponential, and between half and all of it, so that the waiting ones do not come back together."""
+    """Seconds before a retry: exponential, times a random factor from 0.5 to 1 so that retries do not coincide."""
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * random.uniform(0.5, 1.0)
 
 
 def _retry_after(text: str | None) -> float | None:
-    """Seconds, from the header's number or date.
+    """Seconds to wait, from the number or date in the header.
 
     >>> _retry_after("2"), _retry_after(None), _retry_after("soon")
     (2.0, None, None)

@@ -1,11 +1,11 @@
-"""The judge as a component of a reward set: groups of answers in, one outcome per answer and every judgement out.
+"""The judge as a component of a reward set: it takes groups of answers and returns outcomes and judgements.
 
-What a judge said once is kept on disk by the content of the question, and shared by runs:
+Replies are cached on disk by the content of the question, and runs share them:
 
     <folder>/3f/3f9c...json     {"text": ..., "tokens": ...}
 
-The name is a hash of who answers (endpoint and model, or the weights), the messages, the sampling settings and the
-number of the judgement. A file is written aside and renamed, so that a reader meets a whole one or none.
+The name is a hash of the judge (endpoint and model, or the weights), the messages, the sampling settings and the number
+of the judgement. Files are written under another name and then renamed, so that a reader never sees a partial file.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from posttrain.types import Prompt
 
 FORM = Signature(batch=False, is_async=False, required=("prompt", "completion"), optional=(), takes_any=False)
-"""A judge takes what a reward function for one sample does; its settings are those of the section."""
+"""A judge takes the arguments of a reward function for one sample. Its settings come from the section `judge`."""
 
 
 class Graded(NamedTuple):
-    """What came of the answers of one step."""
+    """The outcomes and judgements for a set of answers."""
 
     outcomes: list[Outcome]
     judgements: tuple[Judgement, ...]
 
 
 class Judge:
-    """Judges the answers of a step: what can be decided without a judge is; the rest is asked at once."""
+    """Judges the answers of a step. It decides without the model if it can, and asks all questions together."""
 
     def __init__(self, settings: JudgeConfig, *, label: str, folder: Path | None = None, device: str = "auto") -> None:
-        """`folder` is where the config lies. A model folder is loaded when it is needed first."""
+        """`folder` is the folder of the config. A model folder is loaded on first use."""
         self.settings, self.label = settings, label
         template = Template.of(settings.mode, path=settings.template, rubric=settings.rubric, folder=folder)
         self.mode = Mode(name=settings.mode, template=template, settings=settings)
@@ -60,17 +60,17 @@ class Judge:
         self.asks = Cached(self.backend, _cache(settings.cache), sampling)
 
     def bind_policy(self, sampler: Judging, template_kwargs: Mapping[str, Any]) -> None:
-        """For `model: policy`: the sampler whose present weights judge. Others are not concerned."""
+        """Set the sampler whose current weights judge, for `model: policy`. Other judges ignore it."""
         if not isinstance(self.backend, Endpoint) and self.backend.is_policy:
             self.backend.bind(sampler, template_kwargs)
 
     def keep_ledger(self, ledger: Path) -> None:
-        """Where a run keeps what its judges have cost, so that a budget holds for the run and not for the process."""
+        """Set the file that records the cost of the run's judges, so that a budget holds for the whole run."""
         if isinstance(self.backend, Endpoint):
             self.backend.budget.keep_in(ledger)
 
     def check(self, prompts: Sequence[Prompt], what: str = "") -> None:
-        """Before training: the column that answers are compared with is there, and the model can be loaded.
+        """Check before training that the column for comparison exists and the model can be loaded.
 
         `what` names the prompts in the error.
         """
@@ -82,9 +82,9 @@ class Judge:
         self._control()
 
     def __call__(self, calls: Sequence[Mapping[str, Any]]) -> Graded:
-        """One outcome per `{"prompt": Prompt, "completion": Completion, "number": int}`; a group begins at number 0.
+        """One outcome per `{"prompt": Prompt, "completion": Completion, "number": int}`. A group begins at number 0.
 
-        Its value is None where the mode does not apply: no other answer, or no text in the column.
+        The value is None if the mode does not apply: there is no other answer, or no text in the column.
         """
         graded = self.grade(_groups(calls))
         return Graded(
@@ -94,16 +94,16 @@ class Judge:
 
     @property
     def is_remote(self) -> bool:
-        """Does somebody else compute the answers, so that asking costs no time of this machine?"""
+        """Does another machine compute the answers, so that questions cost no time on this one?"""
         return isinstance(self.backend, Endpoint)
 
     def abandon(self) -> None:
-        """Give up what is being asked by other threads."""
+        """Give up the questions that other threads are asking."""
         if isinstance(self.backend, Endpoint):
             self.backend.abandon()
 
     def grade(self, groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[Graded]:
-        """The same for calls that are grouped already; safe to be called from two threads where it `is_remote`."""
+        """Judge calls that are already grouped. Safe to call from two threads if the judge `is_remote`."""
         control = self._control()
         tasks = [
             task
@@ -143,7 +143,7 @@ class Judge:
         return judgements
 
     def _ask(self, questions: Sequence[Conversation]) -> list[Reply]:
-        """Replies with their verdicts; who gave none is asked once more, for the last line only."""
+        """Replies with their verdicts. A judge that gave none is asked once more, for the last line only."""
         replies = [self._read(reply) for reply in self.asks.answer(questions)]
         silent = [place for place, reply in enumerate(replies) if reply.verdict is None and not reply.error]
         once_more = [_once_more(questions[place], replies[place].text, ASK_AGAIN[self.mode.name]) for place in silent]
@@ -187,7 +187,7 @@ def _once_more(question: Conversation, text: str, request: str) -> Conversation:
 
 
 def _together(first: Reply, second: Reply) -> Reply:
-    """Both texts, with what they cost and the verdict of the second."""
+    """One reply from two: both texts, their total cost, and the verdict of the second."""
     return Reply(
         text=f"{first.text}\n\n{second.text}" if second.text else first.text,
         verdict=second.verdict,
@@ -199,11 +199,11 @@ def _together(first: Reply, second: Reply) -> Reply:
 
 
 Share = tuple[Judgement, bool]
-"""A judgement that a completion takes part in, and whether it is the one that the score is about."""
+"""A judgement on a completion, and whether its score is for this completion or for the opponent."""
 
 
 def _by_completion(tasks: Sequence[Task], judgements: Sequence[Judgement]) -> dict[tuple[int, int], list[Share]]:
-    """(place of the group, number of the completion) -> what was judged about it."""
+    """The judgements on each completion, by (place of the group, number of the completion)."""
     found: dict[tuple[int, int], list[Share]] = {}
     for task, judgement in zip(tasks, judgements, strict=True):
         found.setdefault((task.place, task.completion), []).append((judgement, True))
@@ -213,7 +213,7 @@ def _by_completion(tasks: Sequence[Task], judgements: Sequence[Judgement]) -> di
 
 
 def _outcome(own: Sequence[Share], text: str) -> Outcome:
-    """The mean over the judgements of one completion; a failure where none of them has a verdict."""
+    """The mean score over the judgements of one completion. A failure if none of them has a verdict."""
     if not own:
         return Outcome(kind="value", value=None)
     seconds = sum(reply.seconds for judgement, _ in own for reply in judgement.replies)
@@ -228,7 +228,7 @@ def _outcome(own: Sequence[Share], text: str) -> Outcome:
 
 
 def _reason(score: float, own: Sequence[Share], text: str) -> str:
-    """Why a completion has its score; `ambiguous` where each of its comparisons came out otherwise in the other order.
+    """The reason for a completion's score. `ambiguous`: the order changed the verdict in each of its comparisons.
 
     A tie, and a mean of wins and losses, are `partial`.
     """
@@ -245,14 +245,14 @@ def _without_verdict(judgement: Judgement) -> str:
 
 
 class Cached:
-    """A backend that is asked only what is not on disk yet."""
+    """A backend that is asked only those questions whose replies are not on disk."""
 
     def __init__(self, backend: Backend, folder: Path | None, sampling: Mapping[str, Any]) -> None:
-        """`folder` None keeps nothing; `sampling` is whatever else decides what is answered."""
+        """A `folder` of None keeps nothing. `sampling` has the other settings that influence a reply."""
         self.backend, self.folder, self.sampling = backend, folder, dict(sampling)
 
     def answer(self, conversations: Sequence[Conversation]) -> list[Reply]:
-        """One reply per conversation, in order; the same question is asked once. Failures are not kept."""
+        """One reply per conversation, in order. Equal questions are asked once. Failures are not kept."""
         identity = self.backend.identity() if self.folder is not None else None
         keys = [self._key(identity or "", conversation) for conversation in conversations]
         kept = {} if identity is None else {key: reply for key in dict.fromkeys(keys) if (reply := self._read(key))}
@@ -285,11 +285,11 @@ class Cached:
             return None
 
     def _write(self, key: str, reply: Reply) -> None:
-        """Best effort: a cache that cannot be written costs a question, never the run."""
+        """Cache a reply if possible. A failed write costs another question later, and never the run."""
         with suppress(OSError, DoesNotFit):
             write_atomically(self._path(key), json.dumps({"text": reply.text, "tokens": reply.tokens}))
 
 
 def _again(reply: Reply) -> Reply:
-    """The reply to a question that was asked a second time within one call."""
+    """The reply to a question that occurs again within one call."""
     return reply if reply.error else Reply(text=reply.text, cached=True)

@@ -1,4 +1,4 @@
-"""A judge in this process: a model from a folder, or the policy that is trained, as it is at that moment."""
+"""A judge in this process: a model from a folder, or the policy that is trained, with its current weights."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 POLICY = "policy"
 CODE = ("engines/*.py", "functional/*.py", "data/prompts.py", "rewards/judge/local.py")
-"""The modules that a reply comes from, beside those of the model."""
+"""The modules that a reply depends on, in addition to those of the model."""
 
 
 class LocalJudge:
-    """Implements `Backend` with a sampler and the chat template of its tokenizer."""
+    """A `Backend` that uses a sampler and the chat template of its tokenizer."""
 
     def __init__(self, settings: JudgeConfig, *, folder: Path | None = None, device: str = "auto") -> None:
         self.settings, self._folder, self._device = settings, folder, device
@@ -45,7 +45,7 @@ class LocalJudge:
         return self.settings.model == POLICY
 
     def bind(self, sampler: Judging, template_kwargs: Mapping[str, Any]) -> None:
-        """Judge with this sampler's present weights, whenever that is."""
+        """Set the sampler that judges, always with its current weights."""
         self._bound, self._template_kwargs = sampler, template_kwargs
 
     @cached_property
@@ -68,13 +68,13 @@ class LocalJudge:
             raise ConfigError(
                 given="judge.model = policy, but no policy is being trained or evaluated",
                 allowed="policy in a run or in an evaluation, or a model folder",
-                fix="Name the model: judge: {model: FOLDER}. A folder of that name is ./policy.",
+                fix="Name the model: judge: {model: FOLDER}. For a folder with the name policy, write ./policy.",
             )
         return self._bound
 
     def identity(self) -> str | None:
-        """By whatever decides what it says; the policy changes at each step, so its answers are computed anew, and are
-        the same."""
+        """The identity of the model; None for the policy, which changes at each step. Replies of the policy are not
+        cached, and a repeated step computes the same replies again."""
         return None if self.is_policy else self._identity
 
     @cached_property
@@ -94,7 +94,7 @@ class LocalJudge:
         return self.sampler.tokenizer.all_special_tokens
 
     def answer(self, conversations: Sequence[Conversation], keep: Callable[[int, Reply], None]) -> list[Reply]:
-        """One reply per conversation; one that does not fit the context is a failure."""
+        """One reply per conversation, in order. A question that does not fit into the context is a failure."""
         started, sampler = time.perf_counter(), self.sampler
         rows = [self._ids(conversation) for conversation in conversations]
         fits = [place for place, row in enumerate(rows) if not isinstance(row, Reply)]
@@ -115,7 +115,7 @@ class LocalJudge:
         return rows  # type: ignore[return-value]
 
     def _ids(self, conversation: Conversation) -> tuple[int, ...] | Reply:
-        """What the model reads; a failure where it does not fit."""
+        """The token ids of a question; a failure if they do not fit into the context."""
         sampler = self.sampler
         chat = bool(sampler.tokenizer.chat_template)
         renderer = Renderer(tokenizer=sampler.tokenizer, chat=chat, template_kwargs=self._template_kwargs)
@@ -134,6 +134,6 @@ class LocalJudge:
 
 
 def _stream(conversation: Conversation) -> int:
-    """The random stream of a question: a pure function of what is asked and of which judgement it is."""
+    """The random stream of a question: a pure function of its messages and of the number of the judgement."""
     text = json.dumps([conversation.messages, conversation.sample])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

@@ -1,9 +1,9 @@
-"""From a group of answers to the questions about it, and from verdicts to scores.
+"""The questions about a group of answers, and the scores that the verdicts give.
 
 pairwise    each answer against the others of its group, or against a column of the row: 1, 1/2 (tie) or 0.
-            Both orders are asked; a verdict counts when they agree, else the comparison is a tie.
-score       points from 0 to 5, over 5; the mean of `samples` judgements
-reference   1 when the answer means the same as a column of the row, else 0
+            Both orders are asked. If the two verdicts disagree, the comparison is a tie.
+score       points from 0 to 5, divided by 5; the mean of `samples` judgements
+reference   1 if the answer means the same as a column of the row, else 0
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One thing to find out: what `completion` is worth, by itself or against `opponent`."""
+    """One score to find: for `completion`, alone or against `opponent`."""
 
     place: int
-    """The place of the group among the judged ones."""
+    """Index of the group among the judged groups."""
     completion: int
     opponent: int | None = None
     questions: tuple[Conversation, ...] = ()
     score: float | None = None
-    """Where it is known without asking."""
+    """The score, if it is known without a question."""
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """A judge's questions, and the meaning of the answers."""
+    """A judge's questions, and the scores that its replies give."""
 
     name: str
     template: Template
@@ -52,7 +52,7 @@ class Mode:
         return {"pairwise": comparison, "score": points, "reference": correctness}[self.name]
 
     def combine(self, verdicts: Sequence[Verdict | None]) -> float | None:
-        """The score of a task; None where too little was said. Orders need both verdicts, samples need one."""
+        """The score of a task; None if verdicts are missing. A comparison needs both verdicts, samples need one."""
         if self.name == "pairwise":
             first, second = verdicts
             if first is None or second is None:
@@ -62,7 +62,7 @@ class Mode:
         return math.fsum(found) / len(found) / POINTS if found else None
 
     def plan(self, place: int, prompt: Prompt, answers: Sequence[str], control: Collection[str]) -> list[Task]:
-        """The tasks of one group. No task: the mode does not apply to this row."""
+        """The tasks of one group. If there is none, the mode does not apply to this row."""
         asked, texts = request(prompt), [self.judged(answer) for answer in answers]
         fill = Filling(self.template, asked, control)
         if self.name == "pairwise" and self.settings.against is None:
@@ -98,7 +98,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Filling:
-    """A template for one request."""
+    """A template with the request filled in."""
 
     template: Template
     request: str
@@ -110,7 +110,7 @@ class Filling:
 
 
 def decided(one: str, other: str) -> tuple[float | None, str]:
-    """The score of a comparison that needs no judge, and why; (None, "") for one that does."""
+    """The score of a comparison that needs no judge, and the reason. (None, "") if it needs a judge."""
     nothing = says_nothing(one), says_nothing(other)
     if all(nothing):
         return 0.5, "both answers say nothing"
@@ -120,7 +120,7 @@ def decided(one: str, other: str) -> tuple[float | None, str]:
 
 
 def request(prompt: Prompt) -> str:
-    """The question as text: the row's prompt, or its conversation turn by turn."""
+    """The request as text: the row's prompt, or its conversation turn by turn."""
     if prompt.plain is not None:
         return prompt.plain
     if prompt.messages is None:
@@ -135,7 +135,7 @@ def _spoken(content: Any) -> str:
 
 
 def even_pairs(size: int, most: int | None) -> list[tuple[int, int]]:
-    """All pairs of a group, or `most` of them with every member in about equally many, and in one at least.
+    """All pairs of a group, or `most` of them. Each member is in at least one pair, and all in about equally many.
 
     >>> even_pairs(3, None), even_pairs(4, 2), even_pairs(3, 1)
     ([(0, 1), (0, 2), (1, 2)], [(0, 1), (2, 3)], [(0, 1), (0, 2)])

@@ -1,4 +1,4 @@
-"""The records of judging, and the numbers that a step's judgements come to."""
+"""The records of judging, and the metrics of a step's judgements."""
 
 from __future__ import annotations
 
@@ -9,64 +9,64 @@ from typing import Any, Protocol
 from posttrain.types import Mean, Metrics
 
 Verdict = str | float
-""""A", "B" or "tie" for a comparison; otherwise points."""
+"""A judge's verdict: "A", "B" or "tie" for a comparison, otherwise points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """What a judge is asked once."""
+    """One question to a judge."""
 
     messages: tuple[dict[str, str], ...]
     sample: int = 0
-    """Which of several judgements of the same question, counted from 0: each draws from a stream of its own."""
+    """Index among several judgements of the same question, from 0. Each draws from its own random stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What came of one question."""
+    """The reply to one question."""
 
     text: str = ""
-    """Raw, as the judge wrote it."""
+    """Raw text of the judge."""
     error: str = ""
-    """Why there is no text."""
+    """The reason why there is no text."""
     verdict: Verdict | None = None
-    """None where the text has none, or where there is no text."""
+    """The verdict in the text; None if there is no verdict or no text."""
     seconds: float = 0.0
     calls: int = 0
-    """Requests that were sent, failed ones and the question for a missing verdict included."""
+    """Number of requests sent, including failed ones and the question for a missing verdict."""
     tokens: int = 0
     """Tokens of prompt and reply, as the endpoint counts them."""
     cached: bool = False
 
 
 class Backend(Protocol):
-    """Whoever answers."""
+    """An endpoint or a model that answers the questions."""
 
     def identity(self) -> str | None:
-        """Changes whenever the same question may get another answer; None where answers must not be kept."""
+        """Text that changes whenever the same question may get another answer. None if answers must not be kept."""
         ...
 
     def answer(self, conversations: Sequence[Conversation], keep: Callable[[int, Reply], None]) -> list[Reply]:
-        """One reply per conversation, in order; `keep` is called with its place as soon as one has arrived."""
+        """One reply per conversation, in order. `keep` gets each reply with its place as soon as it arrives."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """One comparison or one grading, with everything that was said for it."""
+    """One comparison or one grading, with all replies to its questions."""
 
     label: str
-    """Which reward."""
+    """Label of the reward."""
     prompt: int
     """`Prompt.index`: the row of the dataset."""
     completion: int
-    """Which completion of the prompt, counted from 0."""
+    """Index of the completion among those of its prompt, from 0."""
     opponent: int | None = None
-    """The completion that it was compared with; None where there is none, or where it is a column of the row."""
+    """Index of the completion that it was compared with; None without a comparison, or for a column of the row."""
     score: float | None
-    """The score for `completion`; the opponent gets 1 - score. None: no verdict."""
+    """The score of `completion`; the opponent gets 1 - score. None: no verdict."""
     note: str = ""
-    """Why nobody was asked, where nobody was."""
+    """If the judge was not asked, the reason why."""
     replies: tuple[Reply, ...] = ()
     """The replies; two for a comparison, with `completion` as answer A in the first and as answer B in the second."""
 
@@ -76,7 +76,7 @@ class Judgement:
 
     @property
     def changed_with_order(self) -> bool:
-        """A comparison with two verdicts of which the second is not the first one mirrored."""
+        """Did the verdict change with the order? True if the second of two verdicts does not mirror the first."""
         given = [reply.verdict for reply in self.replies]
         return self.compares and None not in given and given[1] != _MIRRORED[str(given[0])]
 
@@ -85,21 +85,21 @@ class Judgement:
 
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Judgement:
-        """What `to_json` gave."""
+        """Restore a judgement from the result of `to_json`."""
         return Judgement(**{**saved, "replies": tuple(Reply(**reply) for reply in saved["replies"])})
 
 
 def judge_metrics(judgements: Sequence[Judgement]) -> Metrics:
-    """The numbers of a step, over all of its judges; nothing where there was no judge.
+    """The metrics of a step, over all of its judges; empty without a judge.
 
     judge/ties            share of the decided comparisons that ended in a tie
     judge/position_bias   share of comparisons with two verdicts in which the order changed the verdict
-    judge/first_won       share of the verdicts A and B that are A: an unbiased judge has one half
-    judge/unparsable      share of the replies without a verdict, after asking once more
+    judge/first_won       share of A among the verdicts A and B: one half for an unbiased judge
+    judge/unparsable      share of the replies without a verdict, after the judge was asked once more
     judge/cached          share of the replies that were on disk
     judge/unasked         share of the judgements that needed no judge: empty answers, equal answers
     judge/calls           requests sent
-    judge/tokens          tokens of questions and replies, those from the cache left out
+    judge/tokens          tokens of questions and replies, without those from the cache
     judge/seconds         seconds spent waiting for replies, summed over questions
     """
     if not judgements:

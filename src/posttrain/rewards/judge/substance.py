@@ -1,7 +1,7 @@
-"""Answers that cannot be good ones, whatever a judge would say of them: nobody is asked.
+"""Answers that cannot be good, whatever a judge would say. The judge is not asked about them.
 
-Judges give full marks to a colon, to "Thought process:", to "Solution" in several languages, and a policy that is
-trained by one soon says nothing else (arXiv:2507.08794).
+Judges give full marks to a colon, to "Thought process:" and to "Solution" in several languages. A policy that such a
+judge trains soon says nothing else (arXiv:2507.08794).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from posttrain.verify import read_table
 
 _TOLD = read_table(Path(__file__).with_name("openers.yaml"))
 KEYS = frozenset(key.strip() for key in f"{_TOLD['english']};{_TOLD['others']}".split(";"))
-"""Openers after which an answer would have to follow, without case and punctuation."""
+"""Openers that introduce an answer but contain none, without case and punctuation."""
 LABELS = frozenset(_TOLD["labels"].split())
-"""Words that may be an answer by themselves, and are none before a colon."""
+"""Words that may be an answer on their own, but not before a colon."""
 
 _PIECES = re.compile(r"([^\n:.。!?;…|]*)([\n:.。!?;…|]*)")
 
 
 def says_nothing(text: str) -> str:
-    """Why an answer cannot be a good one; "" for all others.
+    """The reason why an answer cannot be good; "" for all others.
 
     >>> says_nothing(" \\n"), says_nothing(":"), says_nothing("**Thought process:**\\nSolution"), says_nothing("7")
     ('empty', 'no letter and no digit', 'openers without an answer', '')
@@ -38,6 +38,6 @@ def says_nothing(text: str) -> str:
 
 
 def _bare(piece: str) -> str:
-    """Without case, without signs at its ends, with one kind of apostrophe and of space."""
+    """A piece without case and without signs at its ends, with one kind of apostrophe and of space."""
     kept = re.sub(r"^[\W_]+|[\W_]+$", "", piece.replace("’", "'").casefold())
     return " ".join(kept.replace("-", " ").split())

@@ -1,4 +1,4 @@
-"""The meaning of a judge's reply: its last line, or a reply that is one JSON object. Any other reply is no verdict."""
+"""Read the verdict from a judge's reply: from its last line, or from a reply that is one JSON object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from posttrain.rewards.fuzzy import after_reasoning
 from posttrain.rewards.judge.records import Verdict
 
 POINTS = 5
-"""Most points of a graded answer."""
+"""Maximum number of points for a graded answer."""
 
 _CHOICES = {"a": "A", "b": "B", "tie": "tie"}
 _CORRECT = {"correct": float(POINTS), "incorrect": 0.0}
@@ -20,7 +20,8 @@ Parse = Callable[[str], Verdict | None]
 
 
 def comparison(text: str) -> Verdict | None:
-    """
+    """The verdict of a comparison; None without one.
+
     >>> comparison("The first is shorter.\\nVerdict: A"), comparison('{"verdict": "tie"}'), comparison("A is better.")
     ('A', 'tie', None)
     """
@@ -28,7 +29,8 @@ def comparison(text: str) -> Verdict | None:
 
 
 def correctness(text: str) -> Verdict | None:
-    """
+    """Full points for `correct`, 0 for `incorrect`; None without a verdict.
+
     >>> correctness("Both say 4.\\n**Verdict: correct**"), correctness("Verdict: correct, mostly")
     (5.0, None)
     """
@@ -36,7 +38,8 @@ def correctness(text: str) -> Verdict | None:
 
 
 def points(text: str) -> Verdict | None:
-    """
+    """The points of a graded answer; None without a valid number.
+
     >>> points("One more for clarity.\\nScore: 4"), points("Score: 4.5/5"), points("Score: 9")
     (4.0, 4.5, None)
     """
@@ -45,7 +48,7 @@ def points(text: str) -> Verdict | None:
 
 
 def _last_word(text: str, name: str) -> str:
-    """The value of `name` in a reply that is a JSON object, else in its last line `name: value`; empty without."""
+    """The value of `name` in a reply that is a JSON object, else in its last line `name: value`; else empty."""
     text = after_reasoning(text)
     fence = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text, re.DOTALL)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -58,7 +61,7 @@ def _last_word(text: str, name: str) -> str:
 
 
 def _in_json(text: str, name: str) -> str | None:
-    if not re.search(rf'"{name}"\s*:', text):  # written out: what is spelt otherwise may be taken from an answer
+    if not re.search(rf'"{name}"\s*:', text):  # exactly this spelling: any other may be quoted from an answer
         return None
     try:
         found: Any = json.loads(text)

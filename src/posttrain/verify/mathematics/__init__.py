@@ -1,4 +1,4 @@
-r"""Mathematical answers as exact values: read by a grammar of our own, compared without rounding, nothing evaluated.
+r"""Mathematical answers as exact values, which our own grammar reads and which are compared without rounding or `eval`.
 
 >>> from posttrain.verify.mathematics.compare import same
 >>> from posttrain.verify.mathematics.options import Options

@@ -28,16 +28,16 @@ from posttrain.verify.mathematics.values import (
 )
 
 Point = Callable[[str], Any]
-"""The number that a symbol stands for."""
+"""Function that returns the number of a symbol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers that are calculated with."""
+    """The arithmetic for a calculation."""
 
     rational: Callable[[Fraction | int], Any]
     constants: Mapping[str, Any]
-    """π, e and i."""
+    """The values of π, e and i."""
     functions: Mapping[str, Callable[..., Any]]
 
 
@@ -58,7 +58,7 @@ ROUGH = Numbers(
 
 
 def approximate(node: Node, point: Point, options: Options) -> complex | None:
-    """The value to about 12 digits, or None where floating point does not reach."""
+    """The value to about 12 digits, or None if floating point cannot compute it."""
     try:
         value = value_of(node, point, options, ROUGH)
     except (ArithmeticError, ValueError, TypeError, KeyError, IndexError):
@@ -67,7 +67,7 @@ def approximate(node: Node, point: Point, options: Options) -> complex | None:
 
 
 def value_of(node: Node, point: Point, options: Options, numbers: Numbers) -> Any:
-    """The value of an expression. ValueError for a matrix and a double sign, ArithmeticError where it has none."""
+    """The value of an expression. ValueError for a matrix or a double sign, ArithmeticError if it has no value."""
 
     def of(child: Node) -> Any:
         return value_of(child, point, options, numbers)
@@ -104,19 +104,19 @@ def value_of(node: Node, point: Point, options: Options, numbers: Numbers) -> An
 
 
 def _phase(function: str, arguments: Sequence[Any]) -> Any:
-    """A stand-in for a function without a definition, such as f: f(x + 1) and f(1 + x) agree, f(x) and f(y) do not."""
+    """A substitute for an undefined function such as f: f(x + 1) and f(1 + x) agree, f(x) and f(y) do not."""
     return sum(
         (argument * (place + 1.25) for place, argument in enumerate(arguments)), zlib.crc32(function.encode()) % 7
     )
 
 
 _PRECISION = Fraction(1, 10**15)
-"""Of what is calculated in floating point, relative to its size."""
+"""Relative precision of a floating-point result."""
 
 
 def is_rounded(gold: Number | Expression, given: Number, options: Options) -> bool:
-    """Whether `given` is a decimal of n >= `rounded_places` places, with as many significant digits at least, and
-    |given - gold| <= 10^-n / 2. The gold must be a constant that no decimal equals: 1/3, √2, π, but not 1/8 or 7."""
+    """Whether `given` is a decimal with n >= `rounded_places` places and at least `rounded_places` significant digits,
+    and |given - gold| <= 10^-n / 2. The gold must be a constant that no decimal equals: 1/3, √2, π, not 1/8 or 7."""
     if not (options.rounded_places and given.decimal) or given.percent:
         return False
     places = _places(given.value)
@@ -130,7 +130,7 @@ def is_rounded(gold: Number | Expression, given: Number, options: Options) -> bo
 
 
 def _places(value: Fraction | int) -> int | None:
-    """Digits behind the point of a decimal; None for what no decimal equals. 1/40 = 25/1000 has three.
+    """Number of decimal places of a value; None if no decimal equals it. 1/40 = 25/1000 has three.
 
     >>> _places(Fraction(1, 40)), _places(7), _places(Fraction(1, 3))
     (3, 0, None)
@@ -144,7 +144,7 @@ def _places(value: Fraction | int) -> int | None:
 
 
 def _exact(gold: Number | Expression, options: Options) -> Fraction | None:
-    """The real constant that a gold is, if no decimal equals it."""
+    """The value of a gold that is a real constant which no decimal equals; else None."""
     if isinstance(gold, Number):
         return Fraction(gold.value) if _places(gold.value) is None and not gold.percent else None
     found = None if free_symbols(gold.node) else approximate(gold.node, lambda name: math.nan, options)

@@ -1,4 +1,4 @@
-"""The parts of an expression that stand for themselves: numbers, symbols, brackets, roots, functions, matrices."""
+"""The basic parts of an expression: numbers, symbols, brackets, roots, functions, matrices."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PAIRS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rc
 _BETWEEN = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs"}
 _NAMED_FUNCTIONS = frozenset("fgh")
 COMMANDS = FUNCTIONS | _ACCENTS | {"\\frac", "\\sqrt", "\\binom", "\\lfloor", "\\lceil"}
-"""Characters that may begin a base, besides letters, numbers and brackets."""
+"""Commands that may begin a base, in addition to letters, numbers and brackets."""
 
 
 def literal(text: str) -> Literal:
-    """`12`, `0.5`, `.5`, `1.5e3`."""
+    """The number of a text such as `12`, `0.5`, `.5` or `1.5e3`."""
     mantissa, _, exponent = text.lower().partition("e")
     if exponent and abs(int(exponent)) > MAX_DIGITS:
         raise Unreadable("too_large", f"a number of more than {MAX_DIGITS} digits")
@@ -34,7 +34,7 @@ def literal(text: str) -> Literal:
 
 
 class Bases(Cursor, ABC):
-    """Reads a base; sums, factors and exponents are read by who knows the rest of the grammar."""
+    """Reads a base. A subclass with the rest of the grammar reads sums, factors and exponents."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         super().__init__(tokens)
@@ -75,7 +75,7 @@ class Bases(Cursor, ABC):
         raise NotAnExpression
 
     def _number(self, text: str) -> Literal:
-        r"""A number with its period, if it has one: `0.1\overline{6}` is 1/6."""
+        r"""A number with its repeating part, if it has one: `0.1\overline{6}` is 1/6."""
         if self.peek() == "." and self.peek(1) == "\\overline":
             self.take()
             text += "."
@@ -103,7 +103,7 @@ class Bases(Cursor, ABC):
         return Symbol(name)
 
     def _subscript(self) -> str:
-        """As it is written."""
+        """A subscript as written."""
         if self.peek() != "{":
             return self.take().text
         self.take()
@@ -132,7 +132,7 @@ class Bases(Cursor, ABC):
         return Call(_BETWEEN[opening], (inner,)) if opening in _BETWEEN else inner
 
     def _argument(self) -> Node:
-        r"""Of a command: a group, or one digit or symbol, as in `\frac12` and `\frac1{\sqrt2}`."""
+        r"""The argument of a command: a group, or one digit or symbol, as in `\frac12` and `\frac1{\sqrt2}`."""
         if self.kind() == "number":
             token = self.tokens[self.position]
             if not token.text.isdigit():

@@ -1,4 +1,4 @@
-r"""Multiple choice: one letter, however it is written.
+r"""Multiple choice: one letter, in any notation.
 
 >>> multiple_choice("So the answer is (C).", "C").reason, multiple_choice(r"\boxed{B}", 2).reason
 ('correct', 'wrong')
@@ -22,7 +22,7 @@ from posttrain.verify.verdict import Verdict, correct
 
 LETTERS = "ABCDEFGHIJ"
 MAX_SHOWN = 300
-"""Characters of a choice as a completion names it."""
+"""Maximum length of the text with which a completion names a choice, in characters."""
 
 _COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox)\s*\{([^{}]*)\}")
 _LETTER = re.compile(
@@ -35,7 +35,7 @@ _OTHER = re.compile(
 _LAST_LINE = re.compile(r"[*_\s]*[(\[]?([A-J])[)\].:]?[*_\s.]*(?:\n|$)")
 
 Options = Mapping[str, str]
-"""Label of each choice -> its text."""
+"""The text of each choice, by label."""
 
 
 def multiple_choice(
@@ -45,10 +45,10 @@ def multiple_choice(
     *,
     truncated: bool = False,
 ) -> Verdict:
-    """Whether the one choice of a completion is the gold: a letter, or its index counted from 0.
+    """Whether the one choice of a completion is the gold: a letter, or its index from 0.
 
-    `choices` is the column with the texts of the choices, in order, or with `text` and `label`. Given, the text of a
-    choice is as good as its letter, and a letter with another choice's text contradicts itself.
+    `choices` is the column with the texts of the choices, in order, or with `text` and `label`. With it, the text of a
+    choice counts as much as its letter, and a letter with the text of another choice is a contradiction.
     """
     start = perf_counter()
     options = _options(choices)
@@ -89,7 +89,7 @@ def _verdict(segment: str, gold: str, options: Options, *, truncated: bool) -> V
 
 
 def _named(segment: str) -> list[str] | None:
-    """What a completion names as its choice, in boxes, tags and statements, else in its last line."""
+    """The texts that a completion names as its choice, in boxes, tags and statements, else in its last line."""
     boxes, tags, stated = places.find_boxes(segment), places.find_tags(segment), places.find_statements(segment)
     if boxes is None or tags is None or stated is None:
         return None
@@ -105,7 +105,7 @@ def _named(segment: str) -> list[str] | None:
 
 
 def _behind_names(segment: str) -> list[str]:
-    """What follows "the correct option is"."""
+    """The texts that follow "the correct option is"."""
     found = []
     for match in _NAMES_CHOICE.finditer(segment):
         if len(found) >= places.MAX_PLACES:
@@ -115,7 +115,7 @@ def _behind_names(segment: str) -> list[str]:
 
 
 def _choice(text: str, options: Options) -> str | None:
-    """The label that a text names; "" when it names several, None when it names none."""
+    """The label that a text names; "" if it names several, None if it names none."""
     text = _COMMAND.sub(r" \1 ", without_dollars(text)).strip(" \t\n*_.;:!\\")
     if len(text) > MAX_SHOWN or hidden_characters(text):
         return None
@@ -126,7 +126,7 @@ def _choice(text: str, options: Options) -> str | None:
     if match is None:
         return None
     label, rest = match[1], match[2].strip()
-    if label.islower() and rest:  # "a matter of taste" is no choice
+    if label.islower() and rest:  # "a matter of taste" is not a choice
         return None
     label = label.upper()
     if options and label not in options:
@@ -154,7 +154,7 @@ def _options(choices: Sequence[Any] | Mapping[str, Any] | None) -> Options:
 
 
 def _gold(answer: Any, options: Options) -> str:
-    """The label of the right choice; DataError when the gold names none."""
+    """The label of the right choice. DataError if the gold answer names none."""
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < (len(options) or len(LETTERS)):
         return list(options)[answer] if options else LETTERS[answer]
     label = _choice(answer, options) if isinstance(answer, str) else None

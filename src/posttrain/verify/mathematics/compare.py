@@ -1,4 +1,4 @@
-"""Whether two answers are the same, by exact arithmetic."""
+"""Compare two answers by exact arithmetic."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ Algebraist = Callable[[Node, Node], bool]
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What a comparison goes by."""
+    """The settings of a comparison."""
 
     options: Options
     algebra: Algebraist | None = None
 
 
 _SAMPLES = 3
-"""Points at which expressions are compared that exact arithmetic does not settle."""
+"""Number of points at which two expressions are compared if exact arithmetic does not decide."""
 
 
 def same(gold: Value, given: Value, options: Options, algebra: Algebraist | None = None) -> bool | None:
-    """Whether `given` is the gold answer; None where only algebra with symbols can tell (`symbolic.equivalent`).
+    """Whether `given` is the gold answer; None if only symbolic algebra can decide (`symbolic.equivalent`).
 
-    Unreadable("unevaluated") when `given` leaves a computation undone that the gold does not. `algebra` decides about
-    two expressions that agree at some points, but not term by term; it may take long.
+    Unreadable("unevaluated") if `given` leaves a computation undone that the gold does not. `algebra` decides about
+    two expressions that agree at some points but not term by term. It may take long.
     """
     if options.require_evaluated and given.computations and (undone := given.computations - gold.computations):
         raise Unreadable("unevaluated", f"a computation is left undone: {', '.join(sorted(undone))}")
@@ -64,7 +64,7 @@ def same(gold: Value, given: Value, options: Options, algebra: Algebraist | None
 
 
 def agree(one: Value, other: Value, options: Options) -> bool:
-    """Whether the sides of an equation are equal beyond doubt."""
+    """Whether the sides of an equation are certainly equal."""
     return bool(_same(one, other, How(options))) and (one.unit is None or other.unit is None or one.unit == other.unit)
 
 
@@ -144,7 +144,7 @@ def _same_meaning(gold: Value, given: Value, how: How) -> bool | None:
 
 
 def _same_expression(gold: Number | Expression, given: Number | Expression, how: How) -> bool | None:
-    """By their terms; what is equal at some points, but not term by term, needs algebra."""
+    """Compare two expressions by their terms. If they agree only at some points, algebra has to decide."""
     if isinstance(given, Number) and is_rounded(gold, given, how.options):
         return True
     ratios = [_ratio(gold), _ratio(given)]
@@ -167,7 +167,7 @@ def _same_expression(gold: Number | Expression, given: Number | Expression, how:
 
 
 def _same_terms(one: Ratio, other: Ratio) -> bool:
-    """Multiplied out. What is no fraction has one form, and needs no arithmetic."""
+    """Whether two ratios have the same terms. Without denominators the form is unique and needs no arithmetic."""
     if one.below == ONE and other.below == ONE:
         return one.above == other.above
     return Algebra().equal(one, other)
@@ -182,7 +182,7 @@ def _node(side: Number | Expression) -> Node:
 
 
 def _all_same(gold: Sequence[Value], given: Sequence[Value], how: How) -> bool | None:
-    """Item by item; one that differs decides, else one that needs algebra."""
+    """Compare item by item. False if one differs, else None if one needs algebra."""
     if len(gold) != len(given):
         return False
     verdict: bool | None = True
@@ -199,7 +199,7 @@ def _same_listing(gold: Listing, given: Listing, how: How) -> bool | None:
     if gold.braced or given.braced:
         golds, givens = _distinct(golds, how), _distinct(givens, how)
     elif len(givens) > len(golds) and not how.options.ordered and len(_distinct(golds, how)) == len(golds):
-        givens = _distinct(givens, how)  # a solution that is named twice; of 1, 1, 2 each counts
+        givens = _distinct(givens, how)  # a solution may be repeated, unless the gold repeats one itself
     if len(golds) != len(givens):
         return False
     dotted = any(item.text == "…" for item in golds)
@@ -268,7 +268,7 @@ def _same_matrix(gold: Matrix, given: Matrix, how: How) -> bool | None:
 
 
 def _as_equation(value: Value) -> Equation:
-    """`y = 2x + 3` as 2x + 3 - y = 0."""
+    """An equation for a value, such as 2x + 3 - y = 0 for `y = 2x + 3`."""
     match value.meaning:
         case Equation():
             return value.meaning
@@ -279,7 +279,7 @@ def _as_equation(value: Value) -> Equation:
 
 
 def _same_formula(gold: Value, given: Value) -> bool:
-    """Whether `y = 2x` and `x = y/2` are one equation; `x = 5` and `y = 5` are not."""
+    """Whether two formulas are the same equation, as `y = 2x` and `x = y/2` are, but `x = 5` and `y = 5` are not."""
     formulas = [value.meaning for value in (gold, given) if isinstance(value.meaning, Expression)]
     if len(formulas) < 2 or not all(free_symbols(formula.node) for formula in formulas):
         return False
@@ -287,7 +287,7 @@ def _same_formula(gold: Value, given: Value) -> bool:
 
 
 def _same_equation(gold: Equation, given: Equation) -> bool:
-    """Whether one is a multiple of the other; of an inequality, a positive one."""
+    """Whether one is a multiple of the other; for an inequality, a positive multiple."""
     if gold.relation != given.relation:
         return False
     algebra = Algebra()
@@ -298,7 +298,7 @@ def _same_equation(gold: Equation, given: Equation) -> bool:
 
 
 def _proportion(one: Polynomial, other: Polynomial) -> Fraction | None:
-    """The number by which one is a multiple of the other."""
+    """The factor between two polynomials if one is a multiple of the other, else None."""
     if one.keys() != other.keys() or not one:
         return None
     factors = {one[monomial] / other[monomial] for monomial in one}

@@ -1,4 +1,4 @@
-r"""The conclusion in the last sentence of a text, used if nothing else states the answer."""
+r"""The conclusion in the last sentence of a text. It is used if nothing else states the answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CLAIM = re.compile(
 
 
 def concluded(segment: str, reader: Reader) -> Extracted:
-    """The only number or formula of the last sentence that has one, or the last one there if only it is claimed."""
+    """The only number or formula in the last sentence with one, or the last one in it if only that is claimed."""
     conclusion = None
     for sentence in places.sentences_backwards(segment):
         atoms = atoms_of(sentence)
@@ -52,7 +52,7 @@ def concluded(segment: str, reader: Reader) -> Extracted:
             conclusion = sentence, atoms
             continue
         if not atoms and is_task(sentence) and not NUMBER.fullmatch(conclusion[0]) and "=" not in conclusion[0]:
-            return Extracted(None, reason="no_answer", detail="the formula is what is asked about")
+            return Extracted(None, reason="no_answer", detail="the question asks about the formula")
         if not atoms:
             continue
         if sentence != conclusion[0] and pattern_of(sentence, atoms) == pattern_of(
@@ -68,7 +68,7 @@ def concluded(segment: str, reader: Reader) -> Extracted:
 
 
 def of_sentence(sentence: str, reader: Reader) -> Extracted:
-    """The only number or formula of a sentence, or the last one if only it is claimed."""
+    """The only number or formula in a sentence, or the last one if only that is claimed."""
     whole = without_dollars(_OPENING.sub("", sentence))
     if not is_prose(sentence) and len(whole) <= MAX_CHARS and has_number(reader.value(whole)):
         return Extracted(whole, 1)
@@ -80,13 +80,13 @@ def of_sentence(sentence: str, reader: Reader) -> Extracted:
     if _compares(clause, atoms):
         return ambiguous(len(atoms), detail="a comparison of two numbers")
     if atoms and (is_changed(clause, atoms[-1][1]) or (not reader.estimates and is_estimated(clause, atoms[-1][1]))):
-        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is what another number is told by")
+        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is changed or only estimated")
     if atoms and is_reference(clause, atoms[-1][1]):
-        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} only counts what the word before it names")
+        return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} only numbers the word before it")
     if atoms and not reader.options.last_side and (left := contradicts(clause, atoms[-1][1])):
         return ambiguous(2, detail=f"{left} is not {atoms[-1][0]}")
     if atoms and not reader.estimates and is_open_ended(clause, atoms[-1][2]):
-        return ambiguous(2, detail=f"{atoms[-1][0]!r} and what lies beyond it")
+        return ambiguous(2, detail=f"{atoms[-1][0]!r} is open-ended")
     denied = {atom for atom, start, end in atoms if is_denied(clause, start, end)}
     if atoms and len(denied) == len({atom for atom, _, _ in atoms}):
         return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is denied")
@@ -114,7 +114,7 @@ def _compares(clause: str, atoms: list[tuple[str, int, int]]) -> bool:
 
 
 def _breaks_a_chain(clause: str, atoms: list[tuple[str, int, int]], reader: Reader) -> bool:
-    """Whether two numbers are called equal that are not: `8 = 7`; of `8 - 1 = 7` the 1 is a part of a formula."""
+    """Whether the clause equates two different numbers: `8 = 7`. In `8 - 1 = 7` the 1 is part of a formula."""
     return any(
         (sign := clause[end:start].strip()) in ("=", "→", "->", "=>", "⇒", "≈", "\\approx")
         and not (sign == "=" and reader.options.last_side)
@@ -125,5 +125,5 @@ def _breaks_a_chain(clause: str, atoms: list[tuple[str, int, int]], reader: Read
 
 
 def has_number(value: Value | None) -> bool:
-    """Whether it is mathematics with a number in it, and no sentence."""
+    """Whether the value is mathematics that contains a number, and not a sentence."""
     return value is not None and not isinstance(value.meaning, Words | Unread) and bool(re.search("[0-9]", value.text))

@@ -1,9 +1,9 @@
-r"""The numbers game: reach a target from given numbers with + - * /, each number used exactly once.
+r"""The numbers game: reach a target from given numbers with + - * /, using each number exactly once.
 
     >>> countdown("<answer>(25 - 4) * 3 = 63</answer>", target=63, numbers=[3, 4, 25]).reason
     'correct'
 
-The expression is worked out in exact fractions.
+The expression is evaluated in exact fractions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from posttrain.verify.mathematics.verify import Message, hidden_characters, text
 from posttrain.verify.verdict import Verdict, correct
 
 MAX_DIGITS = 12
-"""Digits of a number in the game."""
+"""Maximum number of digits of a number in the game."""
 
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -52,8 +52,8 @@ def countdown(
 ) -> Verdict:
     r"""Whether the expression in the `<answer>` tag or the box gives the target and uses exactly the given numbers.
 
-    The columns are `target` and `numbers`, or `nums` as in the published data sets. `= target` may follow. A sign in
-    front of a number is no operation of the game, and neither is writing two numbers side by side.
+    The columns are `target` and `numbers`, or `nums` as in the published datasets. `= target` may follow. A sign before
+    a number is not an operation of the game, nor is writing two numbers next to each other.
     """
     start = perf_counter()
     goal, given = _game(target, numbers if numbers is not None else nums)
@@ -90,7 +90,7 @@ def _verdict(segment: str, goal: Fraction, given: list[int], *, truncated: bool)
 
 
 def _shown(segment: str) -> list[str] | None:
-    """The different expressions in tags and boxes; None when there are too many."""
+    """The different expressions in tags and boxes; None if there are too many."""
     boxes, tags = places.find_boxes(segment), places.find_tags(segment)
     if boxes is None or tags is None:
         return None
@@ -101,7 +101,7 @@ def _shown(segment: str) -> list[str] | None:
 
 
 def _game(target: Any, numbers: Sequence[Any] | None) -> tuple[Fraction, list[int]]:
-    """The target and the numbers of a row; DataError when they are none."""
+    """The target and the numbers of a row. DataError if they are invalid."""
     try:
         if isinstance(numbers, str) or not numbers or isinstance(target, bool):
             raise ValueError
@@ -118,9 +118,9 @@ def _game(target: Any, numbers: Sequence[Any] | None) -> tuple[Fraction, list[in
 
 
 def _worked_out(text: str) -> tuple[Fraction, list[int]]:
-    """The value of an expression and the numbers in it; Unreadable or ZeroDivisionError.
+    """The value of an expression and the numbers in it. Raises Unreadable or ZeroDivisionError.
 
-    Python's parser reads it, which runs nothing. Part of the game are sums, products and whole numbers.
+    Python's parser reads it without running anything. The game allows + - * / and whole numbers.
     """
     text = _SPELLED.sub(lambda match: _SPELLINGS[match.group()], _FRACTION.sub(r"((\1)/(\2))", text))
     if (longest := max(map(len, re.findall("[0-9]+", text)), default=0)) > MAX_DIGITS:
@@ -133,7 +133,7 @@ def _worked_out(text: str) -> tuple[Fraction, list[int]]:
     except (SyntaxError, MemoryError, RecursionError):
         tree = None
     if tree is None:
-        raise Unreadable("wrong", f"{text[:20]!r} is no expression of the game")
+        raise Unreadable("wrong", f"{text[:20]!r} is not an expression of the game")
     used: list[int] = []
     return _value(tree.body, used), used
 
@@ -145,4 +145,4 @@ def _value(node: ast.expr, used: list[int]) -> Fraction:
             return Fraction(number)
         case ast.BinOp() if type(node.op) in _OPERATIONS:
             return _OPERATIONS[type(node.op)](_value(node.left, used), _value(node.right, used))
-    raise Unreadable("wrong", f"{ast.unparse(node)[:20]!r} is no part of the game")
+    raise Unreadable("wrong", f"{ast.unparse(node)[:20]!r} is not part of the game")

@@ -1,4 +1,4 @@
-r"""Words that take an answer back, question it or only ask for one."""
+r"""Words that retract an answer, question it or only ask for one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REFERENCE_BEFORE = re.compile(
     r"|^\W*(?:day|number|level|unit)[\s*_]*$|^[\s*_]*#\s*$",
     re.IGNORECASE,
 )
-"""Words whose number only counts: `Step 7`, `Question 7`."""
+"""Words before a number that is only a label: `Step 7`, `Question 7`."""
 _GUESS = re.compile(
     r"\b(?:guess|candidates?|attempt|option\s+[A-Z0-9]\b|(?:might|may)\s+be|maybe|perhaps|possibly)", re.IGNORECASE
 )
@@ -58,7 +58,7 @@ _ALSO_POSSIBLE = re.compile(
     r"|^[^.!?\n0-9]{0,40}\b(?:could|might|may)\s+(?:(?:also|well|even|instead|just\s+as\s+well)\s+)*be\s+(?P<another>\$?[0-9])",
     re.IGNORECASE,
 )
-"""Phrases that offer another answer beside the given one: `but 8 is possible`, `though it might be 8`."""
+"""Phrases that offer another answer in addition: `but 8 is possible`, `though it might be 8`."""
 _POSSIBLE = re.compile(r"possib|plausib|likely|could|might|may", re.IGNORECASE)
 _TASK = re.compile(
     r"(?:[\s*_#>]|\\\[)*(?:(?:please|now|first|then|let\s+us|let's|hence|problem|question|task|exercise|q)\b[\s:.,)*_]*|[0-9]+[.)]\s+)*"
@@ -66,7 +66,7 @@ _TASK = re.compile(
     r"(?:completely|fully)\s+\w+|multiply|add|subtract|divide|reduce|rewrite|solve|prove|show|estimate|round|enter|give|list|state|what|which|who|when(?!\s+\w+ing\b[^.?]*:)|where|why|how|is|are|does|do|can|could)\b",
     re.IGNORECASE,
 )
-"""How a question or an order begins."""
+"""The beginning of a question or an instruction."""
 
 
 def is_denied(text: str, start: int, end: int) -> bool:
@@ -80,12 +80,12 @@ def is_denied(text: str, start: int, end: int) -> bool:
 
 
 def is_changed(text: str, start: int) -> bool:
-    """Whether the word before a number makes another one of it: `negative 7`, `half of 7`, `more than 7`."""
+    """Whether the word before a number changes its value: `negative 7`, `half of 7`, `more than 7`."""
     return _CHANGED_BEFORE.search(text, max(start - 40, 0), start) is not None
 
 
 def is_reference(text: str, start: int) -> bool:
-    """Whether the word before a number says of what it is the number: `Step 7`.
+    """Whether the word before a number makes it a label: `Step 7`.
 
     >>> is_reference("Step 7", 5), is_reference("### Question 7:", 13), is_reference("It takes 7", 9)
     (True, True, False)
@@ -94,7 +94,7 @@ def is_reference(text: str, start: int) -> bool:
 
 
 def is_task(sentence: str) -> bool:
-    r"""Whether a sentence asks or orders, and so concludes nothing.
+    r"""Whether a sentence is a question or an instruction, and so concludes nothing.
 
     >>> is_task("Simplify $\\sqrt{242}$"), is_task("What is 3 + 4?"), is_task("So it is 7")
     (True, True, False)
@@ -103,12 +103,12 @@ def is_task(sentence: str) -> bool:
 
 
 def is_guess(sentence: str) -> bool:
-    """Whether a sentence offers what it says as a guess."""
+    """Whether a sentence offers its content as a guess."""
     return _GUESS.search(sentence) is not None
 
 
 def retractions(text: str, start: int) -> list[int]:
-    """Where that begins which takes back what was said before `start`: `. Actually, 8`, `(or 8)`."""
+    """Positions of answers that retract the text before `start`: `. Actually, 8`, `(or 8)`."""
     at_once = _TAKEN_BACK_AT_ONCE.match(text, start, start + 120)
     later = _TAKEN_BACK_LATER.finditer(text, start, start + 400)
     begun = [match.start("other") for match in ([at_once] if at_once else []) + list(later)]

@@ -1,7 +1,7 @@
 r"""Words and signs that make a number an estimate or a bound: `about 7`, `at least 7`, `\approx 7`, `7..`.
 
-Neither is the exact value that a gold is. A box with such words in front of it still says its value: models write
-`53.13 \approx \boxed{53}` where they are asked to round.
+Neither is an exact value like the gold. A box with such words in front of it still gives its value: models write
+`53.13 \approx \boxed{53}` if they are asked to round.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def is_estimate(answer: str) -> bool:
 
 
 def names_estimate(answer: str) -> bool:
-    """Whether an answer is the estimate of a letter, `x ≈ 11`, which a chain of equations may be."""
+    """Whether an answer is an estimate of a letter, `x ≈ 11`, which is allowed in a chain of equations."""
     return _NAMED.match(answer) is not None
 
 
 def is_estimated(clause: str, start: int) -> bool:
-    """Whether the words before a number of a sentence make it one: `has about 7`; not `needs at least 7`, which is the
-    least number that somebody was asked for.
+    """Whether the words before a number make it an estimate: `has about 7`. In `needs at least 7` the number may be
+    the minimum that the question asks for, so that is not an estimate.
 
     >>> is_estimated("It is at least 7", 15), is_estimated("x ≈ 7", 4), is_estimated("6.9 ≈ 7", 6)
     (True, True, False)
@@ -60,7 +60,7 @@ def is_estimated(clause: str, start: int) -> bool:
 
 
 def is_open_ended(clause: str, end: int) -> bool:
-    """Whether a number of a sentence goes on behind its last digit: `7+`, `7..`.
+    """Whether a number in a sentence is continued after its last digit: `7+`, `7..`.
 
     >>> is_open_ended("It is 7+", 7), is_open_ended("It is 7..", 8), is_open_ended("7 + 8", 1), is_open_ended("7.", 2)
     (True, True, False, False)
@@ -69,7 +69,7 @@ def is_open_ended(clause: str, end: int) -> bool:
 
 
 def rounds_to(exact: str, rounded: str) -> bool:
-    """Whether the second number can be the first one, rounded to the digits that it shows: 6.9 ≈ 7, 1234 ≈ 1200.
+    """Whether the second number can be the first one, rounded to the second's digits: 6.9 ≈ 7, 1234 ≈ 1200.
 
     >>> rounds_to("26.67", "27"), rounds_to("8", "7"), rounds_to("1,234", "1200")
     (True, False, True)
@@ -83,7 +83,7 @@ def rounds_to(exact: str, rounded: str) -> bool:
 
 
 def allows_estimates(options: Options, *, decimal: bool) -> bool:
-    """Whether an estimate may be the answer: with a tolerance, for a gold that is written as a decimal."""
+    """Whether an estimate may be the answer: only with a tolerance and for a gold that is written as a decimal."""
     return decimal and (options.relative_tolerance > 0 or options.absolute_tolerance > 0)
 
 

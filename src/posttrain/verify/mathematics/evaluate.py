@@ -1,4 +1,4 @@
-"""The exact value of an expression: a ratio of polynomials, or a matrix of them."""
+"""The exact value of an expression: a ratio of polynomials, or a matrix of such ratios."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CLOSED = frozenset({"factorial", "binom", "degree"})
 
 
 class Evaluator:
-    """Works expressions out, and notes in `computations` what was left undone in them."""
+    """Evaluates expressions, and notes in `computations` which operations they leave undone."""
 
     def __init__(self, options: Options, algebra: Algebra | None = None) -> None:
         self.algebra = algebra or Algebra()
@@ -114,7 +114,7 @@ class Evaluator:
         return self._general_power(base, exponent)
 
     def _general_power(self, base: Ratio, exponent: Ratio) -> Ratio:
-        """b^(c m + d n + q) = (b^m)^c (b^n)^d b^q for monomials m, n; a rational b is taken apart into primes."""
+        """b^(c m + d n + q) = (b^m)^c (b^n)^d b^q for monomials m, n. A rational b is factored into primes."""
         constant = base.rational
         if exponent.below != ONE or (constant is not None and constant <= 0):
             return atom(Atom(f"power {base.key()} to {exponent.key()}"))
@@ -160,7 +160,7 @@ class Evaluator:
         return self._opaque(name, arguments)
 
     def _opaque(self, name: str, arguments: list[Ratio]) -> Ratio:
-        """tan, cot, sec and csc in terms of sin and cos; any other function is an atom of its own."""
+        """tan, cot, sec and csc in terms of sin and cos. Any other function becomes its own atom."""
 
         def of(function: str) -> Ratio:
             return atom(Atom(f"call {function}({', '.join(argument.key() for argument in arguments)})"))
@@ -171,7 +171,8 @@ class Evaluator:
         return of(name)
 
     def _logarithm(self, name: str, arguments: list[Ratio]) -> Ratio:
-        """ln 12 = 2 ln 2 + ln 3: logarithms of primes are independent. The base: the second argument, e or 10."""
+        """Reduce a logarithm to primes, whose logarithms are independent: ln 12 = 2 ln 2 + ln 3. The base is the second
+        argument, e or 10."""
         natural = self._natural(arguments[0])
         if len(arguments) == 2:
             return self.algebra.divide(natural, self._natural(arguments[1]))
@@ -198,12 +199,12 @@ _FAMILIES = {
     }.items()
     for name in names.split()
 }
-"""A gold with a logarithm may be met by another logarithm."""
+"""Families of functions. If the gold has a logarithm, the answer may have another logarithm."""
 _BY_SINE = {"tan": ("sin", "cos"), "cot": ("cos", "sin"), "sec": ("", "cos"), "csc": ("", "sin")}
 
 
 def _scientific(node: Product) -> bool:
-    """1.5 * 10^3."""
+    """Whether a product is a number in scientific notation: 1.5 * 10^3."""
     if len(node.factors) != 2:
         return False
     mantissa, power = node.factors
@@ -214,7 +215,7 @@ def _scientific(node: Product) -> bool:
 
 def _factorial(argument: Fraction, algebra: Algebra) -> int:
     if argument.denominator != 1 or argument < 0:
-        raise Unreadable("wrong", "the factorial of something that is no natural number")
+        raise Unreadable("wrong", "the factorial of something that is not a natural number")
     if argument > MAX_FACTORIAL:
         raise Unreadable("too_large", f"a factorial beyond {MAX_FACTORIAL}!")
     algebra.budget.pay_bits(int(argument) * max(1, int(argument).bit_length() - 1))
@@ -223,7 +224,7 @@ def _factorial(argument: Fraction, algebra: Algebra) -> int:
 
 def _binomial(above: Fraction, below: Fraction, algebra: Algebra) -> int:
     if above.denominator != 1 or below.denominator != 1 or above < 0 or below < 0:
-        raise Unreadable("wrong", "a binomial coefficient of something that is no natural number")
+        raise Unreadable("wrong", "a binomial coefficient of something that is not a natural number")
     if above > MAX_BINOMIAL or below > MAX_BINOMIAL:
         raise Unreadable("too_large", f"a binomial coefficient beyond {MAX_BINOMIAL}")
     algebra.budget.pay_bits(8 * int(above))
@@ -234,7 +235,7 @@ Rows = tuple[tuple[Ratio, ...], ...]
 
 
 def matrix_of(node: Node, evaluator: Evaluator) -> Matrix:
-    """The matrix that an expression is; NotAnExpression for one that is none."""
+    """The matrix of an expression. NotAnExpression if it is not a matrix."""
     match node:
         case Grid():
             return Matrix(tuple(tuple(_cell(cell, evaluator) for cell in row) for row in node.rows))
@@ -263,7 +264,7 @@ def _number(entry: Ratio) -> Value:
 
 
 def _rows(node: Node, evaluator: Evaluator) -> Rows:
-    """The entries of a sum or a product; every operation pays from the budget of the answer."""
+    """The entries of a sum or a product. Every operation pays from the answer's budget."""
     match node:
         case Grid():
             return tuple(tuple(evaluator(cell) for cell in row) for row in node.rows)
@@ -293,7 +294,7 @@ def _sum(one: Rows, other: Rows, evaluator: Evaluator) -> Rows:
 
 
 def _product(one: Rows, other: Rows, evaluator: Evaluator) -> Rows:
-    """Rows by columns; a single entry multiplies all of a matrix."""
+    """The product of two matrices. A single entry multiplies a whole matrix."""
     algebra = evaluator.algebra
     for scalar, rows in ((one, other), (other, one)):
         if [len(row) for row in scalar] == [1]:

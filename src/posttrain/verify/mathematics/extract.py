@@ -1,13 +1,13 @@
-r"""The one final answer of a completion, or the reason why there is none.
+r"""Extract the one final answer of a completion, or the reason why there is none.
 
-1. Only the final turn counts, and of it what follows the reasoning (`places.py`).
-2. Boxes and `<answer>` tags say what the answer is; all of them must have the same value. So must every statement
-   ("The answer is", "Answer:", "####"): who writes down several answers has not given one.
-3. Without box or tag the statements decide, by the same rule.
-4. Without any of these the last sentence does that has a number or a formula, if it has one only, or ends in the only
-   one that it claims ("... is 12", "... = 12").
+1. Only the text after the reasoning in the final turn counts (`places.py`).
+2. Boxes and `<answer>` tags contain the answer. All of them must have the same value, and so must every statement
+   ("The answer is", "Answer:", "####"): several different answers are not an answer.
+3. Without a box or tag, the statements decide by the same rule.
+4. Without any of these, the last sentence with a number or a formula decides, if it has only one, or if it ends in the
+   only one that it claims ("... is 12", "... = 12").
 
-"The same value" is decided by the reader, not by the spelling: 1/2 and 0.5 are one answer.
+The reader decides whether values are the same, not the spelling: 1/2 and 0.5 are one answer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from posttrain.verify.mathematics.tokens import script_of
 __all__ = ["MAX_TEXT", "Extracted", "NeedsAlgebra", "Reader", "extract", "final_segment"]
 
 MAX_TEXT = 1_000_000
-"""Characters of a completion that is read at all."""
+"""Maximum length of a completion, in characters. Longer ones are not read."""
 MAX_SEGMENT = 250_000
-"""Of these, characters behind the reasoning: some 60,000 tokens that are no reasoning."""
+"""Maximum length of the text after the reasoning, in characters: about 60,000 tokens."""
 
 _NAMED_JOINT = re.compile(
     r"(?:[^\n0-9.!?\\]|_\{?[0-9]\}?|\\[()\[\],;]|\\q?quad|\\text)*?(?:,|;|\band\b)(?:[^\n0-9.!?]|_\{?[0-9]\}?){0,40}"
@@ -38,7 +38,7 @@ _HEDGE_BEFORE = re.compile(rf"[\s,]+(?:{HEDGE}[\s,]*)+(?:it\s+is|is|it's)?[\s$(]
 
 
 def extract(text: str, reader: Reader | None = None) -> Extracted:
-    r"""The one answer of a completion. Raises NeedsAlgebra when its candidates can only be told apart by algebra.
+    r"""The one answer of a completion. Raises NeedsAlgebra if only algebra can tell whether its candidates differ.
 
     >>> extract(r"I think \boxed{\frac{1}{2}}, that is \boxed{0.5}.").answer
     '0.5'
@@ -90,7 +90,7 @@ def _unfinished(segment: str, boxes: list[places.Box]) -> Extracted | None:
 
 
 def _shown(segment: str, boxes: list[places.Box], contents: list[str], reader: Reader) -> Extracted:
-    """The one value of what stands in boxes and tags."""
+    """The one value in boxes and tags."""
     if not contents:
         where = {"box": "no box", "tag": "no <answer> tag"}.get(reader.options.answer_from, "the answer tag is empty")
         return Extracted(None, reason="no_answer", detail=where)
@@ -143,16 +143,16 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     if boxes:
         others += _taken_back(answer, segment, boxes[-1].closing + 1, reader)
     if others:
-        return ambiguous(2, detail=f"{others[0]!r} is offered beside the box")
+        return ambiguous(2, detail=f"{others[0]!r} is offered next to the box")
     contradicting = [claim for claim in claims if _is_definite(claim, reader) and not reader.same(answer, claim)]
     contradicting += [claim for claim in denied if reader.same(answer, claim)]
     if contradicting:
-        return ambiguous(2, detail=f"the statement {contradicting[0]!r} beside the box {answer!r}")
+        return ambiguous(2, detail=f"the statement {contradicting[0]!r} contradicts the box {answer!r}")
     return Extracted(answer, 1)
 
 
 def _final_statement(segment: str, boxes: list[places.Box], reader: Reader) -> Extracted | None:
-    """What the text behind the boxes states as the final answer; None where that is no number and no formula."""
+    """The final answer that the text after the boxes states; None if it is neither a number nor a formula."""
     if not boxes or not _FINAL.search(segment, boxes[-1].closing):
         return None
     found = _decide(segment[boxes[-1].closing + 1 :], reader)
@@ -162,40 +162,40 @@ def _final_statement(segment: str, boxes: list[places.Box], reader: Reader) -> E
 def _too_many(segment: str) -> Extracted:
     if sum(map(segment.count, places.BOXES)) in range(1, places.MAX_PLACES):
         return Extracted(
-            None, 1, reason="too_large", detail=f"no end in {places.MAX_SCANNED} characters from the box on"
+            None, 1, reason="too_large", detail=f"the box does not end within {places.MAX_SCANNED} characters"
         )
     return ambiguous(places.MAX_PLACES, detail=f"more than {places.MAX_PLACES} answers")
 
 
 def _before_box(statement: str) -> str:
-    """What a statement that ends in a box says before it, if it is a number alone: the 8 of `8: \\boxed{7}`."""
+    """The text before the box at the end of a statement, if it is only a number: the 8 of `8: \\boxed{7}`."""
     said, box, _ = statement.partition("\\boxed")
     alone = not box or re.fullmatch(r"[-+\s]*[0-9][0-9.,]*[\s:;,.)(*]+\$*", said)
     return said.rstrip(" :;,.(*$") if box and alone else said if alone else ""
 
 
 def _denied(statement: str) -> str:
-    """The value that a statement denies, if it does: the 7 of "not 7"."""
+    """The value that a statement denies, such as the 7 of "not 7"; empty if it denies none."""
     first = next(iter(atoms_of(statement)), None)
     return first[0] if first and is_denied(statement, *first[1:]) else ""
 
 
 def _stated(claims: list[str], denied: list[str], segment: str, reader: Reader) -> Extracted:
-    """The answer of a text without boxes: what is stated, else what the last sentence concludes."""
+    """The answer of a text without boxes: its statements decide, else the conclusion of the last sentence."""
     definite = [claim for claim in claims if _is_definite(claim, reader)]
     if definite or claims:
         distinct = _distinct(definite or claims[-1:], reader)
         if len(distinct) > 1:
             return ambiguous(len(distinct))
         others = _taken_back(distinct[0], segment, places.end_of_statements(segment), reader)
-        return ambiguous(2, detail=f"{others[0]!r} takes the statement back") if others else Extracted(distinct[0], 1)
+        return ambiguous(2, detail=f"{others[0]!r} retracts the statement") if others else Extracted(distinct[0], 1)
     if denied:
         return Extracted(None, reason="no_answer", detail=f"{denied[-1]!r} is denied, and nothing else stated")
     return concluded(segment, reader)
 
 
 def _distinct(answers: list[str], reader: Reader) -> list[str]:
-    """One spelling, the last, of each value, in the order in which the values first appear."""
+    """The last spelling of each value, in the order in which the values first appear."""
     found: list[str] = []
     for answer in dict.fromkeys(answers):
         for index, other in enumerate(found):
@@ -217,7 +217,7 @@ def _are_joined(segment: str, boxes: list[places.Box]) -> bool:
 
 
 def _is_part(segment: str, box: places.Box) -> bool:
-    """Whether a digit, a decimal or an exponent stands right beside a box: `1\\boxed{7}`, `\\boxed{7}.5`."""
+    """Whether a digit, a decimal or an exponent directly touches a box: `1\\boxed{7}`, `\\boxed{7}.5`."""
     behind = segment[box.closing + 1 : box.closing + 4] if segment[box.closing : box.closing + 1] == "}" else ""
     before = segment[max(box.start - 6, 0) : box.start]
     return bool(
@@ -228,7 +228,7 @@ def _is_part(segment: str, box: places.Box) -> bool:
 
 
 def _taken_back(answer: str, segment: str, start: int, reader: Reader) -> list[str]:
-    """The other answers that take an answer back which ends at `start`."""
+    """The other answers that retract the answer which ends at `start`."""
     found: list[str] = []
     for at in retractions(segment, start):
         other = next(iter(atoms_of(segment[at : at + 120])), ("", 1, 1))
@@ -240,7 +240,7 @@ def _taken_back(answer: str, segment: str, start: int, reader: Reader) -> list[s
 
 
 def _offered_beside(segment: str, box: places.Box) -> list[str]:
-    """What is offered right before a box as well: the 8 of `8 or \\boxed{7}`. Other boxes are seen to."""
+    """The alternative directly before a box: the 8 of `8 or \\boxed{7}`. Other boxes are checked elsewhere."""
     found: list[str] = []
     before = segment[max(box.start - 200, 0) : box.start]
     if hedge := _HEDGE_BEFORE.search(before):
@@ -253,7 +253,7 @@ def _offered_beside(segment: str, box: places.Box) -> list[str]:
 
 
 def _tagged(content: str) -> str:
-    """The answer within a tag: what it states, if it is a sentence."""
+    """The answer in a tag; for a sentence, the answer that it states."""
     if boxes := [box for box in places.find_boxes(content) or [] if box.closing >= 0]:
         return places.box_content(content, boxes[-1])
     statements = places.find_statements(content)
@@ -261,7 +261,7 @@ def _tagged(content: str) -> str:
 
 
 def _claim(statement: str, reader: Reader) -> str:
-    """The answer within a statement: `$7$ in all` is 7, `9 eggs per day` the number, `7 or 8` all of it."""
+    """The answer in a statement: 7 for `$7$ in all`, the number for `9 eggs per day`, the whole text for `7 or 8`."""
     text = statement.strip(" ,;:*")
     formula = FORMULA.match(text)
     if formula and not AMOUNTS.match(text):
@@ -275,5 +275,5 @@ def _claim(statement: str, reader: Reader) -> str:
 
 
 def _is_definite(claim: str, reader: Reader) -> bool:
-    """Whether a statement gives a value, or begins as one; "the sum of both" does not."""
+    """Whether a statement gives a value or begins with one. "the sum of both" does not."""
     return bool(re.match(r"[-−+]?\s*\\?[$€£]?\s*[0-9.]|\\[a-z{(]", claim)) or has_number(reader.value(claim))

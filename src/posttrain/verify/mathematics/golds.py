@@ -1,6 +1,6 @@
-r"""Gold answers: what a row of the data holds, as text that can be read.
+r"""Gold answers: the content of a row's column, as text that can be read.
 
-A gold that cannot be used is an error of the data, whatever the completion: it is found before training starts.
+An unusable gold answer is an error in the data, whatever the completion is. It is found before training starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from posttrain.verify.mathematics.values import Value
 
 
 def gold_text(answer: Any) -> str:
-    """The gold answer as text: of a GSM8K solution what follows `####`; a number without a trailing `.0`.
+    """The gold answer as text. A GSM8K solution is cut to the text after `####`, and a number loses a trailing `.0`.
 
     >>> gold_text("16 - 3 = 13 eggs\\n#### 13"), gold_text(145.0)
     ('13', '145')
@@ -36,7 +36,7 @@ def gold_text(answer: Any) -> str:
         text = ""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise DataError(
-            given=f"the gold answer {answer!r} holds half of a character (a lone surrogate)",
+            given=f"the gold answer {answer!r} contains half of a character (a lone surrogate)",
             allowed="text that can be written as UTF-8",
             fix="Read the data again with the encoding that it was written in.",
         )
@@ -50,12 +50,12 @@ def gold_text(answer: Any) -> str:
 
 
 _NO_WORD = re.compile(r"[^\w\\]*")
-"""Text that may stand between boxes of a single list."""
+"""Text that may be between the boxes of a single list."""
 
 
 def math_gold(answer: Any, *, every_box: bool = False) -> str:
-    r"""The LaTeX of a gold answer, out of its box or its dollar signs; a full solution is cut to its final answer;
-    with `every_box` that is all of its boxes where only signs stand between them.
+    r"""The LaTeX of a gold answer, without its box or dollar signs. A full solution is cut to its final answer. With
+    `every_box`, that is all of its boxes if only signs are between them.
 
     >>> math_gold("$\\frac{1}{2}$."), math_gold(r"Hence \boxed{(2, 3)}."), math_gold("x^2 + 1")
     ('\\frac{1}{2}', '(2, 3)', 'x^2 + 1')
@@ -79,7 +79,7 @@ def math_gold(answer: Any, *, every_box: bool = False) -> str:
 
 
 def _listed(text: str) -> str | None:
-    """The boxes of a solution that are one list."""
+    """The boxes of a solution as one list, or None."""
     try:
         return extract(text, Reader()).listed
     except NeedsAlgebra:
@@ -88,7 +88,7 @@ def _listed(text: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def read_gold(text: str, options: Options) -> Value:
-    """The value of a gold answer; DataError when it has none."""
+    """The value of a gold answer. DataError if it has none."""
     try:
         return parse(text, options, gold=True)
     except Unreadable as unreadable:
@@ -97,11 +97,11 @@ def read_gold(text: str, options: Options) -> Value:
 
 @lru_cache(maxsize=4096)
 def require_mathematics(text: str) -> None:
-    """DataError for a gold that neither our grammar nor math-verify can read. May take long."""
-    from posttrain.verify.mathematics import symbolic  # loads sympy: only where it is needed
+    """Raise DataError for a gold that neither our grammar nor math-verify can read. May take long."""
+    from posttrain.verify.mathematics import symbolic  # loads sympy, so only if needed
 
     if not symbolic.is_mathematics(text):
-        raise unusable(text, "it is no mathematics")
+        raise unusable(text, "it is not mathematics")
 
 
 def unusable(text: str, why: str) -> DataError:

@@ -1,12 +1,12 @@
-r"""The recursive-descent reader of one expression: tokens in, tree out. It works nothing out.
+r"""The recursive-descent parser for one expression. It turns tokens into a tree and evaluates nothing.
 
     sum      = [sign] product { (+ | - | ± | ∓) product }
     product  = factor { [* | / | ÷] factor }
     factor   = { sign } base { ^ factor | ! | % | ° }
     base     = number | letter [_ sub] | ( sum ) | { sum } | |sum| | \frac.. | \sqrt.. | \sin.. | matrix
 
-Two conventions of its own: `3\frac{1}{2}` with a proper fraction is a mixed number, and `x^10` means what it says in
-plain text. A word, or anything else that is no part of an expression, ends the reading with NotAnExpression.
+Two special conventions: `3\frac{1}{2}` with a proper fraction is a mixed number, and `x^10` has the exponent 10, as in
+plain text. A word, or anything else that is not part of an expression, raises NotAnExpression.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from posttrain.verify.mathematics.values import Call, Literal, Minus, Node, Plus
 
 
 def expression(tokens: Sequence[Token]) -> Node:
-    """The tree of all of the tokens."""
+    """The tree of an expression that consists of all the tokens."""
     reader = _Reader(tokens)
     node = reader.sum()
     if reader.position < len(reader.tokens):
@@ -77,14 +77,15 @@ class _Reader(Bases):
         text, kind = self.peek(), self.kind()
         if kind == "letter":
             return text != "…"
-        if kind == "number":  # `3 1/2`; in `x 2` and `7 8` nobody can tell what is meant
+        if kind == "number":  # `3 1/2`; the meaning of `x 2` and `7 8` is unclear
             return self.position > 0 and self.tokens[self.position - 1].kind == "number" and self.peek(1) == "/"
         if text == "|":
             return self.bars == 0
         return text in ("(", "[", "{") or text.startswith("\\begin{") or text in COMMANDS
 
     def _fraction_of_mixed(self, whole: Node) -> Literal | None:
-        r"""`3\frac{1}{2}` and `3 1/2`: a whole number directly before a proper fraction of whole numbers."""
+        r"""The value of a mixed number, `3\frac{1}{2}` or `3 1/2`: an integer directly before a proper fraction. None
+        for other tokens."""
         before = self.tokens[self.position - 1]
         if not isinstance(whole, Literal) or whole.decimal or whole.percent or before.kind != "number":
             return None
@@ -149,7 +150,7 @@ class _Reader(Bases):
         return exponent
 
     def bare_argument(self) -> Node:
-        r"""`\sin 2x \cos x`: the argument goes up to the next sign or function."""
+        r"""An argument without brackets, up to the next sign or function, as in `\sin 2x \cos x`."""
         factors = [self.factor()]
         while self._continues() and self.peek() not in FUNCTIONS and self.peek() not in ("(", "["):
             factors.append(self.factor())

@@ -1,6 +1,7 @@
-r"""The bounds that keep an answer cheap to read. They hold before any arithmetic is done.
+r"""The limits that keep an answer cheap to read. They are checked before any arithmetic.
 
-No answer of a data set comes near them; what goes beyond is not worked out: `9^{9^{9^9}}`, `99999999!`, 200,000 digits.
+No answer in a dataset comes near them. Answers beyond them are not evaluated: `9^{9^{9^9}}`, `99999999!`, 200,000
+digits.
 """
 
 from __future__ import annotations
@@ -13,37 +14,37 @@ from contextvars import ContextVar
 from posttrain.verify.verdict import Reason
 
 MAX_CHARS = 512
-"""Characters of an answer."""
+"""Maximum length of an answer, in characters."""
 MAX_NESTING = 32
-"""Brackets, roots, signs and powers within each other."""
+"""Maximum nesting depth of brackets, roots, signs and powers."""
 MAX_DIGITS = 400
-"""Digits of an integer as it is written."""
+"""Maximum number of digits of a written integer."""
 MAX_EXPONENT = 10_000
-"""Of a number to a power."""
+"""Largest exponent of a power."""
 MAX_FACTORIAL = 5_000
 MAX_BINOMIAL = 10_000
 MAX_BITS = 120_000
-"""Of all the numbers that an answer makes us compute: enough for 5000! and 9^9999."""
+"""Maximum total size, in bits, of all numbers computed for an answer: enough for 5000! and 9^9999."""
 MAX_ITEMS = 64
-"""Of a list."""
+"""Maximum number of items in a list."""
 MAX_TERMS = 200
-"""Of a polynomial that is multiplied out."""
+"""Maximum number of terms in a polynomial that is multiplied out."""
 MAX_WORK = 2_000
-"""Products of two terms in all."""
+"""Maximum number of products of two terms for an answer."""
 
 
 QUICK_SECONDS = 0.005
-"""Of processor time that the process which trains spends on one completion; what takes longer goes to a worker."""
+"""Seconds of processor time that the training process spends on one completion. A worker judges slower ones."""
 QUICK_CHARS = 30_000
-"""Characters behind the reasoning that the process which trains looks through."""
+"""Maximum length, in characters, of the text after the reasoning that the training process reads."""
 
 
 class NeedsWorker(Exception):
-    """What a process that must not stop leaves to one that can be killed. The verdict is the same there."""
+    """A process that must not stall leaves the question to one that can be killed, where the verdict is the same."""
 
 
 class NeedsAlgebra(NeedsWorker):
-    """Whether two expressions are equal cannot be decided here."""
+    """This process cannot decide whether two expressions are equal."""
 
 
 _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
@@ -51,7 +52,7 @@ _deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 @contextmanager
 def quickly() -> Iterator[None]:
-    """Within it NeedsWorker is raised where more than QUICK_SECONDS of this thread's processor time are gone."""
+    """Raise NeedsWorker in the block once it has used QUICK_SECONDS of this thread's processor time."""
     token = _deadline.set(time.thread_time() + QUICK_SECONDS)
     try:
         yield
@@ -60,20 +61,20 @@ def quickly() -> Iterator[None]:
 
 
 def check_deadline(chars: int = 0) -> None:
-    """Raises NeedsWorker within `quickly` when the time is over, or so much text is to be read."""
+    """Raise NeedsWorker within `quickly` if the time is over or more than QUICK_CHARS have to be read."""
     deadline = _deadline.get()
     if deadline is not None and (chars > QUICK_CHARS or time.thread_time() > deadline):
         raise NeedsWorker
 
 
 def check_algebra() -> None:
-    """Raises NeedsAlgebra within `quickly`: an algebra system takes 0.3 s to load, and may work for ever."""
+    """Raise NeedsAlgebra within `quickly`: an algebra system takes 0.3 s to load and may never finish."""
     if _deadline.get() is not None:
         raise NeedsAlgebra
 
 
 class Unreadable(Exception):
-    """An answer that has no value, and why it has none."""
+    """An answer has no value; `reason` and `detail` say why."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -82,7 +83,7 @@ class Unreadable(Exception):
 
 
 class Budget:
-    """The remaining budget of arithmetic for one answer; every operation pays before it runs."""
+    """The remaining budget of arithmetic for one answer. Every operation pays before it runs."""
 
     def __init__(self) -> None:
         self.bits = MAX_BITS

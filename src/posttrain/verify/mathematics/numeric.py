@@ -1,4 +1,4 @@
-"""Verdicts where the gold is one number: word problems, contests with integer answers, measurements."""
+"""Verdicts for gold answers that are one number: word problems, contests with integer answers, measurements."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def numeric(
 ) -> Verdict:
     """Whether the final number equals the gold, compared as exact fractions.
 
-    `1,234`, `$1234`, `1234.0` and `2468/2` are the same number; units and words around it do not count. `20%` is 1/5;
-    with percent = "either" it is right for 20 as well. With tolerances, right is
-    |found - answer| <= max(relative_tolerance * |answer|, absolute_tolerance); the relative one applies to golds that
-    are written as decimals, so that an integer stays exact. Algebra is never asked for: what our own grammar cannot
-    read is no number.
+    `1,234`, `$1234`, `1234.0` and `2468/2` are the same number. Units and words around it do not count. `20%` is 1/5;
+    with percent = "either" it is also right for 20. With tolerances, an answer is right if
+    |found - answer| <= max(relative_tolerance * |answer|, absolute_tolerance). The relative one applies only to golds
+    that are written as decimals, so that an integer stays exact. Algebra is never used: a text that our own grammar
+    cannot read is not a number.
     """
     if percent not in ("exact", "either"):
         raise ConfigError(given=f"percent = {percent!r}", allowed="exact or either", fix="Set percent: exact.")
@@ -60,7 +60,7 @@ def numeric(
 
 
 def gold_number(answer: Any) -> Number:
-    """The one number that a gold answer states; DataError when it states none."""
+    """The one number that a gold answer states. DataError if it states none."""
     return _gold_number(gold_text(answer))
 
 
@@ -89,7 +89,7 @@ def number_of(completion: str | Sequence[Message]) -> Number | None:
 
 
 def read_number(text: str) -> Number | None:
-    """The number that an answer states; None where it states none, or a computation.
+    """The number that an answer states; None if it states none or is a computation.
 
     >>> [str(read_number(text).value) for text in ("$1,234.50", "m + n = 204", "18 eggs")]
     ['2469/2', '204', '18']
@@ -106,6 +106,6 @@ def read_number(text: str) -> Number | None:
 
 
 def _one_number(value: Value) -> Number | None:
-    """Of a value that is a number of something, or of nothing."""
+    """The number of a value, with or without a unit; None for other values."""
     counted = same_unit(None, value.unit, any_noun=True) and not value.computations
     return value.meaning if counted and isinstance(value.meaning, Number) else None

@@ -1,4 +1,4 @@
-r"""From the text of an answer to its value: what it is a list of, what it is called, in what unit, and what remains.
+r"""Parse the text of an answer into its value: separate list items, name and unit, and read the rest.
 
 >>> parse("x = 6/2 = 3", Options()).meaning
 Number(value=Fraction(3, 1), decimal=False, percent=False)
@@ -38,7 +38,7 @@ _FRACTION = re.compile(
     r"\s*(-?)(?:\\[dt]?frac\{\s?(-?[0-9]{1,400})\s?\}\{\s?([0-9]{1,400})\s?\}|([0-9]{1,400})/([0-9]{1,400}))\.?\s*"
 )
 _MEASURE = re.compile(r"(-?)([1-9][0-9]{0,30}) ([a-z]{3,})")
-"""A number of something, which is so frequent that the tokens need not be looked at."""
+"""A number with a noun: a frequent form that is read without tokens."""
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]+)")
 _LABEL = re.compile(
     r"\s*(?P<opening>\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{)?\s*"
@@ -47,13 +47,13 @@ _LABEL = re.compile(
     r"(?:(?:is|are|equals)\b\s*:?|:)\s*(?P<closing>\})?(?=\s*\S)",
     re.IGNORECASE,
 )
-"""Words that announce an answer within its box."""
+"""Words that announce an answer inside its box."""
 
 
 def parse(text: str, options: Options, *, gold: bool = False) -> Value:
-    """The value of an answer; Unreadable (`reason`, `detail`) when it has none.
+    """The value of an answer. Unreadable (`reason`, `detail`) if it has none.
 
-    `gold` is for the answers of a data set: what takes too much arithmetic is kept there for the algebra system.
+    `gold` is for gold answers: one that needs too much arithmetic is left to the algebra system.
     """
     if len(text) > MAX_CHARS:
         raise Unreadable("too_large", f"the answer has {len(text)} characters; only {MAX_CHARS} are read")
@@ -82,7 +82,7 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
         if not (gold and found.reason == "too_large"):
             raise
         value = Value(written, Unread())
-    except (RecursionError, OverflowError):  # not by any answer that we know of
+    except (RecursionError, OverflowError):  # no known answer does this
         raise Unreadable("too_large", "nested too deeply") from None
     if isinstance(value.meaning, Listing) and (comma := _DECIMAL_COMMA.fullmatch(text.strip())):
         value = replace(value, meaning=replace(value.meaning, decimal=Fraction(f"{comma[1]}.{comma[2]}")))
@@ -92,7 +92,7 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
 
 
 def without_label(text: str) -> str:
-    r"""An answer without the words that only announce it.
+    r"""The answer without words that only announce it.
 
     >>> without_label(r"\text{The answer is } 7"), without_label("Total: 7"), without_label(r"\text{The answer is 7}")
     ('7', '7', '\\text{7}')
@@ -106,7 +106,7 @@ def without_label(text: str) -> str:
 
 
 def _with_unit(rest: str, unit: str, options: Options) -> Value | None:
-    """The number or formula before a unit; None for what has no unit of its own, such as a list."""
+    """The number or formula before a unit; None for values that cannot have a unit, such as a list."""
     try:
         value = parse(rest, options)
     except Unreadable:
@@ -140,7 +140,7 @@ def _not_mathematics(tokens: Sequence[Token]) -> Words | Unread:
 
 
 def _value(tokens: Sequence[Token], statements: Statements) -> Value:
-    """One statement, or the list of several."""
+    """The value of one statement, or of a list of several."""
     tokens = _bare(tokens)
     if (solutions := _solutions(tokens, statements)) is not None:
         return solutions
@@ -164,7 +164,7 @@ def _value(tokens: Sequence[Token], statements: Statements) -> Value:
 
 
 def _solutions(tokens: Sequence[Token], statements: Statements) -> Value | None:
-    """`p = 5, q = 2; p = 7, q = 2` as the points (5, 2), (7, 2)."""
+    """Read `p = 5, q = 2; p = 7, q = 2` as the points (5, 2), (7, 2)."""
     groups = [split(group, (",",))[0] for group in split(tokens, (";",))[0]]
     if len(groups) < 2 or len(groups[0]) < 2 or any(not part for group in groups for part in group):
         return None
@@ -182,7 +182,7 @@ def _solutions(tokens: Sequence[Token], statements: Statements) -> Value | None:
 
 
 def _bare(tokens: Sequence[Token]) -> Sequence[Token]:
-    """Without braces around everything and a sign for "about" in front."""
+    """The tokens without braces around them and without a sign for "about" in front."""
     while tokens:
         if tokens[0].text == "≈" or (tokens[0].text in ("=", ":") and len(tokens) > 1):
             tokens = tokens[1:]
@@ -194,7 +194,7 @@ def _bare(tokens: Sequence[Token]) -> Sequence[Token]:
 
 
 def _without_gaps(parts: list[Sequence[Token]], joints: list[str]) -> tuple[list[Sequence[Token]], list[str]]:
-    """`2, 3, and 4` has three parts: two separators in a row are one. Any other gap is none of a list."""
+    """Merge two separators in a row: `2, 3, and 4` has three parts. With any other gap it is not a list."""
     kept, kept_joints = [parts[0]], []
     for joint, part in zip(joints, parts[1:], strict=True):
         if not kept[-1] and kept_joints and joint in ("or", "and"):

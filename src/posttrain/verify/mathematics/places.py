@@ -1,7 +1,7 @@
-r"""Where answers can stand in a completion: its final turn, what follows the reasoning, boxes, tags, statements.
+r"""The places of answers in a completion: its final turn, the text after the reasoning, boxes, tags, statements.
 
-Every scan is linear in the length of the text, and what no answer needs is not looked at: at most `MAX_SCANNED`
-characters behind the first box, `MAX_PLACES` boxes or statements, `MAX_TAIL` characters of a text without either.
+Every scan is linear in the length of the text and stops early: after `MAX_SCANNED` characters from the first box, after
+`MAX_PLACES` boxes or statements, or after `MAX_TAIL` characters of a text without either.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 MAX_SCANNED = 100_000
-"""Characters from the first box on in which further boxes are looked for."""
+"""Number of characters from the first box on in which further boxes are searched."""
 MAX_PLACES = 64
-"""Boxes, tags or statements that are looked at. Nobody has that many reasons to state one answer."""
+"""Maximum number of boxes, tags or statements to read. No honest text states one answer that often."""
 MAX_NESTED = 3
-"""Boxes within each other, with nothing else between them, that are one."""
+"""Maximum number of directly nested boxes that count as one."""
 MAX_TAIL = 3000
-"""Characters at the end of a text without box or statement in which its conclusion is looked for."""
+"""Number of characters at the end of a text without box or statement in which its conclusion is searched."""
 
 _TURN = re.compile(
     r"<\|im_start\|>\s*(\w+)|<\|start_header_id\|>\s*(\w+)\s*<\|end_header_id\|>|<start_of_turn>\s*(\w+)"
@@ -36,7 +36,7 @@ _REASONING = (
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
 )
-"""How models open and close the part that is not the answer."""
+"""The marks with which models open and close their reasoning."""
 
 _BRACE_OR_BOX = re.compile(
     r"\\+(?:boxed|fbox|framebox)(?![A-Za-z])\s*+(?:\{|([0-9A-Za-z])(?![0-9A-Za-z.,/^]))?|\\.|[{}]", re.DOTALL
@@ -64,7 +64,7 @@ DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
 class Box(NamedTuple):
-    """Where a `\\boxed{...}` starts, its content starts and ends; -1 for the end of one that is never closed."""
+    """Positions of a `\\boxed{...}`: its start, and start and end of its content; the end is -1 if it never closes."""
 
     start: int
     opening: int
@@ -72,7 +72,7 @@ class Box(NamedTuple):
 
 
 def final_turn(text: str) -> str:
-    """What the assistant said last, where a text holds the marks of several turns; up to the end of that turn.
+    """The assistant's last turn in a text with the marks of several turns, up to the end of that turn.
 
     >>> final_turn("It is 8.<|im_end|><|im_start|>user no<|im_end|><|im_start|>assistant It is 7.<|im_end|>")
     ' It is 7.'
@@ -94,14 +94,14 @@ def final_turn(text: str) -> str:
 
 
 def after_reasoning_marks(turn: str) -> str:
-    """A turn up to its end mark. Where channels are used the final one counts, which stands behind such a mark."""
+    """A turn up to its end mark. If channels are used, the final one counts, which follows such a mark."""
     _, final, said = turn.rpartition("<|channel|>final<|message|>")
     ends = _TURN_END.search(said)
     return final + (said[: ends.start()] if ends else said)
 
 
 def after_reasoning(text: str) -> str:
-    """The part that is meant as the answer: behind the end of the reasoning, before any that was never ended.
+    """The text that is meant as the answer: after the end of the reasoning, and before any reasoning that never ends.
 
     >>> after_reasoning("<think>8?</think> 7"), after_reasoning("so 6 <think> or 7")
     (' 7', 'so 6 ')
@@ -112,19 +112,19 @@ def after_reasoning(text: str) -> str:
 
 
 def find_boxes(text: str) -> list[Box] | None:
-    r"""The outermost boxes, in order; None when there are too many, or too much text from the first on.
+    r"""The outermost boxes, in order; None if there are too many or too much text after the first.
 
-    `\boxed 7` is one as well, as TeX reads it.
+    `\boxed 7` is a box as well, as in TeX.
     """
     first = min((at for at in map(text.find, BOXES) if at >= 0), default=-1)
     if first < 0:
         return []
     first = len(text[:first].rstrip("\\")) if first else 0
     found: list[Box] = []
-    depth, inside = 0, -1  # braces open in all; depth of the box that is open, -1 outside of any
+    depth, inside = 0, -1  # number of open braces; depth of the open box, or -1
     for token in _BRACE_OR_BOX.finditer(text, first, first + MAX_SCANNED):
         mark = token.group()
-        if len(mark) > 4 and inside < 0:  # a box, and no part of another one
+        if len(mark) > 4 and inside < 0:  # a box that is not inside another one
             if len(found) >= MAX_PLACES:
                 return None
             if token[1]:
@@ -166,14 +166,14 @@ def box_content(text: str, box: Box) -> str:
 
 
 def with_empty_boxes(text: str, boxes: list[Box]) -> str:
-    """The text with blanks in its boxes: what is written in them states nothing beside them."""
+    """The text with blanks in its boxes, so that their content is not read as a statement."""
     for box in boxes:
         text = text[: box.opening] + " " * (box.closing - box.opening) + text[box.closing :]
     return text
 
 
 def last_line(text: str) -> str:
-    r"""The last line that has a letter or a digit; a displayed formula is one line.
+    r"""The last line with a letter or a digit. A displayed formula is one line.
 
     >>> last_line("It is\n$$\n7\n$$\n**")
     '$$ 7 $$'
@@ -195,8 +195,8 @@ def find_tags(text: str) -> list[str] | None:
 
 
 def find_statements(text: str) -> list[str] | None:
-    """What is stated behind `####`, "the answer is", "Answer:" and their like, each up to the end of its sentence;
-    None when there are too many. One that is denied ("I doubt that the answer is 7") begins with "not"."""
+    """The statements after `####`, "the answer is", "Answer:" and similar markers, each up to the end of its sentence.
+    None if there are too many. A denied one ("I doubt that the answer is 7") gets the prefix "not"."""
     found: list[str] = []
     first = min((at for at in (text.find("####"), text.lower().find("answer")) if at >= 0), default=-1)
     if first < 0:
@@ -215,14 +215,14 @@ def find_statements(text: str) -> list[str] | None:
 
 
 def end_of_statements(text: str) -> int:
-    """Where the last of them begins, behind its marker."""
+    """The position after the marker of the last statement."""
     last = _MARKER.match(text, max(text.rfind("####"), text.lower().rfind("answer"), 0))
     *_, end = (last.end(),) if last else (len(text), *(marker.end() for marker in _MARKER.finditer(text)))
     return end
 
 
 def _stated(text: str, start: int, *, whole_line: bool) -> str:
-    """The sentence from `start` on, or the formula that it starts with, when nothing but a full stop follows it."""
+    """The sentence from `start` on, or the formula at its beginning if only a full stop follows that."""
     tail = text[start : start + MAX_TAIL].lstrip(" \t*_:").lstrip("\n ")
     if whole_line:
         line = tail.partition("\n")[0]
@@ -233,12 +233,12 @@ def _stated(text: str, start: int, *, whole_line: bool) -> str:
         if end > 0 and not formula:
             formula = end + len(closing)
     end = _SENTENCE_END.search(tail, formula)
-    dots = end is not None and tail[: end.end()].endswith("..")  # `7..` goes on: it is no 7
+    dots = end is not None and tail[: end.end()].endswith("..")  # `7..` continues: it is not 7
     return (tail[: end.end() if dots else end.start()] if end else tail).replace("\n", " ").strip(" \t*_")
 
 
 def sentences_backwards(text: str) -> Iterator[str]:
-    """The sentences and lines at the end of a text, the last one first; displayed formulas are kept in one piece."""
+    """Yield the sentences and lines at the end of a text, the last one first. Displayed formulas stay in one piece."""
     tail = text[-MAX_TAIL:].rstrip()
     tail = _DISPLAYED.sub(_on_one_line, tail)
     end = len(tail)

@@ -1,12 +1,12 @@
 r"""Exact algebra without sympy: quotients of polynomials over the rationals, in any atoms.
 
-Atoms are symbols (x, π, e), prime numbers to a fractional power, i, roots of sums, and functions that are not worked
-out. Products of fractional powers of different primes are linearly independent over the rationals (Besicovitch 1940):
-two sums of surds are equal exactly when their terms are, and there is no rounding anywhere.
+Atoms are symbols (x, π, e), prime numbers to a fractional power, i, roots of sums, and unevaluated functions. Products
+of fractional powers of different primes are linearly independent over the rationals (Besicovitch 1940). Two sums of
+surds are therefore equal exactly if their terms are, and there is no rounding anywhere.
 
     a/b = c/d   exactly when   a d - c b  has no terms
 
-π and e count as free symbols. That is sound for "equal", and for "different" it is what everybody believes.
+π and e count as free symbols. That is sound for "equal". For "different" it is a conjecture that is widely believed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from math import gcd, isqrt, lcm
 from posttrain.verify.mathematics.guard import MAX_EXPONENT, MAX_TERMS, Budget, Unreadable
 
 SMALL_PRIMES = 2_000
-"""Radicands are taken apart by trial division up to here; what is left counts as prime."""
+"""Limit of the trial division that factors radicands. The remaining factor counts as prime."""
 
 
 class Atom:
-    """A factor of a monomial; equal by its key."""
+    """A factor of a monomial. Atoms with the same key are equal."""
 
     __slots__ = ("key", "prime", "radicand")
 
@@ -41,7 +41,7 @@ class Atom:
 
     @property
     def opaque(self) -> bool:
-        """There may be relations between such atoms that the polynomials do not know: sin² + cos² = 1."""
+        """Whether the atom may satisfy relations that the polynomials do not know, such as sin² + cos² = 1."""
         return self.key.startswith(("root ", "call ", "power "))
 
 
@@ -55,14 +55,14 @@ ONE: Polynomial = {(): Fraction(1)}
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One polynomial by another that is not zero."""
+    """One polynomial divided by another that is not zero."""
 
     above: Polynomial
     below: Polynomial
 
     @property
     def rational(self) -> Fraction | None:
-        """The number, when it is one."""
+        """The value if the ratio is a rational number, else None."""
         if not self.above:
             return Fraction(0)
         constant = len(self.above) == 1 and () in self.above and self.below == ONE
@@ -73,7 +73,7 @@ class Ratio:
         return {atom for part in (self.above, self.below) for monomial in part for atom, _ in monomial}
 
     def key(self) -> str:
-        """The same for the same terms; different keys may still be equal."""
+        """A key that is the same for the same terms. Ratios with different keys may still be equal."""
         below = "" if self.below == ONE else f"/({key_of(self.below)})"
         return f"{key_of(self.above)}{below}"
 
@@ -87,7 +87,7 @@ def atom(the_atom: Atom, exponent: Exponent = 1) -> Ratio:
 
 
 def exactly(value: Exponent) -> str:
-    """In hexadecimal: Python refuses to write longer numbers than 4,300 digits in decimal."""
+    """The number in hexadecimal, because Python refuses to print more than 4,300 decimal digits."""
     return f"{value.numerator:x}/{value.denominator:x}"
 
 
@@ -99,7 +99,7 @@ def key_of(polynomial: Polynomial) -> str:
 
 
 class Algebra:
-    """The operations on ratios; all of them pay from one budget."""
+    """The operations on ratios. All of them share one budget."""
 
     def __init__(self, budget: Budget | None = None) -> None:
         self.budget = budget or Budget()
@@ -138,7 +138,7 @@ class Algebra:
         return product
 
     def power(self, base: Ratio, exponent: Fraction) -> Ratio:
-        """To a rational exponent."""
+        """The base raised to a rational exponent."""
         if abs(exponent) > MAX_EXPONENT:
             raise Unreadable("too_large", f"an exponent beyond {MAX_EXPONENT}")
         if exponent.denominator != 1:
@@ -152,7 +152,7 @@ class Algebra:
         return self._ratio(self._to_the(base.above, count), self._to_the(base.below, count))
 
     def root(self, radicand: Ratio, degree: int) -> Ratio:
-        """The principal root; of a negative number and an odd degree the real one."""
+        """The principal root; for a negative number and an odd degree, the real root."""
         if degree > 100:
             raise Unreadable("too_large", "a root of a degree beyond 100")
         if radicand.below != ONE:  # (a/b)^(1/n) = (a b^(n-1))^(1/n) / b
@@ -203,7 +203,7 @@ class Algebra:
         return result
 
     def _ratio(self, above: Polynomial, below: Polynomial) -> Ratio:
-        """With a denominator of one term, if its atoms allow, multiplied into the numerator."""
+        """The ratio of two polynomials. If possible, a denominator with one term is multiplied into the numerator."""
         if not below:
             raise Unreadable("wrong", "a division by zero")
         if len(below) == 1 and below != ONE:
@@ -214,7 +214,7 @@ class Algebra:
         return Ratio(above, below)
 
     def _collect(self, into: Polynomial, coefficient: Fraction, factors: Iterable[tuple[Atom, Exponent]]) -> None:
-        """Adds a product of powers of atoms, settled: i² = -1, 2^(3/2) = 2 · 2^(1/2), a root squared its radicand."""
+        """Add a simplified product of powers of atoms: i² = -1, 2^(3/2) = 2 · 2^(1/2), √x squared is x."""
         exponents: dict[Atom, Exponent] = {}
         for one, exponent in factors:
             exponents[one] = exponents.get(one, 0) + exponent
@@ -283,7 +283,8 @@ def _splits(one: Atom, exponent: Exponent, degree: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def factorised(value: int) -> tuple[tuple[int, int], ...]:
-    """Primes and their exponents; what has no prime factor up to SMALL_PRIMES counts as one, unless it is a square."""
+    """Primes and their exponents. A factor without prime factors up to SMALL_PRIMES counts as prime unless it is a
+    square."""
     if value.bit_length() > 1_400:
         raise Unreadable("too_large", "a root of a number of more than 400 digits")
     found: list[tuple[int, int]] = []

@@ -17,34 +17,34 @@ STRICT = Options()
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """What a completion gives as its answer."""
+    """The answer that a completion gives."""
 
     answer: str | None
-    """As it was written; None when there is none, or not one."""
+    """The answer as written; None if there is none, or more than one."""
     candidates: int = 0
-    """How many different answers were found."""
+    """Number of different answers that were found."""
     reason: Reason | None = None
-    """Why there is no answer."""
+    """The reason why there is no answer."""
     listed: str | None = None
-    """The different answers, joined by commas, where nothing but commas, "and" or "or" stood between them: that is an
-    answer to a question that asks for a list, and to no other."""
+    """The different answers, joined by commas, if only commas, "and" or "or" separate them. This can answer only a
+    question that asks for a list."""
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads answers and says which are the same."""
+    """Reads answers and decides which are the same."""
 
     options: Options = STRICT
     algebra: Callable[[str, str], bool] | None = None
-    """Decides what takes symbolic algebra; without it such a question raises NeedsAlgebra."""
+    """Decides questions that need symbolic algebra. Without it, such a question raises NeedsAlgebra."""
     estimates: bool = False
-    """Whether an estimate may be the answer (`about 3.1`): where a tolerance says how good it has to be."""
+    """Whether an estimate may be the answer (`about 3.1`), because a tolerance limits its error."""
     read: dict[str, Value | None] = field(default_factory=dict, compare=False)
-    """Answers read earlier: an answer is compared with every other one."""
+    """Cache of answers that were read, because each answer is compared with every other one."""
 
     def value(self, text: str) -> Value | None:
-        """None for what has no value."""
+        """The value of a text; None if it has none."""
         if text not in self.read:
             check_deadline()
             try:
@@ -67,7 +67,7 @@ class Reader:
             return False
 
     def equal(self, gold: Value, given: Value, gold_text: str, given_text: str) -> bool:
-        """`compare.same`, with algebra where it takes that. Unreadable where `given` leaves a computation undone."""
+        """`compare.same`, with algebra if necessary. Unreadable if `given` leaves a computation undone."""
         verdict = same(gold, given, self.options)
         if verdict is None:
             if self.algebra is None:
@@ -77,7 +77,7 @@ class Reader:
 
 
 def ambiguous(candidates: int, listed: list[str] | None = None, *, detail: str = "") -> Extracted:
-    """Several answers; `listed`: as a list, where they are one."""
+    """The result for several answers. `listed` has them if they form a list."""
     joined = ", ".join(listed) if listed else None
     return Extracted(
         None, candidates, reason="ambiguous", listed=joined, detail=detail or f"{candidates} different answers"

@@ -1,4 +1,4 @@
-"""Intervals and their unions, brought to one form: from left to right, none touching the next."""
+"""Intervals and their unions in a normal form: from left to right, without touching neighbours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MINUS_INFINITY = Value("-∞", Expression(Minus(Symbol("∞")), number(0)))
 
 
 def place(value: Value, options: Options) -> float:
-    """Where an end lies on the line. NotAnExpression unless it is a real constant or infinite."""
+    """The position of an end on the real line. NotAnExpression unless it is a real constant or infinite."""
     match value.meaning:
         case Number():
             try:
@@ -47,7 +47,7 @@ def place(value: Value, options: Options) -> float:
 
 
 def equal_ends(one: Value, other: Value) -> bool:
-    """Exactly."""
+    """Whether two ends are exactly equal."""
     if one.text == other.text:
         return True
     infinite = [_infinite(end) for end in (one, other)]
@@ -62,13 +62,13 @@ def equal_ends(one: Value, other: Value) -> bool:
 
 
 def _infinite(end: Value) -> Node | None:
-    """Infinity with its sign; None for an end that is finite."""
+    """Infinity with its sign; None for a finite end."""
     node = end.meaning.node if isinstance(end.meaning, Expression) else None
     return node if node in (Symbol("∞"), Minus(Symbol("∞"))) else None
 
 
 def interval(bracket: Bracket, options: Options) -> Region:
-    """The interval between two ends; NotAnExpression when they are no ends, or the first is not below the second."""
+    """The interval between two ends. NotAnExpression if they are not ends or the first is not below the second."""
     if len(bracket.items) != 2 or bracket.opening not in "([" or bracket.closing not in ")]":
         raise NotAnExpression
     low, high = bracket.items
@@ -79,7 +79,7 @@ def interval(bracket: Bracket, options: Options) -> Region:
 
 
 def points(listing: Listing, options: Options) -> Region:
-    """The elements of a set of numbers, as intervals of no length."""
+    """The elements of a set of numbers, as intervals of length zero."""
     for item in listing.items:
         place(item, options)
     return united([Region((Piece(item, item, True, True),)) for item in listing.items], options)
@@ -106,7 +106,7 @@ def united(regions: Sequence[Region], options: Options) -> Region:
 
 
 def mirrored(region: Region, options: Options) -> Region:
-    """The real x whose absolute value lies in a region of one or two pieces: of [1, 2) those in (-2, -1] and [1, 2)."""
+    """The real x with |x| in a region of one or two pieces: (-2, -1] and [1, 2) for [1, 2)."""
     pieces: list[Piece] = []
     for piece in region.pieces:
         if place(piece.low, options) >= 0:
@@ -132,14 +132,14 @@ def _minus(end: Value) -> Value:
 
 
 def _touch(left: Piece, right: Piece, options: Options) -> bool:
-    """Whether there is nothing between them."""
+    """Whether two pieces have nothing between them."""
     if equal_ends(left.high, right.low):
         return left.high_closed or right.low_closed
     return place(left.high, options) > place(right.low, options)
 
 
 def without(region: Region, holes: Region, options: Options) -> Region:
-    """A region without some points."""
+    """The region without the points in `holes`."""
     pieces = list(region.pieces)
     for hole in holes.pieces:
         if not equal_ends(hole.low, hole.high):

@@ -1,4 +1,4 @@
-"""The parts of a sentence: formulas, numbers and computations, which of them it claims, and whether it is prose."""
+"""The parts of a sentence: its formulas, numbers and computations, those that it claims, and whether it is prose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMULA = re.compile(
     r"(?<!\\)\$\$(?P<a>[^$]+)\$\$|(?<!\\)\$(?P<b>(?:[^$\\]|\\.)+)\$|\\\((?P<c>.+?)\\\)|\\\[(?P<d>.+?)\\\]", re.DOTALL
 )
 AMOUNTS = re.compile(r"\$\s*[0-9][0-9.,]*\s+[a-z]{2,}|\$\s*[0-9][^$\\]*[-+*/=×]\s*\$(?=[0-9]|$)")
-"""The beginning of `$5 and $6` and of `$2 = $2`, which are no formulas."""
+"""The beginning of `$5 and $6` and of `$2 = $2`, which are not formulas."""
 _LETTER = re.compile(r"^\W*[A-Za-z][).:]\s*|\([a-z]\)")
 """Marks that label the parts of a list: `a)`, `B.`, `(c)`."""
 _OPERATION = re.compile(r"\s*(?:[-+*/×÷=^]|x\s|\\times|\\cdot)")
@@ -31,7 +31,7 @@ NUMBER = re.compile(
     rf"|(?P<plain>{_DIGITS})(?P<slashes>(?:\s?/\s?{_DIGITS})*+)"
     rf")(?:\s(?:{'|'.join(MULTIPLES)})s?\b)?(?:\s?(?:\\?%|percent\b|pct\b))?"
 )
-"""A number with its sign, its currency and its percent sign; `1 million` is one."""
+"""A number with its sign, its currency and its percent sign. `1 million` is one number."""
 
 _TERM = (
     r"\(*+\s*+(?:\\?[$€£¥]\s?)?(?:\\[dt]?frac\{[0-9]++\}\{[0-9]++\}|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+|\.[0-9]++)"
@@ -41,19 +41,19 @@ _SIGN = r"\s*+(?:[-−+*/×÷·]|\\(?:times|cdot|div)|(?:x|of|plus|minus|times|d
 _EQUATION = re.compile(
     rf"(?P<left>{_TERM}(?:{_SIGN}{_TERM})++)\s*(?:=|\b(?:is|equals|gives|makes|leaves)\b)[\s$({{\\]*$"
 )
-"""A computation with numbers alone, and the sign or word that says what it comes to."""
+"""A computation with only numbers, and the sign or word that introduces its result."""
 _LONGEST_EQUATION = 160
 _WORDS_OF_SIGNS = {"−": "-", "×": "*", "÷": "/", "·": "*", "x": "*", "of": "*", "plus": "+", "minus": "-", "times": "*"}
 
 
 def is_prose(sentence: str) -> bool:
-    """Whether words stand around the formulas: more than the unit of a number."""
+    """Whether a sentence has words around its formulas, beyond the unit of a number."""
     words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{3,}", FORMULA.sub(" ", sentence))
     return len(words) > 1 or (len(words) == 1 and (FORMULA.search(sentence) is not None or " is " in sentence))
 
 
 def without_dollars(text: str) -> str:
-    """Without the delimiters of formulas; a currency sign stays."""
+    """The text without the delimiters of formulas. A currency sign stays."""
 
     def bare(match: re.Match[str]) -> str:
         return match.group() if AMOUNTS.match(match.group()) else match[match.lastgroup or 0].strip()
@@ -62,18 +62,18 @@ def without_dollars(text: str) -> str:
 
 
 def is_offered(clause: str, start: int, end: int) -> bool:
-    """Whether a number is one of several that are offered: `or 7`, `7, maybe`."""
+    """Whether a number is offered as one of several: `or 7`, `7, maybe`."""
     return bool(re.search(rf"\b{HEDGE}\W*$", clause[:start]) or re.match(rf"\W*{HEDGE}", clause[end:]))
 
 
 def is_claimed(clause: str, start: int, end: int, pattern: re.Pattern[str]) -> bool:
-    """Whether a number is said to be the result: `is 12`, `= 12`; not the 9 of `makes 9 * 2`."""
+    """Whether a sentence claims a number as its result: `is 12`, `= 12`, but not the 9 of `makes 9 * 2`."""
     goes_on = _OPERATION.match(clause, end)
     return not goes_on and pattern.search(clause, 0, start) is not None
 
 
 def atoms_of(sentence: str) -> list[tuple[str, int, int]]:
-    """The formulas, and the numbers outside of them, with where they start and end."""
+    """The formulas and the numbers outside of them, with their start and end."""
     found: list[tuple[str, int, int]] = []
     at = 0
     for formula in FORMULA.finditer(sentence):
@@ -93,7 +93,7 @@ def _numbers(sentence: str, start: int, end: int) -> list[tuple[str, int, int]]:
 
 
 def pattern_of(sentence: str, atoms: list[tuple[str, int, int]]) -> str:
-    """A sentence with its numbers, formulas and the letters of a list left out."""
+    """A sentence without its numbers, formulas and list letters."""
     pieces, at = [], 0
     for _, start, end in atoms:
         pieces.append(sentence[at:start])
@@ -102,8 +102,8 @@ def pattern_of(sentence: str, atoms: list[tuple[str, int, int]]) -> str:
 
 
 def contradicts(text: str, start: int) -> str:
-    """The computation before a number that comes to another one; empty where there is none, or it is right. A decimal
-    may be rounded.
+    """The computation before a number if its result differs from the number; empty if there is none or it is right. A
+    decimal may be rounded.
 
     >>> contradicts("So 12 - 10 = 1", 13), contradicts("So 12 - 10 = 2", 13), contradicts("a - 10 = 1", 9)
     ('12 - 10', '', '')

@@ -1,4 +1,4 @@
-r"""One statement of an answer: `x = 5`, `0 \le x < 1`, `f(x) = x^2`, `2x + z = 5`, or a thing alone."""
+r"""One statement of an answer: `x = 5`, `0 \le x < 1`, `f(x) = x^2`, `2x + z = 5`, or a single thing."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _PERCENT = frozenset({"percent", "pct", "percentage"})
 UNDONE = words("undone")
 """Commands that ask for a calculation."""
 QUANTITIES = words("quantities")
-"""Words that name what letters stand for: Area = x². Any other word would be an answer of its own."""
+"""Words that name a quantity: Area = x². Any other word would be an answer itself."""
 
 
 class Statements(Things):
-    """Reads statements."""
+    """Reads statements: equations, inequalities, and things."""
 
     def read(self, tokens: Sequence[Token]) -> Value:
         tokens = [Token("operator", "%") if t.kind == "word" and t.text in _PERCENT else t for t in tokens]
@@ -61,7 +61,7 @@ class Statements(Things):
         raise NotAnExpression
 
     def _equality(self, sides: list[Sequence[Token]], relations: list[str]) -> Value:
-        """The value of the last side of a chain of equals, which all agree; of one equation with symbols, itself."""
+        """The value of an equality: the last side of a chain whose sides agree, or an equation with symbols itself."""
         names: list[str] = []
         foreign = False
         if self.options.last_side:
@@ -72,7 +72,7 @@ class Statements(Things):
             sides, relations = sides[1:], relations[1:]
         values = [self.thing(side) for side in sides]
         if foreign and any(isinstance(value.meaning, Words) or _has_symbols(value) for value in values):
-            raise Unreadable("ambiguous", "a word that is said to equal something else in words or letters")
+            raise Unreadable("ambiguous", "a word is equated with other words or letters")
         if len(values) == 1:
             return replace(values[0], name=names[-1] if names else None)
         if all(_is_constant(value) for value in values):
@@ -95,7 +95,7 @@ class Statements(Things):
             if relation == "≈":
                 near, exact = place(value, self.options), place(answer, self.options)
                 if abs(near - exact) > 0.01 * abs(exact):
-                    raise Unreadable("ambiguous", "an approximation that is another number")
+                    raise Unreadable("ambiguous", "an approximation that differs from the exact value")
                 return answer
             if not self.options.last_side and not agree(answer, value, self.options):
                 raise Unreadable("ambiguous", "a chain of equations whose sides differ")
@@ -135,7 +135,7 @@ class Statements(Things):
         return Region((Piece(low, high, low_closed, high_closed),), inequality=True)
 
     def _bounded(self, bounded: Value, region: Region) -> Value:
-        """What is bounded with its values; of |x|, x with those of either sign."""
+        """The bounded quantity with its region. For |x|, this is x with the values of either sign."""
         letter = _of_absolute(bounded)
         return Value("", mirrored(region, self.options) if letter else region, name=letter or bounded.text)
 
@@ -149,7 +149,7 @@ class Statements(Things):
         return Region((piece,), inequality=True)
 
     def _solved(self, difference: Ratio, relation: str) -> Value:
-        """a x + b < 0 solved for x; any other inequality stays as it is."""
+        """Solve a x + b < 0 for x. Any other inequality stays unchanged."""
         symbols = {one for one in difference.atoms if not one.prime and one.key not in CONSTANTS}
         if len(symbols) == 1 and difference.below == ONE:
             (symbol,) = symbols
@@ -168,13 +168,13 @@ def result_of(tokens: Sequence[Token]) -> Sequence[Token]:
 
 
 def _undone(side: Sequence[Token]) -> str | None:
-    """The left side that asks for a calculation, `\\lim f(x)`, where the right one gives its result."""
+    """A left side that asks for a calculation whose result is on the right side, such as `\\lim f(x)`; else None."""
     return spelled(side) if any(token.text in UNDONE for token in side) else None
 
 
 def _is_called(value: Value) -> bool:
-    """Whether a side is something that is asked about by a formula: m + n, abc, sin x. An equation of a single letter,
-    2x = 5 or x² = 25, says what the letter is."""
+    """Whether a side is a formula whose value is asked for: m + n, abc, sin x. An equation with a single letter, 2x = 5
+    or x² = 25, gives the value of the letter."""
     match value.meaning:
         case Expression(node=Call(function=function)) if f"\\{function}" in FUNCTIONS:
             return True
@@ -185,7 +185,7 @@ def _is_called(value: Value) -> bool:
 
 
 def _last_side(sides: list[Sequence[Token]], relations: list[str]) -> tuple[list[Sequence[Token]], list[str]]:
-    """A chain without all but its name and its last side; an approximation is none unless nothing else is there."""
+    """The name and the last side of a chain. An approximation is not a side unless it is the only one."""
     named = name_of(sides[0]) is not None
     while len(sides) > 1 + named and relations[-1] == "≈":
         sides, relations = sides[:-1], relations[:-1]
@@ -195,7 +195,7 @@ def _last_side(sides: list[Sequence[Token]], relations: list[str]) -> tuple[list
 
 
 def _of_absolute(value: Value) -> str | None:
-    """The x of |x|, which stands for a real number."""
+    """The x of |x|, which is a real number; None for other values."""
     match value.meaning:
         case Expression(node=Call(function="abs", arguments=(Symbol(name),))) if name not in CONSTANTS:
             return name

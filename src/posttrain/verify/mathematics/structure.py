@@ -1,4 +1,4 @@
-"""Rows of tokens: brackets and separators, a place in a row, and what only names what stands right of it."""
+"""Sequences of tokens: brackets and separators, a cursor, and left sides that only name the right side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from posttrain.verify.mathematics.values import CONSTANTS
 
 
 class NotAnExpression(Exception):
-    """The tokens are not what was looked for."""
+    """The tokens do not form the expected expression."""
 
 
 def spelled(tokens: Sequence[Token]) -> str:
@@ -26,7 +26,7 @@ def spelled(tokens: Sequence[Token]) -> str:
 
 
 def closing_of(tokens: Sequence[Token], opening: int) -> int:
-    """Where the bracket at `opening` is closed; an interval may close with another kind. -1: never."""
+    """The position at which the bracket at `opening` closes, or -1. An interval may close with another kind."""
     depth = 0
     for place in range(opening, len(tokens)):
         text = tokens[place].text
@@ -37,7 +37,7 @@ def closing_of(tokens: Sequence[Token], opening: int) -> int:
 
 
 def split(tokens: Sequence[Token], separators: Collection[str]) -> tuple[list[Sequence[Token]], list[str]]:
-    """The parts between separators that stand in no bracket and no matrix, and the separators."""
+    """The parts between separators outside of brackets and matrices, and the separators."""
     parts: list[Sequence[Token]] = []
     found: list[str] = []
     depth = start = 0
@@ -91,7 +91,7 @@ class Cursor:
 
 
 def name_of(tokens: Sequence[Token]) -> str | None:
-    """What an equation gives a value to: x, a_3, f(x), AB, |AB|, (p, q), a word. Of a function the name without (x)."""
+    """The name on the left of an equation: x, a_3, f(x), AB, |AB|, (p, q), a word. For a function without (x)."""
     texts = [token.text for token in tokens]
     if all(token.kind == "word" for token in tokens):
         return spelled(tokens) if len(tokens) <= 4 else None

@@ -1,15 +1,16 @@
-r"""Algebra where exact terms do not settle it: high precision first, math-verify for what our grammar cannot read.
+r"""Algebra for comparisons that exact terms do not decide: high precision, or math-verify if our grammar fails.
 
-Importing this file loads sympy (0.3 s), and a call may take long: only workers that can be killed come here.
+Importing this file loads sympy (0.3 s), and a call may take long. Only workers that can be killed use it.
 
-Two expressions that our grammar reads are equal when they are so to 60 digits at random points, or as constants to more
-digits than an answer has characters: no decimal of an answer's length can imitate that, and 1/2004! is not 1/2006!.
+Two expressions that our grammar reads count as equal if they agree to 60 digits at random points. Constants must agree
+to more digits than an answer has characters: no decimal of an answer's length can imitate that, and 1/2004! is not
+1/2006!.
 
-math-verify 0.9 rounds floats to 6 places, lowers the case of symbols, takes the last of a chain and forgets dots; what
-could profit from that is refused before it is asked, and what it calls equal is checked by numbers. Only its LaTeX
-reader is used: its reader of plain text passes what the model wrote to Python's `eval`. Its time-outs are switched off,
-because they rely on SIGALRM in the main thread and cannot interrupt a long integer operation; the deadline of the
-worker's parent takes their place.
+math-verify 0.9 rounds floats to 6 places, lowers the case of symbols, takes the last side of a chain and ignores dots.
+Answers that could profit from this are refused before it is asked, and its positive verdicts are checked numerically.
+Only its LaTeX reader is used, because its plain-text reader passes the model's text to Python's `eval`. Its timeouts
+are disabled: they rely on SIGALRM in the main thread and cannot interrupt a long integer operation. The worker's parent
+has a deadline instead.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from posttrain.verify.mathematics.structure import NotAnExpression, split
 from posttrain.verify.mathematics.tokens import Token, tokenise
 from posttrain.verify.mathematics.values import Node, Unread, symbols_of
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that nobody watches the clock; our parent does
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns about missing timeouts; our parent has a deadline
 _READER = [LatexExtractionConfig()]
 
 DIGITS_OF_CONSTANTS = 2 * MAX_CHARS + 50
 DIGITS_AT_POINTS = 60
 POINTS = 6
-"""Of each kind: all symbols positive, and of either sign, where a root of x² differs from x."""
+"""Number of points of each kind: with positive symbols, and with symbols of either sign, where √(x²) is not x."""
 
 
 def equivalent(gold: str, given: str, options: Options | None = None) -> bool:
-    """Whether an answer is the gold, both as LaTeX. What the gold leaves undone, the answer may."""
+    """Whether an answer equals the gold, both in LaTeX. It may leave the same computations undone as the gold."""
     options = options or Options()
     try:
         expected, found = parse_exactly(gold, options, gold=True), parse_exactly(given, options)
@@ -74,7 +75,7 @@ def _between(chosen: random.Random, low: float, high: float) -> Any:
 
 
 def _agree(one: Node, other: Node, point: dict[str, Any], options: Options, *, real: bool = False) -> bool | None:
-    """At one point; None where one of them has no value (with `real`: no real one)."""
+    """Whether two expressions agree at one point. None if one of them has no value there (`real`: no real value)."""
     try:
         values = [value_of(node, point.__getitem__, options, PRECISE) for node in (one, other)]
     except (ArithmeticError, ValueError, TypeError, KeyError):
@@ -96,21 +97,21 @@ PRECISE = Numbers(
         "degree": mpmath.radians,
     },
 )  # fmt: skip
-"""Numbers at the precision that is set."""
+"""Numbers at the current precision of mpmath."""
 
 
 def is_mathematics(latex: str) -> bool:
-    """Whether math-verify finds anything in a text that our grammar cannot read."""
+    """Whether math-verify finds mathematics in a text that our grammar cannot read."""
     return any(not isinstance(value, str) for value in parse(f"$${latex}$$", _READER, parsing_timeout=0))
 
 
 def _math_verify(gold: str, given: str) -> bool:
-    """math-verify on what it cannot be misled by: the same symbols in the same case, no chains, dots or decimals."""
+    """Ask math-verify if the texts cannot mislead it: same symbols in the same case, no chains, dots or decimals."""
     tokens = [tokenise(text) for text in (gold, given)]
     if _symbols(tokens[0]) != _symbols(tokens[1]) or not all(map(_plain_enough, tokens)):
         return False
     read = [parse(f"$${text}$$", _READER, parsing_timeout=0) for text in (gold, given)]
-    if not all(read) or isinstance(read[0][0], str) or isinstance(read[1][0], str):  # a text: nothing was understood
+    if not all(read) or isinstance(read[0][0], str) or isinstance(read[1][0], str):  # a string: nothing was understood
         return False
     return verify(read[0], read[1], timeout_seconds=0) and not _numbers_differ(read[0][0], read[1][0])
 
@@ -130,7 +131,7 @@ def _plain_enough(tokens: list[Token]) -> bool:
 
 
 def _numbers_differ(one: Any, other: Any) -> bool:
-    """Whether two expressions of sympy differ at some point, to 40 digits."""
+    """Whether two sympy expressions differ at some point, to 40 digits."""
     if not (isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr)):
         return False
     chosen = random.Random(0)

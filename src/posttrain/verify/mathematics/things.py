@@ -44,18 +44,18 @@ _BASES = {name: str(base) for base, name in enumerate(_NAMED, 2)}
 
 
 class Things:
-    """Reads things; all of them pay from one budget."""
+    """Reads things. All of them share one budget."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.algebra = Algebra()
 
     def read(self, tokens: Sequence[Token]) -> Value:
-        """A member of a set; a reader that knows more overrides it."""
+        """Read a member of a set. A reader with a larger grammar overrides this."""
         return self.thing(tokens)
 
     def thing(self, tokens: Sequence[Token]) -> Value:
-        """What stands on one side of a relation."""
+        """Read one side of a relation."""
         while tokens and tokens[0].text == "{" and closing_of(tokens, 0) == len(tokens) - 1:
             tokens = tokens[1:-1]
         if not tokens:
@@ -68,11 +68,11 @@ class Things:
             if meaning is not None:
                 return Value(written, meaning)
         if all(token.kind == "letter" and token.text.isascii() and token.text.isupper() for token in tokens):
-            return Value(written, Words(written))  # a choice, or points in an order: CAB is no product
+            return Value(written, Words(written))  # a choice, or points in an order: CAB is not a product
         return replace(self._quantity(tokens), text=written)
 
     def _based(self, tokens: Sequence[Token]) -> Based | None:
-        """`101_2`, `\text{A5}_{11}`."""
+        """Read a number with its base, such as `101_2` or `\\text{A5}_{11}`; None for other tokens."""
         digits, marks = split(tokens, ("_",))
         if len(marks) != 1 or not digits[0] or not digits[1]:
             return None
@@ -143,7 +143,7 @@ class Things:
                 return inner.meaning if inner is not None else None
             if parts[0][0].text.startswith("\\begin{"):
                 return self.thing(parts[0]).meaning
-            raise NotAnExpression  # a list or a vector of one: nobody asks for it
+            raise NotAnExpression  # a list or a vector of one item: no question asks for it
         if not all(parts):
             raise NotAnExpression
         if len(parts) > MAX_ITEMS:
@@ -155,7 +155,7 @@ class Things:
         return Listing(tuple(items), braced=True) if opening == "\\{" else Bracket(opening, tuple(items), closing)
 
     def _quantity(self, tokens: Sequence[Token]) -> Value:
-        """A number or an expression, with what it is a number of."""
+        """Read a number or an expression with its unit or counted noun."""
         unit: str | None = None
         signed = [tokens[0]] if tokens[0].text == "-" else []
         first = tokens[len(signed) :]
@@ -209,7 +209,7 @@ def _is_arithmetic(tokens: Sequence[Token]) -> bool:
 
 
 def _choose(node: Node, upper: bool) -> Node:
-    """The expression with the upper or the lower of its double signs, the same everywhere."""
+    """The expression with all its double signs replaced by the upper or by the lower sign."""
     match node:
         case PlusMinus():
             inner = _choose(node.of, upper)

@@ -1,4 +1,4 @@
-r"""From text to tokens: LaTeX, plain text and their mixtures, with everything dropped that only sets type.
+r"""Split text into tokens: LaTeX, plain text and mixtures of both. Pure typesetting is dropped.
 
 >>> [token.text for token in tokenise(r"\left( \tfrac12,\; 3{,}000 \right)")]
 ['(', '\\frac', '12', ',', '3000', ')']
@@ -20,31 +20,31 @@ from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_NESTIN
 
 class Token(NamedTuple):
     kind: str
-    """number, letter (a symbol), word, command, or operator."""
+    """The kind: number, letter (a symbol), word, command or operator."""
     text: str
     gap: bool = False
-    """A space stood before it."""
+    """Whether a space precedes the token."""
 
 
 _SCRIPTS = {"<super>": "^", "<sub>": "_"}
-"""How Unicode marks a character that stands for a smaller one above or below the line, and how LaTeX does."""
+"""Unicode's marks for superscript and subscript characters, and the LaTeX commands for them."""
 _LOOKS_ALIKE = frozenset({"<font>", "<wide>", "<narrow>", "<noBreak>", "<fraction>"})
-"""Marks of characters that are the plain one in another type. A digit in a circle or with a full stop is none."""
+"""Marks of characters that are typographic variants of a plain one. A digit in a circle or with a full stop is not."""
 _UNSEEN = frozenset({"Cf", "Cc", "Cn", "Co", "Cs", "Mn", "Me"})
-"""Unicode categories: format and control characters, what is not assigned, combining marks."""
+"""Unicode categories: format and control characters, unassigned characters, combining marks."""
 _NOTATION = read_table(Path(__file__).with_name("notation.yaml"))
 _GLYPHS, _OPERATORS, _LETTERS, _SAME = (_NOTATION[name] for name in ("glyphs", "operators", "letters", "same"))
 _WORD_COMMANDS: dict[str, str] = _NOTATION["word_commands"]
 
 
 def words(name: str, prefix: str = "") -> frozenset[str]:
-    """A list of `notation.yaml`."""
+    """A word list from `notation.yaml`."""
     return frozenset(prefix + word for word in _NOTATION[name].split())
 
 
 _ONLY_TYPE, _SHORT_WORDS = words("only_type") | {*_NOTATION["only_type_signs"]}, words("short_words")
 FORBIDDEN = words("forbidden")
-"""Commands that hide, strike out, overprint or recolour: what they leave to see is not what they say."""
+"""Commands that hide, strike out, overprint or recolour: the visible result differs from the text."""
 _DOTS = frozenset({"ldots", "dots", "cdots", "dotsc", "dotsm", "dotsb", "dotso"})
 
 _TOKEN = re.compile(
@@ -67,16 +67,16 @@ _TYPESET_THOUSANDS = re.compile(
     r"(?<=[0-9])(?:\s?\{\s?,\s?\}[\s~]{0,3}|,\s?\\![\s~]{0,3}|\\!\s?,[\s~]{0,3}|\\[,;:]\s?|\\ )(?=[0-9]{3}(?![0-9]))"
 )
 _LONE_SIGN = re.compile(r"\{\s*([-+])\s*\}")
-"""`{+}\\infty`, in braces that only set type."""
+"""A sign in braces that only affect spacing, as in `{+}\\infty`."""
 _ESCAPED_TWICE = re.compile(r"\\\\([A-Za-z])")
 OPENING, CLOSING = frozenset({"(", "[", "{", "\\{", "⟨"}), frozenset({")", "]", "}", "\\}", "⟩"})
 _ENDINGS = ".,;: \t\n\\"
 
 
 def fold(text: str) -> str:
-    """One spelling of each character: superscripts, subscripts, vulgar fractions, full width, minus signs.
+    """Normalize characters: superscripts, subscripts, vulgar fractions, full width, minus signs.
 
-    Unreadable for invisible and directional characters: what a reader sees is not what they say.
+    Unreadable for invisible and directional characters, because a reader sees something else than the text.
 
     >>> fold("x₁² = ７ + 1₂"), fold("①")
     ('x_{1}^{2} = 7 + 1_{2}', '①')
@@ -93,7 +93,7 @@ def fold(text: str) -> str:
 
 
 def script_of(char: str) -> str:
-    """`^` or `_` for a character above or below the line, such as ² and ₂; empty for any other."""
+    """`^` for a superscript such as ², `_` for a subscript such as ₂; empty for other characters."""
     return "" if char.isascii() else _SCRIPTS.get(unicodedata.decomposition(char).partition(" ")[0], "")
 
 
@@ -113,7 +113,7 @@ def _folded(char: str) -> str:
 
 
 def tokenise(text: str) -> list[Token]:
-    """The tokens of an answer. Unreadable for characters and commands that hide something, and beyond the guard."""
+    """The tokens of an answer. Unreadable for characters and commands that hide something, and beyond the limits."""
     text = _without_delimiters(_TYPESET_THOUSANDS.sub("", _LONE_SIGN.sub(r"\1", fold(text))))
     if len(text) > 2 * MAX_CHARS:
         raise Unreadable("too_large", f"the answer has more than {2 * MAX_CHARS} characters when it is spelled out")
@@ -138,7 +138,7 @@ def tokenise(text: str) -> list[Token]:
 
 
 def _tokens_of(match: re.Match[str], depth: int, gap: bool) -> tuple[list[Token], int]:
-    """The tokens of one match, and where it ends."""
+    """The tokens of one match, and its end position."""
     end = match.end()
     if match["number"] is not None:
         text, end = match["number"], end
@@ -165,7 +165,7 @@ def _tokens_of(match: re.Match[str], depth: int, gap: bool) -> tuple[list[Token]
 
 
 def _letters(letters: str, gap: bool) -> list[Token]:
-    """A word of plain text, a function, or a product of symbols."""
+    """The tokens of a run of letters: a word of plain text, a function, or a product of symbols."""
     if len(letters) == 1:
         return [Token("letter", letters, gap)]
     if letters in _WORD_COMMANDS:
@@ -192,7 +192,7 @@ def _command(name: str, gap: bool) -> list[Token]:
 
 
 def _set_as_text(command: str, content: str, gap: bool) -> list[Token]:
-    r"""`\text{ or }`, `\mathrm{cm}`, `\mathbf{x}`, `\text{13}`: words, except for single symbols and numbers."""
+    r"""The tokens of `\text{ or }`, `\mathrm{cm}`, `\mathbf{x}`, `\text{13}`: words, symbols or numbers."""
     if command == "mathbb":
         return [Token("letter", f"\\mathbb{{{content}}}", gap)]
     if command == "operatorname":
@@ -222,7 +222,7 @@ _IN_TEXT = re.compile(
 
 
 def _without_delimiters(text: str) -> str:
-    r"""Without the dollar signs of a formula. A single one is a currency, and so is `\$`."""
+    r"""The text without the dollar signs of formulas. A single one is a currency sign, and so is `\$`."""
     text = _without_ending(text)
     if "\\begin" not in text:
         text = _ESCAPED_TWICE.sub(r"\\\1", text)
@@ -239,6 +239,6 @@ def _without_delimiters(text: str) -> str:
 
 
 def _without_ending(text: str) -> str:
-    """Without the punctuation of a sentence behind it; dots that say "and so on" stay."""
+    """The text without the punctuation at its end. Dots that mean "and so on" stay."""
     text = text.strip()
     return text if text.endswith("...") else text.rstrip(_ENDINGS)

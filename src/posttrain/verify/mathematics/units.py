@@ -1,4 +1,4 @@
-r"""Units of measurement in one spelling: `\text{ square centimeters}`, `cm^2` and `sq. cm` are all `cm^2`.
+r"""Normalize units of measurement: `\text{ square centimeters}`, `cm^2` and `sq. cm` are all `cm^2`.
 
 >>> [split_unit(text) for text in (r"9.8\ \mathrm{m/s^2}", r"9.8\,\frac{\text{m}}{\text{s}^2}", r"20^\circ C", r"5\mu")]
 [('9.8', 'm s^-2'), ('9.8', 'm s^-2'), ('20', '°C'), None]
@@ -20,7 +20,7 @@ UNITS: dict[str, str] = {spelling: unit for unit, others in _DATA["units"].items
 MULTIPLES: dict[str, int] = _DATA["multiples"]
 """Words that multiply the number before them: `1 million`."""
 _NOT_NOUNS = frozenset(_DATA["not_nouns"])
-"""Words that change or question the number before them."""
+"""Words that are not counted nouns, because they change or question the number before them."""
 _PREFIXES: dict[str, str] = _DATA["prefixes"]
 _WITH_PREFIX = frozenset(_DATA["with_prefix"])
 _POWERS: dict[str, int] = _DATA["powers"]
@@ -29,7 +29,7 @@ _GROUP = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
 _UPRIGHT = re.compile(
     rf"\\(?:text|textrm|textnormal|textup|textbf|mathrm|mathsf|mathbf|operatorname|mbox|hbox|si|unit)\s*{_GROUP}"
 )
-"""Commands that set letters upright, as units are and variables are not."""
+"""Commands that set letters upright. Units are upright, and variables are not."""
 _ROMAN = re.compile(r"\{?\\rm(?![a-z])\s*([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}?")
 _FRACTION = re.compile(rf"\\[dt]?frac\s*{_GROUP}\s*{_GROUP}")
 _SI = re.compile(rf"\\(?:SI|qty)\s*{_GROUP}\s*{_GROUP}")
@@ -60,7 +60,7 @@ _FACTOR = re.compile(
 
 
 def split_unit(text: str) -> tuple[str, str] | None:
-    r"""A number or formula and the unit of measurement behind it, as LaTeX writes one; None where there is none.
+    r"""A number or formula and the unit of measurement after it, in LaTeX notation; None if there is no unit.
 
     Italic letters are variables: `5\frac{m}{s}` has no unit, `5\frac{\text{m}}{\text{s}}` has.
     """
@@ -76,7 +76,7 @@ def split_unit(text: str) -> tuple[str, str] | None:
 
 
 def _upright(tail: str) -> str | None:
-    """What stands there without the commands of LaTeX; None where letters are left that are set as variables."""
+    """The text without LaTeX commands; None if it contains letters that are set as variables."""
     if _PLAIN_COMPOUND.fullmatch(tail):
         return tail
     tail = _ROMAN.sub(r"\\mathrm{\1}", _FRACTION.sub(r"(\1)/(\2)", tail))
@@ -93,8 +93,7 @@ def _without_commands(text: str) -> str:
 
 
 def _measure(plain: str) -> str | None:
-    """The product of units in its one spelling; None where anything else stands there. What follows "/" or "per" stands
-    below the line.
+    """The normal form of a product of units; None for any other text. Units after "/" or "per" are in the denominator.
 
     >>> _measure("J/(kg·K)"), _measure("square meters"), _measure("m per second squared"), _measure("eggs")
     ('J K^-1 kg^-1', 'm^2', 'm s^-2', None)
@@ -127,7 +126,7 @@ def _measure(plain: str) -> str | None:
 
 
 def _unit(word: str) -> str | None:
-    """A unit with its prefix, if it has one."""
+    """The normal form of a unit with its prefix, if it has one; None for other words."""
     if word in UNITS:
         return UNITS[word]
     if word[0] in _PREFIXES and word[1:] in _WITH_PREFIX:
@@ -143,7 +142,7 @@ def _unit(word: str) -> str | None:
 
 
 def spelled_unit(tokens: Sequence[Token]) -> str | None:
-    """The unit or the counted thing of a number, in one spelling; None if the tokens are neither."""
+    """The normal form of a number's unit or counted noun; None if the tokens are neither."""
     if (unit := _measure(" ".join(token.text for token in tokens))) is not None:
         return unit
     words = [token.text for token in tokens if token.text not in (".", "-")]
@@ -158,13 +157,13 @@ def is_measure(unit: str) -> bool:
 
 
 def is_noun(unit: str) -> bool:
-    """Whether it may be what was counted (`eggs`, `red marbles`): a few words, none of which changes the number."""
+    """Whether a text may be a counted noun (`eggs`, `red marbles`): a few words, none of which changes the number."""
     words = unit.split()
     return len(words) <= 4 and not any(word in _NOT_NOUNS or len(word) < 2 or "^" in word for word in words)
 
 
 def same_unit(gold: str | None, given: str | None, *, any_noun: bool) -> bool:
-    """The unit of a gold may be left out; a measure may be added to a gold that has none; another unit is wrong."""
+    """Whether units match. The gold's unit may be left out, and a measure may be added if the gold has no unit."""
     if given is None or gold == given:
         return True
     if gold is None:

@@ -1,4 +1,4 @@
-"""The expression that an answer is written as; and what an answer can be: a number, a list, an interval, words ..."""
+"""The possible values of an answer (a number, a list, an interval, words ...), and the tree of its expression."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from posttrain.verify.mathematics.polynomials import Ratio
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A rational number. `percent`: written with the sign; the value is that of the number before it, by 100."""
+    """A rational number. `percent`: written with a percent sign, and `value` is already divided by 100."""
 
     value: Fraction | int
     decimal: bool = False
-    """Written as a decimal: what a tolerance needs of a gold."""
+    """Whether it is written as a decimal. A tolerance applies only to such a gold."""
     percent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Anything else that arithmetic makes: √2 + π, 1 + 2i, x² + 1."""
+    """Any other arithmetic value: √2 + π, 1 + 2i, x² + 1."""
 
     node: Node
-    """As it was written: for numerical values."""
+    """The expression as written, for numerical values."""
     ratio: Ratio
-    """As it multiplies out."""
+    """The expression multiplied out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class Listing:
     items: tuple[Value, ...]
     braced: bool = False
     decimal: Fraction | None = None
-    """The one number that it is if its comma is a decimal comma: of `2,74`."""
+    """The single number if the comma is a decimal comma, as in `2,74`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """Items between brackets: a point, a vector, an interval with two ends. (3, 1) is both until it is compared."""
+    """Items between brackets: a point, a vector or an interval. The comparison decides which of them (3, 1) is."""
 
     opening: str
     items: tuple[Value, ...]
@@ -59,11 +59,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A union of intervals, from left to right, none touching the next."""
+    """A union of intervals, from left to right, without touching neighbours."""
 
     pieces: tuple[Piece, ...]
     inequality: bool = False
-    """Written as the inequality whose solutions it is."""
+    """Whether it is written as an inequality, whose solutions it contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Based:
-    """Digits with the base they are written in: 101_2."""
+    """Digits with their base: 101_2."""
 
     digits: str
     base: str
@@ -92,22 +92,22 @@ class Colons:
 
     parts: tuple[Value, ...]
     half: str = ""
-    """am or pm."""
+    """The half of the day, am or pm; empty if not given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """Left minus right is zero; with `relation` other than "=", it is <, <= or ≠ zero."""
+    """An equation, left minus right = 0, or with another `relation`, <, <= or ≠ 0."""
 
     difference: Ratio
     relation: str = "="
     result: Value | None = None
-    """Of `m + n = 204` and `\\sin x = 1/2`, which say what something is and not what a letter is: the 204, the 1/2."""
+    """The value of a formula, if the equation gives one: 204 in `m + n = 204`, 1/2 in `\\sin x = 1/2`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Mathematics that our grammar does not know."""
+    """Mathematics that our grammar cannot read."""
 
 
 Meaning = Number | Expression | Listing | Bracket | Region | Matrix | Words | Based | Colons | Equation | Unread
@@ -115,22 +115,22 @@ Meaning = Number | Expression | Listing | Bracket | Region | Matrix | Words | Ba
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A meaning with what stood around it."""
+    """A meaning with its text, unit and name."""
 
     text: str
-    """As it was written, without the spaces and commands that only set type."""
+    """The text as written, without spaces and commands that are only typesetting."""
     meaning: Meaning
     unit: str | None = None
-    """In one spelling: `cm` for centimeters."""
+    """The unit in its normal form: `cm` for centimeters."""
     name: str | None = None
-    """Of `x = 5` and `f(x) = x^2`: x and f(x)."""
+    """The name on the left side: x in `x = 5`, f in `f(x) = x^2`."""
     computations: frozenset[str] = frozenset()
-    """The operations that were left undone: product, sum, \\int."""
+    """The operations that are left undone: product, sum, \\int."""
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A number as it is written; the value of 7% is 7/100."""
+    """A number as written. The value of 7% is 7/100."""
 
     value: Fraction | int
     decimal: bool = False
@@ -153,7 +153,7 @@ class Sum:
 class Product:
     factors: tuple[Node, ...]
     signed: bool
-    """Written with a multiplication sign, or between brackets around numbers: 2 * 3, (2)(3)."""
+    """Whether it has a multiplication sign or brackets around numbers: 2 * 3, (2)(3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Quotient:
     above: Node
     below: Node
     signed: bool = False
-    """Written with the sign ÷, which asks for a calculation."""
+    """Whether it has the sign ÷, which asks for a calculation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Minus:
 
 @dataclass(frozen=True, slots=True)
 class PlusMinus:
-    """Both signs of a term; `flipped` for the lower sign first."""
+    """A term with both signs. `flipped`: the minus sign comes first."""
 
     of: Node
     flipped: bool
@@ -191,7 +191,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of its arguments: sin, log, factorial, binom, abs, floor ..., or one with a name such as f."""
+    """A function call: sin, log, factorial, binom, abs, floor ..., or a named function such as f."""
 
     function: str
     arguments: tuple[Node, ...]
@@ -230,18 +230,18 @@ def contains(node: Node, kind: type[PlusMinus] | type[Grid]) -> bool:
 
 
 CONSTANTS = frozenset("πe∞i")
-"""Letters that stand for numbers."""
+"""Letters that denote numbers."""
 
 
 def symbols_of(node: Node) -> frozenset[str]:
-    """The letters in it other than π, e and i."""
+    """The letters in an expression other than π, e and i."""
     if isinstance(node, Symbol):
         return frozenset() if node.name in CONSTANTS else frozenset({node.name})
     return frozenset().union(*map(symbols_of, children(node)))
 
 
 def free_symbols(node: Node) -> bool:
-    """Whether there is any."""
+    """Whether an expression has letters other than π, e and i."""
     if isinstance(node, Symbol):
         return node.name not in CONSTANTS
     return any(map(free_symbols, children(node)))

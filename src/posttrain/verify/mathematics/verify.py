@@ -1,10 +1,10 @@
-r"""From a completion to a verdict: extract the one answer, read it, compare it with the gold.
+r"""Judge a completion: extract its one answer, read it, and compare it with the gold answer.
 
     >>> verify(r"so \boxed{0.5}", r"\frac{1}{2}", Options())
     Verdict(1.0, 'correct', extracted='0.5')
 
-Within `guard.quickly` it takes microseconds and raises NeedsWorker where only symbolic mathematics can tell, or much
-time; elsewhere, in a process that can be killed, it always answers.
+Within `guard.quickly` it takes microseconds, and raises NeedsWorker if the question needs symbolic mathematics or much
+time. Elsewhere, in a process that can be killed, it always answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Message = Mapping[str, Any]
 def verify(
     completion: str | Sequence[Message] | None, answer: Any, options: Options, *, truncated: bool = False
 ) -> Verdict:
-    """Whether the one answer of a completion is the gold answer. DataError for a gold that cannot be used."""
+    """Whether the one answer of a completion is the gold answer. DataError for an unusable gold answer."""
     gold_text = math_gold(answer, every_box=options.every_box)
     gold = read_gold(gold_text, options)
     if isinstance(gold.meaning, Unread):
@@ -41,7 +41,7 @@ def verify(
 
     def equivalent(one: str, other: str) -> bool:
         check_algebra()
-        from posttrain.verify.mathematics import symbolic  # loads sympy: only where it is needed
+        from posttrain.verify.mathematics import symbolic  # loads sympy, so only if needed
 
         return symbolic.equivalent(one, other, options)
 
@@ -51,7 +51,7 @@ def verify(
 def judge(
     completion: str | Sequence[Message] | None, gold: Value, gold_text: str, reader: Reader, *, truncated: bool
 ) -> Verdict:
-    """Whether the one answer of a completion, as `reader` reads it, is this gold answer."""
+    """Whether the one answer of a completion, read by `reader`, is this gold answer."""
     start = perf_counter()
     verdict = _judge(gold, gold_text, extract(text_of(completion), reader), reader, truncated=truncated)
     verdict.seconds = perf_counter() - start
@@ -59,7 +59,7 @@ def judge(
 
 
 def text_of(completion: str | Sequence[Message] | None) -> str:
-    """The text to judge: of a conversation what the assistant said last. None, a message without text, says nothing.
+    """The text to judge: for a conversation, the assistant's last message. None, a message without text, is empty.
 
     >>> text_of([{"role": "assistant", "content": "8"}, {"role": "user", "content": "9?"}])
     '8'
@@ -82,7 +82,7 @@ def text_of(completion: str | Sequence[Message] | None) -> str:
 
 
 def hidden_characters(text: str) -> bool:
-    """Whether a text holds characters that nobody sees: zero-width, bidirectional controls, soft hyphens."""
+    """Whether a text contains invisible characters: zero-width, bidirectional controls, soft hyphens."""
     return not text.isascii() and any(unicodedata.category(character) == "Cf" for character in text)
 
 
@@ -97,7 +97,7 @@ def _judge(gold: Value, gold_text: str, found: Extracted, reader: Reader, *, tru
     if hidden_characters(answer):
         return Verdict(0.0, "wrong", extracted=answer, detail="invisible characters in the answer")
     if not reader.estimates and is_estimate(answer) and not (reader.options.last_side and names_estimate(answer)):
-        return Verdict(0.0, "ambiguous", extracted=answer, detail="an estimate or a bound is no exact value")
+        return Verdict(0.0, "ambiguous", extracted=answer, detail="an estimate or a bound is not an exact value")
     try:
         right = reader.equal(gold, parse(answer, reader.options), gold_text, answer)
     except Unreadable as unreadable:

@@ -1,4 +1,4 @@
-"""Rewards for programs: what a model wrote is run in a sandbox and judged outside of it.
+"""Rewards for programs: a model's program runs in a sandbox and is judged outside of it.
 
 >>> from posttrain.verify.programs import code
 >>> code("```python\\ndef f(n): return n + 1\\n```", test_list=["assert f(1) == 2"]).reason

@@ -1,4 +1,4 @@
-"""Where the tests of one program are run: a sandbox, its limits, one clock for all of them, and the driver inside."""
+"""The bench that runs the tests of one program: a sandbox, its limits, one clock for all tests, and the driver."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ send(answer_script(load(receive()), ask))
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How programs are judged."""
+    """The rules by which programs are judged."""
 
     limits: Limits = field(default_factory=Limits)
-    """Of each process: one test, or one call of a script."""
+    """Limits of each process: one test, or one call of a script."""
     seconds: float = 10.0
-    """Of all tests of one program together; those that are open then have failed."""
+    """Seconds for all tests of one program together. Tests that are open after that have failed."""
     partial: bool = False
     float_ok: bool | None = None
     tolerance: float = 0.0
@@ -42,7 +42,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a test failed."""
+    """The reason why a test failed."""
 
     reason: Reason
     detail: str
@@ -66,7 +66,7 @@ class Bench:
 
     @property
     def left(self) -> float:
-        """Seconds, not below 0."""
+        """Remaining seconds, at least 0."""
         return max(0.0, self._until - time.monotonic())
 
     @property
@@ -78,9 +78,9 @@ class Bench:
         return Problem("timeout", f"all tests together took more than {self.rules.seconds:g} s")
 
     def run(self, source: str, stdin: bytes = b"", message: bytes | None = None, *, output: int = 0) -> Ran | Problem:
-        """A fresh process to its end. SandboxUnavailable: it could not be run, twice.
+        """Run a fresh process to its end. SandboxUnavailable: two attempts failed.
 
-        `output`: bytes that it may write where that is more than the limit.
+        `output`: bytes that it may write, if that is more than the limit.
         """
         try:
             ran = self._run_once(source, stdin, message, output)
@@ -89,17 +89,17 @@ class Bench:
         return _ended_badly(ran) or ran
 
     def ask(self, task: dict[str, Any]) -> Answer | Problem:
-        """One call in a fresh process. What it sends back is read as plain data, or is a problem of the program's."""
+        """Make one call in a fresh process. The answer is read as plain data. Anything else is a `Problem`."""
         nonce = secrets.token_hex(16)
         ran = self.run(call_driver(), message=dump({**task, "nonce": nonce}))
         if isinstance(ran, Problem):
             return ran
         if ran.result is None:
-            return Problem("error", f"the program sent {len(ran.messages)} answers in place of one")
+            return Problem("error", f"the program sent {len(ran.messages)} answers instead of one")
         try:
             answer = load(ran.result)
             if answer.get("nonce") != nonce:
-                return Problem("error", "the program sent an answer of its own")
+                return Problem("error", "the program sent a forged answer")
             if "value" in answer:
                 return Answer(unpack(answer["value"]))
             return Answer(error=f"{answer.get('error')!s:.60}" or "an exception", text=f"{answer.get('text')!s:.200}")
@@ -127,20 +127,20 @@ def _ended_badly(ran: Ran) -> Problem | None:
 
 @cache
 def call_driver() -> str:
-    """Source that receives one task and sends what came of its call."""
+    """Source that receives one task and sends the result of its call."""
     return _compiled(_CALL)
 
 
 @cache
 def script_driver() -> str:
-    """Source that receives assertions, sends calls and receives their results, and last sends whether all held."""
+    """Source that receives assertions, sends calls, receives their results, and finally sends whether all held."""
     return _compiled(_SCRIPT)
 
 
 def _compiled(last: str) -> str:
-    """Compiled code for an interpreter like this one, which all tiers but a container have; source for another.
+    """Compiled code for this interpreter, which all tiers except containers use, with the source as a fallback.
 
-    Compiling it in every child would take longer than the rest of a test.
+    Compiling in every child would take longer than the rest of a test.
     """
     here = Path(__file__).parent
     parts = [_without_imports((here / name).read_text(encoding="utf-8")) for name in FILES]
@@ -154,6 +154,6 @@ def _compiled(last: str) -> str:
 
 
 def _without_imports(source: str) -> str:
-    """The files are one module there: what they import of each other falls away, and annotations are not needed."""
+    """The source without imports of each other's names and of annotations: in the sandbox, the files are one module."""
     lines = source.splitlines()
     return "\n".join(line for line in lines if not line.startswith(_OURS))

@@ -1,4 +1,4 @@
-"""Whether what came out of the sandbox is what was expected. Both are plain data here; nothing of theirs is called.
+"""Compare the result from the sandbox with the expected one. Both are plain data here, and no code of theirs is called.
 
 >>> same(1, True, "exact"), same(5050, 5050.0, "exact"), same((1, 2), [1, 2], "exact")
 (False, False, False)
@@ -12,20 +12,20 @@ import math
 from typing import Any, Literal
 
 Equality = Literal["exact", "float_ok", "python"]
-"""When two values are the same.
+"""The meaning of equality.
 
-    exact      equal and of equal types, in every part: True is not 1, 5050.0 not 5050, a tuple no list
-    float_ok   the same, but a float may stand for an integer and an integer for a float
-    python     `==`, which is what an `assert` of the dataset's author says
+    exact      equal values and types in every part: True is not 1, 5050.0 is not 5050, a tuple is not a list
+    float_ok   like exact, but a float may replace an integer and an integer a float
+    python     `==`, as in an `assert` by the author of the dataset
 """
 
 
 def same(expected: Any, given: Any, equality: Equality, *, tolerance: float = 0.0) -> bool:
-    """No NaN is equal to anything.
+    """Whether two values are equal. NaN equals nothing.
 
-    With a tolerance, two floats, and where `float_ok` allows it a float and an integer, may differ by
-    max(tolerance, tolerance * |expected|), in items of sets and keys of dictionaries excepted. It changes nothing about
-    "python", where the author of the test says how close is close.
+    With a tolerance, two floats may differ by max(tolerance, tolerance * |expected|); so may a float and an integer if
+    `float_ok` allows them. This excludes items of sets and keys of dictionaries. The tolerance does not apply to
+    "python": there the author of the test decides how close is enough.
 
     >>> same(0.3, 0.1 + 0.2, "exact"), same([0.3], [0.1 + 0.2], "exact", tolerance=1e-9)
     (False, True)
@@ -61,7 +61,7 @@ def _same_number(expected: float, given: float, *, tolerance: float, float_ok: b
 
 
 def _is_close(expected: float, given: float, tolerance: float) -> bool:
-    """Infinity is close to nothing, and neither is an integer that no float can hold."""
+    """Whether two numbers are close. Infinity is not close to anything, nor is an integer too large for a float."""
     try:
         mine, yours = float(expected), float(given)
     except OverflowError:
@@ -71,10 +71,10 @@ def _is_close(expected: float, given: float, tolerance: float) -> bool:
 
 
 def same_output(expected: str, given: str, *, tolerance: float = 0.0) -> bool:
-    """Output is compared line by line; blanks at the end of a line and empty lines at the end do not count.
+    """Compare output line by line. Blanks at the end of a line and empty lines at the end do not count.
 
-    With a tolerance, words at the same place that are both numbers, and not both written as integers, may differ by
-    max(tolerance, tolerance * |expected|).
+    With a tolerance, two numbers in the same place may differ by max(tolerance, tolerance * |expected|), unless both
+    are written as integers.
 
     >>> same_output("1 2\\n3\\n", "1 2  \\n3"), same_output("1 2", "1  2")
     (True, False)
@@ -100,7 +100,7 @@ def _close(expected: list[str], given: list[str], tolerance: float) -> bool:
 
 
 def _close_words(expected: str, given: str, tolerance: float) -> bool:
-    """Whole numbers have no error of rounding: two that differ are different."""
+    """Whether two words are close numbers. Integers have no rounding error: different ones are not close."""
     try:
         mine, yours = float(expected), float(given)
         whole = expected.lstrip("+-").isdigit() and given.lstrip("+-").isdigit()

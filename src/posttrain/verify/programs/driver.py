@@ -1,15 +1,15 @@
-"""The code in the sandbox around a program: it makes one call and reports the result. It judges nothing.
+"""The code in the sandbox around a program. It makes one call and reports the result, and judges nothing.
 
-`plain.py` and this file are sent into the sandbox as one program, and the task after it, as a message:
+`plain.py` and this file are sent into the sandbox as one program. The task follows as a message:
 
-    program       the source under test; its names are a module of their own
-    setup         statements of the test, in the program's names
-    expression    a call, in the program's names; or empty, and instead of it:
+    program       the source under test, which gets its own module
+    setup         statements of the test, in the program's namespace
+    expression    a call, in the program's namespace; if it is empty, instead:
     target, arguments, keywords      a name, a method of `Solution` or an expression, and packed values
-    nonce         goes back with the answer
+    nonce         returned with the answer
 
-The answer is one frame: {"nonce", "value"} with the packed value, or {"nonce", "error", "text"} with what was raised.
-A program can forge that frame, and gains nothing: it can only choose the value, and does not know which one is right.
+The answer is one frame: {"nonce", "value"} with the packed value, or {"nonce", "error", "text"} with the exception.
+A program can forge that frame but gains nothing: it can only choose the value, and does not know the right one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import bisect, collections, functools, heapq, itertools, math, random, re, strin
 from bisect import *; from collections import *; from functools import *; from heapq import *; from itertools import *
 from math import gcd, inf; from typing import *
 """
-"""What is there before a class `Solution` where such programs come from, and what its first lines take for granted."""
+"""Imports that LeetCode provides, and that programs with a class `Solution` rely on."""
 
 
 def answer_call(task: dict[str, Any]) -> bytes:
-    """The frame that tells what came of a task."""
+    """Carry out a task and return the frame with its result."""
     try:
         answer = {"value": pack(_evaluate(task))}
     except BaseException as error:
@@ -41,7 +41,7 @@ def answer_call(task: dict[str, Any]) -> bytes:
 
 
 def answer_script(task: dict[str, Any], ask: Callable[[bytes], bytes]) -> bytes:
-    """Run assertions whose functions are messages: `ask` sends a call to the program's process and gets its answer."""
+    """Run assertions. `ask` sends each of their calls to the program's process and returns the answer."""
     module = _module("checker")
     names = module.__dict__
     try:
@@ -56,7 +56,7 @@ def answer_script(task: dict[str, Any], ask: Callable[[bytes], bytes]) -> bytes:
 
 
 class ProgramError(Exception):
-    """The program raised something that is no built-in exception."""
+    """The program raised an exception that is not built in."""
 
 
 RAISED: dict[str, type[Exception]] = {
@@ -67,8 +67,8 @@ RAISED: dict[str, type[Exception]] = {
         *(FileNotFoundError, MemoryError, ZeroDivisionError),
     )
 }
-"""What a test may expect, by name. StopIteration is not among them: from a function that is mapped over the cases, it
-would end the loop, and with it the test. Nor is AssertionError, which is for the test to raise."""
+"""The exceptions that a test may expect, by name. StopIteration is not among them: in a function that is mapped over
+the cases, it would end the loop and the test. Nor is AssertionError, which only the test raises."""
 
 
 def _stub(target: str, ask: Callable[[bytes], bytes]) -> Callable[..., Any]:
@@ -97,14 +97,14 @@ def _evaluate(task: dict[str, Any]) -> Any:
 
 
 def _find(target: str, names: dict[str, Any]) -> Any:
-    """A function of the program; a method of its class `Solution` where there is no such function."""
+    """A function of the program, or a method of its class `Solution` if there is no such function."""
     if target not in names and hasattr(names.get("Solution"), target):
         return getattr(names["Solution"](), target)
     return eval(target, names)
 
 
 def _module(name: str) -> types.ModuleType:
-    """An empty module that can be imported by its name: dataclasses and pickle look their module up."""
+    """An empty module that can be imported by name, because dataclasses and pickle look up their module."""
     module = types.ModuleType(name)
     module.__dict__["__builtins__"] = builtins
     sys.modules[name] = module

@@ -1,7 +1,7 @@
-"""One program, its tests, one verdict. What is expected stays here; what is asked goes into the sandbox, one test each.
+"""Judge one program by its tests. Expected values stay here, and only the calls go into the sandbox, one per test.
 
-A program that is late, crashes or writes nonsense has failed the test: its score is 0. A sandbox that does not work is
-tried once more and then leaves the program without a score.
+A program that is late, crashes or writes nonsense has failed the test and scores 0. If the sandbox itself fails, it is
+tried once more. After a second failure the program has no score.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from posttrain.verify.sandbox import Limits, Process, Sandbox, SandboxUnavailabl
 from posttrain.verify.verdict import Verdict
 
 MAX_CALLS = 2_000
-"""Calls of the program that one script may make."""
+"""Maximum number of calls to the program that one script may make."""
 
 _NAN = re.compile(rb'\{"(?:f":"nan"|c":\["nan"|c":\["[^"]*","nan")')
-"""In a packed value; quotes within texts are escaped. `not abs(nan - 1) > 0.1` and `max(0.0, nan) < 0.1` hold, so that
-a NaN would pass tests whose author did not think of it."""
+"""A NaN in a packed value. Quotes within texts are escaped. `not abs(nan - 1) > 0.1` and `max(0.0, nan) < 0.1` are
+true, so a NaN would pass tests whose author did not think of it."""
 
 
 def examine(program: str, suite: Suite, sandbox: Sandbox, rules: Rules) -> Verdict:
-    """Run the tests one after the other, up to the first that fails; with `partial`, up to the first that is late."""
+    """Run the tests in order, up to the first failure; with `partial`, up to the first timeout."""
     began = time.perf_counter()
     bench = Bench(sandbox, rules)
     first: Problem | None = None
@@ -50,13 +50,13 @@ def examine(program: str, suite: Suite, sandbox: Sandbox, rules: Rules) -> Verdi
 
 
 def _problem(program: str, test: Test, bench: Bench) -> Problem | None:
-    """Run one test; None when it passed."""
+    """Run one test. None if it passed."""
     if bench.late:
         return bench.too_late
     if isinstance(test, Script):
         return run_script(program, test, bench)
     if isinstance(test, Stdio):
-        room = 2 * len(test.output.encode("utf-8", "replace"))  # the limit is there for what nobody asked for
+        room = 2 * len(test.output.encode("utf-8", "replace"))  # the limit is meant for output that was not asked for
         ran = bench.run(program, test.input.encode("utf-8", "replace"), output=room)
         if isinstance(ran, Problem):
             return ran
@@ -97,7 +97,7 @@ def _compare(test: Value | Call, given: Any, rules: Rules) -> Problem | None:
 
 
 def _equality(test: Value | Call, rules: Rules) -> Equality:
-    """Values of the data are compared exactly, assertions as their author wrote them, unless the user says."""
+    """The equality for a test. By default, values are compared exactly, and assertions as their author wrote them."""
     if isinstance(test, Call) and test.relation in ("is", "is not"):
         return "exact"
     if rules.float_ok is None:
@@ -106,7 +106,7 @@ def _equality(test: Value | Call, rules: Rules) -> Equality:
 
 
 def _with_lists(value: Any) -> Any:
-    """Tuples as lists, however deep."""
+    """The value with all tuples replaced by lists, at any depth."""
     if isinstance(value, list | tuple):
         return [_with_lists(item) for item in value]
     return {key: _with_lists(item) for key, item in value.items()} if isinstance(value, dict) else value
@@ -119,7 +119,7 @@ def _shown(test: Value | Call) -> str:
 
 
 def short(value: Any, *, quoted: bool = True) -> str:
-    """For a message: at most 60 characters. Numbers may have more digits than Python writes out."""
+    """A value in at most 60 characters, for a message. Numbers may have more digits than Python prints."""
     try:
         text = repr(value) if quoted else str(value)
     except ValueError:
@@ -128,11 +128,11 @@ def short(value: Any, *, quoted: bool = True) -> str:
 
 
 def run_script(program: str, script: Script, bench: Bench) -> Problem | None:
-    """None when every assertion held.
+    """Run a script of assertions. None if all of them held.
 
-    The assertions run in one sandbox, each call of the program in another, and the two exchange plain data through this
-    process. So the program cannot reach what judges it: not with objects that are equal to everything, not with a
-    patched `assert`, not by ending early.
+    The assertions run in one sandbox, and each call of the program in another. They exchange plain data through this
+    process. The program therefore cannot reach its judge: not with objects that equal everything, not with a patched
+    `assert`, and not by ending early.
     """
     try:
         return _run(program, script, bench)
@@ -160,7 +160,7 @@ def _run(program: str, script: Script, bench: Bench) -> Problem | None:
                 {"error": answer.error, "text": answer.text} if answer.error else {"value": pack(answer.value)}
             )
             if _NAN.search(reply) and "nan" not in script.source.casefold():
-                return Problem("wrong", f"{message['call']['target']} gave a NaN")
+                return Problem("wrong", f"{message['call']['target']} returned a NaN")
             checker.send(reply)
     return Problem("error", f"the tests called the program more than {MAX_CALLS} times")
 

@@ -1,14 +1,14 @@
-"""Plain data across a process border: Python values as JSON that keeps their types, and nothing but values.
+"""Plain data across a process boundary: Python values as JSON that keeps their types, and only values.
 
     >>> unpack(pack({(1, 2): {3.0, None}}))
     {(1, 2): {3.0, None}}
     >>> pack(True), pack(1), pack(1.0), pack((1,))
     (True, 1, {'f': '0x1.0000000000000p+0'}, {'t': [1]})
 
-An object of a subclass crosses as the plain value below it, read with the methods of the built-in type: whatever its
-class overrides (`__eq__`, `__iter__`, `__class__`) stays behind. Objects of other classes do not cross at all.
+An object of a subclass is packed as the plain value of its built-in type, which is read with that type's methods.
+Overridden methods (`__eq__`, `__iter__`, `__class__`) have no effect. Objects of other classes cannot be packed.
 
-This file is also sent into the sandbox as source, before the programs that run there: it imports nothing of posttrain.
+This file is also sent into the sandbox as source, before the programs that run there. It imports nothing of posttrain.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from types import GeneratorType
 from typing import Any
 
 MAX_DEPTH, MAX_NODES = 100, 300_000
-"""How deep a value may be nested, and how many parts it may have."""
+"""Maximum nesting depth of a value, and maximum number of its parts."""
 MAX_COLLISIONS = 200
-"""Members of a set, or keys, that may share a hash: with n of them it takes n^2 steps to build, and hashes of numbers
-and tuples can be chosen."""
+"""Maximum number of set members, or keys, with the same hash. With n of them, building takes n^2 steps, and a program
+can choose the hashes of numbers and tuples."""
 BIG = 10**1000
-"""Integers beyond travel in hexadecimal: Python reads no decimal number of more than 4,300 digits."""
+"""Larger integers are packed in hexadecimal, because Python does not read decimal numbers of more than 4,300 digits."""
 
 LAZY: tuple[type, ...] = (GeneratorType, map, filter, zip, enumerate, reversed)
 LAZY += tuple(type(iter(view)) for view in ([], (), "", {}, set(), {}.values(), {}.items()))
 LAZY += tuple(type(view) for view in ({}.keys(), {}.values(), {}.items()))
-"""What is read once and has no equal: it crosses as the list of its items and arrives as an iterator."""
+"""Types that are read once and have no equality. They are packed as a list of items and unpacked as an iterator."""
 
 
 class NotPlain(TypeError):
-    """A value that does not cross: its type, its depth or its size is in the message."""
+    """A value that cannot be packed. The message names its type, depth or size."""
 
 
 def pack(value: Any) -> Any:
-    """The value as JSON; NotPlain when it is no plain data."""
+    """The value as JSON. NotPlain if it is not plain data."""
     return _Packer().pack(value, MAX_DEPTH)
 
 
 def unpack(data: Any) -> Any:
-    """The value that was packed; NotPlain for whatever `pack` does not write."""
+    """The value that was packed. NotPlain for anything that `pack` does not write."""
     try:
         return _Unpacker().unpack(data, MAX_DEPTH)
     except NotPlain:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
-        raise NotPlain(f"no packed value: {type(error).__name__}") from None
+        raise NotPlain(f"not a packed value: {type(error).__name__}") from None
 
 
 def dump(message: dict[str, Any]) -> bytes:
-    """One frame."""
+    """The frame of a message."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 def load(frame: bytes) -> dict[str, Any]:
-    """A frame that another process wrote; NotPlain when it is not one JSON object of finite numbers.
+    """Read a frame from another process. NotPlain unless it is one JSON object of finite numbers.
 
-    Objects are counted before they are made: half a million of them keep every other thread waiting for a second.
+    Objects are counted before they are created: half a million of them would block all other threads for a second.
     """
 
     def refuse(word: str) -> Any:
@@ -81,7 +81,7 @@ class _Packer:
         self._left = MAX_NODES
 
     def pack(self, value: Any, depth: int) -> Any:
-        """`issubclass(type(value), ...)` and the methods of the built-in types cannot be overridden by an object."""
+        """Pack a value. An object cannot override `issubclass(type(value), ...)` or the methods of built-in types."""
         self._left -= 1
         if depth < 0 or self._left < 0:
             raise NotPlain("a value that is nested too deep" if depth < 0 else "a value of too many parts")
@@ -125,7 +125,7 @@ class _Packer:
 
 
 class _Unpacker:
-    """Counts as the packer does: what it reads can be packed again."""
+    """Has the same limits as the packer: every value that it reads can be packed again."""
 
     def __init__(self) -> None:
         self._left = MAX_NODES
@@ -139,7 +139,7 @@ class _Unpacker:
         if isinstance(data, list):
             return self._items(data, depth)
         if not isinstance(data, dict) or len(data) != 1:
-            raise NotPlain("no packed value")
+            raise NotPlain("not a packed value")
         [(tag, content)] = data.items()
         if tag in ("x", "f", "b", "y"):
             return {"x": _hexadecimal, "f": float.fromhex, "b": bytes.fromhex, "y": bytearray.fromhex}[tag](content)
@@ -159,7 +159,7 @@ class _Unpacker:
 def _check_hashes(hashes: list[int]) -> None:
     hashes.sort()
     if any(mine == other for mine, other in zip(hashes, hashes[MAX_COLLISIONS:])):  # noqa: B905 - one is shorter
-        raise NotPlain("a set or a dictionary whose parts share one hash")
+        raise NotPlain("a set or a dictionary whose members share one hash")
 
 
 def _hexadecimal(text: str) -> int:

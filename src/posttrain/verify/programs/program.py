@@ -1,12 +1,12 @@
-"""Which part of a completion is the program: the last block of its last turn, after the reasoning. One is tried, once.
+"""Find the program in a completion: the last block of its last turn, after the reasoning. Only this one is tried, once.
 
     >>> find_program("First ```python\\nx = 1\\n```\\nthen\\n```python\\ndef f(): return 2\\n```").source
     'def f(): return 2\\n'
     >>> find_program("I do not know.").reason
     'no_answer'
 
-Which block counts is decided by its place, and by whether it defines the function that is asked for, never by what
-passes: a completion with several programs is judged by one of them.
+The block is chosen by its place and by whether it defines the required function, and never by which one passes. A
+completion with several programs is therefore judged by one of them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 MAX_PROGRAM = 1 << 16
-"""Characters of a program; longer ones are too large to be tried."""
+"""Maximum length of a program, in characters. Longer ones are not tried."""
 PYTHON = frozenset({"", "python", "python3", "py", "py3"})
-"""What may stand behind the opening fence. Other blocks (output, json, bash) are no programs."""
+"""The languages after an opening fence that mean Python. Other blocks (output, json, bash) are not programs."""
 
 _FENCE = re.compile(
     r"(?:^[ \t]*+(?=```|~~~)|(?<=[^\n`])(?=```py))(?P<fence>```++|~~~++)[ \t]*+(?P<language>[\w.+-]*+)[^\n`]*+$",
     re.MULTILINE,
 )
-"""As in Markdown; one that names Python may also stand at the end of a line. Possessive: a line takes one pass."""
+"""A fence as in Markdown; one that names Python may also be at the end of a line. Possessive, so that a line takes one
+pass."""
 _THOUGHT_END = "</think>"
 _THOUGHT = "<think>"
 BODY = "\n    pass\n"
-"""Of a function of which the prompt holds the first line only."""
+"""Body for a function whose first line alone is in the prompt."""
 _NAME = "<program>"
-warnings.filterwarnings("ignore", module=_NAME)  # what Python has to say about a model's escape sequences
+warnings.filterwarnings("ignore", module=_NAME)  # Python's warnings about escape sequences in a model's program
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class Found:
 
 
 def find_program(completion: Any, *, prompt: str = "", function: str | None = None, truncated: bool = False) -> Found:
-    """The program of a completion: a text, or messages in TRL's form, of which the last one counts.
+    """The program in a completion, which is a text, or messages in TRL's form. Of messages, the last one counts.
 
-    `prompt` is code that the completion continues or repeats (HumanEval); its imports and helpers stand before what
-    was written. `function` is the name that is asked for. `truncated`: the completion was cut at the length limit.
+    `prompt` is code that the completion continues or repeats (HumanEval). Its imports and helpers come before the
+    completion. `function` is the required name. `truncated`: the completion was truncated at the length limit.
     """
     text = last_turn(completion)
     nothing = Found(reason="truncated" if truncated else "no_answer")
@@ -73,7 +74,7 @@ def find_program(completion: Any, *, prompt: str = "", function: str | None = No
 
 
 def last_turn(completion: Any) -> str:
-    """The text of a completion; of messages that of the last one."""
+    """The text of a completion; for messages, the text of the last one."""
     if isinstance(completion, str):
         return completion
     if isinstance(completion, Sequence) and completion and isinstance(completion[-1], Mapping):
@@ -96,7 +97,7 @@ class Block:
 
 
 def python_blocks(text: str) -> Iterator[Block]:
-    """The fenced blocks that may be Python, in order. A block ends at a bare fence of its own kind or at the end."""
+    """The fenced blocks that may be Python, in order. A block ends at a bare fence of its kind or with the text."""
     opening: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
         if opening is None:
@@ -110,7 +111,7 @@ def python_blocks(text: str) -> Iterator[Block]:
 
 
 def parses(source: str) -> bool:
-    """Whether it is Python; what the parser cannot cope with is not."""
+    """Whether the text is Python. A text on which the parser fails is not."""
     return tree_of(source) is not None
 
 
@@ -128,7 +129,7 @@ def defines(source: str, function: str | None) -> bool:
 
 
 def top_level_names(tree: ast.Module) -> set[str]:
-    """The names that a module defines or assigns, not those it imports."""
+    """The names that a module defines or assigns, without imported names."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -139,8 +140,8 @@ def top_level_names(tree: ast.Module) -> set[str]:
 
 
 def prompt_code(prompt: Any, function: str | None) -> str:
-    """The code in a prompt that defines the function, if only by its first line: the whole text, or a block of the
-    last message; empty when there is none."""
+    """The code in a prompt that defines the function, at least by its first line: the whole text, or a block of the
+    last message. Empty if there is none."""
     text = last_turn(prompt)
     for source in (text, *(block.source for block in python_blocks(text))):
         if defines(source, function) or defines(source + BODY, function):
@@ -149,12 +150,13 @@ def prompt_code(prompt: Any, function: str | None) -> str:
 
 
 def _parsed(source: str, fenced: bool) -> str | None:
-    """A fenced block is a program even when it is no Python, which is then an error; other text has to parse."""
+    """The source of a program, or None. A fenced block is always a program, and an error if it is not Python. Other
+    text has to parse."""
     return source if fenced or (source.strip() and _is_code(source)) else None
 
 
 def _is_code(text: str) -> bool:
-    """Python that does something: prose such as `42` or `yes` parses too."""
+    """Whether the text is Python with an effect. Prose such as `42` or `yes` parses too."""
     tree = tree_of(textwrap.dedent(text))
     return tree is not None and any(not isinstance(node, ast.Expr) or _calls(node) for node in tree.body)
 
@@ -164,9 +166,9 @@ def _calls(node: ast.Expr) -> bool:
 
 
 def _complete(source: str, prompt: str, function: str | None) -> str | None:
-    """The prompt and what continues it. A base model writes on after the function: that part is cut.
+    """The prompt and its continuation. A base model continues after the function, and this part is cut.
 
-    What repeats the function, with or without the imports of the prompt, replaces the one in the prompt.
+    If the completion repeats the function, with or without the prompt's imports, it replaces the prompt's version.
     """
     if not source.strip():
         return None
@@ -182,7 +184,7 @@ def _complete(source: str, prompt: str, function: str | None) -> str | None:
 
 
 def _returns_outside(tree: ast.Module) -> bool:
-    """A `return` that is in no function: the body was not indented."""
+    """Whether a `return` is outside of any function, because the body was not indented."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return any(
         isinstance(part, ast.Return) for node in tree.body if not isinstance(node, functions) for part in ast.walk(node)
@@ -190,7 +192,7 @@ def _returns_outside(tree: ast.Module) -> bool:
 
 
 def _first_part(body: str) -> str:
-    """A continuation up to its first line that is not indented."""
+    """The continuation up to its first line without indentation."""
     lines = body.splitlines(keepends=True)
     end = next((n for n, line in enumerate(lines) if line.strip() and not line[0].isspace()), len(lines))
     return "".join(lines[:end])

@@ -1,11 +1,11 @@
-"""Assertions of a dataset as calls whose results are compared outside of the sandbox.
+"""Rewrite assertions of a dataset as calls whose results are compared outside of the sandbox.
 
-`assert f(3) == [1, 2]` becomes the call `f(3)` and the expected value `[1, 2]`: what is asked goes into the sandbox,
-what is expected does not. An assertion of another form stays what it is: a script, which runs in a sandbox of its own
-and reaches the program through a stub (`examine.py`).
+`assert f(3) == [1, 2]` becomes the call `f(3)` and the expected value `[1, 2]`. Only the call goes into the sandbox.
+An assertion of another form stays a script. It runs in a separate sandbox and reaches the program through a stub
+(`examine.py`).
 
-Only text of the dataset is read here. Names are judged by the tests alone, never by the program, which could otherwise
-take the place of a `sorted` or a `set` that a test uses.
+This file reads only text of the dataset. The tests alone decide what a name means, and never the program, which could
+otherwise replace a `sorted` or a `set` that a test uses.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from posttrain.errors import DataError
 
 BUILTIN_NAMES = frozenset(dir(builtins))
 PROGRAM_MODULES = frozenset({"solution", "main"})
-"""Names that tests use for the file of the program."""
+"""Module names that tests use for the file of the program."""
 _METHOD = re.compile(r"Solution\(\)\.\w+")
 Relation = Literal["equal", "unequal", "is", "is not", "true", "false"]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call and what has to come of it."""
+    """One call and the required result."""
 
     expression: str
-    """An expression that the program's process evaluates, in the program's names: `f([1, 2], k=3)`."""
+    """An expression that the program's process evaluates in the program's namespace: `f([1, 2], k=3)`."""
     relation: Relation
     expected: Any = None
     setup: str = ""
-    """Statements before the call, in the program's process; they may use its classes."""
+    """Statements before the call, in the program's process. They may use its classes."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """Assertions that run beside the program, in a process that it cannot reach."""
+    """Assertions that run in a separate process that the program cannot reach."""
 
     source: str
     functions: tuple[tuple[str, str], ...]
-    """Names that stand for functions of the program, and how the program calls them; every call is a message."""
+    """Names in the script for functions of the program, and their names in the program. Every call is a message."""
     helpers: str = ""
-    """Code of the dataset that the script may use: the prompt of HumanEval."""
+    """Code of the dataset that the script may use, such as the prompt of HumanEval."""
 
 
 def rewrite_assertion(test: str, setup: str = "", prelude: str = "") -> list[Call | Script]:
-    """The tests of one element of a `test_list`. DataError when it is not Python or asserts nothing of the program.
+    """The tests in one element of a `test_list`. DataError if it is not Python or asserts nothing about the program.
 
-    `setup` stands before it and may use the program's classes; `prelude` holds imports.
+    `setup` runs before it and may use the program's classes. `prelude` contains imports.
     """
     tree = _parse(test)
     asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
@@ -72,7 +72,7 @@ def rewrite_assertion(test: str, setup: str = "", prelude: str = "") -> list[Cal
 
 
 def rewrite_check(test: str, entry_point: str, helpers: str = "") -> list[Call | Script]:
-    """The tests of a `check(candidate)` function, as in HumanEval: calls where each of its statements is one."""
+    """The tests in a `check(candidate)` function, as in HumanEval. They become calls if each statement is a call."""
     tree = _parse(test)
     check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if check is None:
@@ -92,10 +92,10 @@ def rewrite_check(test: str, entry_point: str, helpers: str = "") -> list[Call |
 
 
 def rewrite_script(test: str, entry_point: str | None, helpers: str = "") -> list[Call | Script]:
-    """A script of assertions, with or without functions of its own.
+    """A script of assertions, with or without its own functions.
 
-    What it imports from a module called `solution` are functions of the program, and functions called `test_...` are
-    its tests (KodCode).
+    Names that it imports from a module `solution` are functions of the program. Functions called `test_...` are its
+    tests (KodCode).
     """
     tree = _parse(test)
     imported = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module in PROGRAM_MODULES]
@@ -110,7 +110,7 @@ def rewrite_script(test: str, entry_point: str | None, helpers: str = "") -> lis
 
 
 def _asserts(tree: ast.Module) -> bool:
-    """Whether anything can make a script fail."""
+    """Whether a statement can make the script fail."""
     return any(isinstance(node, ast.Assert | ast.Raise) and not _says_nothing(node) for node in ast.walk(tree))
 
 
@@ -129,7 +129,7 @@ def _parse(source: str) -> ast.Module:
 
 
 def _as_call(node: ast.stmt, functions: set[str], setup: str) -> Call | None:
-    """The statement as one call whose result is compared with a literal; None when it is something else."""
+    """The statement as one call whose result is compared with a literal; None for any other statement."""
     if not isinstance(node, ast.Assert):
         return None
     test = node.test
@@ -158,7 +158,7 @@ _RELATIONS: dict[type[ast.cmpop], Relation] = {
 
 
 def _is_call(node: ast.expr, functions: set[str]) -> bool:
-    """A call of one of these functions, or of a method of `Solution()`."""
+    """Whether the node calls one of these functions or a method of `Solution()`."""
     if not isinstance(node, ast.Call):
         return False
     called = ast.unparse(node.func)
@@ -166,10 +166,10 @@ def _is_call(node: ast.expr, functions: set[str]) -> bool:
 
 
 def _functions(tree: ast.Module, defined: set[str]) -> set[str]:
-    """The names that the program has to bring: called, and neither built in nor bound by the test.
+    """The functions that the program has to define: those that the test calls and that are neither built in nor bound.
 
-    MBPP asks for functions that are called like built-in ones (`sum`, `reversed`): where a test calls nothing else, the
-    outermost call on the left is meant.
+    MBPP asks for functions with names of built-in ones (`sum`, `reversed`). If a test calls nothing else, the outermost
+    call on the left is meant.
     """
     defined = defined | _bound(tree)
     called = [node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
@@ -201,8 +201,8 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def implied_imports(source: str) -> list[str]:
-    """Modules of the standard library that a script reads by attribute and does not import: MBPP counts on the
-    program's own `import sys`."""
+    """Standard library modules that a script uses by attribute without importing them. MBPP relies on the program's
+    `import sys`."""
     tree = _parse(source)
     used = {
         node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
@@ -211,7 +211,7 @@ def implied_imports(source: str) -> list[str]:
 
 
 def foreign_imports(source: str) -> list[str]:
-    """Modules that a script imports and that do not come with Python."""
+    """Modules that a script imports and that are not in the standard library."""
     found: set[str] = set()
     for node in ast.walk(_parse(source)):
         if isinstance(node, ast.Import):
@@ -222,8 +222,8 @@ def foreign_imports(source: str) -> list[str]:
 
 
 def _says_nothing(node: ast.stmt) -> bool:
-    """A docstring, a lonely name, `pass`, `assert True`: HumanEval has them. A tuple, as in `assert (f(1) == 2, "no")`,
-    is always true."""
+    """Whether a statement has no effect: a docstring, a name alone, `pass` or `assert True`, as in HumanEval. A tuple,
+    as in `assert (f(1) == 2, "no")`, is always true."""
     if isinstance(node, ast.Assert):
         always = isinstance(node.test, ast.Tuple) and len(node.test.elts) > 0
         return always or (isinstance(node.test, ast.Constant) and node.test.value is True)
@@ -232,7 +232,7 @@ def _says_nothing(node: ast.stmt) -> bool:
 
 
 def _renamed(node: ast.stmt, old: str, new: str) -> ast.stmt:
-    """The statement about `candidate` as one about the function itself."""
+    """The statement with `candidate` replaced by the function itself."""
     replacement = ast.parse(new, mode="eval").body
 
     class Rename(ast.NodeTransformer):
@@ -247,7 +247,7 @@ def _as_they_are(functions: set[str]) -> tuple[tuple[str, str], ...]:
 
 
 def names_of(tests: Iterable[Call | Script]) -> tuple[str, ...]:
-    """The functions that the tests ask for."""
+    """The functions that the tests call."""
     names: dict[str, None] = {}
     for test in tests:
         calls = [call for _, call in test.functions] if isinstance(test, Script) else [test.expression]

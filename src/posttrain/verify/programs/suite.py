@@ -1,4 +1,4 @@
-"""The tests of a row, read from the columns of the usual datasets. What cannot be read is a DataError, at load.
+"""The tests of a row, read from the columns of common datasets. Unreadable tests raise DataError when data is loaded.
 
     test_list, test_setup_code, test_imports, challenge_test_list      MBPP: assertions
     test + entry_point (+ prompt)                                      HumanEval, HumanEval+, LeetCode: check(candidate)
@@ -7,7 +7,7 @@
     verification_info                                                  open-r1: {"language", "test_cases"}
     answer                                                             verl: its ground truth, in the form of APPS
 
-`tests` and the last three may be JSON text. A test without a function is a program's standard input and output.
+`tests` and the last three may be JSON text. A test without a function gives a program's standard input and output.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COLUMNS = (
     "verification_info",
     "answer",
 )
-"""The columns that say what a program has to do."""
+"""The columns that define the tests."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Value:
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
     expected: tuple[Any, ...]
-    """Any of these is right: APPS wraps some results in a list of one."""
+    """The accepted values: APPS wraps some results in a list of one."""
     tuple_ok: bool = False
-    """The data cannot say tuple, so that a tuple stands for the list it expects (APPS)."""
+    """True if a tuple may replace an expected list, because the data cannot express tuples (APPS)."""
 
 
 Test = Stdio | Value | Call | Script
@@ -71,19 +71,19 @@ Test = Stdio | Value | Call | Script
 
 @dataclass(frozen=True)
 class Suite:
-    """What a program has to do."""
+    """The tests that a program has to pass."""
 
     tests: tuple[Test, ...]
     function: str | None
-    """The function that is asked for; None for a program that reads and writes."""
+    """The function that the tests call; None for a program that uses standard input and output."""
     prompt: str = ""
-    """Code of the prompt that the completion continues."""
+    """Code in the prompt that the completion continues."""
 
 
 def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:
-    """The tests in the columns of a row. DataError for a row without tests, and for a test that cannot be read.
+    """Read the tests from the columns of a row. DataError for a row without tests and for an unreadable test.
 
-    `bare`: the sandbox has the standard library only, so that a test which imports more cannot be read either.
+    `bare`: the sandbox has only the standard library, so a test that imports other packages is an error too.
     """
     given = {name: row[name] for name in COLUMNS if row.get(name) is not None and len(str(row[name])) > 0}
     entry_point = _text(given.get("entry_point"), "entry_point")
@@ -121,7 +121,7 @@ def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:
 
 
 def _check_values(tests: Sequence[Test]) -> None:
-    """Values have to cross into the sandbox and back, and some test has to ask for something."""
+    """Check that the values can be sent into the sandbox and back, and that at least one test expects something."""
     for test in tests:
         if isinstance(test, Value):
             try:
@@ -136,7 +136,7 @@ def _check_values(tests: Sequence[Test]) -> None:
         raise DataError(
             given="tests that all expect nothing: a program that does nothing would pass them",
             allowed="at least one test with an output",
-            fix="Correct or drop these rows; functions that change their arguments in place have to return the result.",
+            fix="Correct or drop these rows. Functions that change their arguments in place must return the result.",
         )
 
 
@@ -148,7 +148,7 @@ def _check_imports(tests: Sequence[Test]) -> None:
             raise DataError(
                 given=f"tests that import {foreign[0]}, which the sandbox does not have",
                 allowed="the standard library",
-                fix="Use an image that has it: settings: {sandbox: 'container:IMAGE'}.",
+                fix="Use a container image that has it: settings: {sandbox: 'container:IMAGE'}.",
             )
 
 
@@ -170,7 +170,7 @@ def _cases(cases: Any, entry_point: str | None, given: Mapping[str, Any]) -> lis
 
 
 def _case(case: Any, entry_point: str | None) -> Test:
-    """{"input", "output"}, under the names that datasets use; `type` or `testtype` may say which form is meant."""
+    """Read {"input", "output"} under the names that datasets use. `type` or `testtype` may state the form."""
     if not isinstance(case, Mapping):
         raise _unreadable(case)
     given = _first(case, "input", "inputs", "args", "stdin")
@@ -207,7 +207,7 @@ def _first(case: Mapping[str, Any], *names: str) -> Any:
 
 
 def _apps(cases: Any, entry_point: str | None) -> list[Test]:
-    """APPS' two lists: texts for programs; with `fn_name`, arguments and results of a function."""
+    """Read the two lists of APPS: texts for programs or, with `fn_name`, arguments and results of a function."""
     if not isinstance(cases, Mapping):
         raise _unreadable(cases)
     inputs, outputs = cases.get("inputs"), cases.get("outputs")
@@ -253,7 +253,7 @@ def _json(value: Any, what: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        raise DataError(given=f"{what} is no JSON: {value[:80]!r}", allowed="a list, or its JSON") from None
+        raise DataError(given=f"{what} is not JSON: {value[:80]!r}", allowed="a list, or its JSON") from None
 
 
 def _unreadable(value: Any) -> DataError:

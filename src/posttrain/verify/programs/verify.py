@@ -1,4 +1,4 @@
-"""The verifier `code`: whether the program in a completion passes its tests. `rewards/code_runner.py` judges a step's.
+"""The verifier `code`: does the program in a completion pass its tests? `rewards/code_runner.py` judges whole steps.
 
 >>> code("```python\\ndef f(n): return n + 1\\n```", tests=[{"input": [1], "output": 2}], entry_point="f").reason
 'correct'
@@ -20,9 +20,9 @@ from posttrain.verify.sandbox import Limits, Sandbox, open_sandbox
 from posttrain.verify.verdict import Verdict
 
 SECONDS = 10.0
-"""For all tests of one program together, where no reward's `timeout` says otherwise."""
+"""Seconds for all tests of one program together, unless a reward's `timeout` says otherwise."""
 MESSAGE = 1 << 22
-"""Bytes of one answer."""
+"""Maximum size of one answer, in bytes."""
 
 
 def code(
@@ -49,14 +49,14 @@ def code(
     memory: int = 1 << 30,
     output: int = 1 << 16,
 ) -> Verdict:
-    """Whether the program in a completion passes its tests; `partial` gives the share that it passes.
+    """Whether the program in a completion passes its tests. With `partial`, the share of the tests that it passes.
 
-    The tests are those of the row's columns (see `suite`). SandboxUnavailable when no tier works here: programs of a
-    model are never run without one. DataError for tests that cannot be read.
+    The tests come from the row's columns (see `suite`). SandboxUnavailable if no tier works on this machine: a model's
+    programs never run without a sandbox. DataError for tests that cannot be read.
 
-    `float_ok`: a float may stand for an integer and an integer for a float. By default values are compared by type and
-    value, and an assertion of the data means Python's `==`.
-    `tolerance`: relative or absolute, whichever is larger, of floats that are returned and numbers that are printed.
+    `float_ok`: a float may replace an integer, and an integer a float. By default values are compared by type and
+    value, and an assertion in the data means Python's `==`.
+    `tolerance`: for returned floats and printed numbers, relative or absolute, whichever is larger.
     `wall`, `cpu` (seconds), `memory` and `output` (bytes) are the limits of one test.
     """
     row = {name: value for name, value in locals().items() if name in COLUMNS}
@@ -69,7 +69,7 @@ def code(
 
 
 def judge_completion(completion: Any, suite: Suite, sandbox: Sandbox, rules: Rules, truncated: bool) -> Verdict:
-    """The program that is found, judged by the tests."""
+    """Find the program in a completion and judge it by the tests."""
     found = find_program(completion, prompt=suite.prompt, function=suite.function, truncated=truncated)
     if found.reason:
         return Verdict(0.0, found.reason)
@@ -77,12 +77,12 @@ def judge_completion(completion: Any, suite: Suite, sandbox: Sandbox, rules: Rul
 
 
 _SHARED: dict[tuple[int, str], Sandbox] = {}
-"""By process, since a fork-server has one owner, and kind."""
+"""Open sandboxes, by process (because a fork-server has one owner) and kind."""
 _OPENING = threading.Lock()
 
 
 def is_bare(sandbox: Any) -> bool:
-    """Whether it has the standard library only; an image may have more."""
+    """Whether the sandbox has only the standard library. A container image may have more."""
     return not str(getattr(sandbox, "tier", sandbox)).startswith("container")
 
 

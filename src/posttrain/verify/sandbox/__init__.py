@@ -1,10 +1,10 @@
-"""Where programs that a model wrote are run: one fresh confined process each, from a warm fork-server.
+"""The sandbox for programs that a model wrote. Each runs in a fresh, confined process from a warm fork-server.
 
     with open_sandbox() as sandbox:
         ran = sandbox.run("print(int(input()) + 1)", stdin=b"41")
         ran.stdout, ran.ended                                           # b"42\\n", "exited"
 
-What the program may do is in docs/sandbox.md; how it is held, in `inside/`, which imports nothing of posttrain.
+docs/sandbox.md says what a program may do. `inside/` implements the confinement and imports nothing of posttrain.
 """
 
 from posttrain.errors import SandboxUnavailable

@@ -1,4 +1,4 @@
-"""A fork-server as its parent sees it: a process, a socket to it, and one program at a time."""
+"""A fork-server, seen from its parent: a process, a socket to it, and one program at a time."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from posttrain.verify.sandbox.process import Process
 from posttrain.verify.sandbox.records import Limits
 
 START_TIMEOUT = 20.0
-"""Seconds for the interpreter to start and to import what programs use; 0.1 on an idle machine."""
+"""Timeout for the start of the interpreter and its imports, in seconds. They take 0.1 s on an idle machine."""
 CONTAINER_TIMEOUT = 300.0
-"""Seconds for a container, whose image may have to be fetched first."""
+"""Timeout for the start of a container, in seconds. Its image may have to be pulled first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """How a tier starts a fork-server."""
+    """The command with which a tier starts a fork-server."""
 
     line: list[str]
-    """The command up to and without the setup, which comes last as JSON."""
+    """The command line without the setup, which is appended as JSON."""
     setup: dict[str, Any]
-    """The settings that `inside/server.py` reads; `socket` and `parent` are added."""
+    """The settings for `inside/server.py`. `socket` and `parent` are added."""
     meeting: str | None = None
-    """Where the fork-server finds a folder with a socket that we listen on, if it cannot inherit one; the line has
-    {meeting} where our own path of that folder belongs."""
+    """If the fork-server cannot inherit a socket: the folder, on its side, with a socket on which we listen. In the
+    command line, {meeting} stands for the same folder on our side."""
     on_close: list[str] | None = None
-    """Run when the fork-server does not end by itself."""
+    """Command to run if the fork-server does not end on its own."""
 
 
 class ForkServer:
-    """Starts with the object. SandboxUnavailable says why it did not."""
+    """A fork-server, which starts when the object is created. SandboxUnavailable says why it did not start."""
 
     def __init__(self, command: Command) -> None:
         self._on_close = command.on_close
@@ -73,7 +73,7 @@ class ForkServer:
         return Process(self.control, source, stdin, limits, on_end)
 
     def close(self) -> None:
-        """End it and what runs in it; returns when it is gone."""
+        """End the fork-server and its program. Returns when they are gone."""
         if self.control is not None:
             with suppress(OSError):
                 self.control.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a program
@@ -88,7 +88,7 @@ class ForkServer:
 
     def _inherit(self, command: Command) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        alive = os.pidfd_open(os.getpid())  # tells it that this process has ended, whoever holds a copy of the socket
+        alive = os.pidfd_open(os.getpid())  # tells it when this process ends, even if others hold the socket
         try:
             given = (theirs.fileno(), alive)
             self._start(command.line, {**command.setup, "socket": given[0], "parent": alive}, given)
@@ -101,7 +101,7 @@ class ForkServer:
         return ours
 
     def _meet(self, command: Command) -> socket.socket:
-        """The folder is open to the container's user, and lies in one that is closed to others."""
+        """Wait for the connection of a container. The shared folder is open to its user, but its parent is closed."""
         self._folder = tempfile.mkdtemp(prefix="posttrain-sandbox-")
         place = Path(self._folder) / "run"
         place.mkdir()
@@ -158,7 +158,7 @@ class ForkServer:
                 subprocess.run(self._on_close, stdin=subprocess.DEVNULL, capture_output=True, check=False)
             with suppress(psutil.NoSuchProcess):
                 server = psutil.Process(process.pid)
-                for one in (*server.children(recursive=True), server):  # with the first process of a namespace goes all
+                for one in (*server.children(recursive=True), server):  # init of a namespace takes all others with it
                     with suppress(psutil.NoSuchProcess):
                         one.kill()
             process.wait()

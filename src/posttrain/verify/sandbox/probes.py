@@ -1,6 +1,6 @@
-"""The program of the self-test: it tries to get out. Sent as source; stdin has what there is to be found, as JSON.
+"""The program of the self-test, which tries to escape. It is sent as source, and stdin has the targets as JSON.
 
-Prints the names of the attempts that succeeded, as JSON. An attempt succeeds if its function returns.
+It prints the names of the successful attempts as JSON. An attempt succeeds if its function returns.
 """
 
 import ctypes
@@ -62,7 +62,7 @@ def read(path):
 
 
 def signal_by_pipe():
-    """The kernel sends the signal, and would for SIGKILL, too."""
+    """Let the kernel send the signal. SIGKILL would work in the same way."""
     end, _ = os.pipe()
     fcntl.fcntl(end, fcntl.F_SETOWN, WANTED["pid"])
     fcntl.fcntl(end, 10, signal.SIGCONT)
@@ -81,7 +81,7 @@ def environment():
 
 
 def descriptors():
-    """Beyond the four that every program has."""
+    """Find a descriptor beyond the four that every program has."""
     for number in range(4, 1024):
         try:
             os.fstat(number)
@@ -140,7 +140,7 @@ ATTEMPTS = {
 def succeeded(attempt):
     try:
         attempt()
-    except Exception:  # refused, each in its way
+    except Exception:  # each refusal has its own exception
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""One program that runs in a sandbox, seen from the process that judges it."""
+"""A program that runs in a sandbox, seen from the process that judges it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from posttrain.verify.sandbox.inside.program import OUT_OF_MEMORY
 from posttrain.verify.sandbox.records import Ended, Limits, Ran
 
 GRACE = 0.4
-"""Seconds after its deadline in which a program's end is reported; then its fork-server is killed, and it with that."""
+"""Seconds after a program's deadline in which its end must be reported. Then its fork-server is killed with it."""
 _CHUNK = 1 << 16
 
 
 class Process:
-    """A running program. `finish` waits for its end; leaving a `with` block brings that about."""
+    """A running program. `finish` waits for its end. Leaving a `with` block kills it."""
 
     def __init__(
         self, control: socket.socket, source: str, stdin: bytes, limits: Limits, on_end: Callable[[bool], None]
     ) -> None:
-        """`on_end(healthy)` is called once, when the fork-server behind `control` is free again or is of no use."""
+        """`on_end(healthy)` is called once, when the fork-server behind `control` is free again or unusable."""
         self._control, self._limits, self._on_end = control, limits, on_end
         self._report: dict[str, Any] | None = None
         self._broken = ""
@@ -51,12 +51,12 @@ class Process:
             self.kill()
 
     def send(self, message: bytes) -> None:
-        """One whole message to the program; it goes out while this or another method of the process waits."""
+        """Send one whole message to the program. It is written while this or another method waits."""
         self._enqueue(message)
         self._pump(0)
 
     def receive(self, timeout: float | None = None) -> bytes:
-        """The next message of the program. TimeoutError: none in time; EOFError: it ended without one."""
+        """The program's next message. TimeoutError: none came in time. EOFError: the program ended without one."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self._messages:
             left = None if until is None else until - time.monotonic()
@@ -68,7 +68,7 @@ class Process:
         return self._messages.popleft()
 
     def finish(self) -> Ran:
-        """Wait for its end, which its limits bring about if nothing else does. SandboxUnavailable: it did not run."""
+        """Wait for the program's end, which its limits guarantee. SandboxUnavailable: it did not run."""
         if not self._closed:
             self._no_more_messages()
             while not self._over:
@@ -81,7 +81,7 @@ class Process:
         return self._ran
 
     def kill(self) -> Ran:
-        """End it now."""
+        """Kill the program."""
         if not self._closed and self._report is None:
             self._ask_to_kill()
         return self.finish()
@@ -133,7 +133,7 @@ class Process:
     # --- moving bytes ------------------------------------------------------------------------------------------------
 
     def _pump(self, timeout: float | None) -> None:
-        """Wait until something can be moved, for `timeout` seconds or to the program's deadline, and move it."""
+        """Wait until bytes can be moved, for `timeout` seconds or until the program's deadline, and move them."""
         now, last = time.monotonic(), self._began + self._limits.wall + GRACE
         if self._report is None and now > last:
             self._overdue = True
@@ -163,7 +163,7 @@ class Process:
             sent = os.write(to, waiting[:_CHUNK]) if waiting else 0
         except BlockingIOError:
             return
-        except OSError:  # it has ended, or does not want it
+        except OSError:  # the program has ended or closed its end
             sent = len(waiting)
         del waiting[:sent]
         if to == self._stdin and not waiting:
@@ -175,17 +175,17 @@ class Process:
             data = os.read(source, _CHUNK)
         except BlockingIOError:
             return
-        except ConnectionResetError:  # it ended with messages that it had not read
+        except ConnectionResetError:  # the program ended without reading all messages
             data = b""
         if not data:
             self._open.discard(source)
             self._outgoing.pop(source, None)
-        elif not self._excess or not self._confined:  # output may arrive before the word that we are confined
+        elif not self._excess or not self._confined:  # output may arrive before the message that confinement is done
             self._data[source] += data
             self._count(source, len(data))
 
     def _count(self, source: int, size: int) -> None:
-        """One limit for both streams, one for all messages; beyond either, the program is killed, not read further."""
+        """Count received bytes. Beyond the limit of both streams or of all messages, the program is killed."""
         channel = self._channel.fileno()
         if source == channel:
             self._received += size
@@ -197,7 +197,7 @@ class Process:
             self._ask_to_kill()
 
     def _split(self, received: bytearray) -> bool:
-        """Take whole messages off the front. True: one is announced that is larger than allowed."""
+        """Take whole messages off the front. True if an announced message is larger than allowed."""
         while len(received) >= 4:
             (size,) = struct.unpack_from(">I", received)
             if size > self._limits.message:

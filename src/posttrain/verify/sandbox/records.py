@@ -1,4 +1,4 @@
-"""The limits of a program, and the facts known about it when it has ended."""
+"""The limits of a program, and the record of a program that has ended."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from posttrain.errors import ConfigError
 Ended = Literal["exited", "wall", "cpu", "memory", "output", "signal"]
 """How a program ended.
 
-    exited   by itself, with `returncode`
-    wall     killed when its wall-clock time was over
-    cpu      killed when its processor time was used up
-    memory   a MemoryError that it did not catch
-    output   killed because it wrote more than it may
+    exited   on its own, with `returncode`
+    wall     killed at its wall-clock limit
+    cpu      killed at its limit of processor time
+    memory   ended with a MemoryError that it did not catch
+    output   killed because it wrote too much
     signal   killed by another signal: it crashed
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of one program. Processes, files and network have no number: there are none."""
+    """The limits of one program. New processes, files and network access have no limit, because none is allowed."""
 
     wall: float = 4.0
-    """Seconds from its start to its end."""
+    """Wall-clock time, in seconds."""
     cpu: float = 3.0
-    """Seconds of processor time over all threads, rounded up to whole ones."""
+    """Processor time over all threads, in seconds, rounded up to whole seconds."""
     memory: int = 1 << 30
-    """Bytes of address space."""
+    """Address space, in bytes."""
     output: int = 1 << 16
-    """Bytes of stdout and stderr together."""
+    """Size of stdout and stderr together, in bytes."""
     message: int = 1 << 24
-    """Bytes that it may send over its channel, all messages together."""
+    """Size of all messages over its channel together, in bytes."""
 
     def __post_init__(self) -> None:
         for name in ("wall", "cpu", "memory", "output", "message"):
@@ -45,26 +45,26 @@ class Limits:
 
     @property
     def seconds_of_cpu(self) -> int:
-        """As the kernel counts them."""
+        """The limit of processor time in whole seconds, as the kernel counts it."""
         return math.ceil(self.cpu)
 
     def to_request(self) -> dict[str, Any]:
-        """Those that hold inside of the sandbox; output and messages are counted where they arrive."""
+        """The limits that apply inside the sandbox. The receiver limits output and messages."""
         return {"wall": self.wall, "cpu": self.seconds_of_cpu, "memory": self.memory}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """A program that has ended; no process of it is left."""
+    """A program that has ended. None of its processes is left."""
 
     returncode: int
-    """Its exit code, or minus the number of the signal that killed it."""
+    """The exit code, or minus the number of the signal that killed the program."""
     ended: Ended
     stdout: bytes
     stderr: bytes
     result: bytes | None
-    """The message that it sent over its channel, if it sent exactly one that `receive` has not taken."""
+    """The message over the channel, if there is exactly one that `receive` has not taken."""
     messages: tuple[bytes, ...] = field(default=(), repr=False)
-    """All that it sent and `receive` has not taken."""
+    """All messages over the channel that `receive` has not taken."""
     seconds: float
-    """Wall-clock time from its start to its end."""
+    """Wall-clock time from start to end, in seconds."""

@@ -1,4 +1,4 @@
-"""A sandbox: fork-servers of one tier, as many as programs run at the same time."""
+"""A sandbox: fork-servers of one tier, one for each concurrent program."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """End every fork-server and what runs in it."""
+        """End every fork-server and its program."""
         with self._lock:
             servers, self._all, self._idle = self._all, [], []
         for server in servers:
             server.close()
 
     def start(self, source: str, *, stdin: bytes = b"", limits: Limits | None = None) -> Process:
-        """A program to talk with. It gets a fork-server of its own, a new one (0.1 s) if all that there are work."""
+        """Start a program for interactive use. It gets an idle fork-server, or a new one (0.1 s) if all are busy."""
         return self._begin(self._take() or self._start(), source, stdin, limits)
 
     def _begin(self, server: ForkServer, source: str, stdin: bytes, limits: Limits | None) -> Process:
         return server.begin(source, stdin, limits or self.limits, lambda healthy: self._give_back(server, healthy))
 
     def run(self, source: str, stdin: bytes = b"", limits: Limits | None = None) -> Ran:
-        """Run a program to its end. If it could not be run it is tried once more, then SandboxUnavailable is raised."""
+        """Run a program to its end. If it cannot be run, one retry follows, and then SandboxUnavailable."""
         try:
             with self.start(source, stdin=stdin, limits=limits) as process:
                 return process.finish()
@@ -58,12 +58,12 @@ class Sandbox:
                 return process.finish()
 
     def run_many(self, programs: Sequence[tuple[str, bytes]], limits: Limits | None = None) -> list[Ran]:
-        """Pairs of source and stdin, `size` at a time; one result per pair, in order."""
+        """Run pairs of source and stdin, `size` at the same time. One result per pair, in order."""
         with ThreadPoolExecutor(max_workers=self.size, thread_name_prefix="sandbox") as threads:
             return list(threads.map(lambda program: self.run(*program, limits=limits), programs))
 
     def _take(self) -> ForkServer | None:
-        """One that has nothing to do, if there is one."""
+        """An idle fork-server, or None."""
         with self._lock:
             while self._idle:
                 server = self._idle.pop()
@@ -103,10 +103,10 @@ KINDS = "auto, bubblewrap, landlock, container:IMAGE or unsafe"
 
 
 def open_sandbox(kind: str = "auto", limits: Limits | None = None, *, size: int | None = None) -> Sandbox:
-    """A sandbox of this kind, after it has been attacked and has held. SandboxUnavailable: it has not, or is not there.
+    """Open a sandbox of this kind that has passed its self-test. SandboxUnavailable: it failed or is not available.
 
-    `auto` takes bubblewrap if that works and Landlock if not; what is named is what is used, or nothing is. `size` is
-    how many programs `run_many` runs at a time; one per core if it is not given.
+    `auto` uses bubblewrap, or Landlock if bubblewrap does not work. Any other kind has no fallback. `size` is the
+    number of programs that `run_many` runs at the same time, by default one per core.
     """
     limits, size = limits or Limits(), size or cores()
     if sys.platform != "linux":

@@ -1,7 +1,7 @@
-"""Does a sandbox hold, here and now? Attacks are run in it for real; only that is remembered which has held.
+"""The self-test of a sandbox: it runs real attacks inside and remembers only success.
 
-A sandbox that would have to be trusted because its programs are installed has been seen to be none: in containers, with
-other kernels, under another security module.
+Installed programs do not guarantee that a sandbox works. Sandboxes were seen to fail in containers, with other kernels
+and under another security module.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 PROBES = Path(__file__).parent / "probes.py"
 VICTIM = "print(id('secret'), flush=True); input()"
-"""A process with something in its memory."""
+"""The program of a process whose memory the probes try to read."""
 PATIENT = Limits(wall=60, cpu=60)
-"""A busy machine, or one that is slow to give memory, shall not decide which limit is met first."""
+"""Generous limits, so that a busy machine, or slow memory allocation, does not decide which limit is reached first."""
 COSTS = {
     "sleeping past the deadline": ("import time; time.sleep(60)", Limits(wall=0.4), "wall"),
     "output without end": ("while True: print('x' * 1000)", PATIENT, "output"),
     "memory without end": ("x = []\nwhile True: x.append(bytearray(1 << 24))", PATIENT, "memory"),
     "processor time without end": ("while True: pass", replace(PATIENT, cpu=1), "cpu"),
 }
-"""Program, limits, and how it has to end."""
+"""Program, limits, and the required end, by name."""
 
 
 def check(tier: Tier, sandbox: Sandbox) -> None:
-    """SandboxUnavailable names what a program could do in it. Passed once, it is not run again until the next boot."""
-    sandbox.run("")  # whatever is remembered: the kernel has taken every step of the confinement
+    """Run the self-test unless it has passed since the last boot. SandboxUnavailable names the attacks that worked."""
+    sandbox.run("")  # always: shows that the kernel accepts every step of the confinement
     remembered = _remembered(tier)
     if os.path.isfile(remembered):
         return
@@ -56,7 +56,7 @@ def check(tier: Tier, sandbox: Sandbox) -> None:
 
 
 def reached_by_probes(sandbox: Sandbox) -> list[str]:
-    """The attempts of probes.py that succeeded."""
+    """The names of the attempts in probes.py that succeeded."""
     with _something_to_find() as wanted:
         ran = sandbox.run(PROBES.read_text(encoding="utf-8"), json.dumps(wanted).encode(), limits=PATIENT)
     try:
@@ -69,14 +69,15 @@ def reached_by_probes(sandbox: Sandbox) -> list[str]:
 
 
 def wrongly_ended(sandbox: Sandbox) -> list[str]:
-    """Programs that a limit should have stopped, but that ran on or were stopped by another limit."""
+    """Programs that a limit should have stopped, but that continued or hit another limit."""
     runs = [(name, sandbox.run(source, limits=limits), ended) for name, (source, limits, ended) in COSTS.items()]
     return [f"{name} (ended as {ran.ended})" for name, ran, ended in runs if ran.ended != ended]
 
 
 @contextmanager
 def _something_to_find() -> Iterator[dict[str, Any]]:
-    """A file that anybody may read and write, a process of ours, and listeners on loopback and an abstract name."""
+    """Targets for the attacks: a file that anyone may read and write, a process of ours, and two listening sockets (one
+    on loopback, one with an abstract name)."""
     with (
         tempfile.TemporaryDirectory(prefix="posttrain-self-test-") as folder,
         socket.create_server(("127.0.0.1", 0)) as tcp,
@@ -97,7 +98,7 @@ def _something_to_find() -> Iterator[dict[str, Any]]:
 
 
 def _remembered(tier: Tier) -> Path:
-    """A file that is there once the tier has passed, for this user, this boot, this code and these programs."""
+    """The file that exists once the tier has passed, for this user, this boot, this code and these programs."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         programs = [(path, os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in (sys.executable, *tier.uses)]

@@ -1,4 +1,4 @@
-"""The tiers: how the fork-server is started, and what its children give up."""
+"""The tiers of the sandbox: how each starts its fork-server, and which rights the children give up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.verify.sandbox.inside import layout
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8")
-"""No site-packages, no folder of a script or a user. `-I` would also ignore the hash seed that we give."""
+"""Interpreter flags: no site-packages, and no folder of a script or user. `-I` would also ignore the hash seed."""
 START = """
 import sys
 folder, given = sys.argv[1:]
@@ -26,23 +26,23 @@ from inside.server import main
 sys.path.remove(folder)
 main(given)
 """
-"""The program of the interpreter: the part of this package that goes inside, without its parents and their imports."""
+"""The interpreter's program. It imports the package `inside` without its parents and their imports."""
 CONFINED: dict[str, Any] = {"seccomp": True, "landlock": "required"}
 USERS = (30_000, 59_999)
-"""User ids that distributions give to nobody."""
+"""Range of user ids that distributions do not assign."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
     name: str
     command: Callable[[int], Command]
-    """How fork-server `number` is started."""
+    """Function that returns the command for fork-server `number`."""
     uses: tuple[str, ...] = ()
-    """Programs that it depends on, beside the interpreter; a change of one of them asks for a new self-test."""
+    """Programs that the tier needs in addition to the interpreter. A change to one of them requires a new self-test."""
 
 
 def landlock() -> Tier:
-    """Landlock and seccomp in each child; as root, also a user of its own. Needs no program and no privilege."""
+    """Landlock and seccomp in each child; for root, also a separate user. Needs no program and no privilege."""
 
     def command(number: int) -> Command:
         return Command(line=_python(), setup={**CONFINED, "user": unused_user(number)})
@@ -51,7 +51,7 @@ def landlock() -> Tier:
 
 
 def bubblewrap() -> Tier:
-    """Namespaces with nothing in them but Python, around a fork-server whose children are confined as well."""
+    """Namespaces that contain only Python, around a fork-server whose children are confined as well."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxUnavailable(given="the program bwrap is not installed")
@@ -65,7 +65,7 @@ def bubblewrap() -> Tier:
 
 
 def container(image: str) -> Tier:
-    """A container of an image with python3 (3.11 or later), whose children are confined as well."""
+    """A container from an image with python3 (3.11 or later). The fork-server's children are confined as well."""
     client = shutil.which("docker") or shutil.which("podman")
     if client is None:
         raise SandboxUnavailable(given="neither docker nor podman is installed")
@@ -73,13 +73,13 @@ def container(image: str) -> Tier:
 
 
 def unsafe() -> Tier:
-    """Limits of time and memory, and nothing else: the program can do whatever this user can."""
+    """Limits on time and memory only: the program has all rights of this user."""
     setup = {"seccomp": False, "landlock": "off", "user": None}
     return Tier(name="unsafe", command=lambda number: Command(line=_python(), setup=setup))
 
 
 def unused_user(number: int) -> int | None:
-    """For root: a user id that no program of this or another trainer runs as. Others cannot change theirs."""
+    """For root, a user id under which no program of this or another trainer runs. Other users get None."""
     if os.getuid() != 0:
         return None
     first, last = USERS
@@ -92,10 +92,11 @@ def _python() -> list[str]:
 
 
 def _namespaces() -> list[str]:
-    """Not --die-with-parent: that follows the thread that started us, and the fork-server watches the process itself.
+    """The bwrap options for namespaces and capabilities.
 
-    Root keeps its user namespace, in which the children become users that own nothing; elsewhere a new one is made,
-    and the last: --disable-userns.
+    --die-with-parent is not used: it follows the thread that started us. The fork-server watches the process instead.
+    Root keeps its user namespace, in which the children become users that own nothing. Other users get a new one, and
+    --disable-userns forbids further ones.
     """
     unshare = [f"--unshare-{kind}" for kind in ("ipc", "pid", "net", "uts", "cgroup-try")]
     if os.getuid() == 0:
@@ -107,7 +108,8 @@ def _namespaces() -> list[str]:
 
 
 def _file_system() -> list[str]:
-    """Python, its libraries and four devices, read-only. No /proc, and no tmpfs that could be written to."""
+    """The bwrap options for the file system: Python, its libraries and four devices, read-only. No /proc, and no
+    writable tmpfs."""
     links = [("--symlink", os.readlink(path), path) for path in ("/lib", "/lib64") if os.path.islink(path)]
     home = layout.home()
     parts = [_python()[0], home, *layout.standard_library(), *layout.shared_libraries(), str(INSIDE)]
@@ -123,7 +125,7 @@ def _file_system() -> list[str]:
 
 
 def _container(client: str, image: str, number: int) -> Command:
-    """The fork-server meets us at a socket in a folder that it shares with us: descriptors travel over no pipe."""
+    """The command for a container. It connects to a socket in a shared folder, because pipes pass no descriptors."""
     owner = unused_user(number) or os.getuid()
     name = f"posttrain-{os.getpid()}-{number}-{os.urandom(4).hex()}"
     line = [

@@ -1,1 +1,1 @@
-"""The code on the other side: the fork-server, and the rights that its children give up. Standard library only."""
+"""The code inside the sandbox: the fork-server, and the rights that its children give up. Standard library only."""

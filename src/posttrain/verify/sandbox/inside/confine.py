@@ -1,4 +1,4 @@
-"""The rights that a forked child gives up before it runs a program, in the order in which that is still possible."""
+"""The rights that a forked child gives up before it runs a program. Each step is made while it is still possible."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from . import landlock, layout, seccomp
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NO_NEW_PRIVS, _DEATH_SIGNAL, _DUMPABLE, _SUBREAPER = 38, 1, 4, 36
 _ARENAS = -8
-"""M_ARENA_MAX."""
+"""The option M_ARENA_MAX of mallopt."""
 _ABOVE = 100
-"""Descriptors are first moved up to here, so that none is overwritten before it has been copied."""
+"""Descriptors are first moved to this number and above, so that none is overwritten before it has been copied."""
 
 
 THREADS = 64
-"""Of a program. RLIMIT_NPROC counts all of a user: its number is larger where the user is not the program's alone."""
+"""Maximum number of threads of a program. RLIMIT_NPROC counts all threads of a user, so the limit is higher if the
+program shares its user."""
 
 
 class Confinement:
-    """The parts of a confinement that are made once, before the first program: filter and rules."""
+    """The parts of a confinement that are built once, before the first program: filter and rules."""
 
     def __init__(self, setup: dict) -> None:
         self.filter = seccomp.build() if setup["seccomp"] else None
@@ -42,14 +43,14 @@ class Confinement:
                     raise
 
     def prepare(self) -> None:
-        """What is found out before each fork. A user who has other processes is counted with them, at most with all."""
+        """Update the thread limit before each fork. A shared user's other threads count too: allow for all of them."""
         if self.threads is not None and self.user is None:
-            # without /proc we are in a user namespace, where nobody else is counted
+            # without /proc we are in a user namespace, where no other threads count
             with suppress(OSError), open("/proc/loadavg") as file:
                 self.threads = THREADS + int(file.read().split()[3].partition("/")[2])
 
     def apply(self, limits: dict, descriptors: list[int], parent: int) -> None:
-        """Put the calling process, just forked by `parent`, under it; `descriptors` become 0, 1, 2 and 3."""
+        """Confine the calling process, which `parent` has just forked. `descriptors` become 0, 1, 2 and 3."""
         os.setsid()
         signal.set_wakeup_fd(-1)
         os.umask(0o77)
@@ -60,7 +61,7 @@ class Confinement:
             os.setgroups([])
             os.setresgid(self.user, self.user, self.user)
             os.setresuid(self.user, self.user, self.user)
-        prctl(_DEATH_SIGNAL, signal.SIGKILL)  # after the change of user, which clears it
+        prctl(_DEATH_SIGNAL, signal.SIGKILL)  # after the change of user, which would clear it
         if os.getppid() != parent:
             os._exit(1)
         if self.filter is not None:
@@ -75,16 +76,16 @@ class Confinement:
 
 
 def harden_server() -> None:
-    """Nobody reads or traces the server, no core of it is written, and orphans of its children come to it."""
+    """Protect the server: nobody can read or trace it, it writes no core file, and it adopts its orphans."""
     prctl(_DUMPABLE, 0)
     prctl(_SUBREAPER, 1)
-    with suppress(AttributeError):  # not every C library has it: threads share their heap, instead of 64 MiB for each
+    with suppress(AttributeError):  # missing in some C libraries: threads share one heap instead of 64 MiB each
         _LIBC.mallopt(_ARENAS, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def limit_resources(limits: dict, threads: int | None) -> None:
-    """Soft and hard limits alike. Set by the child itself: one that is set earlier would count in its own making."""
+    """Set soft and hard limits. The child sets them itself, because earlier limits would apply to its own start."""
     processes = [] if threads is None else [(resource.RLIMIT_NPROC, threads)]
     for name, value in (
         *processes,
@@ -103,7 +104,7 @@ def limit_resources(limits: dict, threads: int | None) -> None:
 
 
 def arrange(descriptors: list[int]) -> None:
-    """Make these 0, 1, 2 ... and close every other."""
+    """Move these descriptors to 0, 1, 2, ... and close all others."""
     for number, high in enumerate([fcntl.fcntl(one, fcntl.F_DUPFD, _ABOVE) for one in descriptors]):
         os.dup2(high, number)
     os.closerange(len(descriptors), 1 << 20)

@@ -1,7 +1,7 @@
-"""Landlock by system call: a process gives up every file, port, signal and abstract socket but those it names.
+"""Landlock by system calls: a process gives up all files, ports, signals and abstract sockets except those it names.
 
 Versions of the interface (ABI) by kernel: 1 = 5.13, 2 = 5.19, 3 = 6.2 (truncation), 4 = 6.7 (TCP), 5 = 6.10 (device
-ioctls), 6 = 6.12 (signals, abstract sockets). What an older kernel lacks is closed by the seccomp filter as well.
+ioctls), 6 = 6.12 (signals, abstract sockets). The seccomp filter also covers what older kernels lack.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _QUIET = 1
-"""LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF, ABI 7: refusals do not fill the audit log."""
+"""LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF (ABI 7): refusals do not fill the audit log."""
 
 
 def abi() -> int:
-    """The version that this kernel offers; OSError where it is missing or switched off."""
+    """The ABI version of this kernel. OSError if Landlock is missing or disabled."""
     return _call(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
 
 
 def ruleset(readable: list[str], writable: list[str]) -> int:
-    """A descriptor of rules under which only these files and folders (with all that is below) can be opened."""
+    """A descriptor of rules that allow opening only these files and folders, with everything in the folders."""
     version = abi()
     files = (1 << 13) - 1 | (version >= 2) << 13 | (version >= 3) << 14 | (version >= 5) << 15
     fields = [files, *([0b11] if version >= 4 else []), *([0b11] if version >= 6 else [])]
@@ -38,7 +38,7 @@ def ruleset(readable: list[str], writable: list[str]) -> int:
 
 
 def restrict(rules: int) -> None:
-    """Apply them to the calling thread and all that it starts. Needs PR_SET_NO_NEW_PRIVS; there is no way back."""
+    """Apply the rules to the calling thread and all that it starts, permanently. Needs PR_SET_NO_NEW_PRIVS."""
     _call(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(_QUIET if abi() >= 7 else 0))
 
 

@@ -1,8 +1,9 @@
-"""Which files an interpreter needs, asked of the interpreter itself; and how it finds them where only root may look.
+"""The files that an interpreter needs, as it reports them itself, and access to them in folders that only root may
+enter.
 
-A standard library may lie in a folder which only root may enter, as ~/.local does in many containers. A child that is
-no longer root cannot name its files from the root of the file system. It can from its own working folder, which it
-keeps: such paths are relative to the folder of the compiled modules.
+Only root may enter the folder of some standard libraries, as with ~/.local in many containers. A child that is no
+longer root cannot use absolute paths to the files. It can use paths relative to its working folder, which it keeps:
+the folder of the compiled modules.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 DEVICES = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero")
 INSTALLED = ("site-packages", "dist-packages")
-"""Folders of the standard library's home with what was installed beside it; programs do without."""
+"""Folders for installed packages in the standard library's folder. Programs do not get them."""
 
 
 def home() -> str:
@@ -26,13 +27,13 @@ def home() -> str:
 
 
 def standard_library() -> list[str]:
-    """All parts of it, and the folder of its compiled modules where that lies elsewhere."""
+    """All parts of the standard library, and the folder of its compiled modules if that is elsewhere."""
     parts = [os.path.join(home(), name) for name in os.listdir(home()) if name not in INSTALLED]
     return parts + [path for path in sys.path if path.endswith("lib-dynload") and not path.startswith(home())]
 
 
 def shared_libraries() -> list[str]:
-    """Where the dynamic linker looks, what the interpreter itself links to, and the time zones."""
+    """The folders of the dynamic linker, the libraries of the interpreter itself, and the time zones."""
     folders = ["/lib64", "/usr/lib64", *glob("/lib/*-linux-*"), *glob("/usr/lib/*-linux-*")]
     files = [*glob("/lib/*.so*"), *glob("/usr/lib/*.so*"), *glob(f"{sys.base_prefix}/lib/*.so*")]
     named = [*folders, *files, "/etc/ld.so.cache", "/usr/share/zoneinfo"]
@@ -51,7 +52,7 @@ def closed_folder() -> str | None:
 
 
 class RelativeFinder:
-    """Finds modules from the working folder; asked after all others have failed."""
+    """Finds modules relative to the working folder, after all other finders have failed."""
 
     def __init__(self, folder: str) -> None:
         self._library = os.path.relpath(home(), folder)

@@ -1,7 +1,7 @@
-"""Runs one program in the process that was confined for it, and ends that process.
+"""Run one program in the process that was confined for it, and end that process.
 
-The program finds a module `posttrain_channel` with `send(bytes)` and `receive() -> bytes`: whole messages, apart from
-stdin, stdout and stderr. Each travels as its length in 4 bytes, big-endian, and then itself.
+The program can import `posttrain_channel` with `send(bytes)` and `receive() -> bytes`, which transfer whole messages
+separately from stdin, stdout and stderr. A message is sent as its length in 4 bytes, big-endian, and then its bytes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import traceback
 import types
 
 CHANNEL = 3
-"""The descriptor of the channel; 0, 1 and 2 are stdin, stdout and stderr, and there is no other."""
+"""The descriptor of the channel. 0, 1 and 2 are stdin, stdout and stderr, and there are no others."""
 NAME = "<program>"
 OUT_OF_MEMORY, NOT_CONFINED = 77, 78
-"""Exit codes of our own: a MemoryError that nobody caught; the confinement could not be put on."""
+"""Our own exit codes: an uncaught MemoryError, and a failed confinement."""
 
 
 def run() -> None:
     """Read the source, run it as `__main__`, and leave the process with its exit code. Does not return."""
-    send(b"")  # we are confined: from here on, what fails is the program
+    send(b"")  # we are confined: any later failure is the program's
     source = receive()
     sys.stdin, sys.stdout = open(0, encoding="utf-8"), open(1, "w", encoding="utf-8")  # noqa: SIM115 (they stay open)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
@@ -45,7 +45,7 @@ def _execute(source: bytes) -> int:
     sys.argv = [NAME]
     try:
         exec(compile(source, NAME, "exec", dont_inherit=True), main.__dict__)
-    except BaseException as error:  # whatever a program raises is its exit code, as in any interpreter
+    except BaseException as error:  # any exception becomes an exit code, as in every interpreter
         return _code_of(error)
     return 0
 
@@ -62,7 +62,7 @@ def _code_of(error: BaseException) -> int:
 
 
 def _finish(code: int) -> int:
-    """What an interpreter does when its program ends: wait for threads, call what is registered, write what is left."""
+    """End like an interpreter: wait for threads, call the registered functions, flush the output."""
     for step in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):  # type: ignore
         try:
             step()
@@ -80,14 +80,14 @@ def _channel() -> types.ModuleType:
 
 
 def send(message: bytes, _write=os.write, _pack=struct.pack) -> None:
-    """One whole message to the process that judges."""
+    """Send one whole message to the judging process."""
     rest = memoryview(_pack(">I", len(message)) + message)
     while rest:
         rest = rest[_write(CHANNEL, rest) :]
 
 
 def receive(_read=os.read, _unpack=struct.unpack) -> bytes:
-    """The next message from the process that judges; waits for it. EOFError: there will be none."""
+    """Wait for the next message from the judging process. EOFError: there will be none."""
 
     def exactly(size: int) -> bytes:
         parts = []

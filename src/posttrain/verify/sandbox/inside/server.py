@@ -1,8 +1,8 @@
-"""The fork-server: `main('{"socket": 3, ...}')` in an interpreter of its own. One program at a time, in a fresh child.
+"""The fork-server: `main('{"socket": 3, ...}')` in its own interpreter. It runs one program at a time in a new child.
 
-It imports once what programs usually import, so that a child starts warm. It never sees a program, its input or its
-output: those travel over descriptors that come with each request and are closed here as soon as the child has them, so
-nothing of one program can be found in the memory of the next. It imports nothing of posttrain.
+It imports common modules once, so that a child starts warm. It never sees a program, its input or its output: these
+travel over descriptors that come with each request. The server closes them as soon as the child has them. Therefore no
+data of one program is in the memory of the next. It imports nothing of posttrain.
 
 Over the socket (one datagram each): in, the limits with four descriptors (stdin, stdout, stderr, channel), or `kill`;
 out, `{"hello": ...}` once, then `{"status": ..., "late": ..., "cpu": ...}` when a program has ended and is gone.
@@ -34,7 +34,7 @@ PRELOADED = """
 
 
 def main(given: str) -> None:
-    """`given`: what `Confinement` takes, as JSON; `socket`, and the descriptor `parent` (or null)."""
+    """Start the server. `given` is JSON: the setup of `Confinement`, `socket`, and the descriptor `parent` or null."""
     setup = json.loads(given)
     control = _connect(setup["socket"])
     os.environ.clear()
@@ -55,7 +55,7 @@ def main(given: str) -> None:
 
 
 def serve(control: socket.socket, parent: int | None, box: confine.Confinement) -> None:
-    """Until the other end of the socket closes, or the process behind the descriptor `parent` has ended."""
+    """Serve until the other end of the socket closes or the process behind the descriptor `parent` ends."""
     here = os.getpid()
     while _wait([control.fileno(), parent], None) == control.fileno():
         request, descriptors, _, _ = socket.recv_fds(control, 4096, 4)
@@ -77,7 +77,7 @@ def serve(control: socket.socket, parent: int | None, box: confine.Confinement) 
 
 
 def _become(box: confine.Confinement, limits: dict, descriptors: list[int], server: int) -> None:
-    """The child: never returns, and never comes back to the loop of the server."""
+    """Become the child that runs the program. Never returns to the loop of the server."""
     try:
         channel = os.dup(descriptors[program.CHANNEL])
         try:
@@ -98,7 +98,7 @@ def _become(box: confine.Confinement, limits: dict, descriptors: list[int], serv
 
 
 def _supervise(child: int, control: socket.socket, parent: int | None, wall: float) -> dict | None:
-    """Wait for its end or bring it about, at the deadline or on request; leave no process. None: we are to end, too."""
+    """Wait for the child's end, or kill it at the deadline or on request. Leave no process. None: end the server."""
     deadline, late, orphaned = time.monotonic() + wall, False, False
     watch = os.pidfd_open(child)
     try:
@@ -123,7 +123,7 @@ def _supervise(child: int, control: socket.socket, parent: int | None, wall: flo
 
 
 def _sweep() -> None:
-    """Kill and reap what the program has left behind. Where the filter is on, nothing can be: it could not fork."""
+    """Kill and reap processes that the program left behind. With the filter there are none: it cannot fork."""
     while True:
         try:
             gone, _ = os.waitpid(-1, os.WNOHANG)
@@ -146,7 +146,7 @@ def _parent_of(name: str) -> int | None:
 
 
 def _wait(descriptors: list[int | None], deadline: float | None) -> int | None:
-    """The first of them that can be read or has closed, in the given order; None at the deadline."""
+    """The first descriptor, in the given order, that can be read or has closed; None at the deadline."""
     poll = select.poll()
     for one in descriptors:
         if one is not None:
