@@ -62,8 +62,8 @@ class Task:
         return self._over.is_set()
 
     def settle(self, number: int, outcome: Outcome) -> None:
-        beat("a reward came back")
         """Enter the outcome of a call."""
+        beat("a reward came back")
         self._outcomes[number] = outcome
         if len(self._outcomes) == len(self.job.calls):
             self._over.set()
