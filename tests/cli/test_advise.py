@@ -32,11 +32,11 @@ def test_the_answer_has_what_is_needed_first_and_details_have_the_rest(capsys):
     _, short, _ = shell(capsys, *facts)
     _, full, _ = shell(capsys, *facts, "--details", "1")
     assert short.startswith("1. grpo  GRPO")
-    places = [short.index(part) for part in ("a program checks", "Memory: 1 model", "Config", "Otherwise", "First")]
+    places = [short.index(part) for part in ("a program checks", "Memory: 1 model", "Config", "Alternatives", "First")]
     assert places == sorted(places)
     assert "Measure the present model" in short
-    assert "With --details 1" in short
-    rest = ("Needs", "Goes wrong when", "Considered, and not", "Where guides disagree", "Would change", "Sources")
+    assert "--details 1 also prints" in short
+    rest = ("Needs", "How it fails", "Considered, not", "Where guides disagree", "would change", "Sources")
     assert all(part in full and part not in short for part in rest)
     assert len(short.splitlines()) < 60 < len(full.splitlines())
 
