@@ -190,7 +190,7 @@ class Facts(BaseModel):
         return dict(self) | {name: getattr(self, name) for name in DERIVED}
 
     def shaped(self) -> tuple[Self, list[str]]:
-        """Fill in size and kind of the named model, if its architecture is known. Return the additions in words, too."""
+        """Fill in size and kind of the named model if its architecture is known. Also return the additions in words."""
         if self.model is None or None not in (self.size, self.moe):
             return self, []
         try:
