@@ -130,7 +130,7 @@ LEFT = {
     "grpo_dr.py": ["line 8: the script changes the rows (map)"],
     "rloo.py": [
         "line 17, learning_rate = options.learning_rate: its value is known only when the script runs",
-        "line 23: importing this file trains",
+        "line 23: importing this file starts training",
     ],
     "reinforce_plus_plus.sh": ["A reward function of verl takes"],
 }
