@@ -132,7 +132,7 @@ class Advice:
             _pick(best) if best is not None else NOTHING,
             _section("Alternatives", [_in_a_line(told, best) for told in others]),
             _section("First", [point.text for point in self.before]),
-            _section("These wishes contradict each other", [point.text for point in self.contradictions]),
+            _section("These goals contradict each other", [point.text for point in self.contradictions]),
             _section("Assumed", self.assumed),
             MORE if best is not None else "",
         ]
@@ -143,7 +143,7 @@ class Advice:
         parts = [
             _section("Assumed", self.assumed),
             _section("First", [cite(point.text, point.sources) for point in self.before]),
-            _section("These wishes contradict each other", [cite(p.text, p.sources) for p in self.contradictions]),
+            _section("These goals contradict each other", [cite(p.text, p.sources) for p in self.contradictions]),
             self._only_after(),
             *(_recommended(n, told, cite, full=n <= details) for n, told in enumerate(self.recommendations, 1)),
             "" if self.recommendations else NOTHING,
