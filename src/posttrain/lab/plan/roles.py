@@ -10,8 +10,8 @@
     optimizer     two float32 moments per trained parameter (AdamW, arXiv:1711.05101); 8 bits: one byte each and a scale
                   for 256 (arXiv:2110.02861)
 
-Sharding over N ranks divides, by stage (arXiv:1910.02054, arXiv:2304.11277): 1 the moments; 2 also the gradients; 3 also
-the weights, including those of frozen models. Hybrid sharding is stage 3 over the ranks of one machine (mesh.py).
+Sharding over N ranks divides, by stage (arXiv:1910.02054, arXiv:2304.11277): 1 the moments; 2 also the gradients; 3
+also the weights, including those of frozen models. Hybrid sharding is stage 3 over the ranks of one machine (mesh.py).
 With `train.cpu_offload` all of these are in main memory.
 If matrices are divided too, the workload describes one rank of its tensor group (mesh.of_one_rank).
 """
@@ -92,7 +92,7 @@ def weight_ranks(workload: Workload) -> int:
 
 
 def comes_together(workload: Workload) -> bool:
-    """Does FSDP gather the weights for each pass? It copies them even if a single rank holds them."""
+    """Does FSDP gather the weights for each pass? It copies them even if a shard group has one rank."""
     return workload.sharding in ("full", "hybrid") and workload.ranks > 1
 
 
@@ -150,7 +150,7 @@ def _sampler(workload: Workload) -> Iterator[Part]:
 
 
 def sampler_copy(workload: Workload) -> int:
-    """Return the bytes of the sampler's copy. Packed, a tied head exists twice: packed for products, plain as embedding."""
+    """Return the bytes of the sampler's copy. If packed, a tied head exists twice: packed, and plain as embedding."""
     a = workload.architecture
     twice = a.vocabulary * a.hidden if workload.packed_sampler and a.tied else 0
     return BYTES[workload.precision] * (a.parameters + twice)
@@ -196,7 +196,7 @@ def gathered(workload: Workload) -> list[Part]:
         return []
     a = workload.architecture
     size = 2 * gathered_layer(workload, a, frozen=workload.lora is not None) + gathered_root(workload, a)
-    return [Part(role="policy", what="gathered layers", bytes=size, why="two layers, and the weights outside of layers")]
+    return [Part(role="policy", what="gathered layers", bytes=size, why="two layers, and what is outside of layers")]
 
 
 def gathered_layer(workload: Workload, model: Architecture, *, frozen: bool) -> int:
@@ -213,8 +213,8 @@ def gathered_root(workload: Workload, model: Architecture) -> int:
 
 
 def layer_bytes(workload: Workload, model: Architecture, *, narrow: bool) -> int:
-    """Return the bytes of one layer as gathered: as stored, unless `gathered` sets the precision. `narrow`: its matrices
-    are stored in the precision of products, as those of frozen models are (models.policy.hold_in)."""
+    """Return the bytes of one layer as gathered: as stored, unless `gathered` sets the precision. `narrow`: its
+    matrices are stored in the precision of products, as those of frozen models are (models.policy.hold_in)."""
     if workload.gathered is not None:
         return BYTES[workload.gathered] * layer_parameters(model)
     matrices = _matrices(model) // model.layers if narrow else 0
