@@ -1,4 +1,4 @@
-"""A plan in words: for a terminal, as one line before a run, and as JSON."""
+"""Formats a plan: as text for a terminal, as one line before a run, and as JSON."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from posttrain.lab.plan.records import Phase
 
 WIDTH = 24
-"""Characters of the bar of a phase that needs all there is."""
+"""Width, in characters, of a full bar."""
 SECTION = 9
 COLUMNS = 110
-"""Where long lines are folded."""
+"""Column at which long lines are wrapped."""
 WORK = ("flops", "bytes", "layer_calls", "link_bytes", "network_bytes")
 
 
 def line(plan: Plan) -> str:
-    """`256 answers a step, needs 3.1 of 24 GiB, at most about 4 min`"""
+    """Return the plan in one line: `256 answers a step, needs 3.1 of 24 GiB, at most about 4 min`."""
     rows = f"{plan.step.rows:,} {plan.step.rows_in_words if plan.step.rows_are != 'pairs' else 'rows'} a step"
     needed = plan.verdict.sentence(plan.hardware.count).removeprefix(f"fits: {plan.verdict.answer}, ")
     needed += f" ({alone})" if (alone := _on_one_device(plan)) else ""
@@ -36,12 +36,12 @@ def line(plan: Plan) -> str:
 
 
 def at_most(seconds: float | None) -> str:
-    """`at most about 4 min`, where that was computed."""
+    """Return text such as `at most about 4 min`, if the time was computed."""
     return "time not computed" if seconds is None else f"at most about {duration(seconds)}"
 
 
 def render(plan: Plan) -> str:
-    """Everything, section by section."""
+    """Return the full plan as text, section by section."""
     w = plan.workload
     lora = f", LoRA of rank {w.lora.rank}" if w.lora is not None else ""
     shape = f"{parameters(w.architecture.parameters)} parameters{_active(plan)}{lora}"
@@ -67,7 +67,7 @@ def render(plan: Plan) -> str:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """Bytes, seconds and dollars as plain numbers."""
+    """Return the plan as plain data, with bytes, seconds and dollars as numbers."""
     verdict = plan.verdict
     return {
         "fits": verdict.answer,
@@ -135,13 +135,13 @@ def _step(plan: Plan) -> dict[str, Any]:
 
 
 def _alone(plan: Plan) -> dict[str, Any] | None:
-    """Of a run that is planned for several devices, what one would say."""
+    """Return the verdict for one device, if the run is planned for several."""
     alone = plan.on_one_device
     return None if alone is None else {"fits": alone.answer, "needed_bytes": alone.needed}
 
 
 def _main_memory(plan: Plan) -> dict[str, Any] | None:
-    """Of a machine; None where nothing is kept there, or nobody knows what there is."""
+    """Return the verdict on a machine's main memory. None if nothing is kept there, or if its size is unknown."""
     main = plan.main_memory
     if main is None:
         return None
@@ -152,7 +152,7 @@ def _main_memory(plan: Plan) -> dict[str, Any] | None:
 
 
 def _section(name: str, lines: list[str]) -> str:
-    """Its name before the first line, long lines folded."""
+    """Return a section with its name before the first line, and long lines wrapped."""
     if not lines:
         return ""
     room = COLUMNS - SECTION
@@ -192,7 +192,7 @@ def _memory(plan: Plan) -> list[str]:
 
 
 def _on_one_device(plan: Plan) -> str:
-    """What several devices come to where the settings use one of them."""
+    """Return a note if there are several devices but the settings use only one."""
     alone = plan.on_one_device
     return "" if alone is None else f"with train.devices = 1 it trains on one of them ({alone.sentence()})"
 
@@ -247,7 +247,7 @@ def _time(plan: Plan) -> list[str]:
 
 
 def _at_most(plan: Plan) -> str:
-    """Where nobody has said how long things are on average."""
+    """Return a prefix that says that the time is an upper limit, if mean lengths are not given."""
     turns, told = plan.workload.turns, plan.target
     if plan.workload.data_kind != "prompts" or told.mean_completion_tokens is not None:
         return ""
@@ -261,13 +261,13 @@ def _at_most(plan: Plan) -> str:
 
 
 def _waited(plan: Plan) -> list[str]:
-    """For tools and environments."""
+    """Return the time that a step waits for tools and environments."""
     found = [one for one in plan.cost.parts if one.what == WAITS]
     return [f"of a step, {duration(one.seconds)} are spent waiting for tools and environments" for one in found]
 
 
 def _beside(plan: Plan) -> list[str]:
-    """What sampling while training comes to."""
+    """Return the results of the simulation of sampling while training."""
     found, train = plan.beside, plan.config.train
     if found is None or plan.in_turns:
         return []
@@ -309,7 +309,7 @@ def _beside_assumed(plan: Plan) -> list[str]:
 
 
 def _cluster(plan: Plan) -> list[str]:
-    """What a run asks its cluster for."""
+    """Return the resources that a run requests from its cluster."""
     if not plan.bundles:
         return []
     has_ranks = any(one.holds == RANK for one in plan.bundles)
@@ -327,7 +327,7 @@ def _cluster(plan: Plan) -> list[str]:
 
 
 def _server(plan: Plan) -> list[str]:
-    """Where a vLLM server may be, and what that comes to."""
+    """Return the possible placements of a vLLM server, with their memory and speed."""
     if not plan.placements:
         return []
     taken = next(one for one in plan.placements if one.chosen)
@@ -348,7 +348,7 @@ def _server(plan: Plan) -> list[str]:
 
 
 def _wasted(plan: Plan) -> list[str]:
-    """Devices without which a step would take as long."""
+    """Return a note on devices without which a step would take as long."""
     useful, all_devices, w = useful_devices(plan.workload), plan.workload.ranks, plan.workload
     if useful == all_devices:
         return []
@@ -418,7 +418,7 @@ def _turns_assumed(plan: Plan) -> list[str]:
 
 
 def _traffic(plan: Plan) -> list[str]:
-    """What one device takes in, phase by phase: by bandwidth, by latency, and what of it is waited for."""
+    """Return the bytes that one device receives in each phase, with the time by bandwidth, latency and waiting."""
     return [line for phase in ("generate", "score", "train") for line in _traffic_of(plan, phase)]
 
 
@@ -468,7 +468,7 @@ def _rows_assumed(plan: Plan) -> str:
 
 
 def parameters(number: int) -> str:
-    """As the names of models have them.
+    """Format a number of parameters as in the names of models.
 
     >>> parameters(7_615_616_512), parameters(25_829_888), parameters(130_000)
     ('7.6B', '26M', '0.1M')
@@ -479,7 +479,7 @@ def parameters(number: int) -> str:
 
 
 def operations(number: float) -> str:
-    """Floating-point operations for people.
+    """Format floating-point operations for people.
 
     >>> operations(1.1e12), operations(5.583e15), operations(2.4e9)
     ('1.1 TFLOP', '5.6 PFLOP', '2.4 GFLOP')
@@ -489,7 +489,7 @@ def operations(number: float) -> str:
 
 
 def money(low_high: tuple[float, float]) -> str:
-    """Dollars for people, a range where there is one.
+    """Format dollars for people, as a range if the ends differ.
 
     >>> money((2.0, 2.0)), money((1.234, 150.0)), money((0.0012, 0.004))
     ('$2.00', '$1.23 to $150', '$0.0012 to $0.0040')
@@ -499,7 +499,7 @@ def money(low_high: tuple[float, float]) -> str:
 
 
 def duration(value: float) -> str:
-    """Seconds for people; days where they are many.
+    """Format seconds for people, as days if there are many.
 
     >>> duration(90), duration(400_000)
     ('1 min 30 s', '4.6 days')

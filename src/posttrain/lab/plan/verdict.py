@@ -124,7 +124,7 @@ class DiskPlan:
 
 
 def disk_of(workload: Workload, checkpoint: CheckpointConfig, *, folder: Path | None, step_tokens: int) -> DiskPlan:
-    """Return the disk plan for a run in this folder (None: on another machine). `step_tokens` are of the longest answers."""
+    """Return the disk plan for a run in this folder (None: elsewhere). `step_tokens` assume the longest answers."""
     policy = workload.architecture
     trained = policy.parameters if workload.lora is None else _adapters(workload)
     critic = {
