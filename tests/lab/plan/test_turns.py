@@ -208,5 +208,5 @@ def test_numbers_that_no_run_can_have_are_refused(how, says):
 
 
 def test_a_run_without_turns_has_none_to_speak_of():
-    with pytest.raises(ConfigError, match="--call-seconds of a run whose answers have a single turn"):
+    with pytest.raises(ConfigError, match="--call-seconds for a run whose answers have a single turn"):
         make_plan(model="0.5b", algorithm="grpo", gpus="h100", call_seconds=1.0)

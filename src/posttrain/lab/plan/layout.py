@@ -85,7 +85,7 @@ def shares_prompts(workload: Workload) -> bool:
 
 
 def lay_out(row_tokens: int, scored: int, families: Sequence[int], prefix: int) -> Layout:
-    """Return the layout of families with these row counts. A trunk is a whole row, a branch is what follows the prefix."""
+    """Return the layout of families with these row counts. A trunk is a whole row, a branch follows the prefix."""
     own = row_tokens - 1
     trunks, branches = [Grid(len(families), own)], [Grid(n - 1, own - prefix, prefix) for n in families if n > 1]
     grids = tuple(trunks + branches) if prefix else (Grid(sum(families), own),)

@@ -22,8 +22,8 @@ from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.timing import cost_of_step, sampling_work
 
 STEPS, ROWS = 60, 32
-"""Maximum steps, and rows per step, of a simulation. Larger steps are scaled down to fewer prompts and slots, and slower
-rows."""
+"""Maximum steps, and rows per step, of a simulation. Larger steps are scaled down to fewer prompts and slots, and
+slower rows."""
 MOST_AHEAD = 8
 NO_BOUND = 1 << 30
 MEAN_SHARE = 4

@@ -4,8 +4,8 @@
     waiting           rows x replies x seconds of a reply / trajectories that wait in parallel
 
 `RunConfig.longest_completion` limits the length of a trajectory, also for the trainer. episodes/episodes.py decides
-when a trajectory returns: usually as soon as it is ready, so that all can wait in parallel. If a count decides, half of the
-open trajectories wait while the others are sampled. Sampling hides some of the waiting, and the last trajectories wait
+when a trajectory returns: usually as soon as it is ready, so that all can wait in parallel. If a count decides, half
+of the open trajectories wait while the others are sampled. Sampling hides some of the waiting, and the last trajectories wait
 with fewer in parallel; the plan ignores both.
 """
 

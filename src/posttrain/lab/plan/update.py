@@ -76,7 +76,7 @@ class Trained:
 
     @property
     def waiting(self) -> int:
-        """Bytes of a trained head's gradient, from the head's backward pass on; if tied, until it is added to the embedding's."""
+        """Bytes of a trained head's gradient after its backward pass; if tied, until it joins the embedding's."""
         return self.head.weight_gradient * self._gradient // WIDE if self.head else 0
 
     @property
@@ -133,7 +133,7 @@ def _in_head(workload: Workload, one: Trained, ready: Mapping[Role, int], others
 def _in_layers(
     one: Trained, ready: Mapping[Role, int], after: Mapping[Role, int], collected: int, others: list[Part]
 ) -> Iterator[Moment]:
-    """Yield the moments of layers. `ready` are the gradients before the last layer's backward pass, `after` those after it."""
+    """Yield the moments of layers. `ready` are gradients before the last layer's backward pass, `after` those after."""
     activations = part(one.role, "activations", one.saved)
     inside = part(one.role, "temporaries", one.last_layer + one.waiting)
     yield Moment(

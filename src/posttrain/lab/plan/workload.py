@@ -28,8 +28,8 @@ ASSUMED_ROW = 512
 
 
 def assumed_compute(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Compute:
-    """Return the computation that a run usually chooses; on a CPU it measures at its start. The choice is bfloat16 if the
-    device has it (`bfloat16`). On a CPU this holds only for models large enough to measure, which decode from a copy
+    """Return the computation that a run usually chooses; on a CPU it measures at its start. The choice is bfloat16 if
+    the device has it (`bfloat16`). On a CPU this holds only for models large enough to measure, which decode from a copy
     and compute float32 products with oneDNN, and only if bfloat16 does not lose the run's updates."""
     asked, on_cpu = config.model.precision, device == "cpu"
     measured = on_cpu and parameters >= SMALL
@@ -105,7 +105,7 @@ def workload_of(
 
 
 def sampling_of_ranks(engines: int = 0) -> dict[str, Any]:
-    """Return the samplers with several ranks: the first rank samples from a copy, unless engines do (train/setup.py)."""
+    """Return who samples with several ranks: the first rank from a copy, or the engines (train/setup.py)."""
     return {"samplers": engines} if engines else {"samplers": 1, "engine": "copy"}
 
 
