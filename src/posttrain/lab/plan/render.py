@@ -176,7 +176,7 @@ def _memory(plan: Plan) -> list[str]:
     alone = [f"but {alone}"] if (alone := _on_one_device(plan)) else []
     if plan.too_large_to_start:
         alone.append(
-            f"but the first rank samples from a copy of the model: {size(plan.start_bytes)} in float32 while it is read"
+            f"but the first rank samples from a copy of the model: {size(plan.start_bytes)} in float32 while loading"
         )
     rows = [_phase(phase, max(verdict.available, verdict.needed)) for phase in plan.memory.phases]
     peak = plan.memory.peak
@@ -185,7 +185,7 @@ def _memory(plan: Plan) -> list[str]:
     moment = f" at the {peak.moment}" if peak.moment else ""
     factor = plan.hardware.memory_factor
     if factor != 1.0:
-        head += f", what is not exactly known times {factor:.2f}, as measured"
+        head += f", with inexact parts times {factor:.2f}, as measured"
     if (main := plan.main_memory) is not None:
         alone.append(f"main memory of a machine {main.sentence()} (±{main.error:.0%})")
     return [head, *alone, *rows, f"most while it {_doing(peak.name)}{moment}: {largest}"]
@@ -252,18 +252,18 @@ def _at_most(plan: Plan) -> str:
     if plan.workload.data_kind != "prompts" or told.mean_completion_tokens is not None:
         return ""
     if turns is None:
-        return "at most, with every answer as long as it may be: "
+        return "at most, with every answer of the maximum length: "
     return (
         ""
         if told.mean_turns is not None
-        else ("at most, with the largest number of turns, each of the largest length: ")
+        else ("at most, with the maximum number of turns, each of the maximum length: ")
     )
 
 
 def _waited(plan: Plan) -> list[str]:
     """Return the time that a step waits for tools and environments."""
     found = [one for one in plan.cost.parts if one.what == WAITS]
-    return [f"of a step, {duration(one.seconds)} are spent waiting for tools and environments" for one in found]
+    return [f"{duration(one.seconds)} of a step are spent waiting for tools and environments" for one in found]
 
 
 def _beside(plan: Plan) -> list[str]:
@@ -276,13 +276,13 @@ def _beside(plan: Plan) -> list[str]:
     told = [
         f"{engines} while the model trains: {found.steps_per_hour:,.0f} steps an hour, {gain} as many as "
         f"in turns ({found.in_turns:,.0f})",
-        f"the trainer waits {percent(found.trainer_idle)} of the time, engines draw nothing in "
+        f"the trainer waits {percent(found.trainer_idle)} of the time, engines are idle "
         f"{percent(found.engines_idle)} of theirs",
-        f"tokens are {found.mean_age:.1f} versions old when they are trained, 95% of them at most {found.p95_age}, the "
+        f"trained tokens are {found.mean_age:.1f} versions old on average, 95% of them at most {found.p95_age}, the "
         f"oldest {found.oldest}; {percent(found.masked)} are older than train.max_staleness = {train.max_staleness}",
     ]
     if train.run_ahead != "auto" and found.enough_ahead > train.run_ahead:
-        told.append(f"train.run_ahead = {found.enough_ahead} would be faster, and no higher one much faster")
+        told.append(f"train.run_ahead = {found.enough_ahead} would be faster; higher values gain little more")
     if found.enough_staleness > train.max_staleness:
         told.append(f"train.max_staleness = {found.enough_staleness} would mask at most 1% of the tokens")
     return told
@@ -299,12 +299,14 @@ def _beside_assumed(plan: Plan) -> list[str]:
         "--length-spread)"
     ]
     if plan.in_turns:
-        told.append("trainer and server have the GPU in turns")
+        told.append("trainer and server use the GPU in turns")
     elif found.threads is not None:
         trainer, engine = found.threads
-        told.append(f"cores are shared, {trainer} for the trainer and {engine} for each engine; speed goes with cores")
+        told.append(
+            f"cores are shared, {trainer} for the trainer and {engine} for each engine; speed is proportional to cores"
+        )
     else:
-        told.append("each engine has a device of its own, like those that train")
+        told.append("each engine has its own device, of the same kind as the training devices")
     return told
 
 
@@ -353,7 +355,7 @@ def _wasted(plan: Plan) -> list[str]:
     if useful == all_devices:
         return []
     kind = "prompts" if w.data_kind == "prompts" else "pairs" if w.data_kind == "pairs" else "rows"
-    given = f"with {w.prompts_per_step:,} {kind} a step {all_devices} devices compute as long as {useful} would"
+    given = f"with {w.prompts_per_step:,} {kind} a step, {all_devices} devices are no faster than {useful}"
     return [f"{given}: raise train.prompts_per_step, or use fewer devices"]
 
 
@@ -379,20 +381,20 @@ def _assumed(plan: Plan) -> list[str]:
     told = [
         f"{percent(shares.compute)} of the peak in products, {percent(shares.bandwidth)} of the memory's bandwidth "
         f"({shares.source})",
-        f"weights that are trained in float32, products in {plan.workload.precision}",
+        f"trained weights in float32, products in {plan.workload.precision}",
         _rows_assumed(plan),
         "not counted: your reward functions, judges, reading data, writing checkpoints",
     ]
     if plan.config.reward_model is not None:
-        told.append("not counted either: training the reward model first; its section can be planned by itself")
+        told.append("not counted either: training the reward model first; plan its section separately")
     told += _turns_assumed(plan)
     if plan.workload.device == "cuda" and shares.source == "assumed":
         told.append(
             "time on GPUs is computed from data sheets and the share of the peak that published runs of other "
-            "libraries reach (docs/scaling-on-paper.md); no GPU was at hand to measure it"
+            "libraries reach (docs/scaling-on-paper.md); no GPU was available to measure it"
         )
     if plan.hardware.count > 1:
-        told.append("what several devices would do together is computed: time and price, too")
+        told.append("time and price with several devices are computed, not measured")
         told += _links_assumed(plan)
     return [*told, *_beside_assumed(plan), *plan.memory.notes]
 
@@ -403,15 +405,17 @@ def _turns_assumed(plan: Plan) -> list[str]:
         return []
     told = []
     if not turns.given and turns.number > 1:
-        told.append("nothing is appended between two turns: --given-length, or sampling.max_trajectory_length")
+        told.append("nothing is appended between two turns; set --given-length or sampling.max_trajectory_length")
     if not turns.seconds:
-        told.append("tools and environments answer at once: --call-seconds, which `posttrain reward test` measures")
+        told.append(
+            "tools and environments answer immediately; set --call-seconds, which `posttrain reward test` measures"
+        )
     else:
         told.append(
-            f"tools and environments answer within {duration(turns.seconds)} (--call-seconds), side by side for half "
-            "of the trajectories that are open"
+            f"tools and environments answer within {duration(turns.seconds)} (--call-seconds), in parallel for half "
+            "of the open trajectories"
         )
-    told.append("a trajectory that comes back is computed from its first token again, in every turn")
+    told.append("a returning trajectory is computed again from its first token, in every turn")
     if plan.config.environment.history == "split" or plan.config.agent.history == "split":
         told.append("history is counted once, although split computes it again in every turn")
     return told
@@ -429,7 +433,7 @@ def _traffic_of(plan: Plan, phase: str) -> list[str]:
     all_of_it = sum(one.latency + one.bandwidth for one in told)
     waits = plan.cost.waiting(phase)
     received = size(sum(one.received for one in told))
-    head = f"{phase}: each device takes in {received} in {duration(all_of_it)}, of which it waits for {duration(waits)}"
+    head = f"{phase}: each device receives {received} in {duration(all_of_it)}, and waits for {duration(waits)} of it"
     return [head, *(f"- {_collective(one)}" for one in told)]
 
 
@@ -449,7 +453,7 @@ def _links_assumed(plan: Plan) -> list[str]:
         network = f"{percent(shares.network)} of {hardware.device.network / 1e9:,.3g} GB/s from each to other machines"
         link += f", {network} (--network)"
     if plan.workload.sharding in ("full", "hybrid"):
-        link += "; weights and gradients go from rank to rank while ranks compute, but for the first and last of a pass"
+        link += "; weights and gradients move while ranks compute, except the first and last of a pass"
     return [link]
 
 
@@ -459,7 +463,7 @@ def _rows_assumed(plan: Plan) -> str:
         return str(lengths)
     known = "max_prompt_length" if w.data_kind == "prompts" else "max_length"
     if getattr(plan.config.data, known) is not None or plan.target.prompt_tokens is not None:
-        return "rows as long as the settings allow"
+        return "rows of the maximum length that the settings allow"
     of = f"prompts of {w.prompt_tokens:,}" if w.data_kind == "prompts" else f"rows of {w.row_tokens:,}"
     return f"{of} tokens, because the data or the tokenizer is not on this machine"
 

@@ -5,8 +5,8 @@
 
 `RunConfig.longest_completion` limits the length of a trajectory, also for the trainer. episodes/episodes.py decides
 when a trajectory returns: usually as soon as it is ready, so that all can wait in parallel. If a count decides, half
-of the open trajectories wait while the others are sampled. Sampling hides some of the waiting, and the last trajectories wait
-with fewer in parallel; the plan ignores both.
+of the open trajectories wait while the others are sampled. Sampling hides some of the waiting, and the last
+trajectories wait with fewer in parallel; the plan ignores both.
 """
 
 from __future__ import annotations

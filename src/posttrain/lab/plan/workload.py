@@ -29,8 +29,8 @@ ASSUMED_ROW = 512
 
 def assumed_compute(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Compute:
     """Return the computation that a run usually chooses; on a CPU it measures at its start. The choice is bfloat16 if
-    the device has it (`bfloat16`). On a CPU this holds only for models large enough to measure, which decode from a copy
-    and compute float32 products with oneDNN, and only if bfloat16 does not lose the run's updates."""
+    the device has it (`bfloat16`). On a CPU this holds only for models large enough to measure, which decode from a
+    copy and compute float32 products with oneDNN, and only if bfloat16 does not lose the run's updates."""
     asked, on_cpu = config.model.precision, device == "cpu"
     measured = on_cpu and parameters >= SMALL
     chosen = bfloat16 and (not on_cpu or (measured and not loses_typical(config)))
